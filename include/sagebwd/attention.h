@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward and backward with INT8 matmuls.
+//
+//   sagebwd::ForwardArgs a{.q = …, .k = …, .v = …, .o = …, .lse = …};
+//   std::vector<std::byte> ws(sagebwd::workspace_size(a));
+//   a.workspace = ws.data(); a.workspace_bytes = ws.size();
+//   sagebwd::forward(a);
+//
+// The caller owns all memory. Calls validate first and throw sagebwd::Error before anything is written.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "sagebwd/error.h"
+#include "sagebwd/recipe.h"
+#include "sagebwd/types.h"
+
+namespace sagebwd {
+
+/// Where the causal diagonal and the window sit when there are more keys than queries, or fewer.
+enum class Align : int {
+  bottom_right = 0,  // the last query sees the last key (FlashAttention)
+  top_left = 1,      // query i sees keys up to i (PyTorch)
+};
+
+/// Query i sees keys j with  i + shift - window_left <= j <= i + shift + window_right,
+/// shift = nk - nq for bottom_right, 0 for top_left. -1 leaves a side open. causal caps window_right at 0.
+struct Mask {
+  bool causal = false;
+  Align align = Align::bottom_right;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+};
+
+/// Packed batches: q is [1, h, total_q, d], k and v are [1, hk, total_k, d], and document t holds tokens
+/// [cu_q[t], cu_q[t+1]) and keys [cu_k[t], cu_k[t+1]). Both arrays have count + 1 entries. Empty documents are fine.
+/// For a CUDA call the arrays are read on the host.
+struct Documents {
+  const int32_t* cu_q = nullptr;
+  const int32_t* cu_k = nullptr;
+  int64_t count = 0;  // 0: not packed
+};
+
+/// What forward and backward share.
+struct AttentionArgs {
+  TensorView q;  // [b, h,  nq, d]
+  TensorView k;  // [b, hk, nk, d], h a multiple of hk
+  TensorView v;  // [b, hk, nk, d]
+  TensorView o;  // [b, h,  nq, d]; written by forward, read by backward
+  StatsView lse;  // [b, h, nq], natural log of the true scaled logits; written by forward, read by backward
+
+  float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
+  Mask mask;
+  Documents documents;
+  Recipe recipe;
+
+  Device device = Device::cpu;
+  void* workspace = nullptr;  // workspace_size() bytes of any alignment
+  size_t workspace_bytes = 0;
+  ParallelFor parallel_for;
+  void* stream = nullptr;  // cudaStream_t for Device::cuda
+};
+
+struct ForwardArgs : AttentionArgs {
+  float* max_logit = nullptr;  // optional, [b, h] ([documents, h] when packed): largest true scaled logit; -inf if none
+};
+
+struct BackwardArgs : AttentionArgs {
+  TensorView dout;  // [b, h,  nq, d]
+  TensorView dq;    // [b, h,  nq, d], written
+  TensorView dk;    // [b, hk, nk, d], written
+  TensorView dv;    // [b, hk, nk, d], written
+  StatsView dlse;   // optional gradient of lse
+  bool partial_kv = false;     // k, v are part of the keys and lse is of all of them (a ring step)
+  bool deterministic = false;  // dQ bit-equal from run to run; always so on a CPU
+};
+
+/// Bytes of workspace the call needs; grows linearly with the number of tokens. Validates the arguments
+/// (workspace fields and data pointers are not looked at).
+SAGEBWD_API size_t workspace_size(const ForwardArgs& args);
+SAGEBWD_API size_t workspace_size(const BackwardArgs& args);
+
+SAGEBWD_API void forward(const ForwardArgs& args);
+SAGEBWD_API void backward(const BackwardArgs& args);
+
+/// One implementation's answer to a call: used, able, or why not.
+struct Candidate {
+  std::string name;     // "cpu-avx2"
+  bool chosen = false;
+  bool supported = false;
+  std::string reason;   // why it declines; empty when supported
+  int tile_q = 0;       // tile sizes it would use; 0 when it declines
+  int tile_k = 0;
+};
+
+/// The ordered list of implementations, best first, with each one's answer. SAGEBWD_IMPL pins one by name.
+SAGEBWD_API std::vector<Candidate> explain(const ForwardArgs& args);
+SAGEBWD_API std::vector<Candidate> explain(const BackwardArgs& args);
+
+SAGEBWD_API const char* version();
+
+}  // namespace sagebwd

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A recipe says which values share a quantisation scale, and every switch that changes the numbers.
+// docs/numerics.md explains each entry and what it costs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sagebwd/types.h"
+
+namespace sagebwd {
+
+/// Which group of values each INT8 scale covers.
+enum class Scheme : int {
+  paper = 0,       // one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)
+  vectorwise = 1,  // one scale per token of Q, K, dO; P and dS per key for dV and dK, dS per query for dQ
+};
+
+enum class Rounding : int {
+  nearest = 0,
+  dither = 1,  // unbiased: a replayable low-discrepancy offset instead of 1/2 for P and dS
+};
+
+/// The seven matmuls, as bits of Recipe::high_precision.
+enum Matmul : uint32_t {
+  kMatmulS = 1u << 0,           // S = QKᵀ in the forward
+  kMatmulO = 1u << 1,           // O = PV
+  kMatmulSRecompute = 1u << 2,  // S' = QKᵀ again in the backward
+  kMatmulDV = 1u << 3,          // dV = PᵀdO
+  kMatmulDP = 1u << 4,          // dP = dOVᵀ; never INT8. The bit forbids a 16-bit implementation
+  kMatmulDQ = 1u << 5,          // dQ = dSK
+  kMatmulDK = 1u << 6,          // dK = dSᵀQ
+  kMatmulAll = (1u << 7) - 1,
+};
+
+struct Recipe {
+  Scheme scheme = Scheme::vectorwise;
+  int tile_q = 0;           // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
+  int tile_k = 0;           // keys per tile, likewise
+  bool smooth_k = true;     // subtract the mean key (exact)
+  bool smooth_q = false;    // subtract the mean query of each block (exact; costs a bias row)
+  bool smooth_v = true;     // subtract the mean value (exact)
+  Rounding rounding = Rounding::nearest;
+  uint64_t seed = 0;        // of dither; the same seed gives the same bits
+  int pv16_tiles = 1;       // leading key tiles of each document whose P·V stays in floating point; -1: all
+  uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
+
+  /// The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8.
+  static Recipe paper() {
+    Recipe r;
+    r.scheme = Scheme::paper;
+    r.tile_q = 128;
+    r.tile_k = 64;
+    r.smooth_v = false;
+    r.pv16_tiles = 0;
+    return r;
+  }
+  /// The default: gradient error that does not grow with the batch, robust to attention sinks.
+  static Recipe vectorwise() { return {}; }
+};
+
+SAGEBWD_API const char* scheme_name(Scheme s);
+/// "paper" or "vectorwise"; throws Error(invalid_argument) for anything else.
+SAGEBWD_API Recipe recipe_by_name(const std::string& name);
+
+/// Name of one matmul bit: S, O, S', dV, dP, dQ, dK. Null for anything that is not exactly one of the bits.
+SAGEBWD_API const char* matmul_name(uint32_t bit);
+
+}  // namespace sagebwd

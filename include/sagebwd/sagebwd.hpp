@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything a C++ caller needs.
+#pragma once
+
+#include "sagebwd/attention.h"
+#include "sagebwd/version.h"

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SAGEBWD_VERSION_H
+#define SAGEBWD_VERSION_H
+
+#define SAGEBWD_VERSION_MAJOR 0
+#define SAGEBWD_VERSION_MINOR 1
+#define SAGEBWD_VERSION_PATCH 0
+#define SAGEBWD_VERSION_STRING "0.1.0"
+
+#endif

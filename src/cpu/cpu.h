@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend: one implementation per instruction set, best first.
+#pragma once
+
+#include <vector>
+
+#include "dispatch/implementation.h"
+
+namespace sagebwd::cpu {
+
+std::vector<const dispatch::Implementation*> implementations();
+
+}  // namespace sagebwd::cpu

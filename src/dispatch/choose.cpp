@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+
+#include "base/check.h"
+#include "cpu/cpu.h"
+#include "dispatch/implementation.h"
+#include "ref/ref.h"
+
+namespace sagebwd::dispatch {
+namespace {
+
+/// The pinned implementation's name, or null.
+const char* pinned() {
+  const char* name = std::getenv("SAGEBWD_IMPL");
+  return name != nullptr && *name != '\0' ? name : nullptr;
+}
+
+}  // namespace
+
+const std::vector<const Implementation*>& implementations() {
+  static const std::vector<const Implementation*> list = [] {
+    std::vector<const Implementation*> all = cpu::implementations();
+    all.push_back(&ref::implementation());
+    return all;
+  }();
+  return list;
+}
+
+std::vector<Candidate> explain(const spec::Problem& p) {
+  std::vector<Candidate> out;
+  const char* pin = pinned();
+  bool chosen = false;
+  for (const Implementation* impl : implementations()) {
+    Candidate c;
+    c.name = impl->name;
+    c.reason = impl->decline(p);
+    if (c.reason.empty() && pin != nullptr && c.name != pin)
+      c.reason = std::string("SAGEBWD_IMPL pins ") + pin;
+    c.supported = c.reason.empty();
+    if (c.supported) {
+      const Tiles t = impl->tiles(p);
+      c.tile_q = t.q, c.tile_k = t.k;
+      c.chosen = !chosen;
+      chosen = true;
+    }
+    out.push_back(std::move(c));
+  }
+  return out;
+}
+
+const Implementation& choose(const spec::Problem& p) {
+  const char* pin = pinned();
+  for (const Implementation* impl : implementations())
+    if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty()) return *impl;
+  std::string refusals;
+  for (const Candidate& c : explain(p)) refusals += "\n  " + c.name + ": " + c.reason;
+  SAGE_THROW(ErrorKind::unsupported, "no implementation can serve this call:" << refusals);
+}
+
+}  // namespace sagebwd::dispatch

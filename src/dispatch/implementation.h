@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// An implementation of attention, as the dispatcher sees it. Backends fill one of these in; nothing else of them
+// is visible from outside their room.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "spec/problem.h"
+
+namespace sagebwd::dispatch {
+
+struct Tiles {
+  int q, k;
+};
+
+struct Implementation {
+  const char* name;
+  /// Why this implementation cannot serve the problem on this machine; empty when it can.
+  std::string (*decline)(const spec::Problem&);
+  /// The tile sizes it would use.
+  Tiles (*tiles)(const spec::Problem&);
+  /// Bytes of workspace, not counting alignment of its start.
+  size_t (*workspace)(const spec::Problem&);
+  /// `workspace` is aligned to kWorkspaceAlign.
+  void (*forward)(const spec::Problem&, const ForwardArgs&, void* workspace);
+  void (*backward)(const spec::Problem&, const BackwardArgs&, void* workspace);
+};
+
+inline constexpr size_t kWorkspaceAlign = 64;
+
+/// All implementations, best first.
+const std::vector<const Implementation*>& implementations();
+
+/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported) with every refusal.
+const Implementation& choose(const spec::Problem&);
+
+/// Every implementation's answer.
+std::vector<Candidate> explain(const spec::Problem&);
+
+}  // namespace sagebwd::dispatch

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spec/problem.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "base/check.h"
+
+namespace sagebwd::spec {
+namespace {
+
+std::string show(const std::array<int64_t, 4>& a) {
+  std::string s = "[";
+  for (size_t i = 0; i < 4; ++i) s += (i ? ", " : "") + std::to_string(a[i]);
+  return s + "]";
+}
+
+void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
+                bool written, bool check_memory) {
+  SAGE_CHECK(t.dtype == dtype, name << ": expected dtype " << dtype_name(dtype) << " as q has, got "
+                                    << dtype_name(t.dtype));
+  SAGE_CHECK(t.shape == shape, name << ": expected shape " << show(shape) << " ([b, h, n, d]), got "
+                                    << show(t.shape));
+  const bool empty = shape[0] == 0 || shape[1] == 0 || shape[2] == 0;
+  if (empty) return;
+  SAGE_CHECK(t.stride[3] == 1,
+             name << ": expected channel stride 1, got strides " << show(t.stride));
+  for (size_t i = 0; i < 3; ++i) {
+    SAGE_CHECK(t.stride[i] >= 0,
+               name << ": expected non-negative strides, got " << show(t.stride));
+    // Strides of a written tensor must separate its elements; zero would make threads write one place.
+    SAGE_CHECK(!written || shape[i] == 1 || t.stride[i] >= shape[3],
+               name << ": is written, so every stride of a dimension longer than 1 must be at least d = "
+                    << shape[3] << ", got shape " << show(shape) << " strides " << show(t.stride));
+  }
+  if (!check_memory) return;
+  SAGE_CHECK(t.data != nullptr, name << ": data pointer is null");
+  SAGE_CHECK(reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_size(dtype)) == 0,
+             name << ": data pointer is not aligned to its element size of " << dtype_size(dtype)
+                  << " bytes");
+}
+
+void check_stats(const char* name, const StatsView& s, const Problem& p, bool check_memory) {
+  for (int64_t stride : s.stride)
+    SAGE_CHECK(stride >= 0, name << ": expected non-negative strides, got " << stride);
+  if (!check_memory || p.b == 0 || p.h == 0 || p.nq == 0) return;
+  SAGE_CHECK(s.data != nullptr, name << ": data pointer is null");
+  SAGE_CHECK(reinterpret_cast<uintptr_t>(s.data) % alignof(float) == 0,
+             name << ": data pointer is not aligned to 4 bytes");
+}
+
+void check_offsets(const char* name, const int32_t* cu, int64_t count, int64_t total) {
+  SAGE_CHECK(cu != nullptr, name << ": null, but documents.count is " << count);
+  SAGE_CHECK(cu[0] == 0, name << ": expected to start at 0, got " << cu[0]);
+  for (int64_t t = 0; t < count; ++t)
+    SAGE_CHECK(cu[t + 1] >= cu[t], name << ": expected non-decreasing offsets, got " << cu[t]
+                                        << " then " << cu[t + 1] << " at document " << t);
+  SAGE_CHECK(cu[count] == total, name << ": expected to end at the packed length " << total << ", got "
+                                      << cu[count]);
+}
+
+void check_recipe(const Recipe& r) {
+  SAGE_CHECK(r.scheme == Scheme::paper || r.scheme == Scheme::vectorwise,
+             "recipe.scheme: expected 0 (paper) or 1 (vectorwise), got " << static_cast<int>(r.scheme));
+  SAGE_CHECK(r.rounding == Rounding::nearest || r.rounding == Rounding::dither,
+             "recipe.rounding: expected 0 (nearest) or 1 (dither), got "
+                 << static_cast<int>(r.rounding));
+  for (int tile : {r.tile_q, r.tile_k})
+    SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
+               "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);
+  SAGE_CHECK(r.pv16_tiles >= -1, "recipe.pv16_tiles: expected -1 (all) or more, got " << r.pv16_tiles);
+  SAGE_CHECK((r.high_precision & ~static_cast<uint32_t>(kMatmulAll)) == 0,
+             "recipe.high_precision: expected bits of the seven matmuls (0x7f), got 0x"
+                 << std::hex << r.high_precision);
+}
+
+Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
+  const auto& qs = a.q.shape;
+  const auto& ks = a.k.shape;
+  SAGE_CHECK(a.device == Device::cpu || a.device == Device::cuda,
+             "device: expected 0 (cpu) or 1 (cuda), got " << static_cast<int>(a.device));
+  SAGE_CHECK(a.q.dtype == Dtype::f32 || a.q.dtype == Dtype::bf16 || a.q.dtype == Dtype::f16,
+             "q: expected dtype f32, bf16 or f16, got code " << static_cast<int>(a.q.dtype));
+  for (size_t i = 0; i < 4; ++i)
+    SAGE_CHECK(qs[i] >= 0 && ks[i] >= 0, "q, k: expected non-negative sizes, got q " << show(qs)
+                                             << " k " << show(ks));
+  Problem p{};
+  p.direction = direction;
+  p.device = a.device;
+  p.dtype = a.q.dtype;
+  p.b = qs[0], p.h = qs[1], p.nq = qs[2], p.d = qs[3];
+  p.hk = ks[1], p.nk = ks[2];
+  SAGE_CHECK(p.d >= 8 && p.d <= 256 && p.d % 8 == 0,
+             "head dim: expected a multiple of 8 from 8 to 256, got " << p.d);
+  SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
+             "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
+  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
+  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
+  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
+  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward, check_memory);
+  check_stats("lse", a.lse, p, check_memory);
+
+  SAGE_CHECK(std::isfinite(a.scale), "scale: expected a finite number, got " << a.scale);
+  p.scale = a.scale == 0.0f ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.d))) : a.scale;
+
+  SAGE_CHECK(a.mask.align == Align::bottom_right || a.mask.align == Align::top_left,
+             "mask.align: expected 0 (bottom_right) or 1 (top_left), got "
+                 << static_cast<int>(a.mask.align));
+  SAGE_CHECK(a.mask.window_left >= -1 && a.mask.window_right >= -1,
+             "mask window: expected -1 (open) or more, got (" << a.mask.window_left << ", "
+                                                              << a.mask.window_right << ")");
+  p.align = a.mask.align;
+  p.left = a.mask.window_left;
+  p.right = a.mask.causal ? 0 : a.mask.window_right;
+
+  SAGE_CHECK(a.documents.count >= 0,
+             "documents.count: expected 0 or more, got " << a.documents.count);
+  if (a.documents.count > 0) {
+    SAGE_CHECK(p.b == 1, "packed batch: expected q, k, v with batch size 1, got " << p.b);
+    check_offsets("documents.cu_q", a.documents.cu_q, a.documents.count, p.nq);
+    check_offsets("documents.cu_k", a.documents.cu_k, a.documents.count, p.nk);
+  }
+  p.documents = a.documents;
+
+  check_recipe(a.recipe);
+  p.recipe = a.recipe;
+  return p;
+}
+
+}  // namespace
+
+Problem resolve(const ForwardArgs& a, bool check_memory) {
+  return resolve_shared(a, Direction::forward, check_memory);
+}
+
+Problem resolve(const BackwardArgs& a, bool check_memory) {
+  Problem p = resolve_shared(a, Direction::backward, check_memory);
+  check_view("dout", a.dout, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
+  check_view("dq", a.dq, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
+  check_view("dk", a.dk, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
+  check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
+  if (a.dlse.data != nullptr) check_stats("dlse", a.dlse, p, check_memory);
+  p.has_dlse = a.dlse.data != nullptr;
+  p.partial_kv = a.partial_kv;
+  return p;
+}
+
+}  // namespace sagebwd::spec

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A validated attention problem. Everything below the API works from this and checks nothing again.
+#pragma once
+
+#include <cstdint>
+
+#include "sagebwd/attention.h"
+
+namespace sagebwd::spec {
+
+enum class Direction { forward, backward };
+
+/// Half-open range of keys.
+struct KeyRange {
+  int64_t begin, end;
+};
+
+/// One attention problem of its own: a batch entry, or a document of a packed batch.
+struct Sequence {
+  int64_t batch;    // index into the batch dimension of the views
+  int64_t q_begin;  // first token along the token dimension
+  int64_t nq;
+  int64_t k_begin;
+  int64_t nk;
+};
+
+struct Problem {
+  Direction direction;
+  Device device;
+  Dtype dtype;
+  int64_t b, h, hk, d;
+  int64_t nq, nk;  // per batch entry; totals when packed
+  float scale;
+  Align align;
+  int64_t left, right;  // window with causal folded in; -1: open
+  Documents documents;
+  Recipe recipe;
+  bool has_dlse = false;
+  bool partial_kv = false;
+
+  bool packed() const { return documents.count > 0; }
+  int64_t group() const { return h / hk; }  // query heads per key head
+  int64_t num_sequences() const { return packed() ? documents.count : b; }
+  Sequence sequence(int64_t t) const {
+    if (!packed()) return {t, 0, nq, 0, nk};
+    const Documents& s = documents;
+    return {0, s.cu_q[t], s.cu_q[t + 1] - s.cu_q[t], s.cu_k[t], s.cu_k[t + 1] - s.cu_k[t]};
+  }
+  /// Keys that query i of a sequence sees. Both ends grow with i. Empty ranges have begin == end.
+  KeyRange visible(const Sequence& s, int64_t i) const {
+    const int64_t shift = align == Align::bottom_right ? s.nk - s.nq : 0;
+    const int64_t end_open = right < 0 ? s.nk : i + shift + right + 1;
+    const int64_t end = end_open < 0 ? 0 : end_open > s.nk ? s.nk : end_open;
+    const int64_t begin_open = left < 0 ? 0 : i + shift - left;
+    const int64_t begin = begin_open < 0 ? 0 : begin_open;
+    return {begin < end ? begin : end, end};
+  }
+  bool lifted(uint32_t matmul) const { return (recipe.high_precision & matmul) != 0; }
+};
+
+/// Checks the arguments and throws Error(invalid_argument) with what was expected and what came.
+/// check_memory also looks at data pointers; the workspace is checked by the caller, who knows its size.
+Problem resolve(const ForwardArgs& args, bool check_memory);
+Problem resolve(const BackwardArgs& args, bool check_memory);
+
+}  // namespace sagebwd::spec
