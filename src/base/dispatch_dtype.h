@@ -5,13 +5,14 @@
 #include <utility>
 
 #include "base/half.h"
+#include "base/inline.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd {
 
 /// Calls f(T{}) with T the storage type of `dtype`.
 template <typename F>
-decltype(auto) with_dtype(Dtype dtype, F&& f) {
+SAGE_INLINE decltype(auto) with_dtype(Dtype dtype, F&& f) {
   switch (dtype) {
     case Dtype::bf16: return std::forward<F>(f)(bf16{});
     case Dtype::f16: return std::forward<F>(f)(f16{});

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/inline.h"
+
 namespace sagebwd {
 
 struct bf16 {
@@ -14,11 +16,11 @@ struct f16 {
   uint16_t bits;
 };
 
-inline float to_float(float x) { return x; }
+SAGE_INLINE float to_float(float x) { return x; }
 
-inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+SAGE_INLINE float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-inline float to_float(f16 x) {
+SAGE_INLINE float to_float(f16 x) {
   // Shift exponent and mantissa into place and let one multiplication fix the exponent bias:
   // it is exact for normal and subnormal halves alike. Inf and NaN need their exponent raised.
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
@@ -32,19 +34,19 @@ template <typename T>
 T from_float(float x);
 
 template <>
-inline float from_float<float>(float x) {
+SAGE_INLINE float from_float<float>(float x) {
   return x;
 }
 
 template <>
-inline bf16 from_float<bf16>(float x) {
+SAGE_INLINE bf16 from_float<bf16>(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
   return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 
 template <>
-inline f16 from_float<f16>(float x) {
+SAGE_INLINE f16 from_float<f16>(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   const uint32_t sign = (u >> 16) & 0x8000u;
   const uint32_t a = u & 0x7fffffffu;

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "base/hash.h"
+#include "base/inline.h"
 
 namespace sagebwd::numerics {
 
@@ -21,16 +22,16 @@ inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr double kLn2 = 0.693147180559945309417;
 
 /// Scale of a group with largest magnitude `amax` (Inf or NaN: poisoned).
-inline float scale_of(float amax) {
+SAGE_INLINE float scale_of(float amax) {
   if (!(amax <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
   return amax < kZeroAmax ? 0.0f : amax / kLevels;
 }
 
 /// Factor that maps a value onto codes. 0 for zero and poisoned groups.
-inline float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
+SAGE_INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
 /// Code under nearest rounding (ties to even).
-inline int code_nearest(float x, float inverse) {
+SAGE_INLINE int code_nearest(float x, float inverse) {
   const float y = x * inverse;
   return y == y ? static_cast<int>(std::nearbyint(y)) : 0;
 }
@@ -40,10 +41,10 @@ inline int code_nearest(float x, float inverse) {
 inline constexpr float kDitherQuery = 0.7548776662f;
 inline constexpr float kDitherKey = 0.5698402910f;
 
-inline float frac(float x) { return x - std::floor(x); }
-inline float dither_query_term(int i) { return frac(kDitherQuery * static_cast<float>(i)); }
-inline float dither_key_term(int j, float u) { return frac(kDitherKey * static_cast<float>(j) + u); }
-inline float dither_offset(float query_term, float key_term) {
+SAGE_INLINE float frac(float x) { return x - std::floor(x); }
+SAGE_INLINE float dither_query_term(int i) { return frac(kDitherQuery * static_cast<float>(i)); }
+SAGE_INLINE float dither_key_term(int j, float u) { return frac(kDitherKey * static_cast<float>(j) + u); }
+SAGE_INLINE float dither_offset(float query_term, float key_term) {
   const float t = query_term + key_term;
   return t >= 1.0f ? t - 1.0f : t;
 }
@@ -51,20 +52,20 @@ inline float dither_offset(float query_term, float key_term) {
 /// Which quantised operand a tile's uniform belongs to.
 enum class DitherOperand : uint64_t { p_forward = 0, p_backward = 1, ds_query = 2, ds_key = 3 };
 
-inline float dither_uniform(uint64_t seed, int64_t sequence, int64_t head, int64_t q_tile, int64_t k_tile,
+SAGE_INLINE float dither_uniform(uint64_t seed, int64_t sequence, int64_t head, int64_t q_tile, int64_t k_tile,
                             DitherOperand operand) {
   return unit_float(hash64({seed, static_cast<uint64_t>(sequence), static_cast<uint64_t>(head),
                             static_cast<uint64_t>(q_tile), static_cast<uint64_t>(k_tile),
                             static_cast<uint64_t>(operand)}));
 }
 
-inline int code_dither(float x, float inverse, float t) {
+SAGE_INLINE int code_dither(float x, float inverse, float t) {
   const float y = x * inverse;
   if (!(y == y)) return 0;
   const float c = std::floor(y + t);
   return static_cast<int>(c > kLevels ? kLevels : c < -kLevels ? -kLevels : c);
 }
 
-inline bool is_finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
+SAGE_INLINE bool is_finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
 
 }  // namespace sagebwd::numerics

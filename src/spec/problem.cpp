@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spec/problem.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -16,6 +17,31 @@ std::string show(const std::array<int64_t, 4>& a) {
   return s + "]";
 }
 
+/// No address space holds more elements, and products of sizes stay far from overflow below it.
+constexpr int64_t kMostElements = int64_t{1} << 47;
+
+/// Whether no two elements share an address: each dimension steps over all that the dimensions with smaller strides
+/// span. `inner` elements are contiguous. Writes to one place from two threads are what this keeps out.
+bool apart(std::array<int64_t, 3> shape, std::array<int64_t, 3> stride, int64_t inner) {
+  std::array<size_t, 3> order{0, 1, 2};
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return stride[a] < stride[b]; });
+  int64_t span = inner;
+  for (size_t i : order) {
+    if (shape[i] <= 1) continue;
+    int64_t reach = 0;
+    if (stride[i] < span) return false;
+    if (__builtin_mul_overflow(stride[i], shape[i] - 1, &reach)) return false;
+    if (__builtin_add_overflow(span, reach, &span)) return false;
+  }
+  return true;
+}
+
+void check_pointer(const char* name, const void* data, int64_t alignment) {
+  SAGE_CHECK(data != nullptr, name << ": expected a data pointer, got null");
+  SAGE_CHECK(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0,
+             name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
+}
+
 void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
                 bool written, bool check_memory) {
   SAGE_CHECK(t.dtype == dtype, name << ": expected dtype " << dtype_name(dtype) << " as q has, got "
@@ -26,32 +52,31 @@ void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<i
   if (empty) return;
   SAGE_CHECK(t.stride[3] == 1,
              name << ": expected channel stride 1, got strides " << show(t.stride));
-  for (size_t i = 0; i < 3; ++i) {
+  for (size_t i = 0; i < 3; ++i)
     SAGE_CHECK(t.stride[i] >= 0,
                name << ": expected non-negative strides, got " << show(t.stride));
-    // Strides of a written tensor must separate its elements; zero would make threads write one place.
-    SAGE_CHECK(!written || shape[i] == 1 || t.stride[i] >= shape[3],
-               name << ": is written, so every stride of a dimension longer than 1 must be at least d = "
-                    << shape[3] << ", got shape " << show(shape) << " strides " << show(t.stride));
-  }
+  SAGE_CHECK(!written || apart({shape[0], shape[1], shape[2]},
+                               {t.stride[0], t.stride[1], t.stride[2]}, shape[3]),
+             name << ": expected strides that keep the elements of a written tensor apart, got shape "
+                  << show(shape) << " strides " << show(t.stride));
   if (!check_memory) return;
-  SAGE_CHECK(t.data != nullptr, name << ": data pointer is null");
-  SAGE_CHECK(reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_size(dtype)) == 0,
-             name << ": data pointer is not aligned to its element size of " << dtype_size(dtype)
-                  << " bytes");
+  check_pointer(name, t.data, dtype_size(dtype));
 }
 
-void check_stats(const char* name, const StatsView& s, const Problem& p, bool check_memory) {
+void check_stats(const char* name, const StatsView& s, const Problem& p, bool written,
+                 bool check_memory) {
   for (int64_t stride : s.stride)
     SAGE_CHECK(stride >= 0, name << ": expected non-negative strides, got " << stride);
   if (!check_memory || p.b == 0 || p.h == 0 || p.nq == 0) return;
-  SAGE_CHECK(s.data != nullptr, name << ": data pointer is null");
-  SAGE_CHECK(reinterpret_cast<uintptr_t>(s.data) % alignof(float) == 0,
-             name << ": data pointer is not aligned to 4 bytes");
+  SAGE_CHECK(!written || apart({p.b, p.h, p.nq}, s.stride, 1),
+             name << ": expected strides that keep the elements of a written tensor apart, got shape ["
+                  << p.b << ", " << p.h << ", " << p.nq << "] strides [" << s.stride[0] << ", "
+                  << s.stride[1] << ", " << s.stride[2] << "]");
+  check_pointer(name, s.data, alignof(float));
 }
 
 void check_offsets(const char* name, const int32_t* cu, int64_t count, int64_t total) {
-  SAGE_CHECK(cu != nullptr, name << ": null, but documents.count is " << count);
+  SAGE_CHECK(cu != nullptr, name << ": expected " << count + 1 << " offsets, got null");
   SAGE_CHECK(cu[0] == 0, name << ": expected to start at 0, got " << cu[0]);
   for (int64_t t = 0; t < count; ++t)
     SAGE_CHECK(cu[t + 1] >= cu[t], name << ": expected non-decreasing offsets, got " << cu[t]
@@ -85,6 +110,13 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   for (size_t i = 0; i < 4; ++i)
     SAGE_CHECK(qs[i] >= 0 && ks[i] >= 0, "q, k: expected non-negative sizes, got q " << show(qs)
                                              << " k " << show(ks));
+  for (const auto& shape : {qs, ks}) {
+    int64_t elements = 1;
+    for (int64_t n : shape)
+      SAGE_CHECK(!__builtin_mul_overflow(elements, std::max<int64_t>(n, 1), &elements) &&
+                     elements <= kMostElements,
+                 "q, k: expected at most 2^47 elements, got shape " << show(shape));
+  }
   Problem p{};
   p.direction = direction;
   p.device = a.device;
@@ -99,7 +131,7 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
   check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
   check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward, check_memory);
-  check_stats("lse", a.lse, p, check_memory);
+  check_stats("lse", a.lse, p, direction == Direction::forward, check_memory);
 
   SAGE_CHECK(std::isfinite(a.scale), "scale: expected a finite number, got " << a.scale);
   p.scale = a.scale == 0.0f ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.d))) : a.scale;
@@ -111,8 +143,9 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
              "mask window: expected -1 (open) or more, got (" << a.mask.window_left << ", "
                                                               << a.mask.window_right << ")");
   p.align = a.mask.align;
-  p.left = a.mask.window_left;
-  p.right = a.mask.causal ? 0 : a.mask.window_right;
+  // A window of "everything" may come as the largest integer: capped, positions can be added to it.
+  p.left = std::min(a.mask.window_left, kMostElements);
+  p.right = a.mask.causal ? 0 : std::min(a.mask.window_right, kMostElements);
 
   SAGE_CHECK(a.documents.count >= 0,
              "documents.count: expected 0 or more, got " << a.documents.count);
@@ -131,7 +164,10 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
 }  // namespace
 
 Problem resolve(const ForwardArgs& a, bool check_memory) {
-  return resolve_shared(a, Direction::forward, check_memory);
+  const Problem p = resolve_shared(a, Direction::forward, check_memory);
+  if (check_memory && a.max_logit != nullptr)
+    check_pointer("max_logit", a.max_logit, alignof(float));
+  return p;
 }
 
 Problem resolve(const BackwardArgs& a, bool check_memory) {
@@ -140,7 +176,7 @@ Problem resolve(const BackwardArgs& a, bool check_memory) {
   check_view("dq", a.dq, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
   check_view("dk", a.dk, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
   check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
-  if (a.dlse.data != nullptr) check_stats("dlse", a.dlse, p, check_memory);
+  if (a.dlse.data != nullptr) check_stats("dlse", a.dlse, p, false, check_memory);
   p.has_dlse = a.dlse.data != nullptr;
   p.partial_kv = a.partial_kv;
   return p;

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two doors: `make demo` and `make test`. Each sets up what it needs; a second run does no work twice.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+JOBS ?= $(shell nproc)
+CASES ?= 10000
+VENV := .venv
+export JOBS
+
+.PHONY: help
+help:
+	@echo 'make demo               build, and write a report of accuracy and speed on this machine (build/report.html)'
+	@echo 'make test               build, and run all tests: C++, Python, sanitizers, installed package'
+	@echo 'make build              library, tool and tests in build/'
+	@echo 'make bench ARGS=…       build, and run the benchmark'
+	@echo 'make fuzz CASES=10000   the long fuzz run (FUZZ=10000 make test: the same within the tests)'
+	@echo 'make setup              only what is missing: system packages, virtual environment'
+	@echo 'make clean              remove the build directories; make distclean: the virtual environment too'
+	@echo 'JOBS=n                  compile jobs, now $(JOBS)'
+
+.PHONY: packages setup
+packages:
+	@tools/setup/packages.sh
+setup: packages
+	@tools/setup/venv.sh $(VENV) tests/requirements.txt
+
+# Ninja configures again by itself when a CMake file changes; the presets are the one file it does not watch.
+build/build.ninja: CMakePresets.json | packages
+	@cmake --preset release
+
+.PHONY: build
+build: build/build.ninja
+	@cmake --build build -j $(JOBS)
+
+.PHONY: test
+test: setup
+	@tools/run_tests.sh
+
+.PHONY: demo
+demo: build/build.ninja
+	@cmake --build build -j $(JOBS) --target bin/sagebwd
+	@build/bin/sagebwd report --html build/report.html --json build/report.json
+	@echo 'The report is build/report.html; its figures are in build/report.json.'
+
+.PHONY: bench
+bench: build/build.ninja
+	@cmake --build build -j $(JOBS) --target bin/sagebwd
+	@build/bin/sagebwd bench $(ARGS)
+
+.PHONY: fuzz
+fuzz: build/build.ninja
+	@cmake --build build -j $(JOBS) --target bin/sagebwd_tests
+	@SAGEBWD_FUZZ_CASES=$(CASES) build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'
+
+.PHONY: clean distclean
+clean:
+	rm -rf build build-*
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface: structs in, the C++ calls, a status out. No exception leaves this file.
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "base/check.h"
+#include "sagebwd/attention.h"
+#include "sagebwd/sagebwd.h"
+
+namespace sagebwd {
+namespace {
+
+// A fixed buffer, because reporting an error must not be able to fail.
+thread_local char last_error[2048] = "";
+
+int fail(int status, const char* message) {
+  std::snprintf(last_error, sizeof(last_error), "%s", message);
+  return status;
+}
+
+/// Runs `f` and turns whatever it throws into a status and a message.
+template <typename F>
+int guarded(F&& f) {
+  try {
+    f();
+    return SAGEBWD_OK;
+  } catch (const Error& e) {
+    return fail(static_cast<int>(e.kind()), e.what());
+  } catch (const std::bad_alloc&) {
+    return fail(SAGEBWD_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(SAGEBWD_INTERNAL, e.what());
+  } catch (...) {
+    return fail(SAGEBWD_INTERNAL, "unknown exception");
+  }
+}
+static_assert(static_cast<int>(ErrorKind::invalid_argument) == SAGEBWD_INVALID_ARGUMENT);
+static_assert(static_cast<int>(ErrorKind::unsupported) == SAGEBWD_UNSUPPORTED);
+static_assert(static_cast<int>(ErrorKind::internal) == SAGEBWD_INTERNAL);
+
+// What each struct is called in messages, and how far its required fields reach: a caller's struct
+// may end anywhere behind them.
+template <typename C>
+struct Layout;
+template <>
+struct Layout<sagebwd_recipe> {
+  static constexpr const char* kName = "recipe";
+  static constexpr size_t kRequired = offsetof(sagebwd_recipe, tile_q);
+};
+template <>
+struct Layout<sagebwd_forward_args> {
+  static constexpr const char* kName = "forward args";
+  static constexpr size_t kRequired = offsetof(sagebwd_forward_args, recipe);
+};
+template <>
+struct Layout<sagebwd_backward_args> {
+  static constexpr const char* kName = "backward args";
+  static constexpr size_t kRequired = offsetof(sagebwd_backward_args, recipe);
+};
+
+/// No real struct comes near: a larger size is uninitialised memory, and following it would read
+/// past the struct.
+constexpr size_t kLargestSize = size_t{1} << 16;
+
+template <typename C>
+void check_size(size_t size) {
+  SAGE_CHECK(size >= Layout<C>::kRequired && size <= kLargestSize,
+             Layout<C>::kName << ".size: expected " << sizeof(C) << " (sizeof the struct; at least "
+                              << Layout<C>::kRequired << "), got " << size);
+}
+
+sagebwd_recipe to_c(const Recipe& r) {
+  sagebwd_recipe c{};
+  c.scheme = static_cast<int>(r.scheme);
+  c.tile_q = r.tile_q;
+  c.tile_k = r.tile_k;
+  c.smooth_k = r.smooth_k;
+  c.smooth_q = r.smooth_q;
+  c.smooth_v = r.smooth_v;
+  c.rounding = static_cast<int>(r.rounding);
+  c.seed = r.seed;
+  c.pv16_tiles = r.pv16_tiles;
+  c.high_precision = r.high_precision;
+  return c;
+}
+
+/// What the fields a caller's struct does not reach mean.
+sagebwd_recipe defaults(const sagebwd_recipe*) { return to_c(Recipe{}); }
+
+template <typename C>
+C defaults(const C*) {
+  C c{};
+  const Mask mask;
+  c.device = static_cast<int>(Device::cpu);
+  c.align = static_cast<int>(mask.align);
+  c.window_left = mask.window_left;
+  c.window_right = mask.window_right;
+  return c;
+}
+
+/// Writes a default struct into the first `size` bytes of the caller's, and zeros into what we do
+/// not know of it.
+template <typename C>
+void initialise(C* caller, size_t size, C values) {
+  values.size = size;
+  values.version = SAGEBWD_STRUCT_VERSION;
+  std::memset(static_cast<void*>(caller), 0, size);
+  std::memcpy(static_cast<void*>(caller), &values, std::min(size, sizeof(C)));
+}
+
+/// The caller's struct at our size: missing fields take defaults, unknown ones must be zero.
+template <typename C>
+C read(const C* caller) {
+  const char* name = Layout<C>::kName;
+  SAGE_CHECK(caller != nullptr, name << ": expected a struct, got a null pointer");
+  const size_t size = caller->size;
+  check_size<C>(size);
+  SAGE_CHECK(caller->version == SAGEBWD_STRUCT_VERSION,
+             name << ".version: expected " << SAGEBWD_STRUCT_VERSION << ", got " << caller->version
+                  << "; fill the struct with its _init function");
+  const auto* bytes = reinterpret_cast<const unsigned char*>(caller);
+  for (size_t i = sizeof(C); i < size; ++i)
+    SAGE_CHECK(bytes[i] == 0, name << ": expected zeros beyond the " << sizeof(C)
+                                   << " bytes that version " << version() << " knows, got "
+                                   << static_cast<int>(bytes[i]) << " at byte " << i
+                                   << ": the caller uses a field of a newer version");
+  C c = defaults(caller);
+  std::memcpy(static_cast<void*>(&c), caller, std::min(size, sizeof(C)));
+  return c;
+}
+
+bool flag(const char* name, int32_t value) {
+  SAGE_CHECK(value == 0 || value == 1, name << ": expected 0 or 1, got " << value);
+  return value == 1;
+}
+
+void check_reserved(const char* name, int32_t value) {
+  SAGE_CHECK(value == 0, name << ".reserved: expected 0, got " << value);
+}
+
+Recipe convert(const sagebwd_recipe& c) {
+  Recipe r;
+  r.scheme = static_cast<Scheme>(c.scheme);
+  r.tile_q = c.tile_q;
+  r.tile_k = c.tile_k;
+  r.smooth_k = flag("recipe.smooth_k", c.smooth_k);
+  r.smooth_q = flag("recipe.smooth_q", c.smooth_q);
+  r.smooth_v = flag("recipe.smooth_v", c.smooth_v);
+  r.rounding = static_cast<Rounding>(c.rounding);
+  r.seed = c.seed;
+  r.pv16_tiles = c.pv16_tiles;
+  r.high_precision = c.high_precision;
+  return r;
+}
+
+TensorView convert(const char* name, const sagebwd_tensor& c) {
+  check_reserved(name, c.reserved);
+  TensorView t;
+  t.data = c.data;
+  t.dtype = static_cast<Dtype>(c.dtype);
+  std::copy_n(c.shape, 4, t.shape.begin());
+  std::copy_n(c.stride, 4, t.stride.begin());
+  return t;
+}
+
+StatsView convert(const sagebwd_stats& c) {
+  return {c.data, {c.stride[0], c.stride[1], c.stride[2]}};
+}
+
+/// The fields both directions have.
+template <typename C>
+void convert_shared(const C& c, AttentionArgs& a) {
+  a.q = convert("q", c.q);
+  a.k = convert("k", c.k);
+  a.v = convert("v", c.v);
+  a.o = convert("o", c.o);
+  a.lse = convert(c.lse);
+  a.scale = c.scale;
+  a.mask.causal = flag("causal", c.causal);
+  a.mask.align = static_cast<Align>(c.align);
+  a.mask.window_left = c.window_left;
+  a.mask.window_right = c.window_right;
+  a.documents = {c.cu_q, c.cu_k, c.num_documents};
+  if (c.recipe != nullptr) a.recipe = convert(read(c.recipe));
+  a.device = static_cast<Device>(c.device);
+  a.workspace = c.workspace;
+  a.workspace_bytes = c.workspace_bytes;
+  a.parallel_for = {c.parallel_for, c.parallel_context};
+  a.stream = c.stream;
+  check_reserved(Layout<C>::kName, c.reserved);
+}
+
+ForwardArgs convert(const sagebwd_forward_args* caller) {
+  const sagebwd_forward_args c = read(caller);
+  ForwardArgs a;
+  convert_shared(c, a);
+  a.max_logit = c.max_logit;
+  return a;
+}
+
+BackwardArgs convert(const sagebwd_backward_args* caller) {
+  const sagebwd_backward_args c = read(caller);
+  BackwardArgs a;
+  convert_shared(c, a);
+  a.dout = convert("dout", c.dout);
+  a.dq = convert("dq", c.dq);
+  a.dk = convert("dk", c.dk);
+  a.dv = convert("dv", c.dv);
+  a.dlse = convert(c.dlse);
+  a.partial_kv = flag("partial_kv", c.partial_kv);
+  a.deterministic = flag("deterministic", c.deterministic);
+  return a;
+}
+
+std::string describe(const std::vector<Candidate>& candidates) {
+  std::string text;
+  for (const Candidate& c : candidates) {
+    text += c.name + ": ";
+    if (c.supported) {
+      text += c.chosen ? "chosen" : "able";
+      text += ", tiles " + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_k);
+    } else {
+      text += "declines, " + c.reason;
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+template <typename C>
+int init_args(C* args, size_t size) {
+  return guarded([&] {
+    SAGE_CHECK(args != nullptr, Layout<C>::kName << ": expected a struct, got a null pointer");
+    check_size<C>(size);
+    initialise(args, size, defaults(args));
+  });
+}
+
+template <typename C>
+int workspace_size_of(const C* args, size_t* bytes) {
+  return guarded([&] {
+    SAGE_CHECK(bytes != nullptr, "bytes: expected a place for the result, got a null pointer");
+    *bytes = workspace_size(convert(args));
+  });
+}
+
+template <typename C>
+int explain_into(const C* args, char* text, size_t capacity, size_t* length) {
+  return guarded([&] {
+    SAGE_CHECK(text != nullptr || capacity == 0,
+               "text: expected a buffer of " << capacity << " bytes, got a null pointer");
+    const std::string whole = describe(explain(convert(args)));
+    if (length != nullptr) *length = whole.size();
+    if (capacity > 0) {
+      const size_t n = std::min(capacity - 1, whole.size());
+      std::memcpy(text, whole.data(), n);
+      text[n] = '\0';
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sagebwd
+
+extern "C" {
+
+const char* sagebwd_version(void) { return sagebwd::version(); }
+
+const char* sagebwd_last_error(void) { return sagebwd::last_error; }
+
+int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size, const char* name) {
+  return sagebwd::guarded([&] {
+    SAGE_CHECK(recipe != nullptr, "recipe: expected a struct, got a null pointer");
+    SAGE_CHECK(name != nullptr, "recipe name: expected paper or vectorwise, got a null pointer");
+    sagebwd::check_size<sagebwd_recipe>(size);
+    sagebwd::initialise(recipe, size, sagebwd::to_c(sagebwd::recipe_by_name(name)));
+  });
+}
+
+int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size) {
+  return sagebwd::init_args(args, size);
+}
+int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t size) {
+  return sagebwd::init_args(args, size);
+}
+
+int sagebwd_forward_workspace_size(const sagebwd_forward_args* args, size_t* bytes) {
+  return sagebwd::workspace_size_of(args, bytes);
+}
+int sagebwd_backward_workspace_size(const sagebwd_backward_args* args, size_t* bytes) {
+  return sagebwd::workspace_size_of(args, bytes);
+}
+
+int sagebwd_forward(const sagebwd_forward_args* args) {
+  return sagebwd::guarded([&] { sagebwd::forward(sagebwd::convert(args)); });
+}
+int sagebwd_backward(const sagebwd_backward_args* args) {
+  return sagebwd::guarded([&] { sagebwd::backward(sagebwd::convert(args)); });
+}
+
+int sagebwd_explain_forward(const sagebwd_forward_args* args, char* text, size_t capacity,
+                            size_t* length) {
+  return sagebwd::explain_into(args, text, capacity, length);
+}
+int sagebwd_explain_backward(const sagebwd_backward_args* args, char* text, size_t capacity,
+                             size_t* length) {
+  return sagebwd::explain_into(args, text, capacity, length);
+}
+
+}  // extern "C"

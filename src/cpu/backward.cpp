@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward. Four phases: the key side (keys.cpp), the query side, the tiles, and the sum of the partial dQ.
+//
+// A work item of the tile phase is every `chunks`-th key block of one key head: dK and dV of a block stay in scratch
+// memory while the item walks over all query blocks of the head's group, and dQ is added to a partial sum that belongs
+// to the chunk. The number of chunks follows from the problem alone and partial sums are added in a fixed order, so
+// the result does not depend on the number of threads.
+#include "cpu/backward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/keys.h"
+#include "cpu/plan.h"
+#include "cpu/queries.h"
+#include "numerics/quantize.h"
+
+namespace sagebwd::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// The gradient side of the query blocks, [h][q_blocks].
+struct GradientBlock {
+  int8_t* q8_dk = nullptr;       // quads along queries: [dl/16][bq/4][16][4]
+  int32_t* dk_start = nullptr;   // [dl] accumulator start of dK
+  int8_t* do8 = nullptr;         // quads along queries
+  float* do_scale = nullptr;     // [bq]
+  float* dot = nullptr;          // [dl][bq] dOᵀ
+  float *lse2 = nullptr, *delta = nullptr;  // [bq]
+  float* q_rows = nullptr;       // [bq][dl] when dK is lifted
+  float* do_rows = nullptr;      // [bq][dl] when dV is lifted
+
+  void place(Arena& arena, const Plan& plan) {
+    const int64_t blocks = plan.p.h * plan.q_blocks;
+    const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
+    q8_dk = arena.take<int8_t>(blocks * tile);
+    dk_start = arena.take<int32_t>(blocks * plan.dl);
+    do8 = arena.take<int8_t>(blocks * tile);
+    do_scale = arena.take<float>(blocks * plan.bq);
+    dot = arena.take<float>(blocks * tile);
+    lse2 = arena.take<float>(blocks * plan.bq);
+    delta = arena.take<float>(blocks * plan.bq);
+    if (plan.p.lifted(kMatmulDK)) q_rows = arena.take<float>(blocks * tile);
+    if (plan.p.lifted(kMatmulDV)) do_rows = arena.take<float>(blocks * tile);
+  }
+  GradientBlock at(const Plan& plan, int64_t block) const {
+    const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
+    GradientBlock b = *this;
+    b.q8_dk += block * tile;
+    b.dk_start += block * plan.dl;
+    b.do8 += block * tile;
+    b.do_scale += block * plan.bq;
+    b.dot += block * tile;
+    b.lse2 += block * plan.bq;
+    b.delta += block * plan.bq;
+    if (q_rows != nullptr) b.q_rows += block * tile;
+    if (do_rows != nullptr) b.do_rows += block * tile;
+    return b;
+  }
+};
+
+/// Scratch of one slot.
+struct Scratch {
+  void* s = nullptr;    // [bk][bq]
+  float* dp = nullptr;  // [bk][bq]
+  int8_t *p8 = nullptr, *ds8_key = nullptr, *ds8_query = nullptr;  // [bk][bq]
+  int32_t* key_max = nullptr;                                      // [2][bk][16]
+  float *p_scale = nullptr, *ds_key_scale = nullptr, *key_sum = nullptr, *bias = nullptr;  // [bk]
+  float* ds_query_scale = nullptr;                                                         // [bq]
+  int32_t *ds_query_start = nullptr, *begin = nullptr, *end = nullptr;                     // [bq]
+  float *dk = nullptr, *dv = nullptr;                                                      // [bk][dl]
+
+  void place(Arena& arena, const Plan& plan) {
+    const int64_t tile = plan.slots * static_cast<int64_t>(plan.bk) * plan.bq;
+    s = arena.take<float>(tile);
+    dp = arena.take<float>(tile);
+    for (int8_t** x : {&p8, &ds8_key, &ds8_query}) *x = arena.take<int8_t>(tile);
+    key_max = arena.take<int32_t>(plan.slots * 2 * static_cast<int64_t>(plan.bk) * isa::kLanes);
+    for (float** x : {&p_scale, &ds_key_scale, &key_sum, &bias})
+      *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk);
+    ds_query_scale = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
+    for (int32_t** x : {&ds_query_start, &begin, &end})
+      *x = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
+    for (float** x : {&dk, &dv}) *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dl);
+  }
+  Scratch at(const Plan& plan, int64_t slot) const {
+    const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
+    Scratch t = *this;
+    t.s = static_cast<float*>(t.s) + slot * tile;
+    t.dp += slot * tile;
+    for (int8_t** x : {&t.p8, &t.ds8_key, &t.ds8_query}) *x += slot * tile;
+    t.key_max += slot * 2 * plan.bk * isa::kLanes;
+    for (float** x : {&t.p_scale, &t.ds_key_scale, &t.key_sum, &t.bias}) *x += slot * plan.bk;
+    t.ds_query_scale += slot * plan.bq;
+    for (int32_t** x : {&t.ds_query_start, &t.begin, &t.end}) *x += slot * plan.bq;
+    for (float** x : {&t.dk, &t.dv}) *x += slot * plan.bk * plan.dl;
+    return t;
+  }
+};
+
+struct Buffers {
+  Buffers(Plan& plan, Arena& arena) {
+    const spec::Problem& p = plan.p;
+    plan.place_tables(arena);
+    keys.place(arena, plan,
+               {.k8t = true,
+                .v8t = false,
+                .k_float = p.lifted(kMatmulSRecompute) || p.recipe.smooth_q,
+                .kt_float = p.lifted(kMatmulDQ),
+                .v_float = true,
+                .vt_float_tiles = 0});
+    query.place(arena, plan, p.h * plan.q_blocks, p.lifted(kMatmulSRecompute));
+    query_scratch.place(arena, plan);
+    gradient.place(arena, plan);
+    scratch.place(arena, plan);
+    ones = arena.take<float>(plan.bk);
+    dither_query = arena.take<float>(plan.bq);
+    dq = arena.take<float>(plan.chunks * p.h * plan.q_blocks * plan.dl * plan.bq);
+    if (p.partial_kv) query_sum = arena.take<float>(plan.chunks * p.h * plan.q_blocks * plan.bq);
+  }
+  KeyData keys;
+  QueryBlock query;  // [h][q_blocks]
+  QueryScratch query_scratch;
+  GradientBlock gradient;
+  Scratch scratch;
+  float* ones = nullptr;          // [bk]
+  float* dither_query = nullptr;  // [bq]
+  float* dq = nullptr;            // [chunks][h][q_blocks][dl][bq] partial sums
+  float* query_sum = nullptr;     // [chunks][h][q_blocks][bq] row sums of dS (partial_kv)
+};
+
+/// One backward call.
+struct Backward {
+  const isa::Kernels& kernels;
+  const Plan& plan;
+  const BackwardArgs& a;
+  const Buffers& buffers;
+
+  void prepare_block(int64_t slot, int64_t item) const;
+  void key_chunk(int64_t slot, int64_t item) const;
+  void tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, const Scratch& t) const;
+  void products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, float* dq,
+                const Scratch& t) const;
+  void finish_queries(int64_t slot, int64_t item) const;
+
+  float* dq_at(int64_t chunk, int64_t at) const {
+    return buffers.dq + (chunk * plan.p.h * plan.q_blocks + at) * plan.dl * plan.bq;
+  }
+  float* query_sum_at(int64_t chunk, int64_t at) const {
+    return buffers.query_sum + (chunk * plan.p.h * plan.q_blocks + at) * plan.bq;
+  }
+};
+
+/// Codes of Q and dO, dOᵀ, and the per-query statistics of one block.
+void Backward::prepare_block(int64_t slot, int64_t item) const {
+  const int64_t h = item / plan.q_blocks;
+  const Block b = plan.query_block(item % plan.q_blocks);
+  const int d = static_cast<int>(plan.p.d);
+  const QueryBlock q = buffers.query.at(plan, item);
+  const QueryScratch scratch = buffers.query_scratch.at(plan, slot);
+  const GradientBlock g = buffers.gradient.at(plan, item);
+  const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
+  const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
+
+  prepare_queries(kernels, plan, a, b, h, mu_k, q, scratch);
+  kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.q8_dk);
+  std::fill(g.dk_start, g.dk_start + plan.dl, 0);
+  for (int i = 0; i < plan.bq; ++i)
+    for (int c = 0; c < plan.dl; ++c)
+      g.dk_start[c] -= kernels.flip * scratch.codes[static_cast<int64_t>(i) * plan.dk + c];
+  if (g.q_rows != nullptr) std::copy(scratch.rows, scratch.rows + tile, g.q_rows);
+
+  float* rows = scratch.rows;
+  float* out = scratch.smooth;
+  load_query_rows(kernels, plan, a.dout, b, h, rows);
+  load_query_rows(kernels, plan, a.o, b, h, out);
+  std::fill(g.lse2, g.lse2 + plan.bq, kInf);
+  std::fill(g.delta, g.delta + plan.bq, 0.0f);
+  for (int i = 0; i < b.rows; ++i) {
+    const int64_t n = b.seq.q_begin + b.first + i;
+    const double lse = static_cast<double>(*stat_at(a.lse, b.seq.batch, h, n));
+    // A row without keys has LSE = -inf; +inf makes its P zero.
+    if (lse != -std::numeric_limits<double>::infinity())
+      g.lse2[i] = static_cast<float>((lse - scratch.shift[i]) / numerics::kLn2);
+    double dot = 0.0;
+    for (int c = 0; c < d; ++c)
+      dot += static_cast<double>(rows[i * plan.dl + c]) * static_cast<double>(out[i * plan.dl + c]);
+    if (plan.p.has_dlse) dot -= static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n));
+    g.delta[i] = static_cast<float>(dot);
+  }
+  kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
+  if (g.do_rows != nullptr) std::copy(rows, rows + tile, g.do_rows);
+  std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
+  std::fill(g.do_scale, g.do_scale + plan.bq, 0.0f);
+  kernels.quantize_rows(rows, plan.dl, b.rows, plan.p.recipe.scheme == Scheme::vectorwise, g.do_scale,
+                        scratch.codes, plan.dk);
+  kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.do8);
+}
+
+/// dV, dK and dQ of one tile from its codes (or from FP32 where lifted).
+void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, float* dq,
+                        const Scratch& t) const {
+  const spec::Problem& p = plan.p;
+  const bool flip = kernels.flip != 0;
+  const int64_t key_tile = key_at * plan.bk * plan.dl;
+  if (p.lifted(kMatmulDV))
+    kernels.add_f32({plan.bk, plan.dl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.dl},
+                    t.dv, plan.dl);
+  else
+    kernels.row_us({plan.bk, plan.dl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv, plan.dl);
+
+  if (p.lifted(kMatmulDK)) {
+    kernels.add_f32({plan.bk, plan.dl, plan.bq, t.dp, plan.bq, g.q_rows, plan.dl}, t.dk, plan.dl);
+  } else {
+    kernels.row_ss({plan.bk, plan.dl, plan.bq, t.ds8_key, plan.bq, g.q8_dk, flip ? g.dk_start : nullptr},
+                   t.ds_key_scale, t.dk, plan.dl);
+    if (p.recipe.smooth_q)
+      for (int j = 0; j < plan.bk; ++j)
+        for (int c = 0; c < plan.dl; ++c) t.dk[j * plan.dl + c] += t.key_sum[j] * q.mean[c];
+  }
+
+  if (p.lifted(kMatmulDQ))
+    kernels.add_f32({plan.dl, plan.bq, plan.bk, buffers.keys.kt_float + key_tile, plan.bk, t.dp, plan.bq}, dq,
+                    plan.bq);
+  else
+    kernels.column_ss({plan.dl, plan.bq, plan.bk, buffers.keys.k8t + key_tile, plan.bk, t.ds8_query,
+                       flip ? t.ds_query_start : nullptr},
+                      t.ds_query_scale, dq, plan.bq);
+}
+
+void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, const Scratch& t) const {
+  const spec::Problem& p = plan.p;
+  const KeyData& keys = buffers.keys;
+  const int64_t at = h * plan.q_blocks + plan.q_start[qb.sequence] + qb.index;
+  const int64_t key_at = (h / p.group()) * plan.k_blocks + plan.k_start[kb.sequence] + kb.index;
+  const int64_t key_tile = key_at * plan.bk * plan.dl;
+  const QueryBlock q = buffers.query.at(plan, at);
+  const GradientBlock g = buffers.gradient.at(plan, at);
+  const bool lifted = p.lifted(kMatmulSRecompute);
+
+  if (lifted)
+    kernels.store_f32({plan.bk, plan.bq, plan.dl, keys.k_float + key_tile, plan.dl, q.qt_float, plan.bq},
+                      static_cast<float*>(t.s), plan.bq);
+  else
+    kernels.store_ss({plan.bk, plan.bq, plan.dk, keys.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
+                      kernels.flip != 0 ? q.start : nullptr},
+                     static_cast<int32_t*>(t.s), plan.bq);
+  kernels.store_f32({plan.bk, plan.bq, plan.dl, keys.v_float + key_tile, plan.dl, g.dot, plan.bq}, t.dp,
+                    plan.bq);
+
+  const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
+  const bool smooth_q = p.recipe.smooth_q;
+  if (smooth_q && !lifted) mean_query_logits(plan, q.mean, keys.k_float + key_tile, t.bias);
+  const bool dither = p.recipe.rounding == Rounding::dither;
+  const auto uniform = [&](numerics::DitherOperand operand) {
+    return dither ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index, operand) : 0.0f;
+  };
+  const float* k_scale = keys.k_scale + key_at * plan.bk;
+  kernels.backward_tile({
+      .tile_q = plan.bq,
+      .tile_k = plan.bk,
+      .s = t.s,
+      .s_is_float = lifted,
+      .dp = t.dp,
+      .k_scale = lifted ? buffers.ones : k_scale,
+      .lane = q.lane,
+      .bias = smooth_q && !lifted ? t.bias : nullptr,
+      .begin = masked ? t.begin : nullptr,
+      .end = masked ? t.end : nullptr,
+      .lse2 = g.lse2,
+      .delta = g.delta,
+      .q_scale = q.scale,
+      .do_scale = g.do_scale,
+      .k_fold = k_scale,
+      .per_vector = p.recipe.scheme == Scheme::vectorwise,
+      .dv_float = p.lifted(kMatmulDV),
+      .dq_float = p.lifted(kMatmulDQ),
+      .dk_float = p.lifted(kMatmulDK),
+      .query_sum = p.partial_kv ? query_sum_at(chunk, at) : nullptr,
+      .key_sum = smooth_q ? t.key_sum : nullptr,
+      .key_max = t.key_max,
+      .p8 = t.p8,
+      .ds8_key = t.ds8_key,
+      .ds8_query = t.ds8_query,
+      .p_scale = t.p_scale,
+      .ds_key_scale = t.ds_key_scale,
+      .ds_query_scale = t.ds_query_scale,
+      .ds_query_start = t.ds_query_start,
+      .dither_query = dither ? buffers.dither_query : nullptr,
+      .dither_u = {uniform(numerics::DitherOperand::p_backward), uniform(numerics::DitherOperand::ds_query),
+                   uniform(numerics::DitherOperand::ds_key)},
+  });
+  products(q, g, key_at, dq_at(chunk, at), t);
+}
+
+/// All key blocks of one chunk of one key head of one sequence.
+void Backward::key_chunk(int64_t slot, int64_t item) const {
+  const int64_t chunk = item % plan.chunks;
+  const int64_t hk = item / plan.chunks % plan.p.hk;
+  const int64_t sequence = item / plan.chunks / plan.p.hk;
+  const Scratch t = buffers.scratch.at(plan, slot);
+  const int64_t q_begin = plan.q_start[sequence], q_end = plan.q_start[sequence + 1];
+  const int64_t h_begin = hk * plan.p.group(), h_end = h_begin + plan.p.group();
+  for (int64_t h = h_begin; h < h_end; ++h) {
+    const int64_t first = h * plan.q_blocks + q_begin;
+    std::fill(dq_at(chunk, first), dq_at(chunk, first + q_end - q_begin), 0.0f);
+    if (plan.p.partial_kv)
+      std::fill(query_sum_at(chunk, first), query_sum_at(chunk, first + q_end - q_begin), 0.0f);
+  }
+  const int64_t tile_size = static_cast<int64_t>(plan.bk) * plan.dl;
+  for (int64_t k = plan.k_start[sequence] + chunk; k < plan.k_start[sequence + 1]; k += plan.chunks) {
+    const Block kb = plan.key_block(k);
+    std::fill(t.dk, t.dk + tile_size, 0.0f);
+    std::fill(t.dv, t.dv + tile_size, 0.0f);
+    for (int64_t h = h_begin; h < h_end; ++h)
+      for (int64_t b = q_begin; b < q_end; ++b) {
+        const Block qb = plan.query_block(b);
+        if (plan.p.visible(qb.seq, qb.first).begin >= kb.first + kb.rows) break;  // later queries see later keys
+        if (plan.p.visible(qb.seq, qb.first + qb.rows - 1).end <= kb.first) continue;
+        tile(qb, kb, h, chunk, t);
+      }
+    const int64_t n = kb.seq.k_begin + kb.first;
+    const int d = static_cast<int>(plan.p.d);
+    kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d, t.dk, plan.dl,
+                       plan.p.scale);
+    kernels.store_rows(a.dv.dtype, row_at(a.dv, kb.seq.batch, hk, n), a.dv.stride[2], kb.rows, d, t.dv, plan.dl,
+                       1.0f);
+  }
+}
+
+/// dQ of one query block: partial sums in order, the mean key where rows of dS do not sum to zero, and out.
+void Backward::finish_queries(int64_t slot, int64_t item) const {
+  const int64_t h = item / plan.q_blocks;
+  const Block b = plan.query_block(item % plan.q_blocks);
+  const QueryScratch scratch = buffers.query_scratch.at(plan, slot);
+  const int64_t used = std::min<int64_t>(plan.chunks, plan.key_blocks_of(b.sequence));
+  const int64_t size = static_cast<int64_t>(plan.dl) * plan.bq;
+  float* sum = scratch.smooth;  // [dl][bq]
+  std::fill(sum, sum + size, 0.0f);
+  for (int64_t chunk = 0; chunk < used; ++chunk) {
+    const float* part = dq_at(chunk, item);
+    for (int64_t i = 0; i < size; ++i) sum[i] += part[i];
+  }
+  if (plan.p.recipe.smooth_k && (plan.p.partial_kv || plan.p.has_dlse)) {
+    const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
+    for (int i = 0; i < b.rows; ++i) {
+      float row_sum = 0.0f;
+      if (plan.p.partial_kv) {
+        for (int64_t chunk = 0; chunk < used; ++chunk) row_sum += query_sum_at(chunk, item)[i];
+      } else if (std::isfinite(buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
+        row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
+      }
+      for (int c = 0; c < plan.dl; ++c) sum[static_cast<int64_t>(c) * plan.bq + i] += row_sum * mu_k[c];
+    }
+  }
+  kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
+  kernels.store_rows(a.dq.dtype, row_at(a.dq, b.seq.batch, h, b.seq.q_begin + b.first), a.dq.stride[2], b.rows,
+                     static_cast<int>(plan.p.d), scratch.rows, plan.dl, plan.p.scale);
+}
+
+}  // namespace
+
+size_t backward_workspace(const spec::Problem& p) {
+  Plan plan(p, tiles_of(p));
+  Arena arena(nullptr);
+  Buffers buffers(plan, arena);
+  return arena.used();
+}
+
+void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a, void* workspace) {
+  Plan plan(p, tiles_of(p));
+  Arena arena(workspace);
+  Buffers buffers(plan, arena);
+  plan.fill_tables();
+  std::fill(buffers.ones, buffers.ones + plan.bk, 1.0f);
+  for (int i = 0; i < plan.bq; ++i) buffers.dither_query[i] = numerics::dither_query_term(i);
+  const Backward call{kernels, plan, a, buffers};
+  prepare_keys(kernels, plan, a, buffers.keys);
+  run_items(a.parallel_for, plan, p.h * plan.q_blocks,
+            [&](int64_t slot, int64_t item) { call.prepare_block(slot, item); });
+  run_items(a.parallel_for, plan, plan.num_sequences * p.hk * plan.chunks,
+            [&](int64_t slot, int64_t item) { call.key_chunk(slot, item); });
+  run_items(a.parallel_for, plan, p.h * plan.q_blocks,
+            [&](int64_t slot, int64_t item) { call.finish_queries(slot, item); });
+}
+
+}  // namespace sagebwd::cpu

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward: one work item is a block of queries of one head. It walks over the key tiles it can see, with the online
+// softmax state and Oᵀ in scratch memory.
+#include "cpu/forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/keys.h"
+#include "cpu/plan.h"
+#include "cpu/queries.h"
+#include "numerics/quantize.h"
+
+namespace sagebwd::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// Scratch of one slot.
+struct Scratch {
+  void* s = nullptr;                                                // [bk][bq]
+  void* p8 = nullptr;                                               // [bk][bq]
+  float* ot = nullptr;                                              // [dl][bq]
+  float *m = nullptr, *l = nullptr, *alpha = nullptr, *beta = nullptr;  // [bq]
+  int32_t *begin = nullptr, *end = nullptr;                         // [bq]
+  float* bias = nullptr;                                            // [bk]
+};
+
+struct Buffers {
+  Buffers(Plan& plan, Arena& arena);
+  KeyData keys;
+  QueryBlock query;        // one per slot
+  QueryScratch query_scratch;
+  Scratch scratch;         // of slot 0; the others follow
+  float* ones = nullptr;   // [bk] key scales when S is lifted
+  float* dither_query = nullptr;  // [bq]
+  float* block_max = nullptr;     // [h][q_blocks]
+
+  Scratch scratch_at(const Plan& plan, int64_t slot) const {
+    Scratch t = scratch;
+    const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
+    t.s = static_cast<float*>(t.s) + slot * tile;
+    t.p8 = static_cast<int8_t*>(t.p8) + slot * tile;
+    t.ot += slot * plan.dl * plan.bq;
+    for (float** x : {&t.m, &t.l, &t.alpha, &t.beta}) *x += slot * plan.bq;
+    t.begin += slot * plan.bq;
+    t.end += slot * plan.bq;
+    t.bias += slot * plan.bk;
+    return t;
+  }
+};
+
+/// Leading key tiles whose P·V runs in floating point.
+int64_t float_value_tiles(const spec::Problem& p) {
+  const bool all = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO);
+  return all ? std::numeric_limits<int64_t>::max() : p.recipe.pv16_tiles;
+}
+
+Buffers::Buffers(Plan& plan, Arena& arena) {
+  const spec::Problem& p = plan.p;
+  plan.place_tables(arena);
+  keys.place(arena, plan,
+             {.k8t = false,
+              .v8t = true,
+              .k_float = p.lifted(kMatmulS) || p.recipe.smooth_q,
+              .kt_float = false,
+              .v_float = false,
+              .vt_float_tiles = float_value_tiles(p)});
+  query.place(arena, plan, plan.slots, p.lifted(kMatmulS));
+  query_scratch.place(arena, plan);
+  const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
+  scratch.s = arena.take<float>(plan.slots * tile);
+  scratch.p8 = arena.take<int8_t>(plan.slots * tile);
+  scratch.ot = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.dl * plan.bq);
+  for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta})
+    *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
+  scratch.begin = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
+  scratch.end = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
+  scratch.bias = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk);
+  ones = arena.take<float>(plan.bk);
+  dither_query = arena.take<float>(plan.bq);
+  block_max = arena.take<float>(p.h * plan.q_blocks);
+}
+
+/// One forward call.
+struct Forward {
+  const isa::Kernels& kernels;
+  const Plan& plan;
+  const ForwardArgs& a;
+  const Buffers& buffers;
+
+  void query_block(int64_t slot, int64_t item) const;
+  void scores(const QueryBlock& q, int64_t key_at, const Scratch& t) const;
+  void values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
+              const isa::ForwardTile& tile) const;
+  void poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const;
+  void finish(const Block& qb, int64_t h, int64_t item, const Scratch& t, const QueryScratch& q) const;
+};
+
+/// Sᵀ of one tile, as integers, or as FP32 when lifted.
+void Forward::scores(const QueryBlock& q, int64_t key_at, const Scratch& t) const {
+  if (plan.p.lifted(kMatmulS)) {
+    kernels.store_f32({plan.bk, plan.bq, plan.dl, buffers.keys.k_float + key_at * plan.bk * plan.dl, plan.dl,
+                       q.qt_float, plan.bq},
+                      static_cast<float*>(t.s), plan.bq);
+    return;
+  }
+  kernels.store_ss({plan.bk, plan.bq, plan.dk, buffers.keys.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
+                    kernels.flip != 0 ? q.start : nullptr},
+                   static_cast<int32_t*>(t.s), plan.bq);
+}
+
+/// A tile whose values hold NaN or Inf: a plain loop over visible pairs, so that masked ones stay out.
+void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const {
+  const int d = static_cast<int>(plan.p.d);
+  const float* mean = buffers.keys.mean_v(plan, kb.sequence, hk);
+  const float* p = static_cast<const float*>(t.s);
+  float v[256];
+  for (int i = 0; i < plan.bq; ++i)
+    for (int c = 0; c < d; ++c) t.ot[c * plan.bq + i] *= t.alpha[i];
+  for (int j = 0; j < kb.rows; ++j) {
+    kernels.load_rows(a.v.dtype, row_at(a.v, kb.seq.batch, hk, kb.seq.k_begin + kb.first + j), 0, 1, d, v, d);
+    for (int i = 0; i < qb.rows; ++i) {
+      const spec::KeyRange r = plan.p.visible(qb.seq, qb.first + i);
+      if (kb.first + j < r.begin || kb.first + j >= r.end) continue;
+      const float weight = p[j * plan.bq + i] * t.beta[i];
+      for (int c = 0; c < d; ++c) t.ot[c * plan.bq + i] += weight * (v[c] - mean[c]);
+    }
+  }
+}
+
+/// Oᵀ = Oᵀ·alpha + Vᵀ·Pᵀ·beta
+void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
+                     const isa::ForwardTile& tile) const {
+  const KeyData& keys = buffers.keys;
+  const int64_t at = key_at * plan.bk * plan.dl;
+  if (keys.v_poisoned[key_at]) {
+    poisoned_values(qb, kb, hk, t);
+  } else if (tile.p_float) {
+    kernels.blend_f32({plan.dl, plan.bq, plan.bk, keys.vt_float + at, plan.bk, static_cast<const float*>(t.s),
+                       plan.bq},
+                      t.alpha, t.beta, t.ot, plan.bq);
+  } else {
+    const float unit = keys.v_scale[key_at] / numerics::kLevels;
+    for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
+    kernels.blend_su({plan.dl, plan.bq, plan.bk, keys.v8t + at, plan.bk, t.p8, nullptr}, t.alpha, t.beta, t.ot,
+                     plan.bq);
+  }
+}
+
+void Forward::query_block(int64_t slot, int64_t item) const {
+  const int64_t h = item / plan.q_blocks;
+  // Blocks with the most keys first (a causal mask gives the last ones most), so that no thread ends late.
+  const int64_t block = plan.q_blocks - 1 - item % plan.q_blocks;
+  const Block qb = plan.query_block(block);
+  const int64_t hk = h / plan.p.group();
+  const Scratch t = buffers.scratch_at(plan, slot);
+  const QueryBlock q = buffers.query.at(plan, slot);
+  const QueryScratch qs = buffers.query_scratch.at(plan, slot);
+  const bool lifted = plan.p.lifted(kMatmulS);
+  prepare_queries(kernels, plan, a, qb, h, buffers.keys.mean_k(plan, qb.sequence, hk), q, qs);
+
+  std::fill(t.m, t.m + plan.bq, -kInf);
+  std::fill(t.l, t.l + plan.bq, 0.0f);
+  std::fill(t.ot, t.ot + static_cast<int64_t>(plan.dl) * plan.bq, 0.0f);
+  const int64_t first_key = plan.p.visible(qb.seq, qb.first).begin;
+  const int64_t last_key = plan.p.visible(qb.seq, qb.first + qb.rows - 1).end;
+  for (int64_t tile_k = first_key / plan.bk; tile_k * plan.bk < last_key; ++tile_k) {
+    const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
+    const int64_t key_at = hk * plan.k_blocks + key_block;
+    const Block kb = plan.key_block(key_block);
+    scores(q, key_at, t);
+    const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
+    const bool smooth_q = plan.p.recipe.smooth_q && !lifted;
+    if (smooth_q)
+      mean_query_logits(plan, q.mean, buffers.keys.k_float + key_at * plan.bk * plan.dl, t.bias);
+    const bool dither = plan.p.recipe.rounding == Rounding::dither;
+    const isa::ForwardTile tile{
+        .tile_q = plan.bq,
+        .tile_k = plan.bk,
+        .s = t.s,
+        .s_is_float = lifted,
+        .k_scale = lifted ? buffers.ones : buffers.keys.k_scale + key_at * plan.bk,
+        .lane = q.lane,
+        .bias = smooth_q ? t.bias : nullptr,
+        .begin = masked ? t.begin : nullptr,
+        .end = masked ? t.end : nullptr,
+        .m = t.m,
+        .l = t.l,
+        .alpha = t.alpha,
+        .beta = t.beta,
+        .p_float = tile_k < float_value_tiles(plan.p) || buffers.keys.v_poisoned[key_at] != 0,
+        .p8 = t.p8,
+        .dither_query = dither ? buffers.dither_query : nullptr,
+        .dither_u = dither ? numerics::dither_uniform(plan.p.recipe.seed, qb.sequence, h, qb.index, tile_k,
+                                                      numerics::DitherOperand::p_forward)
+                           : 0.0f};
+    kernels.forward_tile(tile);
+    values(qb, kb, hk, key_at, t, tile);
+  }
+  finish(qb, h, h * plan.q_blocks + block, t, qs);
+}
+
+/// Normalises, adds the mean value back, and writes O, LSE and the block's largest logit.
+void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t, const QueryScratch& q) const {
+  const float* mean_v = buffers.keys.mean_v(plan, qb.sequence, h / plan.p.group());
+  double largest = -std::numeric_limits<double>::infinity();
+  bool poisoned = false;
+  for (int i = 0; i < qb.rows; ++i) {
+    const bool empty = t.l[i] == 0.0f;
+    t.alpha[i] = empty ? 0.0f : 1.0f / t.l[i];
+    t.beta[i] = empty ? 0.0f : 1.0f;
+    const double max_logit = numerics::kLn2 * static_cast<double>(t.m[i]) + q.shift[i];
+    const double lse = max_logit + std::log(static_cast<double>(t.l[i]));
+    *stat_at(a.lse, qb.seq.batch, h, qb.seq.q_begin + qb.first + i) = empty ? -kInf : static_cast<float>(lse);
+    poisoned = poisoned || std::isnan(t.l[i]);
+    if (!empty && max_logit > largest) largest = max_logit;
+  }
+  buffers.block_max[item] = poisoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(largest);
+  for (int i = 0; i < qb.rows; ++i)
+    for (int c = 0; c < plan.dl; ++c)
+      q.rows[static_cast<int64_t>(i) * plan.dl + c] =
+          t.ot[static_cast<int64_t>(c) * plan.bq + i] * t.alpha[i] + mean_v[c] * t.beta[i];
+  kernels.store_rows(a.o.dtype, row_at(a.o, qb.seq.batch, h, qb.seq.q_begin + qb.first), a.o.stride[2], qb.rows,
+                     static_cast<int>(plan.p.d), q.rows, plan.dl, 1.0f);
+}
+
+void reduce_max_logit(const Plan& plan, const Buffers& buffers, float* out) {
+  for (int64_t t = 0; t < plan.num_sequences; ++t)
+    for (int64_t h = 0; h < plan.p.h; ++h) {
+      float largest = -kInf;
+      for (int64_t b = plan.q_start[t]; b < plan.q_start[t + 1]; ++b) {
+        const float x = buffers.block_max[h * plan.q_blocks + b];
+        if (!(x <= largest)) largest = x;  // also takes a NaN
+        if (std::isnan(largest)) break;
+      }
+      out[t * plan.p.h + h] = largest;
+    }
+}
+
+}  // namespace
+
+size_t forward_workspace(const spec::Problem& p) {
+  Plan plan(p, tiles_of(p));
+  Arena arena(nullptr);
+  Buffers buffers(plan, arena);
+  return arena.used();
+}
+
+void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a, void* workspace) {
+  Plan plan(p, tiles_of(p));
+  Arena arena(workspace);
+  Buffers buffers(plan, arena);
+  plan.fill_tables();
+  std::fill(buffers.ones, buffers.ones + plan.bk, 1.0f);
+  for (int i = 0; i < plan.bq; ++i) buffers.dither_query[i] = numerics::dither_query_term(i);
+  prepare_keys(kernels, plan, a, buffers.keys);
+  const Forward call{kernels, plan, a, buffers};
+  run_items(a.parallel_for, plan, p.h * plan.q_blocks,
+            [&](int64_t slot, int64_t item) { call.query_block(slot, item); });
+  if (a.max_logit != nullptr) reduce_max_logit(plan, buffers, a.max_logit);
+}
+
+}  // namespace sagebwd::cpu

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Register-blocked products over panels of 16 columns. Included once per instruction set, inside its namespace, after
+// its vec_*.h and the constants kRows (rows per register block) and kPanels (panels per register block).
+
+enum class Signs { us, su, ss };
+
+template <Signs kSigns>
+inline IVec dot_step(IVec acc, decltype(broadcast_quad(nullptr)) a, Quads b, SignedQuads bs) {
+  if constexpr (kSigns == Signs::us) return dot_us(acc, a, b);
+  if constexpr (kSigns == Signs::su) return dot_su(acc, a, b);
+  return dot_ss(acc, a, bs);
+}
+
+/// One register block: `kRows` rows by N panels. Epilogue(row, column, sums) consumes the result.
+template <Signs kSigns, int N, typename Epilogue>
+inline void int8_block(const Int8Product& p, int row, int panel, const Epilogue& epilogue) {
+  const int64_t panel_bytes = static_cast<int64_t>(p.k) * kLanes;
+  const auto* left = static_cast<const int8_t*>(p.left) + row * p.left_stride;
+  const auto* right = static_cast<const int8_t*>(p.right) + panel * panel_bytes;
+  IVec acc[kRows][N];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+    const IVec start = p.start != nullptr ? load(p.start + (panel + n) * kLanes) : set1(0);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) acc[r][n] = start;
+  }
+  for (int k = 0; k < p.k; k += 4) {
+    Quads b[N];
+    SignedQuads bs[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      b[n] = load_quads(right + n * panel_bytes + k * kLanes);
+      bs[n] = prepare_signed(b[n]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto a = broadcast_quad(left + r * p.left_stride + k);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) acc[r][n] = dot_step<kSigns>(acc[r][n], a, b[n], bs[n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kLanes, acc[r][n]);
+}
+
+template <Signs kSigns, int N, typename Epilogue>
+inline void int8_rows(const Int8Product& p, int panel, const Epilogue& epilogue) {
+  for (int row = 0; row < p.m; row += kRows) int8_block<kSigns, N>(p, row, panel, epilogue);
+}
+
+template <Signs kSigns, typename Epilogue>
+inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
+  const int panels = p.n / kLanes;
+  int panel = 0;
+  for (; panel + kPanels <= panels; panel += kPanels)
+    int8_rows<kSigns, kPanels>(p, panel, epilogue);
+  if constexpr (kPanels > 2) {
+    if (panel + 2 <= panels) {
+      int8_rows<kSigns, 2>(p, panel, epilogue);
+      panel += 2;
+    }
+  }
+  if constexpr (kPanels > 1) {
+    if (panel < panels) int8_rows<kSigns, 1>(p, panel, epilogue);
+  }
+}
+
+template <int R, int N, typename Epilogue>
+inline void float_block(const FloatProduct& p, int row, int panel, const Epilogue& epilogue) {
+  const float* left = p.left + row * p.left_stride;
+  const float* right = p.right + panel * kLanes;
+  Vec acc[R][N];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) acc[r][n] = set1(0.0f);
+  for (int k = 0; k < p.k; ++k) {
+    Vec b[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) b[n] = load(right + k * p.right_stride + n * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vec a = set1(left[r * p.left_stride + k]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) acc[r][n] = fma(a, b[n], acc[r][n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kLanes, acc[r][n]);
+}
+
+template <int N, typename Epilogue>
+inline void float_rows(const FloatProduct& p, int panel, const Epilogue& epilogue) {
+  int row = 0;
+  for (; row + kFloatRows <= p.m; row += kFloatRows)
+    float_block<kFloatRows, N>(p, row, panel, epilogue);
+  for (; row < p.m; row += 2) float_block<2, N>(p, row, panel, epilogue);
+}
+
+template <typename Epilogue>
+inline void float_product(const FloatProduct& p, const Epilogue& epilogue) {
+  const int panels = p.n / kLanes;
+  int panel = 0;
+  for (; panel + kPanels <= panels; panel += kPanels) float_rows<kPanels>(p, panel, epilogue);
+  for (; panel < panels; ++panel) float_rows<1>(p, panel, epilogue);
+}
+
+// What happens to the sums of a product.
+
+struct RowScaled {  // c += sums · row[i]
+  const float* row;
+  float* c;
+  int64_t ldc;
+  void operator()(int i, int j, IVec sums) const {
+    float* at = c + i * ldc + j;
+    store(at, fma(to_float(sums), set1(row[i]), load(at)));
+  }
+};
+
+struct ColumnScaled {  // c += sums · column[j]
+  const float* column;
+  float* c;
+  int64_t ldc;
+  void operator()(int i, int j, IVec sums) const {
+    float* at = c + i * ldc + j;
+    store(at, fma(to_float(sums), load(column + j), load(at)));
+  }
+};
+
+struct Blended {  // c = c · alpha[j] + sums · beta[j]
+  const float *alpha, *beta;
+  float* c;
+  int64_t ldc;
+  void operator()(int i, int j, IVec sums) const { (*this)(i, j, to_float(sums)); }
+  void operator()(int i, int j, Vec sums) const {
+    float* at = c + i * ldc + j;
+    store(at, fma(sums, load(beta + j), mul(load(at), load(alpha + j))));
+  }
+};
+
+inline void store_ss(const Int8Product& p, int32_t* c, int64_t ldc) {
+  int8_product<Signs::ss>(p, [=](int i, int j, IVec sums) { store(c + i * ldc + j, sums); });
+}
+inline void row_us(const Int8Product& p, const float* row, float* c, int64_t ldc) {
+  int8_product<Signs::us>(p, RowScaled{row, c, ldc});
+}
+inline void row_ss(const Int8Product& p, const float* row, float* c, int64_t ldc) {
+  int8_product<Signs::ss>(p, RowScaled{row, c, ldc});
+}
+inline void column_ss(const Int8Product& p, const float* column, float* c, int64_t ldc) {
+  int8_product<Signs::ss>(p, ColumnScaled{column, c, ldc});
+}
+inline void blend_su(const Int8Product& p, const float* alpha, const float* beta, float* c, int64_t ldc) {
+  int8_product<Signs::su>(p, Blended{alpha, beta, c, ldc});
+}
+inline void store_f32(const FloatProduct& p, float* c, int64_t ldc) {
+  float_product(p, [=](int i, int j, Vec sums) { store(c + i * ldc + j, sums); });
+}
+inline void add_f32(const FloatProduct& p, float* c, int64_t ldc) {
+  float_product(p, [=](int i, int j, Vec sums) {
+    float* at = c + i * ldc + j;
+    store(at, add(load(at), sums));
+  });
+}
+inline void blend_f32(const FloatProduct& p, const float* alpha, const float* beta, float* c, int64_t ldc) {
+  float_product(p, Blended{alpha, beta, c, ldc});
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// The work between the products: softmax, its gradient, and quantisation of P and dS. Included once per instruction
+// set, inside its namespace, after its vec_*.h.
+//
+// A tile is processed in groups of 64 queries: four vectors of per-query state stay in registers while the loop runs
+// down the keys.
+
+inline constexpr int kVecs = kGroup / kLanes;
+
+/// 2^x, relative error about 1e-7; exactly 0 below -126.5; NaN stays NaN. x must not exceed 127.
+inline Vec exp2_nonpositive(Vec x) {
+  // Adding 1.5·2^23 + 127 leaves round(x) + 127 in the low bits: shifted, they are the exponent of 2^round(x).
+  const Vec magic = set1(0x1.8p23f + 127.0f);
+  x = max(set1(-127.0f), x);
+  const Vec t = add(x, magic);
+  const Vec r = sub(x, sub(t, magic));
+  Vec y = set1(1.535336188319500e-4f);
+  y = fma(y, r, set1(1.339887440266574e-3f));
+  y = fma(y, r, set1(9.618437357674640e-3f));
+  y = fma(y, r, set1(5.550332471162809e-2f));
+  y = fma(y, r, set1(2.402264791363012e-1f));
+  y = fma(y, r, set1(6.931472028550421e-1f));
+  y = fma(y, r, set1(1.0f));
+  return mul(y, as_float(shift_left_23(as_int(t))));
+}
+
+/// As above for any x; saturates to Inf.
+inline Vec exp2_any(Vec x) { return exp2_nonpositive(min(set1(128.0f), x)); }
+
+struct Scales {
+  Vec scale, inverse;
+};
+
+/// numerics::scale_of and inverse_of of sixteen magnitudes, given as bits.
+inline Scales scales_of(IVec amax_bits) {
+  const Vec amax = as_float(amax_bits);
+  const Vec zero = set1(0.0f);
+  const Lanes alive = greater(amax, set1(numerics::kZeroAmax * (1.0f - 0x1p-24f)));  // amax >= 2^-100
+  const Lanes small = greater(set1(__builtin_inff()), amax);                         // finite
+  Vec s = select(alive, div(amax, set1(numerics::kLevels)), zero);
+  const Vec inverse = select(small, select(alive, div(set1(1.0f), s), zero), zero);
+  // Inf and NaN: neither zero nor finite.
+  s = select(small, s, set1(__builtin_nanf("")));
+  return {s, inverse};
+}
+
+template <bool kDither>
+inline IVec make_code(Vec y, Vec dither_query, float dither_key) {
+  if constexpr (!kDither) return round_to_int(y);
+  Vec t = add(dither_query, set1(dither_key));
+  t = select(greater(set1(1.0f), t), t, sub(t, set1(1.0f)));
+  const Vec c = floor(add(y, t));
+  return round_to_int(min(set1(numerics::kLevels), max(set1(-numerics::kLevels), c)));
+}
+
+template <bool kFloatScores>
+inline Vec load_scores(const void* s, int64_t at) {
+  if constexpr (kFloatScores) return load(static_cast<const float*>(s) + at);
+  return to_float(load(static_cast<const int32_t*>(s) + at));
+}
+
+// ---- forward ----------------------------------------------------------------------------------------------------
+
+/// Logits in log2 units into t.s, and their maximum per query.
+template <bool kFloatScores, bool kMasked>
+inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
+  Vec lane[kVecs];
+  IVec begin[kVecs], end[kVecs];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecs; ++v) {
+    lane[v] = load(t.lane + g + v * kLanes);
+    tile_max[v] = set1(-__builtin_inff());
+    if constexpr (kMasked) {
+      begin[v] = load(t.begin + g + v * kLanes);
+      end[v] = load(t.end + g + v * kLanes);
+    }
+  }
+  for (int j = 0; j < t.tile_k; ++j) {
+    const Vec k_scale = set1(t.k_scale[j]);
+    const Vec bias = set1(t.bias != nullptr ? t.bias[j] : 0.0f);
+    const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      Vec x = load_scores<kFloatScores>(t.s, row + v * kLanes);
+      x = fma(mul(x, k_scale), lane[v], bias);
+      if constexpr (kMasked) x = select(in_range(begin[v], end[v], j), x, set1(-__builtin_inff()));
+      tile_max[v] = max(x, tile_max[v]);  // a NaN is dropped here and comes back through the sum
+      store(static_cast<float*>(t.s) + row + v * kLanes, x);
+    }
+  }
+}
+
+/// exp2(logit - maximum), its sum, and either codes (quads along keys) or, with kKeepFloat, the values themselves.
+template <bool kKeepFloat, bool kDither>
+inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_max)[kVecs],
+                                  Vec (&sum)[kVecs]) {
+  Vec shift[kVecs], dither[kVecs];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecs; ++v) {
+    // A query that sees no key of this tile has maximum -inf; 0 keeps -inf - max at -inf.
+    shift[v] = select(greater(tile_max[v], set1(-__builtin_inff())), tile_max[v], set1(0.0f));
+    sum[v] = set1(0.0f);
+    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kLanes);
+  }
+  float* s = static_cast<float*>(t.s);
+  const Vec levels = set1(numerics::kLevels);
+  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
+  for (int j = 0; j < t.tile_k; j += 4) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      IVec code[4];
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        const int64_t at = static_cast<int64_t>(j + r) * t.tile_q + g + v * kLanes;
+        const Vec p = exp2_nonpositive(sub(load(s + at), shift[v]));
+        sum[v] = add(sum[v], p);
+        if constexpr (kKeepFloat) {
+          store(s + at, p);
+        } else {
+          const float key_term = kDither ? numerics::dither_key_term(j + r, t.dither_u) : 0.0f;
+          code[r] = make_code<kDither>(mul(p, levels), dither[v], key_term);
+        }
+      }
+      if constexpr (!kKeepFloat) {
+        char* quads = static_cast<char*>(t.p8) + (g / kLanes + v) * panel_bytes + j * kLanes;
+        store_quads(quads, code[0], code[1], code[2], code[3]);
+      }
+    }
+  }
+}
+
+inline void forward_tile(const ForwardTile& t) {
+  for (int g = 0; g < t.tile_q; g += kGroup) {
+    Vec tile_max[kVecs], sum[kVecs];
+    const bool masked = t.begin != nullptr;
+    if (t.s_is_float)
+      masked ? forward_logits<true, true>(t, g, tile_max) : forward_logits<true, false>(t, g, tile_max);
+    else
+      masked ? forward_logits<false, true>(t, g, tile_max) : forward_logits<false, false>(t, g, tile_max);
+    if (t.p_float)
+      forward_probabilities<true, false>(t, g, tile_max, sum);
+    else if (t.dither_query != nullptr)
+      forward_probabilities<false, true>(t, g, tile_max, sum);
+    else
+      forward_probabilities<false, false>(t, g, tile_max, sum);
+    for (int v = 0; v < kVecs; ++v) {
+      const int at = g + v * kLanes;
+      const Vec m = load(t.m + at);
+      const Vec m_new = max(tile_max[v], m);
+      const Vec shift = select(greater(m_new, set1(-__builtin_inff())), m_new, set1(0.0f));
+      const Vec alpha = exp2_nonpositive(sub(m, shift));
+      const Vec beta = exp2_nonpositive(sub(tile_max[v], shift));
+      store(t.l + at, add(mul(load(t.l + at), alpha), mul(sum[v], beta)));
+      store(t.m + at, m_new);
+      store(t.alpha + at, alpha);
+      store(t.beta + at, beta);
+    }
+  }
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------------
+
+/// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial maxima each).
+template <bool kFloatScores, bool kMasked>
+inline void backward_gradients(const BackwardTile& t, int g) {
+  Vec lane[kVecs], lse2[kVecs], delta[kVecs], q_scale[kVecs], do_scale[kVecs], sum[kVecs];
+  IVec begin[kVecs], end[kVecs], query_max[kVecs];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecs; ++v) {
+    const int at = g + v * kLanes;
+    lane[v] = load(t.lane + at);
+    lse2[v] = load(t.lse2 + at);
+    delta[v] = load(t.delta + at);
+    q_scale[v] = t.dk_float ? set1(1.0f) : load(t.q_scale + at);
+    do_scale[v] = t.dv_float ? set1(1.0f) : load(t.do_scale + at);
+    query_max[v] = set1(0);
+    sum[v] = set1(0.0f);
+    if constexpr (kMasked) {
+      begin[v] = load(t.begin + at);
+      end[v] = load(t.end + at);
+    }
+  }
+  for (int j = 0; j < t.tile_k; ++j) {
+    const Vec k_scale = set1(t.k_scale[j]);
+    const Vec k_fold = set1(t.k_fold[j]);
+    const Vec bias = set1(t.bias != nullptr ? t.bias[j] : 0.0f);
+    const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
+    IVec p_max = set1(0), ds_max = set1(0);
+    Vec key_sum = set1(0.0f);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      const int64_t at = row + v * kLanes;
+      const Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), lane[v], bias);
+      const Vec p = exp2_any(sub(x, lse2[v]));
+      Vec p_fold = mul(p, do_scale[v]);
+      Vec ds = mul(p, sub(load(t.dp + at), delta[v]));
+      Vec ds_key = mul(ds, q_scale[v]);
+      Vec ds_query = mul(ds, k_fold);
+      if constexpr (kMasked) {
+        // After every product, so that 0 · NaN of a masked pair cannot leak.
+        const Lanes visible = in_range(begin[v], end[v], j);
+        const Vec zero = set1(0.0f);
+        p_fold = select(visible, p_fold, zero);
+        ds = select(visible, ds, zero);
+        ds_key = select(visible, ds_key, zero);
+        ds_query = select(visible, ds_query, zero);
+      }
+      p_max = max_unsigned(p_max, as_int(p_fold));  // p_fold >= 0; a negative NaN is the largest pattern
+      ds_max = max_unsigned(ds_max, magnitude_bits(ds_key));
+      query_max[v] = max_unsigned(query_max[v], magnitude_bits(ds_query));
+      if (t.key_sum != nullptr) key_sum = add(key_sum, ds);
+      if (t.query_sum != nullptr) sum[v] = add(sum[v], ds);
+      store(static_cast<float*>(t.s) + at, p_fold);
+      store(t.dp + at, ds);
+    }
+    int32_t* partial = t.key_max + j * kLanes;
+    int32_t* partial_ds = partial + t.tile_k * kLanes;
+    if (g > 0) {
+      p_max = max_unsigned(p_max, load(partial));
+      ds_max = max_unsigned(ds_max, load(partial_ds));
+    }
+    store(partial, p_max);
+    store(partial_ds, ds_max);
+    if (t.key_sum != nullptr) t.key_sum[j] = (g > 0 ? t.key_sum[j] : 0.0f) + reduce_add(key_sum);
+  }
+  for (int v = 0; v < kVecs; ++v) {
+    const int at = g + v * kLanes;
+    store(reinterpret_cast<int32_t*>(t.ds_query_scale) + at, query_max[v]);  // maxima for now
+    if (t.query_sum != nullptr) store(t.query_sum + at, add(load(t.query_sum + at), sum[v]));
+  }
+}
+
+/// In `paper` all groups of a tile share the largest finite maximum; a poisoned group keeps its NaN.
+inline void share_maximum(int32_t* bits, int n) {
+  int32_t largest = 0;
+  for (int i = 0; i < n; ++i)
+    if (bits[i] >= 0 && bits[i] < 0x7f800000 && bits[i] > largest) largest = bits[i];
+  for (int i = 0; i < n; ++i)
+    if (bits[i] >= 0 && bits[i] < 0x7f800000) bits[i] = largest;
+}
+
+/// Replaces maxima by scales and writes the inverses.
+inline void finish_scales(float* scale, float* inverse, int n, bool per_vector) {
+  int32_t* bits = reinterpret_cast<int32_t*>(scale);
+  if (!per_vector) share_maximum(bits, n);
+  for (int i = 0; i < n; i += kLanes) {
+    const Scales s = scales_of(load(bits + i));
+    store(scale + i, s.scale);
+    store(inverse + i, s.inverse);
+  }
+}
+
+template <bool kDither>
+inline void backward_codes(const BackwardTile& t, int g, const float* p_inverse, const float* key_inverse,
+                           const float* query_inverse) {
+  Vec q_scale[kVecs], inverse[kVecs], dither[kVecs];
+  IVec code_sum[kVecs];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecs; ++v) {
+    const int at = g + v * kLanes;
+    q_scale[v] = load(t.q_scale + at);
+    inverse[v] = load(query_inverse + at);
+    code_sum[v] = set1(0);
+    if constexpr (kDither) dither[v] = load(t.dither_query + at);
+  }
+  const float* s = static_cast<const float*>(t.s);
+  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
+  for (int j = 0; j < t.tile_k; j += 4) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      IVec query_code[4];
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        const int key = j + r;
+        const int64_t at = static_cast<int64_t>(key) * t.tile_q + g + v * kLanes;
+        const Vec ds = load(t.dp + at);
+        float term[3] = {};
+        if constexpr (kDither)
+          for (int o = 0; o < 3; ++o) term[o] = numerics::dither_key_term(key, t.dither_u[o]);
+        const IVec p8 = make_code<kDither>(mul(load(s + at), set1(p_inverse[key])), dither[v], term[0]);
+        store_bytes(static_cast<int8_t*>(t.p8) + at, p8);
+        const Vec y = mul(mul(ds, q_scale[v]), set1(key_inverse[key]));
+        const IVec key_code = make_code<kDither>(y, dither[v], term[2]);
+        store_bytes(static_cast<int8_t*>(t.ds8_key) + at, flip_code(key_code));
+        query_code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[key])), inverse[v]), dither[v], term[1]);
+      }
+      char* quads = static_cast<char*>(t.ds8_query) + (g / kLanes + v) * panel_bytes + j * kLanes;
+      store_quads(quads, query_code[0], query_code[1], query_code[2], query_code[3]);
+      if constexpr (kFlip != 0)
+        code_sum[v] = add(code_sum[v], add(add(query_code[0], query_code[1]),
+                                           add(query_code[2], query_code[3])));
+    }
+  }
+  if constexpr (kFlip != 0)
+    for (int v = 0; v < kVecs; ++v)
+      store(t.ds_query_start + g + v * kLanes, start_of(code_sum[v]));
+}
+
+inline void backward_tile(const BackwardTile& t) {
+  const bool masked = t.begin != nullptr;
+  for (int g = 0; g < t.tile_q; g += kGroup) {
+    if (t.s_is_float)
+      masked ? backward_gradients<true, true>(t, g) : backward_gradients<true, false>(t, g);
+    else
+      masked ? backward_gradients<false, true>(t, g) : backward_gradients<false, false>(t, g);
+  }
+  if (t.dv_float && t.dk_float && t.dq_float) return;
+  for (int j = 0; j < t.tile_k; ++j) {
+    const int32_t* partial = t.key_max + j * kLanes;
+    reinterpret_cast<uint32_t*>(t.p_scale)[j] = reduce_max_unsigned(load(partial));
+    reinterpret_cast<uint32_t*>(t.ds_key_scale)[j] =
+        reduce_max_unsigned(load(partial + t.tile_k * kLanes));
+  }
+  float p_inverse[256], key_inverse[256], query_inverse[256];
+  finish_scales(t.p_scale, p_inverse, t.tile_k, t.per_vector);
+  finish_scales(t.ds_key_scale, key_inverse, t.tile_k, t.per_vector);
+  finish_scales(t.ds_query_scale, query_inverse, t.tile_q, t.per_vector);
+  for (int g = 0; g < t.tile_q; g += kGroup) {
+    if (t.dither_query != nullptr)
+      backward_codes<true>(t, g, p_inverse, key_inverse, query_inverse);
+    else
+      backward_codes<false>(t, g, p_inverse, key_inverse, query_inverse);
+  }
+}

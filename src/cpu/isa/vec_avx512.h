@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sixteen lanes as one 512-bit register. Meanings are those of vec_scalar.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace sagebwd::cpu::isa::avx512 {
+
+using Vec = __m512;
+using IVec = __m512i;
+using Lanes = __mmask16;
+
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline IVec load(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+inline void store(int32_t* p, IVec x) { _mm512_storeu_si512(p, x); }
+inline Vec set1(float x) { return _mm512_set1_ps(x); }
+inline IVec set1(int32_t x) { return _mm512_set1_epi32(x); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec floor(Vec a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+inline IVec add(IVec a, IVec b) { return _mm512_add_epi32(a, b); }
+inline IVec max_unsigned(IVec a, IVec b) { return _mm512_max_epu32(a, b); }
+inline IVec as_int(Vec a) { return _mm512_castps_si512(a); }
+inline Vec as_float(IVec a) { return _mm512_castsi512_ps(a); }
+inline IVec magnitude_bits(Vec a) {
+  return _mm512_and_si512(as_int(a), _mm512_set1_epi32(0x7fffffff));
+}
+inline Vec to_float(IVec a) { return _mm512_cvtepi32_ps(a); }
+inline IVec round_to_int(Vec a) { return _mm512_cvtps_epi32(a); }
+inline IVec shift_left_23(IVec a) { return _mm512_slli_epi32(a, 23); }
+inline Lanes in_range(IVec lo, IVec hi, int32_t x) {
+  const IVec v = _mm512_set1_epi32(x);
+  return _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(lo, v), v, hi);
+}
+inline Lanes greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline Vec select(Lanes m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
+inline void store_bytes(void* p, IVec x) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+}
+inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
+  const IVec ab = _mm512_mask_blend_epi8(0x2222222222222222ull, a, _mm512_slli_epi32(b, 8));
+  const IVec cd = _mm512_mask_blend_epi8(0x8888888888888888ull, _mm512_slli_epi32(c, 16),
+                                         _mm512_slli_epi32(d, 24));
+  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, ab, cd));
+}
+inline uint32_t reduce_max_unsigned(IVec a) { return _mm512_reduce_max_epu32(a); }
+inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a); }
+
+// vpdpbusd multiplies unsigned by signed bytes. A signed left operand is stored with 128 added; the accumulator then
+// starts at -128 times the column sums (Kernels::flip).
+using Quads = IVec;
+using SignedQuads = IVec;
+inline Quads load_quads(const void* p) { return _mm512_loadu_si512(p); }
+inline SignedQuads prepare_signed(Quads b) { return b; }
+inline IVec broadcast_quad(const void* a) {
+  int32_t w;
+  std::memcpy(&w, a, 4);
+  return _mm512_set1_epi32(w);
+}
+inline IVec dot_us(IVec acc, IVec a, Quads b) { return _mm512_dpbusd_epi32(acc, a, b); }
+inline IVec dot_su(IVec acc, IVec a, Quads b) { return _mm512_dpbusd_epi32(acc, b, a); }
+inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) { return _mm512_dpbusd_epi32(acc, a, b); }
+
+}  // namespace sagebwd::cpu::isa::avx512

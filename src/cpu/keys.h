@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The key side of a call: means, codes and operand layouts of K and V, made once and read by every query block.
+#pragma once
+
+#include "cpu/plan.h"
+
+namespace sagebwd::cpu {
+
+/// What a call needs from the key side. Blocks are [hk][k_blocks].
+struct KeyNeeds {
+  bool k8t, v8t, k_float, kt_float, v_float;
+  int64_t vt_float_tiles;  // leading tiles of each sequence with FP32 Vᵀ
+};
+
+struct KeyData {
+  KeyNeeds needs;
+  float *mu_k = nullptr, *mu_v = nullptr;  // [num_sequences][hk][dl]
+  int8_t* k8 = nullptr;                    // [bk][dk] a block, left operand
+  float* k_scale = nullptr;                // [bk] a block
+  int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand
+  int8_t* v8t = nullptr;                   // [dl][bk] a block, left operand
+  float* v_scale = nullptr;                // one a block
+  uint8_t* v_poisoned = nullptr;           // one a block: it holds NaN or Inf, codes are no use
+  float* k_float = nullptr;                // [bk][dl] a block, mean removed
+  float* kt_float = nullptr;               // [dl][bk] a block, mean removed
+  float* v_float = nullptr;                // [bk][dl] a block, as given
+  float* vt_float = nullptr;               // [dl][bk] a block, mean removed
+  float* rows = nullptr;                   // [slots][bk][dl] scratch
+  int8_t* codes = nullptr;                 // [slots][bk][dk] scratch
+
+  void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
+  const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {
+    return mu_k + (sequence * plan.p.hk + hk) * plan.dl;
+  }
+  const float* mean_v(const Plan& plan, int64_t sequence, int64_t hk) const {
+    return mu_v + (sequence * plan.p.hk + hk) * plan.dl;
+  }
+};
+
+void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const KeyData& data);
+
+}  // namespace sagebwd::cpu

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/plan.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace sagebwd::cpu {
+namespace {
+
+/// Work items the backward aims at, whatever the number of threads: results must not depend on it.
+constexpr int64_t kBackwardItems = 32;
+constexpr int64_t kMaxChunks = 8;
+
+int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0, tile)); }
+
+}  // namespace
+
+dispatch::Tiles tiles_of(const spec::Problem& p) {
+  const Recipe& r = p.recipe;
+  const bool paper = r.scheme == Scheme::paper;
+  return {r.tile_q != 0 ? r.tile_q : paper ? 128 : 64, r.tile_k != 0 ? r.tile_k : paper ? 64 : 128};
+}
+
+Plan::Plan(const spec::Problem& problem, dispatch::Tiles tiles)
+    : p(problem), bq(tiles.q), bk(tiles.k) {
+  dl = static_cast<int>(round_up(p.d, isa::kLanes));
+  dk = static_cast<int>(round_up(p.d, isa::kContract));
+  num_sequences = p.num_sequences();
+  q_blocks = k_blocks = 0;
+  int64_t most_key_blocks = 0;
+  for (int64_t t = 0; t < num_sequences; ++t) {
+    const spec::Sequence s = p.sequence(t);
+    q_blocks += ceil_div(s.nq, bq);
+    k_blocks += ceil_div(s.nk, bk);
+    most_key_blocks = std::max(most_key_blocks, ceil_div(s.nk, bk));
+  }
+  const int64_t heads = std::max<int64_t>(1, num_sequences * p.hk);
+  chunks = static_cast<int>(std::clamp<int64_t>(ceil_div(kBackwardItems, heads), 1,
+                                                std::clamp<int64_t>(most_key_blocks, 1, kMaxChunks)));
+  // The caller's pool may have any number of threads; more than the machine has would not help.
+  slots = std::max(default_threads(), static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+void Plan::place_tables(Arena& arena) {
+  q_start = arena.take<int64_t>(num_sequences + 1);
+  k_start = arena.take<int64_t>(num_sequences + 1);
+}
+
+void Plan::fill_tables() {
+  q_start[0] = k_start[0] = 0;
+  for (int64_t t = 0; t < num_sequences; ++t) {
+    const spec::Sequence s = p.sequence(t);
+    q_start[t + 1] = q_start[t] + ceil_div(s.nq, bq);
+    k_start[t + 1] = k_start[t] + ceil_div(s.nk, bk);
+  }
+}
+
+Block Plan::find(const int64_t* start, int64_t block, int tile, bool queries) const {
+  // The last sequence that starts at or before the block; sequences without blocks are skipped.
+  const int64_t t = std::upper_bound(start, start + num_sequences + 1, block) - start - 1;
+  const spec::Sequence s = p.sequence(t);
+  const int64_t index = block - start[t];
+  const int64_t first = index * tile;
+  const int64_t n = queries ? s.nq : s.nk;
+  return {s, t, index, first, static_cast<int>(std::min<int64_t>(tile, n - first))};
+}
+
+bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
+                     int32_t* end) {
+  const spec::KeyRange first = plan.p.visible(queries.seq, queries.first);
+  const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
+  const bool whole = queries.rows == plan.bq && last.begin <= keys.first && first.end >= keys.first + plan.bk;
+  if (whole) return false;
+  for (int i = 0; i < plan.bq; ++i) {
+    begin[i] = end[i] = 0;
+    if (i >= queries.rows) continue;
+    const spec::KeyRange r = plan.p.visible(queries.seq, queries.first + i);
+    begin[i] = clip(r.begin - keys.first, plan.bk);
+    end[i] = clip(r.end - keys.first, plan.bk);
+  }
+  return true;
+}
+
+}  // namespace sagebwd::cpu

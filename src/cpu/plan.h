@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a problem is cut into blocks, and where everything lies in the workspace.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/math.h"
+#include "base/parallel.h"
+#include "cpu/isa/kernels.h"
+#include "dispatch/implementation.h"
+#include "spec/problem.h"
+
+namespace sagebwd::cpu {
+
+/// Hands out 64-byte aligned pieces of the workspace. With a null base it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    const size_t at = used_;
+    used_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+/// A block of queries or keys of one sequence.
+struct Block {
+  spec::Sequence seq;
+  int64_t sequence;  // index of seq
+  int64_t index;     // of the block inside its sequence
+  int64_t first;     // first token inside its sequence
+  int rows;          // tokens it really has
+};
+
+/// Sizes that follow from the problem. Blocks are numbered through all sequences.
+struct Plan {
+  Plan(const spec::Problem& problem, dispatch::Tiles tiles);
+
+  const spec::Problem& p;
+  int bq, bk;
+  int dl;  // head dim padded to whole vectors
+  int dk;  // head dim padded to an INT8 contraction
+  int64_t num_sequences, q_blocks, k_blocks;
+  int chunks;       // backward: key blocks kb with kb % chunks == c share one partial dQ
+  int slots;        // workers that run at once, each with its own scratch memory
+  int64_t *q_start = nullptr, *k_start = nullptr;  // [num_sequences + 1] first block of each sequence
+
+  void place_tables(Arena& arena);
+  void fill_tables();
+  Block query_block(int64_t block) const { return find(q_start, block, bq, true); }
+  Block key_block(int64_t block) const { return find(k_start, block, bk, false); }
+  int64_t key_blocks_of(int64_t sequence) const { return k_start[sequence + 1] - k_start[sequence]; }
+
+ private:
+  Block find(const int64_t* start, int64_t block, int tile, bool queries) const;
+};
+
+dispatch::Tiles tiles_of(const spec::Problem& p);
+
+/// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own scratch memory.
+template <typename F>
+void run_items(const ParallelFor& pf, const Plan& plan, int64_t items, F&& body) {
+  std::atomic<int64_t> next{0};
+  const int64_t workers = items < plan.slots ? items : plan.slots;
+  parallel_for(pf, workers, [&](int64_t slot) {
+    for (int64_t i = next++; i < items; i = next++) body(slot, i);
+  });
+}
+
+/// Address of token n of head h.
+inline char* row_at(const TensorView& t, int64_t b, int64_t h, int64_t n) {
+  const int64_t element = b * t.stride[0] + h * t.stride[1] + n * t.stride[2];
+  return static_cast<char*>(t.data) + element * dtype_size(t.dtype);
+}
+
+inline float* stat_at(const StatsView& s, int64_t b, int64_t h, int64_t n) {
+  return s.data + b * s.stride[0] + h * s.stride[1] + n * s.stride[2];
+}
+
+/// Visible keys of each query of a block, relative to key k0 and clipped to a tile; none for padding queries.
+/// Returns false when every real query sees the whole tile and there are no padding queries.
+bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
+                     int32_t* end);
+
+}  // namespace sagebwd::cpu

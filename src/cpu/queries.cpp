@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/queries.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "numerics/quantize.h"
+
+namespace sagebwd::cpu {
+
+void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted) {
+  q8 = arena.take<int8_t>(blocks * plan.bq * plan.dk);
+  scale = arena.take<float>(blocks * plan.bq);
+  lane = arena.take<float>(blocks * plan.bq);
+  start = arena.take<int32_t>(blocks * plan.bq);
+  mean = arena.take<float>(blocks * plan.dl);
+  if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
+}
+
+QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
+  QueryBlock b = *this;
+  b.q8 += block * plan.bq * plan.dk;
+  b.scale += block * plan.bq;
+  b.lane += block * plan.bq;
+  b.start += block * plan.bq;
+  b.mean += block * plan.dl;
+  if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
+  return b;
+}
+
+void QueryScratch::place(Arena& arena, const Plan& plan) {
+  rows = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.dl);
+  smooth = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.dl);
+  codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bq * plan.dk);
+  shift = arena.take<double>(static_cast<int64_t>(plan.slots) * plan.bq);
+}
+
+QueryScratch QueryScratch::at(const Plan& plan, int64_t slot) const {
+  return {rows + slot * plan.bq * plan.dl, smooth + slot * plan.bq * plan.dl, codes + slot * plan.bq * plan.dk,
+          shift + slot * plan.bq};
+}
+
+void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b,
+                     int64_t h, float* rows) {
+  kernels.load_rows(x.dtype, row_at(x, b.seq.batch, h, b.seq.q_begin + b.first), x.stride[2], b.rows,
+                    static_cast<int>(plan.p.d), rows, plan.dl);
+  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + static_cast<int64_t>(plan.bq) * plan.dl, 0.0f);
+}
+
+void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const Block& b,
+                     int64_t h, const float* mu_k, const QueryBlock& out, const QueryScratch& scratch) {
+  const int d = static_cast<int>(plan.p.d);
+  const Recipe& recipe = plan.p.recipe;
+  load_query_rows(kernels, plan, a.q, b, h, scratch.rows);
+  for (int i = 0; i < b.rows; ++i) {
+    const float* q = scratch.rows + static_cast<int64_t>(i) * plan.dl;
+    double dot = 0.0;
+    for (int c = 0; c < d; ++c) dot += static_cast<double>(q[c]) * static_cast<double>(mu_k[c]);
+    scratch.shift[i] = static_cast<double>(plan.p.scale) * dot;
+  }
+  const float unit = plan.p.scale * numerics::kLog2e;
+  std::fill(out.mean, out.mean + plan.dl, 0.0f);
+  if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
+    kernels.transpose_f32(scratch.rows, plan.dl, plan.bq, plan.dl, out.qt_float, plan.bq);
+    std::fill(out.lane, out.lane + plan.bq, unit);
+  }
+
+  const float* rows = scratch.rows;
+  if (recipe.smooth_q) {
+    double sum[256] = {};
+    const int count = kernels.sum_rows(scratch.rows, plan.dl, b.rows, d, sum);
+    for (int c = 0; c < d && count > 0; ++c) out.mean[c] = static_cast<float>(sum[c] / count);
+    for (int i = 0; i < plan.bq; ++i)
+      for (int c = 0; c < plan.dl; ++c) {
+        const int64_t at = static_cast<int64_t>(i) * plan.dl + c;
+        scratch.smooth[at] = i < b.rows ? scratch.rows[at] - out.mean[c] : 0.0f;
+      }
+    rows = scratch.smooth;
+  }
+  std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
+  std::fill(out.scale, out.scale + plan.bq, 0.0f);
+  kernels.quantize_rows(rows, plan.dl, b.rows, recipe.scheme == Scheme::vectorwise, out.scale, scratch.codes,
+                        plan.dk);
+  kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
+  for (int i = 0; i < plan.bq; ++i) {
+    int32_t sum = 0;
+    for (int c = 0; c < plan.dl; ++c) sum += scratch.codes[static_cast<int64_t>(i) * plan.dk + c];
+    out.start[i] = -sum * kernels.flip;
+    if (out.qt_float == nullptr) out.lane[i] = out.scale[i] * unit;
+  }
+}
+
+void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias) {
+  const double unit = static_cast<double>(plan.p.scale * numerics::kLog2e);
+  for (int j = 0; j < plan.bk; ++j) {
+    double dot = 0.0;
+    for (int c = 0; c < plan.dl; ++c)
+      dot += static_cast<double>(mean[c]) * static_cast<double>(k_rows[static_cast<int64_t>(j) * plan.dl + c]);
+    bias[j] = static_cast<float>(unit * dot);
+  }
+}
+
+}  // namespace sagebwd::cpu

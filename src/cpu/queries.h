@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The query side of one block: codes of Q in the layout S wants, per-query scales, and the shift of the logits that
+// K-smoothing took away.
+#pragma once
+
+#include "cpu/plan.h"
+
+namespace sagebwd::cpu {
+
+/// One block of queries, ready for S. Arrays have bq entries unless said otherwise; padding queries are zero.
+struct QueryBlock {
+  int8_t* q8 = nullptr;       // quads along d: [bq/16][dk/4][16][4]
+  float* scale = nullptr;     // of the codes; NaN for a token that is not finite
+  float* lane = nullptr;      // what turns K-scaled sums into logits in log2 units
+  int32_t* start = nullptr;   // accumulator start of S (Kernels::flip)
+  float* mean = nullptr;      // [dl] mean query of the block; zero unless smooth_q
+  float* qt_float = nullptr;  // [dl][bq], only when S is lifted
+
+  void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
+  QueryBlock at(const Plan& plan, int64_t block) const;
+};
+
+/// Scratch of prepare_queries, one per slot.
+struct QueryScratch {
+  float* rows = nullptr;    // [bq][dl]: the queries as given, afterwards
+  float* smooth = nullptr;  // [bq][dl]: mean removed
+  int8_t* codes = nullptr;  // [bq][dk]
+  double* shift = nullptr;  // [bq] scale · q·mean(K)
+
+  void place(Arena& arena, const Plan& plan);
+  QueryScratch at(const Plan& plan, int64_t slot) const;
+};
+
+void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const Block& b,
+                     int64_t h, const float* mu_k, const QueryBlock& out, const QueryScratch& scratch);
+
+/// Loads bq rows of a query-shaped tensor, padding queries zero.
+void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b,
+                     int64_t h, float* rows);
+
+/// Logits of the mean query for each key of a block, in log2 units (smooth_q).
+void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias);
+
+}  // namespace sagebwd::cpu

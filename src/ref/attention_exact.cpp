@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ref/attention_exact.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sagebwd::ref {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// Queries are taken in small blocks, so that one pass over K or V serves several rows.
+constexpr int64_t kBlock = 8;
+
+struct Range {
+  int64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+Range visible_range(const ExactHead& head, int64_t i) {
+  if (!head.visible) return {0, head.nk};
+  const auto [begin, end] = head.visible(i);
+  const Range r{std::max<int64_t>(begin, 0), std::min(end, head.nk)};
+  return r.empty() ? Range{} : r;
+}
+
+std::vector<double> transposed(const double* x, int64_t rows, int64_t cols) {
+  std::vector<double> t(static_cast<size_t>(rows * cols));
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c) t[c * rows + r] = x[r * cols + c];
+  return t;
+}
+
+/// to[j] += Σ_t a[t]·b[t, j] for j < n; four terms at a time spare loads and stores of `to`.
+void add_products(int64_t terms, const double* a, const double* b, int64_t ldb, int64_t n,
+                  double* to) {
+  int64_t t = 0;
+  for (; t + 4 <= terms; t += 4) {
+    const double *b0 = b + t * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+    for (int64_t j = 0; j < n; ++j)
+      to[j] += (a[t] * b0[j] + a[t + 1] * b1[j]) + (a[t + 2] * b2[j] + a[t + 3] * b3[j]);
+  }
+  for (; t < terms; ++t)
+    for (int64_t j = 0; j < n; ++j) to[j] += a[t] * b[t * ldb + j];
+}
+
+/// One block of query rows and its stripes of the score matrices.
+class Block {
+ public:
+  Block(const ExactHead& head, int64_t first, std::vector<double>& memory)
+      : head_(head), first_(first), rows_(std::min(kBlock, head.nq - first)) {
+    const int64_t stripe = kBlock * head.nk;
+    memory.resize(static_cast<size_t>(4 * stripe));
+    s = memory.data(), p = s + stripe, dp = p + stripe, ds = dp + stripe;
+    for (int64_t r = 0; r < rows_; ++r) range[r] = visible_range(head, first + r);
+  }
+
+  int64_t rows() const { return rows_; }
+  double* row(double* stripe, int64_t r) const { return stripe + r * head_.nk; }
+
+  /// out[r, j] = factor · Σ_c x[r, c]·yt[c, j] over the visible keys j, yt being [d, nk].
+  void scores(double factor, const double* x, const double* yt, double* out) const {
+    for_key_blocks([&](int64_t r, int64_t begin, int64_t end) {
+      double* to = row(out, r);
+      std::fill(to + begin, to + end, 0.0);
+      add_products(head_.d, x + (first_ + r) * head_.d, yt + begin, head_.nk, end - begin,
+                   to + begin);
+      for (int64_t j = begin; j < end; ++j) to[j] *= factor;
+    });
+  }
+
+  /// out[r, :] += Σ_j w[r, j]·y[j, :] over the visible keys, y being [nk, d].
+  void gather(const double* w, const double* y, double* out) const {
+    for_key_blocks([&](int64_t r, int64_t begin, int64_t end) {
+      add_products(end - begin, w + r * head_.nk + begin, y + begin * head_.d, head_.d, head_.d,
+                   out + (first_ + r) * head_.d);
+    });
+  }
+
+  /// out[j, :] += w[r, j]·x[r, :] for the visible keys, out being [nk, d].
+  void scatter(const double* w, const double* x, double* out) const {
+    for_key_blocks([&](int64_t r, int64_t begin, int64_t end) {
+      const double* from = x + (first_ + r) * head_.d;
+      for (int64_t j = begin; j < end; ++j)
+        for (int64_t c = 0; c < head_.d; ++c) out[j * head_.d + c] += w[r * head_.nk + j] * from[c];
+    });
+  }
+
+  Range range[kBlock];
+  double *s, *p, *dp, *ds;  // [kBlock, nk]
+
+ private:
+  /// f(r, begin, end) for each row's visible part of each block of keys; the block stays in cache
+  /// for all rows.
+  template <typename F>
+  void for_key_blocks(F f) const {
+    constexpr int64_t kKeys = 32;
+    for (int64_t j0 = 0; j0 < head_.nk; j0 += kKeys) {
+      for (int64_t r = 0; r < rows_; ++r) {
+        const int64_t begin = std::max(j0, range[r].begin);
+        const int64_t end = std::min(j0 + kKeys, range[r].end);
+        if (begin < end) f(r, begin, end);
+      }
+    }
+  }
+
+  const ExactHead& head_;
+  int64_t first_, rows_;
+};
+
+/// Softmax of one row in two passes: the largest logit, then the sum. Returns lse.
+double softmax(const double* s, double* p, Range range, double& max_logit) {
+  double top = -kInf;
+  for (int64_t j = range.begin; j < range.end; ++j) {
+    top = std::max(top, s[j]);
+    // max drops a NaN on its right, and the result must keep it.
+    if (std::isnan(s[j]) || max_logit < s[j]) max_logit = s[j];
+  }
+  double sum = 0;
+  for (int64_t j = range.begin; j < range.end; ++j) sum += p[j] = std::exp(s[j] - top);
+  for (int64_t j = range.begin; j < range.end; ++j) p[j] /= sum;
+  return top + std::log(sum);
+}
+
+}  // namespace
+
+ExactResult attention_exact(const ExactHead& head,
+                            const std::function<void(const ExactRow&)>& tap) {
+  const int64_t d = head.d;
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  const bool backward = head.dout != nullptr;
+
+  ExactResult out;
+  out.max_logit = -kInf;
+  out.o.assign(size(head.nq * d), 0.0);
+  out.lse.assign(size(head.nq), -kInf);
+  if (backward) {
+    out.delta.assign(size(head.nq), 0.0);
+    out.dq.assign(size(head.nq * d), 0.0);
+    out.dk.assign(size(head.nk * d), 0.0);
+    out.dv.assign(size(head.nk * d), 0.0);
+  }
+
+  const std::vector<double> kt = transposed(head.k, head.nk, d);
+  const std::vector<double> vt = transposed(head.v, head.nk, backward ? d : 0);
+  std::vector<double> memory;
+  for (int64_t first = 0; first < head.nq; first += kBlock) {
+    const Block b(head, first, memory);
+    b.scores(head.scale, head.q, kt.data(), b.s);
+    for (int64_t r = 0; r < b.rows(); ++r)
+      if (!b.range[r].empty())
+        out.lse[first + r] = softmax(b.row(b.s, r), b.row(b.p, r), b.range[r], out.max_logit);
+    b.gather(b.p, head.v, out.o.data());
+
+    if (backward) {
+      b.scores(1.0, head.dout, vt.data(), b.dp);
+      for (int64_t r = 0; r < b.rows(); ++r) {
+        const int64_t i = first + r;
+        if (b.range[r].empty()) continue;
+        double delta = head.dlse != nullptr ? -head.dlse[i] : 0.0;
+        for (int64_t c = 0; c < d; ++c) delta += head.dout[i * d + c] * out.o[i * d + c];
+        out.delta[i] = delta;
+        const double *p = b.row(b.p, r), *dp = b.row(b.dp, r);
+        double* ds = b.row(b.ds, r);
+        for (int64_t j = b.range[r].begin; j < b.range[r].end; ++j) ds[j] = p[j] * (dp[j] - delta);
+      }
+      b.gather(b.ds, head.k, out.dq.data());
+      b.scatter(b.ds, head.q, out.dk.data());
+      b.scatter(b.p, head.dout, out.dv.data());
+    }
+
+    if (!tap) continue;
+    for (int64_t r = 0; r < b.rows(); ++r) {
+      const Range at = b.range[r];
+      if (at.empty()) continue;
+      tap({first + r, at.begin, at.end, b.row(b.s, r) + at.begin, b.row(b.p, r) + at.begin,
+           backward ? b.row(b.dp, r) + at.begin : nullptr,
+           backward ? b.row(b.ds, r) + at.begin : nullptr});
+    }
+  }
+  for (double& x : out.dq) x *= head.scale;
+  for (double& x : out.dk) x *= head.scale;
+  return out;
+}
+
+ExactTile exact_tile(const ExactHead& head, const ExactResult& result, int64_t q0, int64_t rows,
+                     int64_t k0, int64_t cols) {
+  const int64_t d = head.d;
+  const auto kt = transposed(head.k + k0 * d, cols, d), vt = transposed(head.v + k0 * d, cols, d);
+  const std::vector<double> zeros(static_cast<size_t>(rows * cols), 0.0);
+  ExactTile t{zeros, zeros, zeros, zeros};
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t i = q0 + r;
+    add_products(d, head.q + i * d, kt.data(), cols, cols, &t.s[r * cols]);
+    add_products(d, head.dout + i * d, vt.data(), cols, cols, &t.dp[r * cols]);
+    for (int64_t at = r * cols; at < (r + 1) * cols; ++at) {
+      t.s[at] *= head.scale;
+      t.p[at] = std::exp(t.s[at] - result.lse[i]);
+      t.ds[at] = t.p[at] * (t.dp[at] - result.delta[i]);
+    }
+  }
+  return t;
+}
+
+}  // namespace sagebwd::ref

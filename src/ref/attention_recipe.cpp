@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles go query block by query block, key tiles in increasing order inside. Forward: online
+// softmax with the row's largest logit of the tile as the scale of P. Backward: P rebuilt from LSE,
+// then dV, dQ and dK tile by tile.
+#include "ref/attention_recipe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/math.h"
+#include "numerics/quantize.h"
+#include "ref/recipe_inputs.h"
+#include "ref/recipe_tile.h"
+
+namespace sagebwd::ref {
+namespace {
+
+using numerics::DitherOperand;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+double dot(const float* a, const float* b, int64_t n) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += static_cast<double>(a[c]) * b[c];
+  return sum;
+}
+
+/// What K-smoothing took out of every logit of row i.
+double mean_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i) {
+  return static_cast<double>(head.scale) * dot(head.q + i * head.d, in.mu_k.data(), head.d);
+}
+
+bool lifted(const RecipeHead& head, Matmul m) { return (head.recipe.high_precision & m) != 0; }
+
+const int8_t* codes_or_null(const TileCodes& t) {
+  return t.codes.empty() ? nullptr : t.codes.data();
+}
+const float* scale_or_null(const TileCodes& t) {
+  return t.codes.empty() ? nullptr : t.scale.data();
+}
+
+/// One query block on its way through the key tiles.
+struct ForwardBlock {
+  ForwardBlock(int64_t rows, int64_t d)
+      : top(size(rows), -kInf),
+        sum(size(rows), 0.0f),
+        acc(size(rows * d), 0.0f),
+        seen(size(rows), false),
+        nan_logit(size(rows), false) {}
+  std::vector<float> top, sum;  // [rows]: running maximum, running sum of exp2(s2 - top)
+  std::vector<float> acc;       // [rows, d]
+  std::vector<bool> seen, nan_logit;
+};
+
+/// A tile kept until its query block is done, when LSE is known and the tap can be told.
+struct KeptTile {
+  Tile tile;
+  std::vector<float> s2, p, tile_top;
+  std::vector<int8_t> p8;
+};
+
+bool floating_pv(const RecipeHead& head, const RecipeInputs& in, int64_t k_index) {
+  const int tiles = head.recipe.pv16_tiles;
+  return lifted(head, kMatmulO) || tiles < 0 || k_index < tiles || in.v_block_poisoned[k_index];
+}
+
+KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile,
+                      const std::vector<float>& bias, ForwardBlock& block) {
+  const int64_t d = head.d;
+  const Tile& t = tile;
+  std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulS));
+  std::vector<float> p(t.size(), 0.0f), tile_top(size(t.rows), -kInf);
+  t.for_visible([&](int64_t i, int64_t, int64_t at) {
+    if (std::isnan(s2[at])) block.nan_logit[i] = true;  // the maximum drops it; P does not
+    tile_top[i] = std::max(tile_top[i], s2[at]);
+  });
+  t.for_visible([&](int64_t i, int64_t, int64_t at) { p[at] = std::exp2(s2[at] - tile_top[i]); });
+
+  const bool floating = floating_pv(head, x.inputs, t.k_index);
+  std::vector<float> part(size(t.rows * d), 0.0f);
+  std::vector<int8_t> p8;
+  if (floating) {
+    for (int64_t i = 0; i < t.rows; ++i) {
+      const auto [begin, end] = t.seen[i];  // masked values stay out, whatever they hold
+      matmul_add(1, d, end - begin, p.data() + i * t.cols + begin, 0, 1,
+                 x.v_smooth.data() + (t.k0 + begin) * d, d, &part[i * d], d);
+    }
+  } else {
+    const Rounder round(head, t, DitherOperand::p_forward);
+    p8.assign(t.size(), 0);
+    t.for_visible(
+        [&](int64_t i, int64_t j, int64_t at) { p8[at] = round(p[at], numerics::kLevels, i, j); });
+    matmul_add(t.rows, d, t.cols, p8.data(), t.cols, 1, &x.v8[t.k0 * d], d, part.data(), d);
+  }
+
+  for (int64_t i = 0; i < t.rows; ++i) {
+    if (t.seen[i].empty()) continue;
+    float tile_sum = 0.0f;
+    for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j) tile_sum += p[i * t.cols + j];
+    const float top = std::max(block.top[i], tile_top[i]);
+    const float alpha = block.seen[i] ? std::exp2(block.top[i] - top) : 0.0f;
+    const float beta = std::exp2(tile_top[i] - top);
+    const float factor = floating ? beta : beta * x.inputs.v_scale[t.k_index] / numerics::kLevels;
+    block.sum[i] = block.sum[i] * alpha + tile_sum * beta;
+    for (int64_t c = 0; c < d; ++c)
+      block.acc[i * d + c] = block.acc[i * d + c] * alpha + part[i * d + c] * factor;
+    block.top[i] = top;
+    block.seen[i] = true;
+  }
+  return {std::move(tile), std::move(s2), std::move(p), std::move(tile_top), std::move(p8)};
+}
+
+void show_forward_tile(const KeptTile& kept, const ForwardBlock& block, const RecipeTap& tap) {
+  const Tile& t = kept.tile;
+  std::vector<float> p(kept.p), p_scale(size(t.rows), 0.0f);
+  for (int64_t i = 0; i < t.rows; ++i) {
+    if (t.seen[i].empty()) continue;
+    const float norm = std::exp2(kept.tile_top[i] - block.top[i]) / block.sum[i];
+    p_scale[i] = norm / numerics::kLevels;
+    for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j) p[i * t.cols + j] *= norm;
+  }
+  RecipeTile view{};
+  view.q0 = t.q0, view.k0 = t.k0, view.rows = t.rows, view.cols = t.cols;
+  view.s2 = kept.s2.data(), view.p = p.data();
+  if (!kept.p8.empty()) view.p8 = kept.p8.data(), view.p_scale = p_scale.data();
+  tap(view);
+}
+
+void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_t q0,
+                          const ForwardBlock& block, RecipeForward& out) {
+  for (int64_t r = 0; r < static_cast<int64_t>(block.top.size()); ++r) {
+    if (!block.seen[r]) continue;
+    const int64_t i = q0 + r;
+    for (int64_t c = 0; c < head.d; ++c)
+      out.o[i * head.d + c] = block.acc[r * head.d + c] / block.sum[r] + in.mu_v[c];
+    const double mean = mean_logit(head, in, i), top = block.top[r];
+    out.lse[i] = static_cast<float>(
+        numerics::kLn2 * (top + std::log2(static_cast<double>(block.sum[r]))) + mean);
+    const float logit = block.nan_logit[r] ? std::numeric_limits<float>::quiet_NaN()
+                                           : static_cast<float>(numerics::kLn2 * top + mean);
+    if (std::isnan(logit) || out.max_logit < logit) out.max_logit = logit;
+  }
+}
+
+/// What the backward carries from tile to tile.
+struct BackwardState {
+  TokenCodes dout;              // codes and scales of dO
+  std::vector<float> dout8;     // the codes as floats
+  std::vector<float> log2_lse;  // [nq], of the smoothed logits
+  std::vector<bool> active;     // [nq]; false: LSE is -inf, the row has P = 0
+  std::vector<double> row_sum;  // [nq], Σ_j dS
+};
+
+BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
+                             const RecipeInputs& inputs, RecipeBackward& out) {
+  BackwardState s;
+  const bool per_token = head.recipe.scheme == Scheme::vectorwise;
+  s.dout = quantize_tokens(in.dout, head.nq, head.d, per_token ? 1 : head.recipe.tile_q);
+  s.dout8 = as_floats(s.dout.codes);
+  s.row_sum.assign(size(head.nq), 0.0);
+  for (int64_t i = 0; i < head.nq; ++i) {
+    const bool active = in.lse[i] != -kInf;
+    const double log2e = 1.0 / numerics::kLn2, lse = in.lse[i];
+    const double delta =
+        dot(in.dout + i * head.d, in.o + i * head.d, head.d) - (in.dlse ? in.dlse[i] : 0.0f);
+    s.active.push_back(active);
+    s.log2_lse.push_back(active ? static_cast<float>((lse - mean_logit(head, inputs, i)) * log2e)
+                                : 0.0f);
+    out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
+  }
+  return s;
+}
+
+/// to[line, :] += scale[line] · part[line, :]
+void add_scaled(const std::vector<float>& part, const std::vector<float>& scale, int64_t d,
+                float* to) {
+  for (int64_t n = 0; n < static_cast<int64_t>(scale.size()); ++n)
+    for (int64_t c = 0; c < d; ++c) to[n * d + c] += scale[n] * part[n * d + c];
+}
+
+/// to[j, :] += Σ_i w[i, j]·x[i, :] over visible entries, in floating point: a lifted dV or dK.
+void add_by_key(const Tile& t, const std::vector<float>& w, const float* x, int64_t d, float* to) {
+  for (int64_t i = 0; i < t.rows; ++i) {
+    const auto [begin, end] = t.seen[i];
+    matmul_add(end - begin, d, 1, w.data() + i * t.cols + begin, 1, 0, x + (t.q0 + i) * d, d,
+               to + (t.k0 + begin) * d, d);
+  }
+}
+
+/// The same in INT8: values already carry the token scale of x8. Returns the codes for the tap.
+TileCodes add_by_key_int8(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
+                          const std::vector<float>& x8, DitherOperand operand, float* to) {
+  TileCodes codes = quantize_tile(head, t, values, Axis::key, operand);
+  std::vector<float> part(size(t.cols * head.d), 0.0f);
+  matmul_add(t.cols, head.d, t.rows, codes.codes.data(), 1, t.cols, &x8[t.q0 * head.d], head.d,
+             part.data(), head.d);
+  add_scaled(part, codes.scale, head.d, to + t.k0 * head.d);
+  return codes;
+}
+
+void backward_tile(const RecipeHead& head, const RecipeOperands& x, const RecipeBackwardIn& in,
+                   const Tile& t, const std::vector<float>& bias, BackwardState& s,
+                   RecipeBackward& out, const RecipeTap& tap) {
+  const int64_t d = head.d;
+  const RecipeInputs& inputs = x.inputs;
+  const std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulSRecompute));
+  std::vector<float> p(t.size(), 0.0f), dp(t.size(), 0.0f), ds(t.size(), 0.0f);
+  std::vector<float> p_fold(t.size(), 0.0f), ds_fold_q(t.size(), 0.0f), ds_fold_k(t.size(), 0.0f);
+  matmul_add(t.rows, t.cols, d, in.dout + t.q0 * d, d, 1, &x.v_t[t.k0], head.nk, dp.data(), t.cols);
+  t.for_visible([&](int64_t r, int64_t c, int64_t at) {
+    const int64_t i = t.q0 + r, j = t.k0 + c;
+    p[at] = std::exp2(s2[at] - s.log2_lse[i]);
+    ds[at] = p[at] * (dp[at] - out.delta[i]);
+    // A scale along the contraction index cannot leave the integer sum; it goes into the other
+    // operand.
+    p_fold[at] = p[at] * s.dout.scale[i];
+    ds_fold_q[at] = ds[at] * inputs.q_scale[i];
+    ds_fold_k[at] = ds[at] * inputs.k_scale[j];
+    s.row_sum[i] += ds[at];
+  });
+
+  TileCodes p_codes, key_codes, query_codes;
+  if (lifted(head, kMatmulDV))
+    add_by_key(t, p, in.dout, d, out.dv.data());
+  else
+    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, DitherOperand::p_backward, out.dv.data());
+
+  if (lifted(head, kMatmulDK)) {
+    add_by_key(t, ds, head.q, d, out.dk.data());
+  } else {
+    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, DitherOperand::ds_key, out.dk.data());
+    if (head.recipe.smooth_q)  // the codes are of Q - mu_q
+      for (int64_t r = 0; r < t.rows; ++r) {
+        const auto [begin, end] = t.seen[r];
+        matmul_add(end - begin, d, 1, ds.data() + r * t.cols + begin, 1, 0,
+                   &inputs.mu_q[t.q_index * d], d, out.dk.data() + (t.k0 + begin) * d, d);
+      }
+  }
+
+  if (lifted(head, kMatmulDQ)) {
+    for (int64_t r = 0; r < t.rows; ++r) {
+      const auto [begin, end] = t.seen[r];
+      matmul_add(1, d, end - begin, ds.data() + r * t.cols + begin, 0, 1,
+                 x.k_smooth.data() + (t.k0 + begin) * d, d, &out.dq[(t.q0 + r) * d], d);
+    }
+  } else {
+    query_codes = quantize_tile(head, t, ds_fold_k, Axis::query, DitherOperand::ds_query);
+    std::vector<float> part(size(t.rows * d), 0.0f);
+    matmul_add(t.rows, d, t.cols, query_codes.codes.data(), t.cols, 1, &x.k8[t.k0 * d], d,
+               part.data(), d);
+    add_scaled(part, query_codes.scale, d, &out.dq[t.q0 * d]);
+  }
+
+  if (!tap) return;
+  RecipeTile view{};
+  view.backward = true;
+  view.q0 = t.q0, view.k0 = t.k0, view.rows = t.rows, view.cols = t.cols;
+  view.s2 = s2.data(), view.p = p.data(), view.dp = dp.data(), view.ds = ds.data();
+  view.p8 = codes_or_null(p_codes), view.p_scale = scale_or_null(p_codes);
+  view.ds8_key = codes_or_null(key_codes), view.ds_scale_key = scale_or_null(key_codes);
+  view.ds8_query = codes_or_null(query_codes), view.ds_scale_query = scale_or_null(query_codes);
+  view.do_scale = &s.dout.scale[t.q0], view.q_scale = &inputs.q_scale[t.q0],
+  view.k_scale = &inputs.k_scale[t.k0];
+  tap(view);
+}
+
+}  // namespace
+
+RecipeForward recipe_forward(const RecipeHead& head, const RecipeTap& tap) {
+  RecipeOperands x = make_operands(head);
+  RecipeForward out;
+  out.o.assign(size(head.nq * head.d), 0.0f);
+  out.lse.assign(size(head.nq), -kInf);
+  out.max_logit = -kInf;
+  const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q),
+                k_tiles = ceil_div(head.nk, head.recipe.tile_k);
+  for (int64_t qt = 0; qt < q_tiles; ++qt) {
+    const int64_t q0 = qt * head.recipe.tile_q;
+    ForwardBlock block(std::min<int64_t>(head.recipe.tile_q, head.nq - q0), head.d);
+    const std::vector<float> bias = logit_bias(head, x, qt, lifted(head, kMatmulS));
+    std::vector<KeptTile> kept;
+    for (int64_t kt = 0; kt < k_tiles; ++kt) {
+      Tile tile = make_tile(head, qt, kt);
+      if (tile.empty()) continue;
+      KeptTile done = forward_tile(head, x, std::move(tile), bias, block);
+      if (tap) kept.push_back(std::move(done));
+    }
+    finish_forward_block(head, x.inputs, q0, block, out);
+    for (const KeptTile& t : kept) show_forward_tile(t, block, tap);
+  }
+  out.inputs = std::move(x.inputs);
+  return out;
+}
+
+RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& in,
+                               const RecipeTap& tap) {
+  const int64_t d = head.d;
+  RecipeOperands x = make_operands(head);
+  RecipeBackward out;
+  out.dq.assign(size(head.nq * d), 0.0f);
+  out.dk.assign(size(head.nk * d), 0.0f);
+  out.dv.assign(size(head.nk * d), 0.0f);
+  BackwardState s = start_backward(head, in, x.inputs, out);
+
+  const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q),
+                k_tiles = ceil_div(head.nk, head.recipe.tile_k);
+  for (int64_t qt = 0; qt < q_tiles; ++qt) {
+    const std::vector<float> bias = logit_bias(head, x, qt, lifted(head, kMatmulSRecompute));
+    for (int64_t kt = 0; kt < k_tiles; ++kt) {
+      Tile tile = make_tile(head, qt, kt);
+      for (int64_t r = 0; r < tile.rows; ++r)
+        if (!s.active[tile.q0 + r]) tile.seen[r] = {0, 0};
+      if (!tile.empty()) backward_tile(head, x, in, tile, bias, s, out, tap);
+    }
+  }
+
+  // dS·K = dS·(K - mu) + rowsum(dS)·mu. The row sum is zero for whole rows, exactly dLSE when that
+  // is given, and known only as the sum itself when the call sees part of the keys.
+  for (int64_t i = 0; i < head.nq; ++i) {
+    float row_sum = 0.0f;
+    if (in.partial_kv)
+      row_sum = static_cast<float>(s.row_sum[i]);
+    else if (in.dlse != nullptr && s.active[i])
+      row_sum = in.dlse[i];
+    for (int64_t c = 0; c < d; ++c)
+      out.dq[i * d + c] = head.scale * (out.dq[i * d + c] + row_sum * x.inputs.mu_k[c]);
+  }
+  for (float& g : out.dk) g *= head.scale;
+
+  out.do8 = std::move(s.dout.codes), out.do_scale = std::move(s.dout.scale);
+  out.inputs = std::move(x.inputs);
+  return out;
+}
+
+}  // namespace sagebwd::ref

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recipe oracle: attention of one head with every quantisation point of both recipes, as a
+// plain scalar program. It keeps every code and scale, and hands every tile of S, P, dP and dS to a
+// tap.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "sagebwd/recipe.h"
+
+namespace sagebwd::ref {
+
+struct RecipeHead {
+  int64_t nq = 0, nk = 0, d = 0;
+  const float* q = nullptr;  // [nq, d]
+  const float* k = nullptr;  // [nk, d]
+  const float* v = nullptr;  // [nk, d]
+  float scale = 1.0f;
+  std::function<std::pair<int64_t, int64_t>(int64_t)> visible;  // unset: all keys
+  Recipe recipe;                                                // tile sizes filled in
+  int64_t sequence = 0, head = 0;                               // key of the dither
+};
+
+/// The quantised inputs: made once, the same for forward and backward.
+struct RecipeInputs {
+  std::vector<int8_t> q8, k8, v8;       // [nq, d], [nk, d], [nk, d]
+  std::vector<float> q_scale, k_scale;  // per token (a block's scale repeated in `paper`)
+  std::vector<float> v_scale;           // per key tile
+  std::vector<bool> v_block_poisoned;   // per key tile
+  std::vector<float> mu_k, mu_v;        // [d], zero when smoothing is off
+  std::vector<float> mu_q;              // [query tiles, d]
+};
+
+/// One tile as the forward or the backward saw it, row-major [rows, cols]; rows are queries.
+/// Masked entries hold p = ds = 0, codes 0 and s2 = -inf; dp means nothing there.
+/// Codes of a matmul that ran in floating point are null, and so are their scales. Undoing the
+/// scales gives what the integer matmuls used:
+///   forward   p  ≈ p8 · p_scale[row]
+///   backward  p  ≈ p8 · p_scale[col] / do_scale[row]              (dV)
+///             ds ≈ ds8_query · ds_scale_query[row] / k_scale[col]  (dQ)
+///             ds ≈ ds8_key · ds_scale_key[col] / q_scale[row]      (dK)
+struct RecipeTile {
+  bool backward;
+  int64_t q0, k0, rows, cols;
+  const float *s2, *p;  // logits in log2 units; p normalised: exp(S - LSE) in both directions
+  const int8_t* p8;
+  const float* p_scale;  // forward: per row; backward: per key (column)
+  // Backward only.
+  const float *dp, *ds;
+  const int8_t *ds8_query, *ds8_key;
+  const float *ds_scale_query, *ds_scale_key;  // per row / per column
+  const float *do_scale, *q_scale, *k_scale;   // of this tile's rows, rows and columns
+};
+
+struct RecipeForward {
+  RecipeInputs inputs;
+  std::vector<float> o, lse;  // [nq, d] not rounded to the input dtype, [nq]
+  float max_logit = 0;
+};
+
+struct RecipeBackwardIn {
+  const float* o =
+      nullptr;  // [nq, d], as the caller hands it to the backward (rounded to the input dtype)
+  const float* lse = nullptr;   // [nq]
+  const float* dout = nullptr;  // [nq, d]
+  const float* dlse = nullptr;  // [nq] or null
+  bool partial_kv = false;
+};
+
+struct RecipeBackward {
+  RecipeInputs inputs;
+  std::vector<int8_t> do8;
+  std::vector<float> do_scale;    // per token
+  std::vector<float> delta;       // D, [nq]
+  std::vector<float> dq, dk, dv;  // [nq, d], [nk, d], [nk, d]
+};
+
+using RecipeTap = std::function<void(const RecipeTile&)>;
+
+/// Forward tiles reach the tap after the whole row block is done, when the final LSE is known.
+RecipeForward recipe_forward(const RecipeHead& head, const RecipeTap& tap = {});
+RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& in,
+                               const RecipeTap& tap = {});
+
+}  // namespace sagebwd::ref

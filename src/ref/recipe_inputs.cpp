@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ref/recipe_inputs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/math.h"
+#include "numerics/quantize.h"
+
+namespace sagebwd::ref {
+namespace {
+
+using numerics::code_nearest;
+using numerics::inverse_of;
+using numerics::scale_of;
+
+size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+/// A token that holds NaN or Inf is left out of means and scales, so that it cannot spoil its
+/// neighbours.
+std::vector<bool> poisoned_tokens(const float* x, int64_t n, int64_t d) {
+  std::vector<bool> poisoned(size(n), false);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t c = 0; c < d; ++c)
+      if (!numerics::is_finite(x[i * d + c])) poisoned[i] = true;
+  return poisoned;
+}
+
+/// Mean over the tokens that are not poisoned; zero if there are none.
+std::vector<float> mean_of(const float* x, int64_t n, int64_t d) {
+  const std::vector<bool> poisoned = poisoned_tokens(x, n, d);
+  std::vector<double> sum(size(d), 0.0);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (poisoned[i]) continue;
+    ++count;
+    for (int64_t c = 0; c < d; ++c) sum[c] += x[i * d + c];
+  }
+  std::vector<float> mean(size(d), 0.0f);
+  if (count > 0)
+    for (int64_t c = 0; c < d; ++c)
+      mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
+  return mean;
+}
+
+void subtract(float* x, int64_t n, const std::vector<float>& mean) {
+  const int64_t d = static_cast<int64_t>(mean.size());
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t c = 0; c < d; ++c) x[i * d + c] -= mean[c];
+}
+
+std::vector<float> transposed(const std::vector<float>& x, int64_t n, int64_t d) {
+  std::vector<float> t(x.size());
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t c = 0; c < d; ++c) t[c * n + i] = x[i * d + c];
+  return t;
+}
+
+}  // namespace
+
+std::vector<float> as_floats(const std::vector<int8_t>& codes) {
+  return std::vector<float>(codes.begin(), codes.end());
+}
+
+TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_per_scale) {
+  const std::vector<bool> poisoned = poisoned_tokens(x, n, d);
+  TokenCodes out{std::vector<int8_t>(size(n * d), 0), std::vector<float>(size(n))};
+  for (int64_t begin = 0; begin < n; begin += tokens_per_scale) {
+    const int64_t end = std::min(begin + tokens_per_scale, n);
+    float amax = 0.0f;
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t c = 0; c < d && !poisoned[i]; ++c)
+        amax = std::max(amax, std::fabs(x[i * d + c]));
+    const float scale = scale_of(amax), inverse = inverse_of(scale);
+    for (int64_t i = begin; i < end; ++i) {
+      out.scale[i] = poisoned[i] ? std::numeric_limits<float>::quiet_NaN() : scale;
+      for (int64_t c = 0; c < d && !poisoned[i]; ++c)
+        out.codes[i * d + c] = static_cast<int8_t>(code_nearest(x[i * d + c], inverse));
+    }
+  }
+  return out;
+}
+
+RecipeOperands make_operands(const RecipeHead& head) {
+  const int64_t nq = head.nq, nk = head.nk, d = head.d;
+  const Recipe& recipe = head.recipe;
+  const bool per_token = recipe.scheme == Scheme::vectorwise;
+  RecipeOperands x;
+  RecipeInputs& in = x.inputs;
+
+  x.k_smooth.assign(head.k, head.k + nk * d);
+  in.mu_k = recipe.smooth_k ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
+  subtract(x.k_smooth.data(), nk, in.mu_k);
+  TokenCodes k = quantize_tokens(x.k_smooth.data(), nk, d, per_token ? 1 : recipe.tile_k);
+  in.k8 = std::move(k.codes), in.k_scale = std::move(k.scale);
+
+  const int64_t q_tiles = ceil_div(nq, recipe.tile_q);
+  std::vector<float> q_smooth(head.q, head.q + nq * d);
+  in.mu_q.assign(size(q_tiles * d), 0.0f);
+  for (int64_t t = 0; t < q_tiles && recipe.smooth_q; ++t) {
+    const int64_t q0 = t * recipe.tile_q, rows = std::min<int64_t>(recipe.tile_q, nq - q0);
+    const std::vector<float> mean = mean_of(head.q + q0 * d, rows, d);
+    subtract(q_smooth.data() + q0 * d, rows, mean);
+    std::copy(mean.begin(), mean.end(), in.mu_q.begin() + t * d);
+  }
+  TokenCodes q = quantize_tokens(q_smooth.data(), nq, d, per_token ? 1 : recipe.tile_q);
+  in.q8 = std::move(q.codes), in.q_scale = std::move(q.scale);
+
+  x.v_smooth.assign(head.v, head.v + nk * d);
+  in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, d) : std::vector<float>(size(d), 0.0f);
+  subtract(x.v_smooth.data(), nk, in.mu_v);
+  TokenCodes v = quantize_tokens(x.v_smooth.data(), nk, d, recipe.tile_k);
+  in.v8 = std::move(v.codes);
+  for (int64_t k0 = 0; k0 < nk; k0 += recipe.tile_k) {
+    const auto first = v.scale.begin() + k0,
+               last = v.scale.begin() + std::min(k0 + recipe.tile_k, nk);
+    const auto is_nan = [](float s) { return std::isnan(s); };
+    in.v_scale.push_back(*std::find_if_not(first, last - 1, is_nan));
+    in.v_block_poisoned.push_back(std::any_of(first, last, is_nan));
+  }
+
+  x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
+  x.k8_t = transposed(x.k8, nk, d);
+  x.k_smooth_t = transposed(x.k_smooth, nk, d);
+  x.v_t = transposed(std::vector<float>(head.v, head.v + nk * d), nk, d);
+  return x;
+}
+
+}  // namespace sagebwd::ref

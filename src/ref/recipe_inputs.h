@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// First step of the recipe oracle: means, smoothed copies and INT8 codes of Q, K, V and dO.
+#pragma once
+
+#include <vector>
+
+#include "ref/attention_recipe.h"
+
+namespace sagebwd::ref {
+
+/// Codes of a [n, d] tensor with one scale per token, or per block of tokens repeated for each of
+/// them.
+struct TokenCodes {
+  std::vector<int8_t> codes;
+  std::vector<float> scale;  // [n]; NaN for a token that holds NaN or Inf, whose codes are 0
+};
+TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_per_scale);
+
+/// The inputs in every form the matmuls need. Codes are kept as floats too: all sums of code
+/// products stay below 2^24 (127·127·256), so FP32 adds them exactly and one plain matmul serves
+/// integers and floats alike.
+struct RecipeOperands {
+  RecipeInputs inputs;
+  std::vector<float> k_smooth, v_smooth;     // K - mu_k, V - mu_v
+  std::vector<float> q8, k8, v8;             // codes
+  std::vector<float> k8_t, k_smooth_t, v_t;  // [d, nk]
+};
+RecipeOperands make_operands(const RecipeHead& head);
+
+std::vector<float> as_floats(const std::vector<int8_t>& codes);
+
+}  // namespace sagebwd::ref

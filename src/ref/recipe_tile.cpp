@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ref/recipe_tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sagebwd::ref {
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+}  // namespace
+
+bool Tile::empty() const {
+  return std::all_of(seen.begin(), seen.end(), [](const Span& s) { return s.empty(); });
+}
+
+Tile make_tile(const RecipeHead& head, int64_t q_index, int64_t k_index) {
+  Tile t;
+  t.q_index = q_index, t.k_index = k_index;
+  t.q0 = q_index * head.recipe.tile_q, t.k0 = k_index * head.recipe.tile_k;
+  t.rows = std::min<int64_t>(head.recipe.tile_q, head.nq - t.q0);
+  t.cols = std::min<int64_t>(head.recipe.tile_k, head.nk - t.k0);
+  for (int64_t i = 0; i < t.rows; ++i) {
+    const auto [begin, end] =
+        head.visible ? head.visible(t.q0 + i) : std::pair<int64_t, int64_t>(0, head.nk);
+    t.seen.push_back(
+        {std::clamp<int64_t>(begin - t.k0, 0, t.cols), std::clamp<int64_t>(end - t.k0, 0, t.cols)});
+  }
+  return t;
+}
+
+std::vector<float> logit_bias(const RecipeHead& head, const RecipeOperands& x, int64_t q_index,
+                              bool lifted) {
+  if (!head.recipe.smooth_q || lifted) return {};
+  const float* mu = &x.inputs.mu_q[size(q_index * head.d)];
+  const double factor = head.scale * numerics::kLog2e;
+  std::vector<float> bias(size(head.nk));
+  for (int64_t j = 0; j < head.nk; ++j) {
+    double dot = 0;
+    for (int64_t c = 0; c < head.d; ++c)
+      dot += static_cast<double>(mu[c]) * x.k_smooth[j * head.d + c];
+    bias[j] = static_cast<float>(factor * dot);
+  }
+  return bias;
+}
+
+std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, const Tile& t,
+                               const std::vector<float>& bias, bool lifted) {
+  const float factor = head.scale * numerics::kLog2e;
+  const int64_t d = head.d;
+  std::vector<float> dot(t.size(), 0.0f), s2(t.size(), -kInf);
+  if (lifted) {
+    matmul_add(t.rows, t.cols, d, head.q + t.q0 * d, d, 1, &x.k_smooth_t[t.k0], head.nk, dot.data(),
+               t.cols);
+    t.for_visible([&](int64_t, int64_t, int64_t at) { s2[at] = factor * dot[at]; });
+    return s2;
+  }
+  matmul_add(t.rows, t.cols, d, &x.q8[t.q0 * d], d, 1, &x.k8_t[t.k0], head.nk, dot.data(), t.cols);
+  t.for_visible([&](int64_t i, int64_t j, int64_t at) {
+    const float lane = x.inputs.q_scale[t.q0 + i] * factor;
+    s2[at] = dot[at] * x.inputs.k_scale[t.k0 + j] * lane;
+    if (!bias.empty()) s2[at] += bias[t.k0 + j];
+  });
+  return s2;
+}
+
+Rounder::Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand) {
+  if (head.recipe.rounding == Rounding::nearest) return;
+  const float u = numerics::dither_uniform(head.recipe.seed, head.sequence, head.head, tile.q_index,
+                                           tile.k_index, operand);
+  for (int64_t j = 0; j < tile.cols; ++j)
+    key_term_.push_back(numerics::dither_key_term(static_cast<int>(j), u));
+}
+
+TileCodes quantize_tile(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
+                        Axis axis, numerics::DitherOperand operand) {
+  const bool by_query = axis == Axis::query;
+  std::vector<float> amax(size(by_query ? t.rows : t.cols), 0.0f);
+  t.for_visible([&](int64_t i, int64_t j, int64_t at) {
+    float& top = amax[by_query ? i : j];
+    const float x = std::fabs(values[at]);
+    if (top < x || std::isnan(x)) top = x;  // once NaN, it stays
+  });
+  if (head.recipe.scheme == Scheme::paper) {
+    float tile_amax = 0.0f;
+    for (float x : amax)
+      if (numerics::is_finite(x)) tile_amax = std::max(tile_amax, x);
+    for (float& x : amax)
+      if (numerics::is_finite(x)) x = tile_amax;
+  }
+  TileCodes out{std::vector<int8_t>(t.size(), 0), std::vector<float>(amax.size())};
+  std::vector<float> inverse(amax.size());
+  for (size_t n = 0; n < amax.size(); ++n) {
+    out.scale[n] = numerics::scale_of(amax[n]);
+    inverse[n] = numerics::inverse_of(out.scale[n]);
+  }
+  const Rounder round(head, t, operand);
+  t.for_visible([&](int64_t i, int64_t j, int64_t at) {
+    out.codes[at] = round(values[at], inverse[by_query ? i : j], i, j);
+  });
+  return out;
+}
+
+}  // namespace sagebwd::ref

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies each head out of its strided view into FP32 rows, runs the recipe oracle, and writes the
+// results back rounded to the tensors' type. It allocates what it needs, so it asks for no
+// workspace.
+#include "ref/ref.h"
+
+#include <vector>
+
+#include "base/dispatch_dtype.h"
+#include "base/parallel.h"
+#include "ref/attention_recipe.h"
+
+namespace sagebwd::ref {
+namespace {
+
+using spec::Problem;
+using spec::Sequence;
+
+std::string decline(const Problem& p) {
+  return p.device == Device::cpu ? "" : "the reference runs on a CPU only";
+}
+
+dispatch::Tiles tiles(const Problem& p) {
+  const bool paper = p.recipe.scheme == Scheme::paper;
+  return {p.recipe.tile_q != 0 ? p.recipe.tile_q
+          : paper              ? 128
+                               : 64,
+          p.recipe.tile_k != 0 ? p.recipe.tile_k
+          : paper              ? 64
+                               : 128};
+}
+
+size_t workspace(const Problem&) { return 0; }
+
+/// One head of one sequence in a strided tensor.
+struct HeadRows {
+  const TensorView& view;
+  int64_t batch, head, begin, count;
+
+  int64_t offset(int64_t i) const {
+    return batch * view.stride[0] + head * view.stride[1] + (begin + i) * view.stride[2];
+  }
+
+  std::vector<float> read() const {
+    const int64_t d = view.shape[3];
+    std::vector<float> out(static_cast<size_t>(count * d));
+    with_dtype(view.dtype, [&](auto type) {
+      const auto* from = static_cast<const decltype(type)*>(view.data);
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t c = 0; c < d; ++c) out[i * d + c] = to_float(from[offset(i) + c]);
+    });
+    return out;
+  }
+
+  void write(const std::vector<float>& rows) const {
+    const int64_t d = view.shape[3];
+    with_dtype(view.dtype, [&](auto type) {
+      auto* to = static_cast<decltype(type)*>(view.data);
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t c = 0; c < d; ++c)
+          to[offset(i) + c] = from_float<decltype(type)>(rows[i * d + c]);
+    });
+  }
+};
+
+HeadRows queries(const TensorView& view, const Sequence& s, int64_t head) {
+  return {view, s.batch, head, s.q_begin, s.nq};
+}
+HeadRows keys(const TensorView& view, const Sequence& s, int64_t head) {
+  return {view, s.batch, head, s.k_begin, s.nk};
+}
+
+float& stat(const StatsView& view, const Sequence& s, int64_t head, int64_t i) {
+  return view
+      .data[s.batch * view.stride[0] + head * view.stride[1] + (s.q_begin + i) * view.stride[2]];
+}
+
+std::vector<float> read_stats(const StatsView& view, const Sequence& s, int64_t head) {
+  std::vector<float> out;
+  for (int64_t i = 0; i < s.nq; ++i) out.push_back(stat(view, s, head, i));
+  return out;
+}
+
+/// The FP32 inputs of one query head, and the oracle's view of them.
+struct Inputs {
+  Inputs(const Problem& p, const AttentionArgs& args, int64_t t, int64_t h)
+      : sequence(p.sequence(t)) {
+    q = queries(args.q, sequence, h).read();
+    k = keys(args.k, sequence, h / p.group()).read();
+    v = keys(args.v, sequence, h / p.group()).read();
+    head.nq = sequence.nq, head.nk = sequence.nk, head.d = p.d;
+    head.q = q.data(), head.k = k.data(), head.v = v.data();
+    head.scale = p.scale;
+    head.visible = [&p, s = sequence](int64_t i) {
+      const spec::KeyRange r = p.visible(s, i);
+      return std::pair<int64_t, int64_t>(r.begin, r.end);
+    };
+    head.recipe = p.recipe;
+    const dispatch::Tiles size = tiles(p);
+    head.recipe.tile_q = size.q, head.recipe.tile_k = size.k;
+    head.sequence = t, head.head = h;
+  }
+  Inputs(const Inputs&) = delete;
+
+  Sequence sequence;
+  std::vector<float> q, k, v;
+  RecipeHead head;
+};
+
+void forward(const Problem& p, const ForwardArgs& args, void*) {
+  parallel_for(args.parallel_for, p.num_sequences() * p.h, [&](int64_t item) {
+    const int64_t t = item / p.h, h = item % p.h;
+    const Inputs in(p, args, t, h);
+    const RecipeForward out = recipe_forward(in.head);
+    queries(args.o, in.sequence, h).write(out.o);
+    for (int64_t i = 0; i < in.sequence.nq; ++i) stat(args.lse, in.sequence, h, i) = out.lse[i];
+    if (args.max_logit != nullptr) args.max_logit[item] = out.max_logit;
+  });
+}
+
+void backward(const Problem& p, const BackwardArgs& args, void*) {
+  // One item per key head: its query heads add up in order, so that the sum does not depend on
+  // threads.
+  parallel_for(args.parallel_for, p.num_sequences() * p.hk, [&](int64_t item) {
+    const int64_t t = item / p.hk, hk = item % p.hk;
+    const Sequence s = p.sequence(t);
+    std::vector<float> dk(static_cast<size_t>(s.nk * p.d), 0.0f), dv(dk);
+    for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
+      const Inputs in(p, args, t, h);
+      const std::vector<float> o = queries(args.o, s, h).read(),
+                               dout = queries(args.dout, s, h).read();
+      const std::vector<float> lse = read_stats(args.lse, s, h);
+      const std::vector<float> dlse =
+          p.has_dlse ? read_stats(args.dlse, s, h) : std::vector<float>();
+      const RecipeBackward out = recipe_backward(
+          in.head,
+          {o.data(), lse.data(), dout.data(), p.has_dlse ? dlse.data() : nullptr, p.partial_kv});
+      queries(args.dq, s, h).write(out.dq);
+      for (size_t n = 0; n < dk.size(); ++n) dk[n] += out.dk[n], dv[n] += out.dv[n];
+    }
+    keys(args.dk, s, hk).write(dk);
+    keys(args.dv, s, hk).write(dv);
+  });
+}
+
+}  // namespace
+
+const dispatch::Implementation& implementation() {
+  static const dispatch::Implementation impl{"ref", decline, tiles, workspace, forward, backward};
+  return impl;
+}
+
+}  // namespace sagebwd::ref

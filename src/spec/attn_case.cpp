@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spec/attn_case.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "base/check.h"
+
+namespace sagebwd::spec {
+namespace {
+
+constexpr int64_t kMaxSize = int64_t{1}
+                             << 31;  // of one dimension: larger is a slip of the keyboard
+constexpr int kDefaultTileK = 128;
+
+template <typename T>
+T number(std::string_view text, std::string_view token, T low, T high) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  SAGE_CHECK(
+      error == std::errc{} && end == text.data() + text.size() && value >= low && value <= high,
+      "case token \"" << token << "\": expected a whole number from " << low << " to " << high
+                      << ", got \"" << text << "\"");
+  return value;
+}
+
+std::vector<std::string_view> split(std::string_view text, std::string_view separators) {
+  std::vector<std::string_view> parts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find_first_of(separators, at), text.size());
+    parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+bool on_or_off(std::string_view value, std::string_view token) {
+  SAGE_CHECK(value == "on" || value == "off",
+             "case token \"" << token << "\": expected on or off, got \"" << value << "\"");
+  return value == "on";
+}
+
+/// Reads tokens into a case and remembers which properties were given.
+class Parser {
+ public:
+  AttnCase parse(std::string_view text) {
+    std::vector<std::string_view> tokens;
+    for (std::string_view t : split(text, " \t\r\n"))
+      if (!t.empty()) tokens.push_back(t);
+    // The preset first: it would overwrite the switches that refine it.
+    for (std::string_view t : tokens)
+      if (t == "paper" || t == "vectorwise")
+        once("recipe", t), case_.recipe = recipe_by_name(std::string(t));
+    for (std::string_view t : tokens) {
+      if (t == "paper" || t == "vectorwise") continue;
+      if (!word(t) && !assignment(t) && !size(t)) unknown(t);
+    }
+    if (!given_.contains("hk")) case_.hk = case_.h;
+    SAGE_CHECK(case_.h % case_.hk == 0,
+               "case: expected h to be a multiple of hk, got h" << case_.h << " hk" << case_.hk);
+    case_.recipe.seed = case_.seed;
+    return case_;
+  }
+
+ private:
+  [[noreturn]] static void unknown(std::string_view token) {
+    SAGE_THROW(ErrorKind::invalid_argument,
+               "case token \""
+                   << token
+                   << "\" is unknown; expected tokens such as \"b1 h8 hk2 n4096 d64 causal bf16 "
+                   << "vectorwise bhsd seed1\"");
+  }
+
+  void once(std::string_view property, std::string_view token) {
+    SAGE_CHECK(given_.insert(std::string(property)).second,
+               "case token \"" << token << "\": " << property << " is given twice");
+  }
+
+  bool word(std::string_view t) {
+    if (t == "causal" || t == "full")
+      return once("mask", t), case_.mask.causal = t == "causal", true;
+    if (t == "bhsd" || t == "bshd")
+      return once("layout", t), case_.layout = t == "bhsd" ? Layout::bhsd : Layout::bshd, true;
+    for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
+      if (t == dtype_name(dtype)) return once("dtype", t), case_.dtype = dtype, true;
+    return false;
+  }
+
+  bool assignment(std::string_view t) {
+    const size_t equals = t.find('=');
+    if (equals == std::string_view::npos) return false;
+    const std::string_view name = t.substr(0, equals), value = t.substr(equals + 1);
+    Recipe& r = case_.recipe;
+    if (name == "align") {
+      SAGE_CHECK(
+          value == "top_left" || value == "bottom_right",
+          "case token \"" << t << "\": expected top_left or bottom_right, got \"" << value << "\"");
+      case_.mask.align = value == "top_left" ? Align::top_left : Align::bottom_right;
+    } else if (name == "window") {
+      const auto sides = split(value, ",");
+      SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected window=<left>,<right>");
+      case_.mask.window_left = number<int64_t>(sides[0], t, -1, kMaxSize);
+      case_.mask.window_right = number<int64_t>(sides[1], t, -1, kMaxSize);
+    } else if (name == "tile") {
+      const auto sides = split(value, "x");
+      SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected tile=<queries>x<keys>");
+      r.tile_q = number<int>(sides[0], t, 0, 256);
+      r.tile_k = number<int>(sides[1], t, 0, 256);
+    } else if (name == "smooth_k") {
+      r.smooth_k = on_or_off(value, t);
+    } else if (name == "smooth_q") {
+      r.smooth_q = on_or_off(value, t);
+    } else if (name == "smooth_v") {
+      r.smooth_v = on_or_off(value, t);
+    } else if (name == "rounding") {
+      SAGE_CHECK(value == "nearest" || value == "dither",
+                 "case token \"" << t << "\": expected nearest or dither, got \"" << value << "\"");
+      r.rounding = value == "dither" ? Rounding::dither : Rounding::nearest;
+    } else if (name == "pv16") {
+      r.pv16_tiles =
+          value == "all" ? -1 : number<int>(value, t, 0, std::numeric_limits<int>::max());
+    } else if (name == "lift") {
+      r.high_precision = parse_matmuls(value);
+    } else {
+      return false;
+    }
+    return once(name, t), true;
+  }
+
+  bool size(std::string_view t) {
+    const size_t digits = t.find_first_of("-0123456789");
+    if (digits == 0 || digits == std::string_view::npos) return false;
+    const std::string_view name = t.substr(0, digits), value = t.substr(digits);
+    const auto read = [&](int64_t low) { return number<int64_t>(value, t, low, kMaxSize); };
+    if (name == "n") {
+      once("nq", t), once("nk", t);
+      case_.nq = case_.nk = read(0);
+      return true;
+    }
+    if (name == "b")
+      case_.b = read(0);
+    else if (name == "h")
+      case_.h = read(1);
+    else if (name == "hk")
+      case_.hk = read(1);
+    else if (name == "nq")
+      case_.nq = read(0);
+    else if (name == "nk")
+      case_.nk = read(0);
+    else if (name == "d")
+      case_.d = read(1);
+    else if (name == "seed")
+      case_.seed = number<uint64_t>(value, t, 0, std::numeric_limits<uint64_t>::max());
+    else
+      return false;
+    return once(name, t), true;
+  }
+
+  AttnCase case_;
+  std::set<std::string> given_;
+};
+
+const char* switch_name(bool on) { return on ? "on" : "off"; }
+
+}  // namespace
+
+uint32_t parse_matmuls(std::string_view list) {
+  const auto bit_of = [](std::string_view name) {
+    if (name == "S2") return static_cast<uint32_t>(kMatmulSRecompute);
+    for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
+      if (name == matmul_name(bit)) return bit;
+    SAGE_THROW(ErrorKind::invalid_argument,
+               "matmul: expected S, O, S' (or S2), dV, dP, dQ or dK, got \"" << name << "\"");
+  };
+  uint32_t bits = 0;
+  for (std::string_view name : split(list, ",")) bits |= bit_of(name);
+  return bits;
+}
+
+AttnCase AttnCase::parse(std::string_view text) { return Parser().parse(text); }
+
+std::string AttnCase::to_string() const {
+  std::ostringstream s;
+  s << "b" << b << " h" << h << " hk" << hk << " nq" << nq << " nk" << nk << " d" << d
+    << (mask.causal ? " causal" : " full");
+  if (mask.align == Align::top_left) s << " align=top_left";
+  if (mask.window_left >= 0 || mask.window_right >= 0)
+    s << " window=" << mask.window_left << "," << mask.window_right;
+  s << " " << dtype_name(dtype) << " " << scheme_name(recipe.scheme)
+    << (layout == Layout::bhsd ? " bhsd" : " bshd") << " seed" << seed;
+
+  const Recipe preset = recipe_by_name(scheme_name(recipe.scheme));
+  const Recipe& r = recipe;
+  if (r.tile_q != preset.tile_q || r.tile_k != preset.tile_k)
+    s << " tile=" << r.tile_q << "x" << r.tile_k;
+  if (r.smooth_k != preset.smooth_k) s << " smooth_k=" << switch_name(r.smooth_k);
+  if (r.smooth_q != preset.smooth_q) s << " smooth_q=" << switch_name(r.smooth_q);
+  if (r.smooth_v != preset.smooth_v) s << " smooth_v=" << switch_name(r.smooth_v);
+  if (r.rounding != preset.rounding)
+    s << " rounding=" << (r.rounding == Rounding::dither ? "dither" : "nearest");
+  if (r.pv16_tiles != preset.pv16_tiles)
+    s << " pv16=" << (r.pv16_tiles < 0 ? "all" : std::to_string(r.pv16_tiles));
+  const char* separator = " lift=";
+  for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
+    if (r.high_precision & bit) s << separator << matmul_name(bit), separator = ",";
+  return s.str();
+}
+
+TensorView AttnCase::view(void* data, int64_t heads, int64_t n) const {
+  if (layout == Layout::bhsd) return contiguous(data, dtype, {b, heads, n, d});
+  return {data, dtype, {b, heads, n, d}, {n * heads * d, d, heads * d, 1}};
+}
+
+KeyRange AttnCase::visible(int64_t i) const {
+  Problem p{};
+  p.align = mask.align;
+  p.left = mask.window_left;
+  p.right = mask.causal ? 0 : mask.window_right;
+  return p.visible({0, 0, nq, 0, nk}, i);
+}
+
+int64_t AttnCase::visible_pairs_below(int64_t key_end) const {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < nq; ++i) {
+    const KeyRange r = visible(i);
+    pairs += std::max<int64_t>(0, std::min(r.end, key_end) - r.begin);
+  }
+  return pairs;
+}
+
+int64_t MacCounts::int8() const {
+  int64_t sum = 0;
+  for (const MatmulMacs& m : matmuls) sum += m.int8;
+  return sum;
+}
+
+int64_t MacCounts::floating() const {
+  int64_t sum = 0;
+  for (const MatmulMacs& m : matmuls) sum += m.floating;
+  return sum;
+}
+
+MatmulMacs MacCounts::of(uint32_t matmul) const {
+  for (const MatmulMacs& m : matmuls)
+    if (m.matmul == matmul) return m;
+  return {matmul, 0, 0};
+}
+
+MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k) {
+  if (tile_k == 0) tile_k = c.recipe.tile_k != 0 ? c.recipe.tile_k : kDefaultTileK;
+  const int64_t per_pair = c.b * c.h * c.d;
+  const int64_t all = c.visible_pairs() * per_pair;
+  // A window may hide the leading tiles from a row: those pairs are INT8 whatever their tile.
+  const int64_t pv16 =
+      c.recipe.pv16_tiles < 0
+          ? all
+          : c.visible_pairs_below(int64_t{c.recipe.pv16_tiles} * tile_k) * per_pair;
+
+  MacCounts counts;
+  const auto add = [&](uint32_t matmul, int64_t floating) {
+    if (c.recipe.high_precision & matmul) floating = all;
+    counts.matmuls[counts.count++] = {matmul, all - floating, floating};
+  };
+  if (direction == Direction::forward) {
+    add(kMatmulS, 0);
+    add(kMatmulO, pv16);
+  } else {
+    add(kMatmulSRecompute, 0);
+    add(kMatmulDV, 0);
+    add(kMatmulDP, all);
+    add(kMatmulDQ, 0);
+    add(kMatmulDK, 0);
+  }
+  return counts;
+}
+
+}  // namespace sagebwd::spec

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// One attention problem as a line of text. Tests, the benchmark, traces, records and bug reports
+// all speak it:
+//
+//   b1 h8 hk2 nq4096 nk4096 d64 causal bf16 vectorwise bhsd seed1
+//
+// Tokens may come in any order, each at most once; what is left out keeps its default. to_string()
+// prints the line above and adds what differs from the recipe's preset, so that parse(to_string())
+// gives the same case back.
+//
+//   b<N> h<N> hk<N> nq<N> nk<N> d<N>   sizes; n<N> sets nq and nk; hk defaults to h
+//   causal | full                      mask; full is the default
+//   align=top_left | align=bottom_right
+//   window=<left>,<right>              keys seen to either side, -1: open
+//   f32 | bf16 | f16                   element type
+//   paper | vectorwise                 recipe preset
+//   bhsd | bshd                        memory layout
+//   seed<N>                            of the inputs and of the dither
+//   tile=<q>x<k> smooth_k|smooth_q|smooth_v=on|off rounding=nearest|dither pv16=<N>|all
+//   lift=<matmul>[,…]
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "sagebwd/attention.h"
+#include "spec/problem.h"
+
+namespace sagebwd::spec {
+
+enum class Layout { bhsd, bshd };
+
+struct AttnCase {
+  int64_t b = 1, h = 1, hk = 1;
+  int64_t nq = 512, nk = 512, d = 64;
+  Mask mask;
+  Dtype dtype = Dtype::bf16;
+  Recipe recipe;  // recipe.seed follows `seed`
+  Layout layout = Layout::bhsd;
+  uint64_t seed = 1;
+
+  /// Throws Error(invalid_argument) that names the token and what was expected.
+  static AttnCase parse(std::string_view text);
+  std::string to_string() const;
+
+  /// Views of caller memory in the case's layout: [b, h, nq, d] and [b, hk, nk, d].
+  TensorView q_view(void* data) const { return view(data, h, nq); }
+  TensorView k_view(void* data) const { return view(data, hk, nk); }
+  int64_t q_elements() const { return b * h * nq * d; }
+  int64_t k_elements() const { return b * hk * nk * d; }
+
+  /// Keys query i sees.
+  KeyRange visible(int64_t i) const;
+  /// (query, key) pairs the mask leaves visible in one head.
+  int64_t visible_pairs() const { return visible_pairs_below(nk); }
+  /// The same, counting only keys with an index below `key_end`.
+  int64_t visible_pairs_below(int64_t key_end) const;
+
+ private:
+  TensorView view(void* data, int64_t heads, int64_t n) const;
+};
+
+/// Matmul bits of a list such as "S,dV": names as matmul_name() gives them, S2 for S' where a quote
+/// is awkward. Throws Error(invalid_argument) for anything else.
+uint32_t parse_matmuls(std::string_view list);
+
+/// Multiply-adds of one matmul over all batches and heads, by the arithmetic the recipe gives them.
+struct MatmulMacs {
+  uint32_t matmul = 0;  // Matmul bit
+  int64_t int8 = 0;
+  int64_t floating = 0;
+};
+
+/// Multiply-adds of one call. Only visible (query, key) pairs count: work an implementation spends
+/// on masked corners of a tile is overhead, not output.
+struct MacCounts {
+  std::array<MatmulMacs, 5> matmuls;  // S O in the forward, S' dV dP dQ dK in the backward
+  int count = 0;
+
+  int64_t int8() const;
+  int64_t floating() const;
+  int64_t total() const { return int8() + floating(); }
+  /// The entry of one Matmul bit; zeros when the direction has no such matmul.
+  MatmulMacs of(uint32_t matmul) const;
+};
+
+/// `tile_k` is the key tile of the implementation: the recipe's pv16_tiles leading tiles of P·V are
+/// not INT8. 0: the recipe's own, or 128 where the recipe leaves it to the backend.
+MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k = 0);
+
+}  // namespace sagebwd::spec

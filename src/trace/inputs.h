@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Synthetic attention inputs, easy and hard. Every value is a pure function of (seed, tensor,
+// batch, head, index), so a case string and a kind name give the same tensors anywhere.
+//
+// sigma is the deviation of Q and K; V and dO have deviation 1. With the default logit scale
+// 1/sqrt(d) the logits of Gaussian inputs have deviation sigma².
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "spec/attn_case.h"
+
+namespace sagebwd::trace {
+
+enum class InputKind {
+  gaussian,  // independent normal values
+  outlier,   // a few channels of Q, K, V and dO 20 to 100 times larger; in Q, K and V mostly a bias
+             // all tokens share
+  sink,  // every query is aligned with the first key, which takes 0.65 of each row and has a small
+         // value
+  long_rows,  // nearly uniform rows; one query in eight has a single key that takes 0.3 of its row
+  offset,     // every channel of K has a mean, of deviation 10·sigma across channels
+};
+
+/// gaussian, outlier, sink, long, offset.
+const char* input_name(InputKind kind);
+/// Throws Error(invalid_argument) for an unknown name.
+InputKind input_by_name(std::string_view name);
+/// One sentence for tables and reports.
+const char* input_description(InputKind kind);
+
+/// Contiguous tensors, each value representable in the case's element type.
+struct Inputs {
+  std::vector<float> q, dout;  // [b, h, nq, d]
+  std::vector<float> k, v;     // [b, hk, nk, d]
+};
+
+/// Sizes, mask, element type and seed come from the case. Uses the library's own threads.
+Inputs make_inputs(const spec::AttnCase& c, InputKind kind, double sigma = 1.0);
+
+}  // namespace sagebwd::trace

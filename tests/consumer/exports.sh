@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What libsagebwd.so shows and needs: the C calls, the C++ interface, and the system's own libraries.
+#   exports.sh LIBRARY
+set -euo pipefail
+library=$1
+fail() { echo "exports: $*" >&2; exit 1; }
+
+symbols=$(nm -DC --defined-only "$library" | sed -E 's/^[0-9a-f ]+ [A-Za-z] //')
+strangers=$(grep -vE '^(sagebwd_[a-z_]+|((typeinfo|typeinfo name|vtable) for )?sagebwd::[A-Za-z_]+(::~?Error)?(\(.*\))?( const)?)$' \
+  <<< "$symbols" || true)
+[ -z "$strangers" ] || fail "symbols that are neither sagebwd_* nor of the public sagebwd:: interface:
+$strangers"
+
+# Each call the C header declares is there, and no other.
+header=$(dirname "$0")/../../include/sagebwd/sagebwd.h
+declared=$(tr '\n' ' ' < "$header" | grep -oE 'SAGEBWD_C_API [a-z ]+\*? *sagebwd_[a-z_]+\(' |
+  grep -oE 'sagebwd_[a-z_]+' | sort)
+exported=$(grep -oE '^sagebwd_[a-z_]+$' <<< "$symbols" | sort)
+[ -n "$declared" ] || fail "no declaration found in $header"
+[ "$declared" = "$exported" ] || fail "C calls, declared against exported:
+$(diff <(echo "$declared") <(echo "$exported") || true)"
+for name in forward backward workspace_size explain version recipe_by_name; do
+  grep -qE "^sagebwd::$name\(" <<< "$symbols" || fail "sagebwd::$name is not exported"
+done
+# Callers catch our error type across the library boundary.
+grep -qx 'typeinfo for sagebwd::Error' <<< "$symbols" || fail "the type of sagebwd::Error is not exported"
+
+needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+others=$(grep -vE '^(libstdc\+\+|libm|libgcc_s|libc|libpthread|ld-linux-x86-64)\.so' <<< "$needed" || true)
+[ -z "$others" ] || fail "needs libraries beyond the system's own: $others"
+[ -z "$(readelf -d "$library" | grep -E 'RPATH|RUNPATH' || true)" ] || fail "carries a run path"
+echo "exports: $(wc -l <<< "$symbols") symbols, $(wc -l <<< "$exported") of them C; needs $(tr '\n' ' ' <<< "$needed")"

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wrong arguments: the right kind of error, a message with what was expected and what came, and
+// nothing written. Every case runs through the C++ and the C interface.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "api/small_problem.h"
+
+namespace sagebwd {
+namespace {
+
+using testing::CBackward;
+using testing::CForward;
+using testing::SmallProblem;
+
+template <typename Args>
+struct BadCase {
+  const char* name;
+  std::function<void(Args&)> spoil;
+  std::vector<const char*> words;  // that the message must hold
+  ErrorKind kind = ErrorKind::invalid_argument;
+};
+
+template <typename Args>
+void PrintTo(const BadCase<Args>& c, std::ostream* out) {
+  *out << c.name;
+}
+
+constexpr auto case_name = [](const auto& info) { return std::string(info.param.name); };
+
+void* shifted(void* p, int bytes) { return static_cast<std::byte*>(p) + bytes; }
+
+// Offsets that are wrong for 5 queries or 7 keys, and right ones.
+const int32_t kQueries[] = {0, 2, 5};
+const int32_t kKeys[] = {0, 3, 7};
+const int32_t kShort[] = {0, 2, 4};
+const int32_t kLate[] = {1, 2, 5};
+const int32_t kFalling[] = {0, 6, 5};
+
+/// One document pair; batch size 1 as a packed batch needs.
+void pack(AttentionArgs& a, const int32_t* cu_q, const int32_t* cu_k) {
+  for (TensorView* t : {&a.q, &a.k, &a.v, &a.o}) t->shape[0] = 1;
+  a.documents = {cu_q, cu_k, 2};
+}
+void pack(ForwardArgs& a, const int32_t* cu_q, const int32_t* cu_k) {
+  pack(static_cast<AttentionArgs&>(a), cu_q, cu_k);
+}
+void pack(BackwardArgs& a, const int32_t* cu_q, const int32_t* cu_k) {
+  pack(static_cast<AttentionArgs&>(a), cu_q, cu_k);
+  for (TensorView* t : {&a.dout, &a.dq, &a.dk, &a.dv}) t->shape[0] = 1;
+}
+
+void set_head_dim(AttentionArgs& a, int64_t d) {
+  for (TensorView* t : {&a.q, &a.k, &a.v, &a.o}) t->shape[3] = d;
+}
+
+/// Mistakes that either call must refuse.
+template <typename A>
+std::vector<BadCase<A>> shared_cases() {
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  return {
+      {"k_batch", [](A& a) { a.k.shape[0] = 3; }, {"k", "[2, 2, 7, 16]", "[3, 2, 7, 16]"}},
+      {"k_head_dim", [](A& a) { a.k.shape[3] = 24; }, {"k", "16]", "24]"}},
+      {"v_length", [](A& a) { a.v.shape[2] = 6; }, {"v", "[2, 2, 7, 16]", "[2, 2, 6, 16]"}},
+      {"o_length", [](A& a) { a.o.shape[2] = 4; }, {"o", "[2, 4, 5, 16]", "[2, 4, 4, 16]"}},
+      {"heads", [](A& a) { a.k.shape[1] = a.v.shape[1] = 3; }, {"multiple", "4", "3"}},
+      {"no_key_heads", [](A& a) { a.k.shape[1] = a.v.shape[1] = 0; }, {"multiple", "4", "0"}},
+      {"negative_size", [](A& a) { a.q.shape[2] = -5; }, {"non-negative", "-5"}},
+      {"huge", [](A& a) { a.q.shape[0] = a.k.shape[0] = kHuge; }, {"2^47", "1099511627776"}},
+      {"head_dim_12", [](A& a) { set_head_dim(a, 12); }, {"head dim", "8 to 256", "12"}},
+      {"head_dim_0", [](A& a) { set_head_dim(a, 0); }, {"head dim", "8 to 256", "got 0"}},
+      {"head_dim_264", [](A& a) { set_head_dim(a, 264); }, {"head dim", "8 to 256", "264"}},
+      {"dtype_of_k", [](A& a) { a.k.dtype = Dtype::f16; }, {"k", "f32", "f16"}},
+      {"dtype_of_o", [](A& a) { a.o.dtype = Dtype::bf16; }, {"o", "f32", "bf16"}},
+      {"dtype_unknown", [](A& a) { a.q.dtype = static_cast<Dtype>(7); }, {"q", "f32", "7"}},
+      {"device", [](A& a) { a.device = static_cast<Device>(9); }, {"device", "cpu", "9"}},
+      {"align", [](A& a) { a.mask.align = static_cast<Align>(2); }, {"align", "top_left", "2"}},
+      {"window_left", [](A& a) { a.mask.window_left = -2; }, {"window", "-1", "-2"}},
+      {"window_right", [](A& a) { a.mask.window_right = -7; }, {"window", "-1", "-7"}},
+      {"scale_nan",
+       [](A& a) { a.scale = std::numeric_limits<float>::quiet_NaN(); },
+       {"scale", "finite", "nan"}},
+      {"scale_inf",
+       [](A& a) { a.scale = std::numeric_limits<float>::infinity(); },
+       {"scale", "finite", "inf"}},
+      {"q_null", [](A& a) { a.q.data = nullptr; }, {"q", "pointer", "null"}},
+      {"v_null", [](A& a) { a.v.data = nullptr; }, {"v", "pointer", "null"}},
+      {"o_null", [](A& a) { a.o.data = nullptr; }, {"o", "pointer", "null"}},
+      {"lse_null", [](A& a) { a.lse.data = nullptr; }, {"lse", "pointer", "null"}},
+      {"q_misaligned", [](A& a) { a.q.data = shifted(a.q.data, 2); }, {"q", "aligned to 4", "0x"}},
+      {"k_misaligned", [](A& a) { a.k.data = shifted(a.k.data, 1); }, {"k", "aligned to 4", "0x"}},
+      {"lse_misaligned",
+       [](A& a) { a.lse.data = static_cast<float*>(shifted(a.lse.data, 2)); },
+       {"lse", "aligned to 4", "0x"}},
+      {"q_negative_stride", [](A& a) { a.q.stride[2] = -16; }, {"q", "non-negative", "-16"}},
+      {"lse_negative_stride", [](A& a) { a.lse.stride[0] = -20; }, {"lse", "non-negative", "-20"}},
+      {"k_channel_stride", [](A& a) { a.k.stride[3] = 2; }, {"k", "channel stride 1", "2]"}},
+      {"workspace_small", [](A& a) { a.workspace_bytes -= 1; }, {"workspace", "at least", "bytes"}},
+      {"workspace_null", [](A& a) { a.workspace = nullptr; }, {"workspace", "bytes", "null"}},
+      {"packed_batch",
+       [](A& a) {
+         a.documents = {kQueries, kKeys, 2};
+       },
+       {"packed", "1", "2"}},
+      {"documents_negative", [](A& a) { a.documents.count = -1; }, {"documents.count", "0", "-1"}},
+      {"cu_q_null", [](A& a) { pack(a, nullptr, kKeys); }, {"cu_q", "3", "null"}},
+      {"cu_k_null", [](A& a) { pack(a, kQueries, nullptr); }, {"cu_k", "3", "null"}},
+      {"cu_q_short", [](A& a) { pack(a, kShort, kKeys); }, {"cu_q", "5", "4"}},
+      {"cu_k_short", [](A& a) { pack(a, kQueries, kQueries); }, {"cu_k", "7", "5"}},
+      {"cu_q_late", [](A& a) { pack(a, kLate, kKeys); }, {"cu_q", "start at 0", "1"}},
+      {"cu_q_falling",
+       [](A& a) { pack(a, kFalling, kKeys); },
+       {"cu_q", "non-decreasing", "6", "5"}},
+      {"scheme",
+       [](A& a) { a.recipe.scheme = static_cast<Scheme>(5); },
+       {"scheme", "vectorwise", "5"}},
+      {"rounding",
+       [](A& a) { a.recipe.rounding = static_cast<Rounding>(-1); },
+       {"rounding", "dither", "-1"}},
+      {"tile_q", [](A& a) { a.recipe.tile_q = 96; }, {"tile", "multiple of 64", "96"}},
+      {"tile_k", [](A& a) { a.recipe.tile_k = 320; }, {"tile", "multiple of 64", "320"}},
+      {"pv16_tiles", [](A& a) { a.recipe.pv16_tiles = -2; }, {"pv16_tiles", "-1", "-2"}},
+      {"high_precision",
+       [](A& a) { a.recipe.high_precision = 0x80; },
+       {"high_precision", "0x7f", "0x80"}},
+  };
+}
+
+std::vector<BadCase<ForwardArgs>> forward_cases() {
+  using A = ForwardArgs;
+  auto all = shared_cases<A>();
+  const std::vector<BadCase<A>> own = {
+      {"o_head_stride_0", [](A& a) { a.o.stride[1] = 0; }, {"o", "apart", "[320, 0, 16, 1]"}},
+      {"o_token_stride_0", [](A& a) { a.o.stride[2] = 0; }, {"o", "apart", "[320, 80, 0, 1]"}},
+      {"o_heads_overlap", [](A& a) { a.o.stride[1] = 64; }, {"o", "apart", "[320, 64, 16, 1]"}},
+      {"o_stride_overflow",
+       [](A& a) {
+         a.o.stride = {int64_t{1} << 62, int64_t{1} << 62, int64_t{1} << 61, 1};
+       },
+       {"o", "apart", "2305843009213693952"}},
+      {"lse_stride_0",
+       [](A& a) {
+         a.lse.stride = {0, 0, 1};
+       },
+       {"lse", "apart", "[0, 0, 1]"}},
+      {"max_logit_misaligned",
+       [](A& a) { a.max_logit = static_cast<float*>(shifted(a.max_logit, 1)); },
+       {"max_logit", "aligned to 4", "0x"}},
+  };
+  all.insert(all.end(), own.begin(), own.end());
+  return all;
+}
+
+std::vector<BadCase<BackwardArgs>> backward_cases() {
+  using A = BackwardArgs;
+  auto all = shared_cases<A>();
+  const std::vector<BadCase<A>> own = {
+      {"dout_length",
+       [](A& a) { a.dout.shape[2] = 6; },
+       {"dout", "[2, 4, 5, 16]", "[2, 4, 6, 16]"}},
+      {"dq_heads", [](A& a) { a.dq.shape[1] = 2; }, {"dq", "[2, 4, 5, 16]", "[2, 2, 5, 16]"}},
+      {"dk_heads", [](A& a) { a.dk.shape[1] = 4; }, {"dk", "[2, 2, 7, 16]", "[2, 4, 7, 16]"}},
+      {"dv_dtype", [](A& a) { a.dv.dtype = Dtype::bf16; }, {"dv", "f32", "bf16"}},
+      {"dout_null", [](A& a) { a.dout.data = nullptr; }, {"dout", "pointer", "null"}},
+      {"dq_null", [](A& a) { a.dq.data = nullptr; }, {"dq", "pointer", "null"}},
+      {"dv_misaligned",
+       [](A& a) { a.dv.data = shifted(a.dv.data, 3); },
+       {"dv", "aligned to 4", "0x"}},
+      {"dq_stride_0", [](A& a) { a.dq.stride[0] = 0; }, {"dq", "apart", "[0, 80, 16, 1]"}},
+      {"dk_stride_0", [](A& a) { a.dk.stride[1] = 0; }, {"dk", "apart", "[224, 0, 16, 1]"}},
+      {"dv_tokens_overlap", [](A& a) { a.dv.stride[2] = 8; }, {"dv", "apart", "[224, 112, 8, 1]"}},
+      {"dk_channel_stride", [](A& a) { a.dk.stride[3] = 0; }, {"dk", "channel stride 1", "0]"}},
+      {"dlse_misaligned",
+       [](A& a) {
+         a.dlse = {reinterpret_cast<float*>(shifted(a.dout.data, 1)), {20, 5, 1}};
+       },
+       {"dlse", "aligned to 4", "0x"}},
+      {"dlse_negative_stride",
+       [](A& a) {
+         a.dlse = {static_cast<float*>(a.dout.data), {20, -5, 1}};
+       },
+       {"dlse", "non-negative", "-5"}},
+  };
+  all.insert(all.end(), own.begin(), own.end());
+  return all;
+}
+
+template <typename Args>
+void expect_words(const BadCase<Args>& c, const std::string& message) {
+  for (const char* word : c.words)
+    EXPECT_NE(message.find(word), std::string::npos) << "no \"" << word << "\" in: " << message;
+}
+
+template <typename Args>
+void expect_refused(const BadCase<Args>& c, const Args& args, void (*call)(const Args&),
+                    const SmallProblem& problem) {
+  try {
+    call(args);
+    ADD_FAILURE() << "the C++ call accepted it";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), c.kind) << e.what();
+    expect_words(c, e.what());
+  }
+  EXPECT_TRUE(problem.untouched()) << "the C++ call wrote before it refused";
+}
+
+class BadForward : public ::testing::TestWithParam<BadCase<ForwardArgs>> {};
+
+TEST_P(BadForward, IsRefused) {
+  SmallProblem problem;
+  ForwardArgs args = problem.forward_args();
+  GetParam().spoil(args);
+  expect_refused<ForwardArgs>(GetParam(), args, &forward, problem);
+  CForward c(args);
+  EXPECT_EQ(sagebwd_forward(&c.args), static_cast<int>(GetParam().kind));
+  expect_words(GetParam(), sagebwd_last_error());
+  EXPECT_TRUE(problem.untouched()) << "the C call wrote before it refused";
+}
+
+class BadBackward : public ::testing::TestWithParam<BadCase<BackwardArgs>> {};
+
+TEST_P(BadBackward, IsRefused) {
+  SmallProblem problem;
+  BackwardArgs args = problem.backward_args();
+  GetParam().spoil(args);
+  expect_refused<BackwardArgs>(GetParam(), args, &backward, problem);
+  CBackward c(args);
+  EXPECT_EQ(sagebwd_backward(&c.args), static_cast<int>(GetParam().kind));
+  expect_words(GetParam(), sagebwd_last_error());
+  EXPECT_TRUE(problem.untouched()) << "the C call wrote before it refused";
+}
+
+INSTANTIATE_TEST_SUITE_P(Api, BadForward, ::testing::ValuesIn(forward_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Api, BadBackward, ::testing::ValuesIn(backward_cases()), case_name);
+
+/// The table above proves nothing if the unspoilt arguments are refused as well.
+TEST(BadInput, UnspoiltArgumentsAreAccepted) {
+  SmallProblem problem;
+  EXPECT_NO_THROW(forward(problem.forward_args()));
+  EXPECT_NO_THROW(backward(problem.backward_args()));
+  EXPECT_FALSE(problem.untouched());
+}
+
+/// Read-only tensors may be broadcast, and dimensions of size one may have any stride.
+TEST(BadInput, BroadcastInputsAreAccepted) {
+  SmallProblem problem({.b = 1, .h = 4, .hk = 2, .nq = 5, .nk = 7, .d = 16});
+  ForwardArgs args = problem.forward_args();
+  args.k.stride = {0, 0, 16, 1};
+  args.v.stride = {0, 112, 0, 1};
+  args.o.stride[0] = int64_t{1} << 62;
+  EXPECT_NO_THROW(forward(args));
+}
+
+TEST(BadInput, WorkspaceSizeChecksShapesButNotMemory) {
+  SmallProblem problem;
+  ForwardArgs args = problem.forward_args();
+  const size_t bytes = workspace_size(args);
+  args.workspace = nullptr;
+  args.workspace_bytes = 0;
+  args.lse.data = nullptr;
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.o}) t->data = nullptr;
+  EXPECT_EQ(workspace_size(args), bytes);
+  args.k.shape[3] = 24;
+  EXPECT_THROW((void)workspace_size(args), Error);
+}
+
+/// A valid call that nobody here can serve is a different kind of error, and names every
+/// implementation.
+TEST(BadInput, UnservedCallListsRefusals) {
+  SmallProblem problem;
+  ForwardArgs args = problem.forward_args();
+  args.device = Device::cuda;
+  const std::vector<Candidate> candidates = explain(args);
+  for (const Candidate& c : candidates)
+    if (c.supported) GTEST_SKIP() << c.name << " serves CUDA calls in this build";
+  try {
+    forward(args);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::unsupported);
+    for (const Candidate& c : candidates) {
+      EXPECT_NE(std::string(e.what()).find(c.name), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find(c.reason), std::string::npos) << e.what();
+    }
+  }
+  CForward c(args);
+  EXPECT_EQ(sagebwd_forward(&c.args), SAGEBWD_UNSUPPORTED);
+  EXPECT_TRUE(problem.untouched());
+}
+
+}  // namespace
+}  // namespace sagebwd

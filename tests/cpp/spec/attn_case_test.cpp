@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spec/attn_case.h"
+
+#include <gtest/gtest.h>
+
+#include "sagebwd/error.h"
+
+namespace sagebwd::spec {
+namespace {
+
+std::string error_of(const std::string& text) {
+  try {
+    AttnCase::parse(text);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::invalid_argument);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(AttnCase, ReadsTheDocumentedLine) {
+  const auto c = AttnCase::parse("b1 h8 hk2 nq4096 nk2048 d128 causal f16 paper bshd seed7");
+  EXPECT_EQ(c.b, 1);
+  EXPECT_EQ(c.h, 8);
+  EXPECT_EQ(c.hk, 2);
+  EXPECT_EQ(c.nq, 4096);
+  EXPECT_EQ(c.nk, 2048);
+  EXPECT_EQ(c.d, 128);
+  EXPECT_TRUE(c.mask.causal);
+  EXPECT_EQ(c.dtype, Dtype::f16);
+  EXPECT_EQ(c.recipe.scheme, Scheme::paper);
+  EXPECT_EQ(c.layout, Layout::bshd);
+  EXPECT_EQ(c.seed, 7u);
+  EXPECT_EQ(c.recipe.seed, 7u);
+  EXPECT_EQ(c.to_string(), "b1 h8 hk2 nq4096 nk2048 d128 causal f16 paper bshd seed7");
+}
+
+TEST(AttnCase, LeavesDefaultsAndLetsHkFollowH) {
+  const auto c = AttnCase::parse("h6 n100");
+  EXPECT_EQ(c.to_string(), "b1 h6 hk6 nq100 nk100 d64 full bf16 vectorwise bhsd seed1");
+  EXPECT_EQ(AttnCase{}.to_string(), AttnCase::parse("").to_string());
+}
+
+TEST(AttnCase, OrderDoesNotMatter) {
+  // Switches refine the preset even when they stand before it.
+  const auto a = AttnCase::parse("pv16=all smooth_v=on paper d32 h4 bf16");
+  const auto b = AttnCase::parse("  h4\td32 paper bf16 smooth_v=on\npv16=all ");
+  EXPECT_EQ(a.to_string(), b.to_string());
+  EXPECT_EQ(a.recipe.pv16_tiles, -1);
+  EXPECT_TRUE(a.recipe.smooth_v);
+}
+
+TEST(AttnCase, RoundTrips) {
+  for (const char* text : {
+           "b1 h8 hk2 nq4096 nk4096 d64 causal bf16 vectorwise bhsd seed1",
+           "b3 h5 hk1 nq17 nk129 d256 full align=top_left window=64,-1 f32 paper bshd "
+           "seed18446744073709551615",
+           "b2 h2 hk2 nq64 nk64 d64 full bf16 vectorwise bhsd seed0 tile=128x64 smooth_k=off "
+           "smooth_q=on "
+           "smooth_v=off rounding=dither pv16=3 lift=S,S',dK",
+           "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_v=on pv16=all "
+           "lift=dP",
+           "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
+       })
+    EXPECT_EQ(AttnCase::parse(text).to_string(), text);
+}
+
+TEST(AttnCase, NamesTheBadToken) {
+  EXPECT_NE(error_of("h8 quick").find("\"quick\" is unknown"), std::string::npos);
+  EXPECT_NE(error_of("x12").find("\"x12\" is unknown"), std::string::npos);
+  EXPECT_NE(error_of("colour=red").find("\"colour=red\" is unknown"), std::string::npos);
+  EXPECT_NE(error_of("n12k").find("whole number"), std::string::npos);
+  EXPECT_NE(error_of("n-3").find("whole number"), std::string::npos);
+  EXPECT_NE(error_of("n99999999999999999999").find("whole number"), std::string::npos);
+  EXPECT_NE(error_of("h0").find("from 1"), std::string::npos);
+  EXPECT_NE(error_of("h8 hk3").find("multiple of hk"), std::string::npos);
+  EXPECT_NE(error_of("n64 nk32").find("nk is given twice"), std::string::npos);
+  EXPECT_NE(error_of("paper vectorwise").find("recipe is given twice"), std::string::npos);
+  EXPECT_NE(error_of("causal full").find("mask is given twice"), std::string::npos);
+  EXPECT_NE(error_of("lift=dX").find("\"dX\""), std::string::npos);
+  EXPECT_NE(error_of("smooth_k=maybe").find("on or off"), std::string::npos);
+  EXPECT_NE(error_of("window=3").find("window=<left>,<right>"), std::string::npos);
+  EXPECT_NE(error_of("tile=64").find("tile=<queries>x<keys>"), std::string::npos);
+}
+
+TEST(AttnCase, ViewsFollowTheLayout) {
+  float x[1];
+  const auto bhsd = AttnCase::parse("b2 h6 hk3 nq5 nk7 d8 bhsd f32");
+  EXPECT_EQ(bhsd.q_view(x).shape, (std::array<int64_t, 4>{2, 6, 5, 8}));
+  EXPECT_EQ(bhsd.q_view(x).stride, (std::array<int64_t, 4>{240, 40, 8, 1}));
+  const auto bshd = AttnCase::parse("b2 h6 hk3 nq5 nk7 d8 bshd f32");
+  EXPECT_EQ(bshd.k_view(x).shape, (std::array<int64_t, 4>{2, 3, 7, 8}));
+  EXPECT_EQ(bshd.k_view(x).stride, (std::array<int64_t, 4>{168, 8, 24, 1}));
+}
+
+TEST(AttnCase, CountsVisiblePairsExactly) {
+  EXPECT_EQ(AttnCase::parse("nq5 nk7").visible_pairs(), 35);
+  EXPECT_EQ(AttnCase::parse("n64 causal").visible_pairs(), 64 * 65 / 2);
+  // Two more keys than queries, diagonal at the bottom right: rows see 3, 4, 5 keys; at the top
+  // left 1, 2, 3.
+  EXPECT_EQ(AttnCase::parse("nq3 nk5 causal").visible_pairs(), 12);
+  EXPECT_EQ(AttnCase::parse("nq3 nk5 causal align=top_left").visible_pairs(), 6);
+  // More queries than keys: the first two rows see nothing.
+  EXPECT_EQ(AttnCase::parse("nq5 nk3 causal").visible_pairs(), 6);
+  EXPECT_EQ(AttnCase::parse("n10 window=2,1").visible_pairs(), 10 + (10 - 1) + (10 - 2) + (10 - 1));
+  EXPECT_EQ(AttnCase::parse("n10 causal").visible_pairs_below(4), 1 + 2 + 3 + 4 * 7);
+}
+
+TEST(MacCounts, SplitsByArithmetic) {
+  const auto c = AttnCase::parse("b2 h4 hk2 n256 d32 paper");
+  const int64_t one = int64_t{2} * 4 * 256 * 256 * 32;
+  const MacCounts forward = count_macs(c, Direction::forward);
+  EXPECT_EQ(forward.int8(), 2 * one);
+  EXPECT_EQ(forward.floating(), 0);
+  const MacCounts backward = count_macs(c, Direction::backward);
+  EXPECT_EQ(backward.int8(), 4 * one);
+  EXPECT_EQ(backward.floating(), one);
+  EXPECT_EQ(backward.of(kMatmulDP).floating, one);
+  EXPECT_EQ(backward.of(kMatmulS).int8, 0);
+  EXPECT_EQ(backward.total(), 5 * one);
+}
+
+TEST(MacCounts, LeavesLiftedAndLeadingTilesOutOfInt8) {
+  // One leading tile of 64 keys out of 256 keeps P·V in floating point.
+  const auto c = AttnCase::parse("n256 d32 vectorwise tile=64x64 lift=S");
+  const int64_t one = int64_t{256} * 256 * 32;
+  const MacCounts forward = count_macs(c, Direction::forward);
+  EXPECT_EQ(forward.of(kMatmulS).floating, one);
+  EXPECT_EQ(forward.of(kMatmulO).floating, one / 4);
+  EXPECT_EQ(forward.of(kMatmulO).int8, one * 3 / 4);
+  EXPECT_EQ(count_macs(c, Direction::forward, 128).of(kMatmulO).floating, one / 2);
+  const auto all = AttnCase::parse("n256 d32 pv16=all");
+  EXPECT_EQ(count_macs(all, Direction::forward).of(kMatmulO).int8, 0);
+}
+
+TEST(ParseMatmuls, ReadsListsAndTheQuoteFreeAlias) {
+  EXPECT_EQ(parse_matmuls("S"), kMatmulS);
+  EXPECT_EQ(parse_matmuls("S',dQ"), kMatmulSRecompute | kMatmulDQ);
+  EXPECT_EQ(parse_matmuls("S2"), kMatmulSRecompute);
+  EXPECT_THROW(parse_matmuls(""), Error);
+  EXPECT_THROW(parse_matmuls("S,,O"), Error);
+}
+
+}  // namespace
+}  // namespace sagebwd::spec

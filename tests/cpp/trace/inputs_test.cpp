@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace/inputs.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/half.h"
+#include "sagebwd/error.h"
+
+namespace sagebwd::trace {
+namespace {
+
+using spec::AttnCase;
+
+struct Moments {
+  double mean, deviation, kurtosis;
+};
+
+Moments moments(const std::vector<float>& x) {
+  double s1 = 0, s2 = 0, s4 = 0;
+  for (float v : x) s1 += v;
+  const double n = static_cast<double>(x.size()), mean = s1 / n;
+  for (float v : x) s2 += (v - mean) * (v - mean), s4 += std::pow(v - mean, 4);
+  return {mean, std::sqrt(s2 / n), (s4 / n) / (s2 / n * (s2 / n))};
+}
+
+/// Softmax of query i over its visible keys, in double.
+std::vector<double> row_of_p(const AttnCase& c, const Inputs& in, int64_t i) {
+  const spec::KeyRange r = c.visible(i);
+  std::vector<double> p;
+  for (int64_t j = r.begin; j < r.end; ++j) {
+    double s = 0;
+    for (int64_t ch = 0; ch < c.d; ++ch)
+      s += static_cast<double>(in.q[i * c.d + ch]) * in.k[j * c.d + ch];
+    p.push_back(s / std::sqrt(static_cast<double>(c.d)));
+  }
+  const double top = *std::max_element(p.begin(), p.end());
+  double sum = 0;
+  for (double& x : p) sum += x = std::exp(x - top);
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+TEST(Inputs, GaussianHasTheStatedMoments) {
+  const auto c = AttnCase::parse("h2 n1024 d64 f32");
+  const Inputs in = make_inputs(c, InputKind::gaussian, 3.0);
+  for (const auto& [x, sigma] :
+       {std::pair{&in.q, 3.0}, {&in.k, 3.0}, {&in.v, 1.0}, {&in.dout, 1.0}}) {
+    const Moments m = moments(*x);
+    EXPECT_NEAR(m.mean, 0, 0.02 * sigma);
+    EXPECT_NEAR(m.deviation, sigma, 0.01 * sigma);
+    EXPECT_NEAR(m.kurtosis, 3.0, 0.1);
+  }
+}
+
+TEST(Inputs, SameSeedSameBitsOtherSeedOtherBits) {
+  const auto c = AttnCase::parse("b2 h4 hk2 n64 d16 seed5");
+  const Inputs a = make_inputs(c, InputKind::sink), b = make_inputs(c, InputKind::sink);
+  EXPECT_EQ(a.q, b.q);
+  EXPECT_EQ(a.v, b.v);
+  const Inputs other = make_inputs(AttnCase::parse("b2 h4 hk2 n64 d16 seed6"), InputKind::sink);
+  EXPECT_NE(a.q, other.q);
+  // Heads and tensors do not repeat each other.
+  EXPECT_FALSE(std::equal(a.k.begin(), a.k.begin() + 64 * 16, a.k.begin() + 64 * 16));
+  const Inputs plain = make_inputs(c, InputKind::gaussian);
+  EXPECT_FALSE(std::equal(plain.k.begin(), plain.k.end(), plain.v.begin()));
+}
+
+TEST(Inputs, KnownValuesDoNotMove) {
+  // Pins the generator: records made with a case string stay comparable.
+  const Inputs in = make_inputs(AttnCase::parse("n2 d8 f32 seed1"), InputKind::gaussian);
+  EXPECT_NEAR(in.q[0], -0.6491368, 1e-5);
+  EXPECT_NEAR(in.q[1], -1.5840458, 1e-5);
+  EXPECT_NEAR(in.dout[15], 0.2683918, 1e-5);
+}
+
+TEST(Inputs, ValuesFitTheElementType) {
+  const Inputs in = make_inputs(AttnCase::parse("n64 d16 bf16"), InputKind::outlier, 2.0);
+  for (const auto* x : {&in.q, &in.k, &in.v, &in.dout})
+    for (float value : *x) ASSERT_EQ(value, to_float(from_float<bf16>(value)));
+  const Inputs half = make_inputs(AttnCase::parse("n64 d16 f16"), InputKind::gaussian);
+  for (float value : half.q) ASSERT_EQ(value, to_float(from_float<f16>(value)));
+}
+
+TEST(Inputs, SinkTakesItsShareOfEveryRow) {
+  for (const char* text : {"n1024 d64 f32", "n1024 d64 f32 causal"}) {
+    const auto c = AttnCase::parse(text);
+    const Inputs in = make_inputs(c, InputKind::sink);
+    double mean = 0;
+    int64_t rows = 0;
+    for (int64_t i = 64; i < c.nq; i += 16, ++rows) {
+      const double p = row_of_p(c, in, i)[0];
+      EXPECT_GT(p, 0.45) << text << " row " << i;
+      EXPECT_LT(p, 0.8) << text << " row " << i;
+      mean += p;
+    }
+    EXPECT_NEAR(mean / static_cast<double>(rows), 0.65, 0.03) << text;
+  }
+}
+
+TEST(Inputs, LongRowsAreFlatWithRarePeaks) {
+  const auto c = AttnCase::parse("n2048 d64 f32");
+  const Inputs in = make_inputs(c, InputKind::long_rows);
+  int64_t peaks = 0, rows = 0;
+  double share = 0;
+  for (int64_t i = 0; i < c.nq; i += 4, ++rows) {
+    const auto p = row_of_p(c, in, i);
+    const double top = *std::max_element(p.begin(), p.end());
+    if (top > 0.1)
+      ++peaks, share += top;
+    else
+      EXPECT_LT(top, 8.0 / 2048);
+  }
+  EXPECT_NEAR(static_cast<double>(peaks) / static_cast<double>(rows), 1.0 / 8, 0.04);
+  EXPECT_NEAR(share / static_cast<double>(peaks), 0.3, 0.06);
+}
+
+TEST(Inputs, OutlierChannelsStandOut) {
+  const auto c = AttnCase::parse("n256 d64 f32");
+  const Inputs in = make_inputs(c, InputKind::outlier);
+  for (const auto& [x, expected] : {std::pair{&in.q, 1}, {&in.k, 3}, {&in.v, 1}, {&in.dout, 1}}) {
+    int large = 0;
+    for (int64_t ch = 0; ch < c.d; ++ch) {
+      double sum = 0;
+      for (int64_t i = 0; i < c.nq; ++i) sum += std::abs((*x)[i * c.d + ch]);
+      if (sum / static_cast<double>(c.nq) > 10) ++large;
+    }
+    EXPECT_GE(large, 1);
+    EXPECT_LE(large, expected);
+  }
+}
+
+TEST(Inputs, OffsetMovesTheMeanKeyOnly) {
+  const auto c = AttnCase::parse("n256 d64 f32");
+  const Inputs plain = make_inputs(c, InputKind::gaussian), in = make_inputs(c, InputKind::offset);
+  EXPECT_EQ(in.q, plain.q);
+  EXPECT_EQ(in.v, plain.v);
+  double square = 0;
+  for (int64_t ch = 0; ch < c.d; ++ch) {
+    const float shift = in.k[ch] - plain.k[ch];
+    square += static_cast<double>(shift) * shift / static_cast<double>(c.d);
+    for (int64_t i = 1; i < c.nk; ++i)
+      ASSERT_NEAR(in.k[i * c.d + ch] - plain.k[i * c.d + ch], shift, 1e-4);
+  }
+  EXPECT_NEAR(std::sqrt(square), 10.0, 3.0);
+}
+
+TEST(Inputs, NamesRoundTripAndBadOnesAreRefused) {
+  for (const char* name : {"gaussian", "outlier", "sink", "long", "offset"})
+    EXPECT_STREQ(input_name(input_by_name(name)), name);
+  EXPECT_THROW(input_by_name("easy"), Error);
+  EXPECT_THROW(make_inputs(AttnCase{}, InputKind::gaussian, 0.0), Error);
+  EXPECT_THROW(make_inputs(AttnCase{}, InputKind::gaussian, std::nan("")), Error);
+}
+
+TEST(Inputs, EmptyShapesAreFine) {
+  for (InputKind kind :
+       {InputKind::gaussian, InputKind::sink, InputKind::long_rows, InputKind::outlier}) {
+    EXPECT_TRUE(make_inputs(AttnCase::parse("nq0 nk4 d8"), kind).q.empty());
+    EXPECT_EQ(make_inputs(AttnCase::parse("nq4 nk0 d8"), kind).q.size(), 32u);
+  }
+}
+
+}  // namespace
+}  // namespace sagebwd::trace

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `make test`: every part runs even when an earlier one failed; a summary closes the log.
+# JOBS: compile jobs. FUZZ: number of cases of an additional, long fuzz run.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+start=$SECONDS
+summary=()
+failed=()
+
+# part NAME COMMAND...: runs the command under a headline and notes how it went.
+part() {
+  local name=$1 began=$SECONDS result=ok
+  shift
+  printf '\n== %s\n' "$name"
+  if ! "$@"; then
+    result=FAILED
+    failed+=("$name")
+  fi
+  summary+=("$(printf '%-22s %-6s %4d s' "$name" "$result" $((SECONDS - began)))")
+}
+
+# Older thread sanitizers cannot place their memory where the kernel randomises addresses widely.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2> /dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
+
+build() { cmake --preset "$1" > /dev/null && cmake --build "$2" -j "$jobs" "${@:3}"; }
+run_ctest() { ctest --test-dir "$1" --output-on-failure --no-tests=error "${@:2}"; }
+sanitizer() {
+  build "$1" "build-$1" --target sagebwd_tests &&
+    ${fixed_addresses[@]+"${fixed_addresses[@]}"} ctest --test-dir "build-$1" --output-on-failure --no-tests=error
+}
+fuzz() { SAGEBWD_FUZZ_CASES=$FUZZ build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
+
+part build build release build
+if [ ${#failed[@]} -eq 0 ]; then
+  part "C++ tests" run_ctest build -j2 -LE package
+  part "Python tests" .venv/bin/python -m pytest -q tests/python
+  [ -n "${FUZZ:-}" ] && part "fuzz, $FUZZ cases" fuzz
+  part "address, undefined" sanitizer asan
+  part "thread" sanitizer tsan
+  part "installed package" run_ctest build -L package
+fi
+
+printf '\n'
+printf '  %s\n' "${summary[@]}"
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'make test: FAILED (%s) after %d s\n' "$(IFS=,; echo "${failed[*]}")" $((SECONDS - start))
+  exit 1
+fi
+printf 'make test: all passed in %d s\n' $((SECONDS - start))
