@@ -3,7 +3,7 @@
 # `make test`: every part runs even when an earlier one failed; a summary closes the log.
 # JOBS: compile jobs. FUZZ: number of cases of an additional, long fuzz run.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 jobs=${JOBS:-$(nproc)}
 start=$SECONDS
 summary=()

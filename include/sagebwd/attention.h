@@ -6,7 +6,8 @@
 //   a.workspace = ws.data(); a.workspace_bytes = ws.size();
 //   sagebwd::forward(a);
 //
-// The caller owns all memory. Calls validate first and throw sagebwd::Error before anything is written.
+// The caller owns all memory. Calls validate first and throw sagebwd::Error before anything is
+// written.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,8 @@ enum class Align : int {
 };
 
 /// Query i sees keys j with  i + shift - window_left <= j <= i + shift + window_right,
-/// shift = nk - nq for bottom_right, 0 for top_left. -1 leaves a side open. causal caps window_right at 0.
+/// shift = nk - nq for bottom_right, 0 for top_left. -1 leaves a side open. causal caps
+/// window_right at 0.
 struct Mask {
   bool causal = false;
   Align align = Align::bottom_right;
@@ -34,9 +36,9 @@ struct Mask {
   int64_t window_right = -1;
 };
 
-/// Packed batches: q is [1, h, total_q, d], k and v are [1, hk, total_k, d], and document t holds tokens
-/// [cu_q[t], cu_q[t+1]) and keys [cu_k[t], cu_k[t+1]). Both arrays have count + 1 entries. Empty documents are fine.
-/// For a CUDA call the arrays are read on the host.
+/// Packed batches: q is [1, h, total_q, d], k and v are [1, hk, total_k, d], and document t holds
+/// tokens [cu_q[t], cu_q[t+1]) and keys [cu_k[t], cu_k[t+1]). Both arrays have count + 1 entries.
+/// Empty documents are fine. For a CUDA call the arrays are read on the host.
 struct Documents {
   const int32_t* cu_q = nullptr;
   const int32_t* cu_k = nullptr;
@@ -45,11 +47,12 @@ struct Documents {
 
 /// What forward and backward share.
 struct AttentionArgs {
-  TensorView q;  // [b, h,  nq, d]
-  TensorView k;  // [b, hk, nk, d], h a multiple of hk
-  TensorView v;  // [b, hk, nk, d]
-  TensorView o;  // [b, h,  nq, d]; written by forward, read by backward
-  StatsView lse;  // [b, h, nq], natural log of the true scaled logits; written by forward, read by backward
+  TensorView q;   // [b, h,  nq, d]
+  TensorView k;   // [b, hk, nk, d], h a multiple of hk
+  TensorView v;   // [b, hk, nk, d]
+  TensorView o;   // [b, h,  nq, d]; written by forward, read by backward
+  StatsView lse;  // [b, h, nq], natural log of the true scaled logits; written by forward, read by
+                  // backward
 
   float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
   Mask mask;
@@ -64,21 +67,22 @@ struct AttentionArgs {
 };
 
 struct ForwardArgs : AttentionArgs {
-  float* max_logit = nullptr;  // optional, [b, h] ([documents, h] when packed): largest true scaled logit; -inf if none
+  float* max_logit = nullptr;  // optional, [b, h] ([documents, h] when packed): largest true scaled
+                               // logit; -inf if none
 };
 
 struct BackwardArgs : AttentionArgs {
-  TensorView dout;  // [b, h,  nq, d]
-  TensorView dq;    // [b, h,  nq, d], written
-  TensorView dk;    // [b, hk, nk, d], written
-  TensorView dv;    // [b, hk, nk, d], written
-  StatsView dlse;   // optional gradient of lse
+  TensorView dout;             // [b, h,  nq, d]
+  TensorView dq;               // [b, h,  nq, d], written
+  TensorView dk;               // [b, hk, nk, d], written
+  TensorView dv;               // [b, hk, nk, d], written
+  StatsView dlse;              // optional gradient of lse
   bool partial_kv = false;     // k, v are part of the keys and lse is of all of them (a ring step)
   bool deterministic = false;  // dQ bit-equal from run to run; always so on a CPU
 };
 
-/// Bytes of workspace the call needs; grows linearly with the number of tokens. Validates the arguments
-/// (workspace fields and data pointers are not looked at).
+/// Bytes of workspace the call needs; grows linearly with the number of tokens. Validates the
+/// arguments (workspace fields and data pointers are not looked at).
 SAGEBWD_API size_t workspace_size(const ForwardArgs& args);
 SAGEBWD_API size_t workspace_size(const BackwardArgs& args);
 
@@ -87,15 +91,16 @@ SAGEBWD_API void backward(const BackwardArgs& args);
 
 /// One implementation's answer to a call: used, able, or why not.
 struct Candidate {
-  std::string name;     // "cpu-avx2"
+  std::string name;  // "cpu-avx2"
   bool chosen = false;
   bool supported = false;
-  std::string reason;   // why it declines; empty when supported
-  int tile_q = 0;       // tile sizes it would use; 0 when it declines
+  std::string reason;  // why it declines; empty when supported
+  int tile_q = 0;      // tile sizes it would use; 0 when it declines
   int tile_k = 0;
 };
 
-/// The ordered list of implementations, best first, with each one's answer. SAGEBWD_IMPL pins one by name.
+/// The ordered list of implementations, best first, with each one's answer. SAGEBWD_IMPL pins one
+/// by name.
 SAGEBWD_API std::vector<Candidate> explain(const ForwardArgs& args);
 SAGEBWD_API std::vector<Candidate> explain(const BackwardArgs& args);
 

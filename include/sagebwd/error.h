@@ -11,8 +11,9 @@ namespace sagebwd {
 
 enum class ErrorKind : int {
   invalid_argument = 1,  // the caller's argument is wrong; nothing was written
-  unsupported = 2,       // a valid request no implementation here can serve; the message lists every refusal
-  internal = 3,          // our own invariant is broken: please report it
+  unsupported =
+      2,  // a valid request no implementation here can serve; the message lists every refusal
+  internal = 3,  // our own invariant is broken: please report it
 };
 
 class SAGEBWD_API Error : public std::runtime_error {

@@ -12,8 +12,9 @@ namespace sagebwd {
 
 /// Which group of values each INT8 scale covers.
 enum class Scheme : int {
-  paper = 0,       // one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)
-  vectorwise = 1,  // one scale per token of Q, K, dO; P and dS per key for dV and dK, dS per query for dQ
+  paper = 0,  // one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)
+  vectorwise =
+      1,  // one scale per token of Q, K, dO; P and dS per key for dV and dK, dS per query for dQ
 };
 
 enum class Rounding : int {
@@ -35,14 +36,15 @@ enum Matmul : uint32_t {
 
 struct Recipe {
   Scheme scheme = Scheme::vectorwise;
-  int tile_q = 0;           // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
-  int tile_k = 0;           // keys per tile, likewise
-  bool smooth_k = true;     // subtract the mean key (exact)
-  bool smooth_q = false;    // subtract the mean query of each block (exact; costs a bias row)
-  bool smooth_v = true;     // subtract the mean value (exact)
+  int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
+  int tile_k = 0;  // keys per tile, likewise
+  bool smooth_k = true;   // subtract the mean key (exact)
+  bool smooth_q = false;  // subtract the mean query of each block (exact; costs a bias row)
+  bool smooth_v = true;   // subtract the mean value (exact)
   Rounding rounding = Rounding::nearest;
-  uint64_t seed = 0;        // of dither; the same seed gives the same bits
-  int pv16_tiles = 1;       // leading key tiles of each document whose P·V stays in floating point; -1: all
+  uint64_t seed = 0;  // of dither; the same seed gives the same bits
+  int pv16_tiles =
+      1;  // leading key tiles of each document whose P·V stays in floating point; -1: all
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
 
   /// The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8.
@@ -63,7 +65,8 @@ SAGEBWD_API const char* scheme_name(Scheme s);
 /// "paper" or "vectorwise"; throws Error(invalid_argument) for anything else.
 SAGEBWD_API Recipe recipe_by_name(const std::string& name);
 
-/// Name of one matmul bit: S, O, S', dV, dP, dQ, dK. Null for anything that is not exactly one of the bits.
+/// Name of one matmul bit: S, O, S', dV, dP, dQ, dK. Null for anything that is not exactly one of
+/// the bits.
 SAGEBWD_API const char* matmul_name(uint32_t bit);
 
 }  // namespace sagebwd

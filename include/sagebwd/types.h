@@ -22,9 +22,9 @@ SAGEBWD_API const char* dtype_name(Dtype t);
 
 /// A strided four-dimensional tensor [batch, head, token, channel] the caller owns.
 ///
-/// Any layout (BHSD, BSHD, packed THD, a slice of a fused QKV buffer) is a choice of strides; only the
-/// channel stride must be 1. Strides count elements and may be any non-negative number for q, k, v, o and do;
-/// tensors that are written must not overlap themselves.
+/// Any layout (BHSD, BSHD, packed THD, a slice of a fused QKV buffer) is a choice of strides; only
+/// the channel stride must be 1. Strides count elements and may be any non-negative number for q,
+/// k, v, o and do; tensors that are written must not overlap themselves.
 struct TensorView {
   void* data = nullptr;
   Dtype dtype = Dtype::f32;
@@ -44,10 +44,13 @@ struct StatsView {
 };
 
 /// Contiguous [b, h, n] statistics.
-inline StatsView contiguous_stats(float* data, int64_t h, int64_t n) { return {data, {h * n, n, 1}}; }
+inline StatsView contiguous_stats(float* data, int64_t h, int64_t n) {
+  return {data, {h * n, n, 1}};
+}
 
-/// Runs body(user, i) for every i in [0, count), on any threads and in any order, and returns when all are done.
-/// `context` is ParallelFor::context. A caller with its own thread pool passes it in through this.
+/// Runs body(user, i) for every i in [0, count), on any threads and in any order, and returns when
+/// all are done. `context` is ParallelFor::context. A caller with its own thread pool passes it in
+/// through this.
 using ParallelForFn = void (*)(void* context, int64_t count, void (*body)(void* user, int64_t i),
                                void* user);
 struct ParallelFor {

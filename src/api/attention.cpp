@@ -20,7 +20,8 @@ size_t padded_workspace(const dispatch::Implementation& impl, const spec::Proble
 /// The aligned start of the caller's workspace.
 void* checked_workspace(const AttentionArgs& a, size_t needed) {
   if (needed == 0) return nullptr;
-  SAGE_CHECK(a.workspace != nullptr, "workspace: expected " << needed << " bytes, got a null pointer");
+  SAGE_CHECK(a.workspace != nullptr,
+             "workspace: expected " << needed << " bytes, got a null pointer");
   SAGE_CHECK(a.workspace_bytes >= needed,
              "workspace: expected at least " << needed << " bytes, got " << a.workspace_bytes);
   const uintptr_t at = reinterpret_cast<uintptr_t>(a.workspace);

@@ -6,23 +6,23 @@
 
 #include "sagebwd/error.h"
 
-#define SAGE_THROW(kind, stream_expr)                     \
-  do {                                                    \
-    std::ostringstream sage_message_;                     \
-    sage_message_ << stream_expr;                         \
-    throw ::sagebwd::Error(kind, sage_message_.str());    \
+#define SAGE_THROW(kind, stream_expr)                  \
+  do {                                                 \
+    std::ostringstream sage_message_;                  \
+    sage_message_ << stream_expr;                      \
+    throw ::sagebwd::Error(kind, sage_message_.str()); \
   } while (0)
 
 /// The caller's argument is wrong.
-#define SAGE_CHECK(cond, stream_expr)                                                       \
-  do {                                                                                      \
-    if (!(cond)) SAGE_THROW(::sagebwd::ErrorKind::invalid_argument, stream_expr);           \
+#define SAGE_CHECK(cond, stream_expr)                                             \
+  do {                                                                            \
+    if (!(cond)) SAGE_THROW(::sagebwd::ErrorKind::invalid_argument, stream_expr); \
   } while (0)
 
 /// Our own invariant is broken.
-#define SAGE_INTERNAL(cond)                                                                 \
-  do {                                                                                      \
-    if (!(cond))                                                                            \
-      SAGE_THROW(::sagebwd::ErrorKind::internal,                                            \
-                 __FILE__ << ":" << __LINE__ << ": broken invariant: " #cond);              \
+#define SAGE_INTERNAL(cond)                                                    \
+  do {                                                                         \
+    if (!(cond))                                                               \
+      SAGE_THROW(::sagebwd::ErrorKind::internal,                               \
+                 __FILE__ << ":" << __LINE__ << ": broken invariant: " #cond); \
   } while (0)

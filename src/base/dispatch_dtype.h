@@ -14,9 +14,12 @@ namespace sagebwd {
 template <typename F>
 SAGE_INLINE decltype(auto) with_dtype(Dtype dtype, F&& f) {
   switch (dtype) {
-    case Dtype::bf16: return std::forward<F>(f)(bf16{});
-    case Dtype::f16: return std::forward<F>(f)(f16{});
-    case Dtype::f32: break;
+    case Dtype::bf16:
+      return std::forward<F>(f)(bf16{});
+    case Dtype::f16:
+      return std::forward<F>(f)(f16{});
+    case Dtype::f32:
+      break;
   }
   return std::forward<F>(f)(float{});
 }

@@ -18,7 +18,9 @@ struct f16 {
 
 SAGE_INLINE float to_float(float x) { return x; }
 
-SAGE_INLINE float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+SAGE_INLINE float to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 
 SAGE_INLINE float to_float(f16 x) {
   // Shift exponent and mantissa into place and let one multiplication fix the exponent bias:
@@ -26,7 +28,8 @@ SAGE_INLINE float to_float(f16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fffu) << 13;
   const float value = std::bit_cast<float>(magnitude) * 0x1p112f;
-  const uint32_t bits = std::bit_cast<uint32_t>(value) | (magnitude >= 0x0f800000u ? 0x7f800000u : 0u);
+  const uint32_t bits =
+      std::bit_cast<uint32_t>(value) | (magnitude >= 0x0f800000u ? 0x7f800000u : 0u);
   return std::bit_cast<float>(bits | sign);
 }
 
@@ -41,7 +44,8 @@ SAGE_INLINE float from_float<float>(float x) {
 template <>
 SAGE_INLINE bf16 from_float<bf16>(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
+  if ((u & 0x7fffffffu) > 0x7f800000u)
+    return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
   return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 

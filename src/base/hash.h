@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based random numbers: a value is a pure function of its key, so it can be replayed anywhere.
+// Counter-based random numbers: a value is a pure function of its key, so it can be replayed
+// anywhere.
 #pragma once
 
 #include <cstdint>

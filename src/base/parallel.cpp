@@ -13,7 +13,8 @@
 namespace sagebwd {
 namespace {
 
-/// A body that throws must not unwind through the caller's thread pool: keep the first exception, finish the loop.
+/// A body that throws must not unwind through the caller's thread pool: keep the first exception,
+/// finish the loop.
 struct Guarded {
   void (*body)(void*, int64_t);
   void* user;
@@ -33,8 +34,8 @@ struct Guarded {
   }
 };
 
-/// Threads started for one loop. Starting them costs some ten microseconds, little next to an attention phase, and
-/// leaves no state behind.
+/// Threads started for one loop. Starting them costs some ten microseconds, little next to an
+/// attention phase, and leaves no state behind.
 void run_on_own_threads(int64_t count, Guarded& guarded) {
   const int threads = static_cast<int>(std::min<int64_t>(default_threads(), count));
   std::atomic<int64_t> next{0};
@@ -66,7 +67,8 @@ void run_parallel(const ParallelFor& pf, int64_t count, void (*body)(void*, int6
   if (count <= 0) return;
   Guarded guarded{body, user, {}, {}, {}};
   if (pf.run != nullptr) {
-    pf.run(pf.context, count, [](void* g, int64_t i) { static_cast<Guarded*>(g)->run(i); }, &guarded);
+    pf.run(
+        pf.context, count, [](void* g, int64_t i) { static_cast<Guarded*>(g)->run(i); }, &guarded);
   } else {
     run_on_own_threads(count, guarded);
   }

@@ -9,7 +9,8 @@
 
 namespace sagebwd {
 
-/// Threads the library uses when the caller brings none: SAGEBWD_THREADS, else the cores this process may run on.
+/// Threads the library uses when the caller brings none: SAGEBWD_THREADS, else the cores this
+/// process may run on.
 int default_threads();
 
 namespace detail {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward. Four phases: the key side (keys.cpp), the query side, the tiles, and the sum of the partial dQ.
+// Backward. Four phases: the key side (keys.cpp), the query side, the tiles, and the sum of the
+// partial dQ.
 //
-// A work item of the tile phase is every `chunks`-th key block of one key head: dK and dV of a block stay in scratch
-// memory while the item walks over all query blocks of the head's group, and dQ is added to a partial sum that belongs
-// to the chunk. The number of chunks follows from the problem alone and partial sums are added in a fixed order, so
-// the result does not depend on the number of threads.
+// A work item of the tile phase is every `chunks`-th key block of one key head: dK and dV of a
+// block stay in scratch memory while the item walks over all query blocks of the head's group, and
+// dQ is added to a partial sum that belongs to the chunk. The number of chunks follows from the
+// problem alone and partial sums are added in a fixed order, so the result does not depend on the
+// number of threads.
 #include "cpu/backward.h"
 
 #include <algorithm>
@@ -24,14 +26,14 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// The gradient side of the query blocks, [h][q_blocks].
 struct GradientBlock {
-  int8_t* q8_dk = nullptr;       // quads along queries: [dl/16][bq/4][16][4]
-  int32_t* dk_start = nullptr;   // [dl] accumulator start of dK
-  int8_t* do8 = nullptr;         // quads along queries
-  float* do_scale = nullptr;     // [bq]
-  float* dot = nullptr;          // [dl][bq] dOᵀ
+  int8_t* q8_dk = nullptr;                  // quads along queries: [dl/16][bq/4][16][4]
+  int32_t* dk_start = nullptr;              // [dl] accumulator start of dK
+  int8_t* do8 = nullptr;                    // quads along queries
+  float* do_scale = nullptr;                // [bq]
+  float* dot = nullptr;                     // [dl][bq] dOᵀ
   float *lse2 = nullptr, *delta = nullptr;  // [bq]
-  float* q_rows = nullptr;       // [bq][dl] when dK is lifted
-  float* do_rows = nullptr;      // [bq][dl] when dV is lifted
+  float* q_rows = nullptr;                  // [bq][dl] when dK is lifted
+  float* do_rows = nullptr;                 // [bq][dl] when dV is lifted
 
   void place(Arena& arena, const Plan& plan) {
     const int64_t blocks = plan.p.h * plan.q_blocks;
@@ -64,14 +66,14 @@ struct GradientBlock {
 
 /// Scratch of one slot.
 struct Scratch {
-  void* s = nullptr;    // [bk][bq]
-  float* dp = nullptr;  // [bk][bq]
+  void* s = nullptr;                                               // [bk][bq]
+  float* dp = nullptr;                                             // [bk][bq]
   int8_t *p8 = nullptr, *ds8_key = nullptr, *ds8_query = nullptr;  // [bk][bq]
   int32_t* key_max = nullptr;                                      // [2][bk][16]
   float *p_scale = nullptr, *ds_key_scale = nullptr, *key_sum = nullptr, *bias = nullptr;  // [bk]
   float* ds_query_scale = nullptr;                                                         // [bq]
   int32_t *ds_query_start = nullptr, *begin = nullptr, *end = nullptr;                     // [bq]
-  float *dk = nullptr, *dv = nullptr;                                                      // [bk][dl]
+  float *dk = nullptr, *dv = nullptr;  // [bk][dl]
 
   void place(Arena& arena, const Plan& plan) {
     const int64_t tile = plan.slots * static_cast<int64_t>(plan.bk) * plan.bq;
@@ -84,7 +86,8 @@ struct Scratch {
     ds_query_scale = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
     for (int32_t** x : {&ds_query_start, &begin, &end})
       *x = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
-    for (float** x : {&dk, &dv}) *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dl);
+    for (float** x : {&dk, &dv})
+      *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dl);
   }
   Scratch at(const Plan& plan, int64_t slot) const {
     const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
@@ -195,8 +198,8 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   if (g.do_rows != nullptr) std::copy(rows, rows + tile, g.do_rows);
   std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
   std::fill(g.do_scale, g.do_scale + plan.bq, 0.0f);
-  kernels.quantize_rows(rows, plan.dl, b.rows, plan.p.recipe.scheme == Scheme::vectorwise, g.do_scale,
-                        scratch.codes, plan.dk);
+  kernels.quantize_rows(rows, plan.dl, b.rows, plan.p.recipe.scheme == Scheme::vectorwise,
+                        g.do_scale, scratch.codes, plan.dk);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.do8);
 }
 
@@ -207,31 +210,36 @@ void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key
   const bool flip = kernels.flip != 0;
   const int64_t key_tile = key_at * plan.bk * plan.dl;
   if (p.lifted(kMatmulDV))
-    kernels.add_f32({plan.bk, plan.dl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.dl},
-                    t.dv, plan.dl);
+    kernels.add_f32(
+        {plan.bk, plan.dl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.dl},
+        t.dv, plan.dl);
   else
-    kernels.row_us({plan.bk, plan.dl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv, plan.dl);
+    kernels.row_us({plan.bk, plan.dl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv,
+                   plan.dl);
 
   if (p.lifted(kMatmulDK)) {
     kernels.add_f32({plan.bk, plan.dl, plan.bq, t.dp, plan.bq, g.q_rows, plan.dl}, t.dk, plan.dl);
   } else {
-    kernels.row_ss({plan.bk, plan.dl, plan.bq, t.ds8_key, plan.bq, g.q8_dk, flip ? g.dk_start : nullptr},
-                   t.ds_key_scale, t.dk, plan.dl);
+    kernels.row_ss(
+        {plan.bk, plan.dl, plan.bq, t.ds8_key, plan.bq, g.q8_dk, flip ? g.dk_start : nullptr},
+        t.ds_key_scale, t.dk, plan.dl);
     if (p.recipe.smooth_q)
       for (int j = 0; j < plan.bk; ++j)
         for (int c = 0; c < plan.dl; ++c) t.dk[j * plan.dl + c] += t.key_sum[j] * q.mean[c];
   }
 
   if (p.lifted(kMatmulDQ))
-    kernels.add_f32({plan.dl, plan.bq, plan.bk, buffers.keys.kt_float + key_tile, plan.bk, t.dp, plan.bq}, dq,
-                    plan.bq);
+    kernels.add_f32(
+        {plan.dl, plan.bq, plan.bk, buffers.keys.kt_float + key_tile, plan.bk, t.dp, plan.bq}, dq,
+        plan.bq);
   else
     kernels.column_ss({plan.dl, plan.bq, plan.bk, buffers.keys.k8t + key_tile, plan.bk, t.ds8_query,
                        flip ? t.ds_query_start : nullptr},
                       t.ds_query_scale, dq, plan.bq);
 }
 
-void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, const Scratch& t) const {
+void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
+                    const Scratch& t) const {
   const spec::Problem& p = plan.p;
   const KeyData& keys = buffers.keys;
   const int64_t at = h * plan.q_blocks + plan.q_start[qb.sequence] + qb.index;
@@ -242,21 +250,24 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, 
   const bool lifted = p.lifted(kMatmulSRecompute);
 
   if (lifted)
-    kernels.store_f32({plan.bk, plan.bq, plan.dl, keys.k_float + key_tile, plan.dl, q.qt_float, plan.bq},
-                      static_cast<float*>(t.s), plan.bq);
+    kernels.store_f32(
+        {plan.bk, plan.bq, plan.dl, keys.k_float + key_tile, plan.dl, q.qt_float, plan.bq},
+        static_cast<float*>(t.s), plan.bq);
   else
-    kernels.store_ss({plan.bk, plan.bq, plan.dk, keys.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
-                      kernels.flip != 0 ? q.start : nullptr},
+    kernels.store_ss({plan.bk, plan.bq, plan.dk, keys.k8 + key_at * plan.bk * plan.dk, plan.dk,
+                      q.q8, kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
-  kernels.store_f32({plan.bk, plan.bq, plan.dl, keys.v_float + key_tile, plan.dl, g.dot, plan.bq}, t.dp,
-                    plan.bq);
+  kernels.store_f32({plan.bk, plan.bq, plan.dl, keys.v_float + key_tile, plan.dl, g.dot, plan.bq},
+                    t.dp, plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
   const bool smooth_q = p.recipe.smooth_q;
   if (smooth_q && !lifted) mean_query_logits(plan, q.mean, keys.k_float + key_tile, t.bias);
   const bool dither = p.recipe.rounding == Rounding::dither;
   const auto uniform = [&](numerics::DitherOperand operand) {
-    return dither ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index, operand) : 0.0f;
+    return dither ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index,
+                                             operand)
+                  : 0.0f;
   };
   const float* k_scale = keys.k_scale + key_at * plan.bk;
   kernels.backward_tile({
@@ -290,7 +301,8 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, 
       .ds_query_scale = t.ds_query_scale,
       .ds_query_start = t.ds_query_start,
       .dither_query = dither ? buffers.dither_query : nullptr,
-      .dither_u = {uniform(numerics::DitherOperand::p_backward), uniform(numerics::DitherOperand::ds_query),
+      .dither_u = {uniform(numerics::DitherOperand::p_backward),
+                   uniform(numerics::DitherOperand::ds_query),
                    uniform(numerics::DitherOperand::ds_key)},
   });
   products(q, g, key_at, dq_at(chunk, at), t);
@@ -311,27 +323,30 @@ void Backward::key_chunk(int64_t slot, int64_t item) const {
       std::fill(query_sum_at(chunk, first), query_sum_at(chunk, first + q_end - q_begin), 0.0f);
   }
   const int64_t tile_size = static_cast<int64_t>(plan.bk) * plan.dl;
-  for (int64_t k = plan.k_start[sequence] + chunk; k < plan.k_start[sequence + 1]; k += plan.chunks) {
+  for (int64_t k = plan.k_start[sequence] + chunk; k < plan.k_start[sequence + 1];
+       k += plan.chunks) {
     const Block kb = plan.key_block(k);
     std::fill(t.dk, t.dk + tile_size, 0.0f);
     std::fill(t.dv, t.dv + tile_size, 0.0f);
     for (int64_t h = h_begin; h < h_end; ++h)
       for (int64_t b = q_begin; b < q_end; ++b) {
         const Block qb = plan.query_block(b);
-        if (plan.p.visible(qb.seq, qb.first).begin >= kb.first + kb.rows) break;  // later queries see later keys
+        if (plan.p.visible(qb.seq, qb.first).begin >= kb.first + kb.rows)
+          break;  // later queries see later keys
         if (plan.p.visible(qb.seq, qb.first + qb.rows - 1).end <= kb.first) continue;
         tile(qb, kb, h, chunk, t);
       }
     const int64_t n = kb.seq.k_begin + kb.first;
     const int d = static_cast<int>(plan.p.d);
-    kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d, t.dk, plan.dl,
-                       plan.p.scale);
-    kernels.store_rows(a.dv.dtype, row_at(a.dv, kb.seq.batch, hk, n), a.dv.stride[2], kb.rows, d, t.dv, plan.dl,
-                       1.0f);
+    kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d,
+                       t.dk, plan.dl, plan.p.scale);
+    kernels.store_rows(a.dv.dtype, row_at(a.dv, kb.seq.batch, hk, n), a.dv.stride[2], kb.rows, d,
+                       t.dv, plan.dl, 1.0f);
   }
 }
 
-/// dQ of one query block: partial sums in order, the mean key where rows of dS do not sum to zero, and out.
+/// dQ of one query block: partial sums in order, the mean key where rows of dS do not sum to zero,
+/// and out.
 void Backward::finish_queries(int64_t slot, int64_t item) const {
   const int64_t h = item / plan.q_blocks;
   const Block b = plan.query_block(item % plan.q_blocks);
@@ -350,15 +365,18 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
       float row_sum = 0.0f;
       if (plan.p.partial_kv) {
         for (int64_t chunk = 0; chunk < used; ++chunk) row_sum += query_sum_at(chunk, item)[i];
-      } else if (std::isfinite(buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
+      } else if (std::isfinite(
+                     buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
         row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
       }
-      for (int c = 0; c < plan.dl; ++c) sum[static_cast<int64_t>(c) * plan.bq + i] += row_sum * mu_k[c];
+      for (int c = 0; c < plan.dl; ++c)
+        sum[static_cast<int64_t>(c) * plan.bq + i] += row_sum * mu_k[c];
     }
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
-  kernels.store_rows(a.dq.dtype, row_at(a.dq, b.seq.batch, h, b.seq.q_begin + b.first), a.dq.stride[2], b.rows,
-                     static_cast<int>(plan.p.d), scratch.rows, plan.dl, plan.p.scale);
+  kernels.store_rows(a.dq.dtype, row_at(a.dq, b.seq.batch, h, b.seq.q_begin + b.first),
+                     a.dq.stride[2], b.rows, static_cast<int>(plan.p.d), scratch.rows, plan.dl,
+                     plan.p.scale);
 }
 
 }  // namespace
@@ -370,7 +388,8 @@ size_t backward_workspace(const spec::Problem& p) {
   return arena.used();
 }
 
-void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a, void* workspace) {
+void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a,
+              void* workspace) {
   Plan plan(p, tiles_of(p));
   Arena arena(workspace);
   Buffers buffers(plan, arena);

@@ -7,6 +7,7 @@
 namespace sagebwd::cpu {
 
 size_t backward_workspace(const spec::Problem& p);
-void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a, void* workspace);
+void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a,
+              void* workspace);
 
 }  // namespace sagebwd::cpu

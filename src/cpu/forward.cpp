@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward: one work item is a block of queries of one head. It walks over the key tiles it can see, with the online
-// softmax state and Oᵀ in scratch memory.
+// Forward: one work item is a block of queries of one head. It walks over the key tiles it can see,
+// with the online softmax state and Oᵀ in scratch memory.
 #include "cpu/forward.h"
 
 #include <algorithm>
@@ -20,21 +20,21 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// Scratch of one slot.
 struct Scratch {
-  void* s = nullptr;                                                // [bk][bq]
-  void* p8 = nullptr;                                               // [bk][bq]
-  float* ot = nullptr;                                              // [dl][bq]
+  void* s = nullptr;                                                    // [bk][bq]
+  void* p8 = nullptr;                                                   // [bk][bq]
+  float* ot = nullptr;                                                  // [dl][bq]
   float *m = nullptr, *l = nullptr, *alpha = nullptr, *beta = nullptr;  // [bq]
-  int32_t *begin = nullptr, *end = nullptr;                         // [bq]
-  float* bias = nullptr;                                            // [bk]
+  int32_t *begin = nullptr, *end = nullptr;                             // [bq]
+  float* bias = nullptr;                                                // [bk]
 };
 
 struct Buffers {
   Buffers(Plan& plan, Arena& arena);
   KeyData keys;
-  QueryBlock query;        // one per slot
+  QueryBlock query;  // one per slot
   QueryScratch query_scratch;
-  Scratch scratch;         // of slot 0; the others follow
-  float* ones = nullptr;   // [bk] key scales when S is lifted
+  Scratch scratch;                // of slot 0; the others follow
+  float* ones = nullptr;          // [bk] key scales when S is lifted
   float* dither_query = nullptr;  // [bq]
   float* block_max = nullptr;     // [h][q_blocks]
 
@@ -96,24 +96,27 @@ struct Forward {
   void values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
               const isa::ForwardTile& tile) const;
   void poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const;
-  void finish(const Block& qb, int64_t h, int64_t item, const Scratch& t, const QueryScratch& q) const;
+  void finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
+              const QueryScratch& q) const;
 };
 
 /// Sᵀ of one tile, as integers, or as FP32 when lifted.
 void Forward::scores(const QueryBlock& q, int64_t key_at, const Scratch& t) const {
   if (plan.p.lifted(kMatmulS)) {
-    kernels.store_f32({plan.bk, plan.bq, plan.dl, buffers.keys.k_float + key_at * plan.bk * plan.dl, plan.dl,
-                       q.qt_float, plan.bq},
+    kernels.store_f32({plan.bk, plan.bq, plan.dl, buffers.keys.k_float + key_at * plan.bk * plan.dl,
+                       plan.dl, q.qt_float, plan.bq},
                       static_cast<float*>(t.s), plan.bq);
     return;
   }
-  kernels.store_ss({plan.bk, plan.bq, plan.dk, buffers.keys.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
-                    kernels.flip != 0 ? q.start : nullptr},
+  kernels.store_ss({plan.bk, plan.bq, plan.dk, buffers.keys.k8 + key_at * plan.bk * plan.dk,
+                    plan.dk, q.q8, kernels.flip != 0 ? q.start : nullptr},
                    static_cast<int32_t*>(t.s), plan.bq);
 }
 
-/// A tile whose values hold NaN or Inf: a plain loop over visible pairs, so that masked ones stay out.
-void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const {
+/// A tile whose values hold NaN or Inf: a plain loop over visible pairs, so that masked ones stay
+/// out.
+void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
+                              const Scratch& t) const {
   const int d = static_cast<int>(plan.p.d);
   const float* mean = buffers.keys.mean_v(plan, kb.sequence, hk);
   const float* p = static_cast<const float*>(t.s);
@@ -121,7 +124,8 @@ void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk, cons
   for (int i = 0; i < plan.bq; ++i)
     for (int c = 0; c < d; ++c) t.ot[c * plan.bq + i] *= t.alpha[i];
   for (int j = 0; j < kb.rows; ++j) {
-    kernels.load_rows(a.v.dtype, row_at(a.v, kb.seq.batch, hk, kb.seq.k_begin + kb.first + j), 0, 1, d, v, d);
+    kernels.load_rows(a.v.dtype, row_at(a.v, kb.seq.batch, hk, kb.seq.k_begin + kb.first + j), 0, 1,
+                      d, v, d);
     for (int i = 0; i < qb.rows; ++i) {
       const spec::KeyRange r = plan.p.visible(qb.seq, qb.first + i);
       if (kb.first + j < r.begin || kb.first + j >= r.end) continue;
@@ -139,20 +143,21 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
   if (keys.v_poisoned[key_at]) {
     poisoned_values(qb, kb, hk, t);
   } else if (tile.p_float) {
-    kernels.blend_f32({plan.dl, plan.bq, plan.bk, keys.vt_float + at, plan.bk, static_cast<const float*>(t.s),
-                       plan.bq},
+    kernels.blend_f32({plan.dl, plan.bq, plan.bk, keys.vt_float + at, plan.bk,
+                       static_cast<const float*>(t.s), plan.bq},
                       t.alpha, t.beta, t.ot, plan.bq);
   } else {
     const float unit = keys.v_scale[key_at] / numerics::kLevels;
     for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
-    kernels.blend_su({plan.dl, plan.bq, plan.bk, keys.v8t + at, plan.bk, t.p8, nullptr}, t.alpha, t.beta, t.ot,
-                     plan.bq);
+    kernels.blend_su({plan.dl, plan.bq, plan.bk, keys.v8t + at, plan.bk, t.p8, nullptr}, t.alpha,
+                     t.beta, t.ot, plan.bq);
   }
 }
 
 void Forward::query_block(int64_t slot, int64_t item) const {
   const int64_t h = item / plan.q_blocks;
-  // Blocks with the most keys first (a causal mask gives the last ones most), so that no thread ends late.
+  // Blocks with the most keys first (a causal mask gives the last ones most), so that no thread
+  // ends late.
   const int64_t block = plan.q_blocks - 1 - item % plan.q_blocks;
   const Block qb = plan.query_block(block);
   const int64_t hk = h / plan.p.group();
@@ -194,8 +199,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .p_float = tile_k < float_value_tiles(plan.p) || buffers.keys.v_poisoned[key_at] != 0,
         .p8 = t.p8,
         .dither_query = dither ? buffers.dither_query : nullptr,
-        .dither_u = dither ? numerics::dither_uniform(plan.p.recipe.seed, qb.sequence, h, qb.index, tile_k,
-                                                      numerics::DitherOperand::p_forward)
+        .dither_u = dither ? numerics::dither_uniform(plan.p.recipe.seed, qb.sequence, h, qb.index,
+                                                      tile_k, numerics::DitherOperand::p_forward)
                            : 0.0f};
     kernels.forward_tile(tile);
     values(qb, kb, hk, key_at, t, tile);
@@ -204,7 +209,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
 }
 
 /// Normalises, adds the mean value back, and writes O, LSE and the block's largest logit.
-void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t, const QueryScratch& q) const {
+void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
+                     const QueryScratch& q) const {
   const float* mean_v = buffers.keys.mean_v(plan, qb.sequence, h / plan.p.group());
   double largest = -std::numeric_limits<double>::infinity();
   bool poisoned = false;
@@ -214,17 +220,19 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
     t.beta[i] = empty ? 0.0f : 1.0f;
     const double max_logit = numerics::kLn2 * static_cast<double>(t.m[i]) + q.shift[i];
     const double lse = max_logit + std::log(static_cast<double>(t.l[i]));
-    *stat_at(a.lse, qb.seq.batch, h, qb.seq.q_begin + qb.first + i) = empty ? -kInf : static_cast<float>(lse);
+    *stat_at(a.lse, qb.seq.batch, h, qb.seq.q_begin + qb.first + i) =
+        empty ? -kInf : static_cast<float>(lse);
     poisoned = poisoned || std::isnan(t.l[i]);
     if (!empty && max_logit > largest) largest = max_logit;
   }
-  buffers.block_max[item] = poisoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(largest);
+  buffers.block_max[item] =
+      poisoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(largest);
   for (int i = 0; i < qb.rows; ++i)
     for (int c = 0; c < plan.dl; ++c)
       q.rows[static_cast<int64_t>(i) * plan.dl + c] =
           t.ot[static_cast<int64_t>(c) * plan.bq + i] * t.alpha[i] + mean_v[c] * t.beta[i];
-  kernels.store_rows(a.o.dtype, row_at(a.o, qb.seq.batch, h, qb.seq.q_begin + qb.first), a.o.stride[2], qb.rows,
-                     static_cast<int>(plan.p.d), q.rows, plan.dl, 1.0f);
+  kernels.store_rows(a.o.dtype, row_at(a.o, qb.seq.batch, h, qb.seq.q_begin + qb.first),
+                     a.o.stride[2], qb.rows, static_cast<int>(plan.p.d), q.rows, plan.dl, 1.0f);
 }
 
 void reduce_max_logit(const Plan& plan, const Buffers& buffers, float* out) {
@@ -249,7 +257,8 @@ size_t forward_workspace(const spec::Problem& p) {
   return arena.used();
 }
 
-void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a, void* workspace) {
+void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a,
+             void* workspace) {
   Plan plan(p, tiles_of(p));
   Arena arena(workspace);
   Buffers buffers(plan, arena);

@@ -7,6 +7,7 @@
 namespace sagebwd::cpu {
 
 size_t forward_workspace(const spec::Problem& p);
-void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a, void* workspace);
+void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a,
+             void* workspace);
 
 }  // namespace sagebwd::cpu

@@ -22,7 +22,8 @@ size_t workspace(const spec::Problem& p) {
   return p.direction == spec::Direction::forward ? forward_workspace(p) : backward_workspace(p);
 }
 
-/// dispatch::Implementation holds plain function pointers, so the table's index is a template parameter.
+/// dispatch::Implementation holds plain function pointers, so the table's index is a template
+/// parameter.
 template <int kTable>
 dispatch::Implementation make() {
   return {

@@ -9,17 +9,19 @@ namespace sagebwd::cpu {
 namespace {
 
 /// Mean over the tokens that are finite throughout, summed in FP64.
-void mean_of(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const spec::Sequence& s,
-             int64_t hk, float* rows, float* mean) {
+void mean_of(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
+             const spec::Sequence& s, int64_t hk, float* rows, float* mean) {
   double sum[256] = {};
   int64_t count = 0;
   const int d = static_cast<int>(plan.p.d);
   for (int64_t n = 0; n < s.nk; n += plan.bk) {
     const int many = static_cast<int>(std::min<int64_t>(plan.bk, s.nk - n));
-    kernels.load_rows(x.dtype, row_at(x, s.batch, hk, s.k_begin + n), x.stride[2], many, d, rows, plan.dl);
+    kernels.load_rows(x.dtype, row_at(x, s.batch, hk, s.k_begin + n), x.stride[2], many, d, rows,
+                      plan.dl);
     count += kernels.sum_rows(rows, plan.dl, many, d, sum);
   }
-  for (int c = 0; c < d && count > 0; ++c) mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
+  for (int c = 0; c < d && count > 0; ++c)
+    mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
 }
 
 void subtract_mean(float* rows, int count, int dl, const float* mean) {
@@ -28,15 +30,16 @@ void subtract_mean(float* rows, int count, int dl, const float* mean) {
 }
 
 /// Loads a block into scratch, padding tokens zero.
-void load_block(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b, int64_t hk,
-                float* rows) {
-  kernels.load_rows(x.dtype, row_at(x, b.seq.batch, hk, b.seq.k_begin + b.first), x.stride[2], b.rows,
-                    static_cast<int>(plan.p.d), rows, plan.dl);
-  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + static_cast<int64_t>(plan.bk) * plan.dl, 0.0f);
+void load_block(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b,
+                int64_t hk, float* rows) {
+  kernels.load_rows(x.dtype, row_at(x, b.seq.batch, hk, b.seq.k_begin + b.first), x.stride[2],
+                    b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
+  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl,
+            rows + static_cast<int64_t>(plan.bk) * plan.dl, 0.0f);
 }
 
-void prepare_k(const isa::Kernels& kernels, const Plan& plan, const KeyData& data, int64_t at, int rows_used,
-               bool per_token, float* rows, int8_t* codes) {
+void prepare_k(const isa::Kernels& kernels, const Plan& plan, const KeyData& data, int64_t at,
+               int rows_used, bool per_token, float* rows, int8_t* codes) {
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
   float* scale = data.k_scale + at * plan.bk;
   std::fill(scale, scale + plan.bk, 0.0f);
@@ -46,18 +49,20 @@ void prepare_k(const isa::Kernels& kernels, const Plan& plan, const KeyData& dat
   for (int64_t i = 0; i < static_cast<int64_t>(plan.bk) * plan.dk; ++i)
     k8[i] = static_cast<int8_t>(codes[i] ^ kernels.flip);
   if (data.needs.k8t)
-    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile, plan.bk);
+    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile,
+                            plan.bk);
   if (data.needs.k_float) std::copy(rows, rows + tile, data.k_float + at * tile);
   if (data.needs.kt_float)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile, plan.bk);
 }
 
-void prepare_v8(const isa::Kernels& kernels, const Plan& plan, const KeyData& data, int64_t at, int rows_used,
-                float* rows, int8_t* codes) {
+void prepare_v8(const isa::Kernels& kernels, const Plan& plan, const KeyData& data, int64_t at,
+                int rows_used, float* rows, int8_t* codes) {
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
   float scale[256];
   std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
-  data.v_poisoned[at] = kernels.quantize_rows(rows, plan.dl, rows_used, false, scale, codes, plan.dk);
+  data.v_poisoned[at] =
+      kernels.quantize_rows(rows, plan.dl, rows_used, false, scale, codes, plan.dk);
   data.v_scale[at] = data.v_poisoned[at] ? 0.0f : scale[0];
   kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile, plan.bk);
 }
@@ -89,7 +94,8 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dk);
 }
 
-void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const KeyData& data) {
+void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
+                  const KeyData& data) {
   const Recipe& recipe = plan.p.recipe;
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
 

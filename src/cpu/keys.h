@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The key side of a call: means, codes and operand layouts of K and V, made once and read by every query block.
+// The key side of a call: means, codes and operand layouts of K and V, made once and read by every
+// query block.
 #pragma once
 
 #include "cpu/plan.h"
@@ -37,6 +38,7 @@ struct KeyData {
   }
 };
 
-void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const KeyData& data);
+void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
+                  const KeyData& data);
 
 }  // namespace sagebwd::cpu

@@ -35,8 +35,8 @@ Plan::Plan(const spec::Problem& problem, dispatch::Tiles tiles)
     most_key_blocks = std::max(most_key_blocks, ceil_div(s.nk, bk));
   }
   const int64_t heads = std::max<int64_t>(1, num_sequences * p.hk);
-  chunks = static_cast<int>(std::clamp<int64_t>(ceil_div(kBackwardItems, heads), 1,
-                                                std::clamp<int64_t>(most_key_blocks, 1, kMaxChunks)));
+  chunks = static_cast<int>(std::clamp<int64_t>(
+      ceil_div(kBackwardItems, heads), 1, std::clamp<int64_t>(most_key_blocks, 1, kMaxChunks)));
   // The caller's pool may have any number of threads; more than the machine has would not help.
   slots = std::max(default_threads(), static_cast<int>(std::thread::hardware_concurrency()));
 }
@@ -69,7 +69,8 @@ bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, 
                      int32_t* end) {
   const spec::KeyRange first = plan.p.visible(queries.seq, queries.first);
   const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
-  const bool whole = queries.rows == plan.bq && last.begin <= keys.first && first.end >= keys.first + plan.bk;
+  const bool whole =
+      queries.rows == plan.bq && last.begin <= keys.first && first.end >= keys.first + plan.bk;
   if (whole) return false;
   for (int i = 0; i < plan.bq; ++i) {
     begin[i] = end[i] = 0;

@@ -49,15 +49,18 @@ struct Plan {
   int dl;  // head dim padded to whole vectors
   int dk;  // head dim padded to an INT8 contraction
   int64_t num_sequences, q_blocks, k_blocks;
-  int chunks;       // backward: key blocks kb with kb % chunks == c share one partial dQ
-  int slots;        // workers that run at once, each with its own scratch memory
-  int64_t *q_start = nullptr, *k_start = nullptr;  // [num_sequences + 1] first block of each sequence
+  int chunks;  // backward: key blocks kb with kb % chunks == c share one partial dQ
+  int slots;   // workers that run at once, each with its own scratch memory
+  int64_t *q_start = nullptr,
+          *k_start = nullptr;  // [num_sequences + 1] first block of each sequence
 
   void place_tables(Arena& arena);
   void fill_tables();
   Block query_block(int64_t block) const { return find(q_start, block, bq, true); }
   Block key_block(int64_t block) const { return find(k_start, block, bk, false); }
-  int64_t key_blocks_of(int64_t sequence) const { return k_start[sequence + 1] - k_start[sequence]; }
+  int64_t key_blocks_of(int64_t sequence) const {
+    return k_start[sequence + 1] - k_start[sequence];
+  }
 
  private:
   Block find(const int64_t* start, int64_t block, int tile, bool queries) const;
@@ -65,7 +68,8 @@ struct Plan {
 
 dispatch::Tiles tiles_of(const spec::Problem& p);
 
-/// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own scratch memory.
+/// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own
+/// scratch memory.
 template <typename F>
 void run_items(const ParallelFor& pf, const Plan& plan, int64_t items, F&& body) {
   std::atomic<int64_t> next{0};
@@ -85,8 +89,9 @@ inline float* stat_at(const StatsView& s, int64_t b, int64_t h, int64_t n) {
   return s.data + b * s.stride[0] + h * s.stride[1] + n * s.stride[2];
 }
 
-/// Visible keys of each query of a block, relative to key k0 and clipped to a tile; none for padding queries.
-/// Returns false when every real query sees the whole tile and there are no padding queries.
+/// Visible keys of each query of a block, relative to key k0 and clipped to a tile; none for
+/// padding queries. Returns false when every real query sees the whole tile and there are no
+/// padding queries.
 bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
                      int32_t* end);
 

@@ -36,19 +36,21 @@ void QueryScratch::place(Arena& arena, const Plan& plan) {
 }
 
 QueryScratch QueryScratch::at(const Plan& plan, int64_t slot) const {
-  return {rows + slot * plan.bq * plan.dl, smooth + slot * plan.bq * plan.dl, codes + slot * plan.bq * plan.dk,
-          shift + slot * plan.bq};
+  return {rows + slot * plan.bq * plan.dl, smooth + slot * plan.bq * plan.dl,
+          codes + slot * plan.bq * plan.dk, shift + slot * plan.bq};
 }
 
-void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b,
-                     int64_t h, float* rows) {
-  kernels.load_rows(x.dtype, row_at(x, b.seq.batch, h, b.seq.q_begin + b.first), x.stride[2], b.rows,
-                    static_cast<int>(plan.p.d), rows, plan.dl);
-  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + static_cast<int64_t>(plan.bq) * plan.dl, 0.0f);
+void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
+                     const Block& b, int64_t h, float* rows) {
+  kernels.load_rows(x.dtype, row_at(x, b.seq.batch, h, b.seq.q_begin + b.first), x.stride[2],
+                    b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
+  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl,
+            rows + static_cast<int64_t>(plan.bq) * plan.dl, 0.0f);
 }
 
-void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const Block& b,
-                     int64_t h, const float* mu_k, const QueryBlock& out, const QueryScratch& scratch) {
+void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
+                     const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
+                     const QueryScratch& scratch) {
   const int d = static_cast<int>(plan.p.d);
   const Recipe& recipe = plan.p.recipe;
   load_query_rows(kernels, plan, a.q, b, h, scratch.rows);
@@ -79,8 +81,8 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
   }
   std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
   std::fill(out.scale, out.scale + plan.bq, 0.0f);
-  kernels.quantize_rows(rows, plan.dl, b.rows, recipe.scheme == Scheme::vectorwise, out.scale, scratch.codes,
-                        plan.dk);
+  kernels.quantize_rows(rows, plan.dl, b.rows, recipe.scheme == Scheme::vectorwise, out.scale,
+                        scratch.codes, plan.dk);
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   for (int i = 0; i < plan.bq; ++i) {
     int32_t sum = 0;
@@ -95,7 +97,8 @@ void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows,
   for (int j = 0; j < plan.bk; ++j) {
     double dot = 0.0;
     for (int c = 0; c < plan.dl; ++c)
-      dot += static_cast<double>(mean[c]) * static_cast<double>(k_rows[static_cast<int64_t>(j) * plan.dl + c]);
+      dot += static_cast<double>(mean[c]) *
+             static_cast<double>(k_rows[static_cast<int64_t>(j) * plan.dl + c]);
     bias[j] = static_cast<float>(unit * dot);
   }
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query side of one block: codes of Q in the layout S wants, per-query scales, and the shift of the logits that
-// K-smoothing took away.
+// The query side of one block: codes of Q in the layout S wants, per-query scales, and the shift of
+// the logits that K-smoothing took away.
 #pragma once
 
 #include "cpu/plan.h"
 
 namespace sagebwd::cpu {
 
-/// One block of queries, ready for S. Arrays have bq entries unless said otherwise; padding queries are zero.
+/// One block of queries, ready for S. Arrays have bq entries unless said otherwise; padding queries
+/// are zero.
 struct QueryBlock {
   int8_t* q8 = nullptr;       // quads along d: [bq/16][dk/4][16][4]
   float* scale = nullptr;     // of the codes; NaN for a token that is not finite
@@ -31,12 +32,13 @@ struct QueryScratch {
   QueryScratch at(const Plan& plan, int64_t slot) const;
 };
 
-void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a, const Block& b,
-                     int64_t h, const float* mu_k, const QueryBlock& out, const QueryScratch& scratch);
+void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
+                     const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
+                     const QueryScratch& scratch);
 
 /// Loads bq rows of a query-shaped tensor, padding queries zero.
-void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b,
-                     int64_t h, float* rows);
+void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
+                     const Block& b, int64_t h, float* rows);
 
 /// Logits of the mean query for each key of a block, in log2 units (smooth_q).
 void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias);

@@ -5,6 +5,9 @@
 #include "cpu/cpu.h"
 #include "dispatch/implementation.h"
 #include "ref/ref.h"
+#ifdef SAGEBWD_HAS_CUDA
+#include "cuda/cuda.h"
+#endif
 
 namespace sagebwd::dispatch {
 namespace {
@@ -20,6 +23,10 @@ const char* pinned() {
 const std::vector<const Implementation*>& implementations() {
   static const std::vector<const Implementation*> list = [] {
     std::vector<const Implementation*> all = cpu::implementations();
+#ifdef SAGEBWD_HAS_CUDA
+    const std::vector<const Implementation*> gpu = cuda::implementations();
+    all.insert(all.begin(), gpu.begin(), gpu.end());
+#endif
     all.push_back(&ref::implementation());
     return all;
   }();
@@ -51,7 +58,8 @@ std::vector<Candidate> explain(const spec::Problem& p) {
 const Implementation& choose(const spec::Problem& p) {
   const char* pin = pinned();
   for (const Implementation* impl : implementations())
-    if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty()) return *impl;
+    if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty())
+      return *impl;
   std::string refusals;
   for (const Candidate& c : explain(p)) refusals += "\n  " + c.name + ": " + c.reason;
   SAGE_THROW(ErrorKind::unsupported, "no implementation can serve this call:" << refusals);

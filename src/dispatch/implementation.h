@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An implementation of attention, as the dispatcher sees it. Backends fill one of these in; nothing else of them
-// is visible from outside their room.
+// An implementation of attention, as the dispatcher sees it. Backends fill one of these in; nothing
+// else of them is visible from outside their room.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,8 @@ inline constexpr size_t kWorkspaceAlign = 64;
 /// All implementations, best first.
 const std::vector<const Implementation*>& implementations();
 
-/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported) with every refusal.
+/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported)
+/// with every refusal.
 const Implementation& choose(const spec::Problem&);
 
 /// Every implementation's answer.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantiser: symmetric INT8 with an FP32 scale. Scalar maths shared by the recipe oracle and all backends.
+// The quantiser: symmetric INT8 with an FP32 scale. Scalar maths shared by the recipe oracle and
+// all backends.
 //
-// A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. There is no additive floor,
-// because the softmax gradient of a real model has an RMS near 1e-7. A group that holds NaN or Inf gets the scale
-// NaN, so that whatever is made from its codes is NaN as well.
+// A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. There is no
+// additive floor, because the softmax gradient of a real model has an RMS near 1e-7. A group that
+// holds NaN or Inf gets the scale NaN, so that whatever is made from its codes is NaN as well.
 #pragma once
 
 #include <bit>
@@ -16,7 +17,7 @@
 
 namespace sagebwd::numerics {
 
-inline constexpr float kLevels = 127.0f;    // codes are in [-127, 127]; -128 is never made
+inline constexpr float kLevels = 127.0f;  // codes are in [-127, 127]; -128 is never made
 inline constexpr float kZeroAmax = 0x1p-100f;
 inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr double kLn2 = 0.693147180559945309417;
@@ -36,14 +37,16 @@ SAGE_INLINE int code_nearest(float x, float inverse) {
   return y == y ? static_cast<int>(std::nearbyint(y)) : 0;
 }
 
-/// Dither: floor(y + t), t = frac(i·g1 + j·g2 + u), with (i, j) the query and key inside the tile and u one
-/// uniform number of the tile. Unbiased over u, and low-discrepancy inside a tile.
+/// Dither: floor(y + t), t = frac(i·g1 + j·g2 + u), with (i, j) the query and key inside the tile
+/// and u one uniform number of the tile. Unbiased over u, and low-discrepancy inside a tile.
 inline constexpr float kDitherQuery = 0.7548776662f;
 inline constexpr float kDitherKey = 0.5698402910f;
 
 SAGE_INLINE float frac(float x) { return x - std::floor(x); }
 SAGE_INLINE float dither_query_term(int i) { return frac(kDitherQuery * static_cast<float>(i)); }
-SAGE_INLINE float dither_key_term(int j, float u) { return frac(kDitherKey * static_cast<float>(j) + u); }
+SAGE_INLINE float dither_key_term(int j, float u) {
+  return frac(kDitherKey * static_cast<float>(j) + u);
+}
 SAGE_INLINE float dither_offset(float query_term, float key_term) {
   const float t = query_term + key_term;
   return t >= 1.0f ? t - 1.0f : t;
@@ -52,8 +55,8 @@ SAGE_INLINE float dither_offset(float query_term, float key_term) {
 /// Which quantised operand a tile's uniform belongs to.
 enum class DitherOperand : uint64_t { p_forward = 0, p_backward = 1, ds_query = 2, ds_key = 3 };
 
-SAGE_INLINE float dither_uniform(uint64_t seed, int64_t sequence, int64_t head, int64_t q_tile, int64_t k_tile,
-                            DitherOperand operand) {
+SAGE_INLINE float dither_uniform(uint64_t seed, int64_t sequence, int64_t head, int64_t q_tile,
+                                 int64_t k_tile, DitherOperand operand) {
   return unit_float(hash64({seed, static_cast<uint64_t>(sequence), static_cast<uint64_t>(head),
                             static_cast<uint64_t>(q_tile), static_cast<uint64_t>(k_tile),
                             static_cast<uint64_t>(operand)}));
@@ -66,6 +69,8 @@ SAGE_INLINE int code_dither(float x, float inverse, float t) {
   return static_cast<int>(c > kLevels ? kLevels : c < -kLevels ? -kLevels : c);
 }
 
-SAGE_INLINE bool is_finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
+SAGE_INLINE bool is_finite(float x) {
+  return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
+}
 
 }  // namespace sagebwd::numerics

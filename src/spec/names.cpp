@@ -8,9 +8,12 @@ namespace sagebwd {
 
 const char* dtype_name(Dtype t) {
   switch (t) {
-    case Dtype::f32: return "f32";
-    case Dtype::bf16: return "bf16";
-    case Dtype::f16: return "f16";
+    case Dtype::f32:
+      return "f32";
+    case Dtype::bf16:
+      return "bf16";
+    case Dtype::f16:
+      return "f16";
   }
   return "unknown";
 }
@@ -26,14 +29,22 @@ Recipe recipe_by_name(const std::string& name) {
 
 const char* matmul_name(uint32_t bit) {
   switch (bit) {
-    case kMatmulS: return "S";
-    case kMatmulO: return "O";
-    case kMatmulSRecompute: return "S'";
-    case kMatmulDV: return "dV";
-    case kMatmulDP: return "dP";
-    case kMatmulDQ: return "dQ";
-    case kMatmulDK: return "dK";
-    default: return nullptr;
+    case kMatmulS:
+      return "S";
+    case kMatmulO:
+      return "O";
+    case kMatmulSRecompute:
+      return "S'";
+    case kMatmulDV:
+      return "dV";
+    case kMatmulDP:
+      return "dP";
+    case kMatmulDQ:
+      return "dQ";
+    case kMatmulDK:
+      return "dK";
+    default:
+      return nullptr;
   }
 }
 

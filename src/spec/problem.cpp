@@ -20,8 +20,9 @@ std::string show(const std::array<int64_t, 4>& a) {
 /// No address space holds more elements, and products of sizes stay far from overflow below it.
 constexpr int64_t kMostElements = int64_t{1} << 47;
 
-/// Whether no two elements share an address: each dimension steps over all that the dimensions with smaller strides
-/// span. `inner` elements are contiguous. Writes to one place from two threads are what this keeps out.
+/// Whether no two elements share an address: each dimension steps over all that the dimensions with
+/// smaller strides span. `inner` elements are contiguous. Writes to one place from two threads are
+/// what this keeps out.
 bool apart(std::array<int64_t, 3> shape, std::array<int64_t, 3> stride, int64_t inner) {
   std::array<size_t, 3> order{0, 1, 2};
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return stride[a] < stride[b]; });
@@ -38,8 +39,9 @@ bool apart(std::array<int64_t, 3> shape, std::array<int64_t, 3> stride, int64_t 
 
 void check_pointer(const char* name, const void* data, int64_t alignment) {
   SAGE_CHECK(data != nullptr, name << ": expected a data pointer, got null");
-  SAGE_CHECK(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0,
-             name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
+  SAGE_CHECK(
+      reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0,
+      name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
 }
 
 void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
@@ -53,12 +55,12 @@ void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<i
   SAGE_CHECK(t.stride[3] == 1,
              name << ": expected channel stride 1, got strides " << show(t.stride));
   for (size_t i = 0; i < 3; ++i)
-    SAGE_CHECK(t.stride[i] >= 0,
-               name << ": expected non-negative strides, got " << show(t.stride));
-  SAGE_CHECK(!written || apart({shape[0], shape[1], shape[2]},
-                               {t.stride[0], t.stride[1], t.stride[2]}, shape[3]),
-             name << ": expected strides that keep the elements of a written tensor apart, got shape "
-                  << show(shape) << " strides " << show(t.stride));
+    SAGE_CHECK(t.stride[i] >= 0, name << ": expected non-negative strides, got " << show(t.stride));
+  SAGE_CHECK(
+      !written ||
+          apart({shape[0], shape[1], shape[2]}, {t.stride[0], t.stride[1], t.stride[2]}, shape[3]),
+      name << ": expected strides that keep the elements of a written tensor apart, got shape "
+           << show(shape) << " strides " << show(t.stride));
   if (!check_memory) return;
   check_pointer(name, t.data, dtype_size(dtype));
 }
@@ -68,10 +70,11 @@ void check_stats(const char* name, const StatsView& s, const Problem& p, bool wr
   for (int64_t stride : s.stride)
     SAGE_CHECK(stride >= 0, name << ": expected non-negative strides, got " << stride);
   if (!check_memory || p.b == 0 || p.h == 0 || p.nq == 0) return;
-  SAGE_CHECK(!written || apart({p.b, p.h, p.nq}, s.stride, 1),
-             name << ": expected strides that keep the elements of a written tensor apart, got shape ["
-                  << p.b << ", " << p.h << ", " << p.nq << "] strides [" << s.stride[0] << ", "
-                  << s.stride[1] << ", " << s.stride[2] << "]");
+  SAGE_CHECK(
+      !written || apart({p.b, p.h, p.nq}, s.stride, 1),
+      name << ": expected strides that keep the elements of a written tensor apart, got shape ["
+           << p.b << ", " << p.h << ", " << p.nq << "] strides [" << s.stride[0] << ", "
+           << s.stride[1] << ", " << s.stride[2] << "]");
   check_pointer(name, s.data, alignof(float));
 }
 
@@ -81,20 +84,22 @@ void check_offsets(const char* name, const int32_t* cu, int64_t count, int64_t t
   for (int64_t t = 0; t < count; ++t)
     SAGE_CHECK(cu[t + 1] >= cu[t], name << ": expected non-decreasing offsets, got " << cu[t]
                                         << " then " << cu[t + 1] << " at document " << t);
-  SAGE_CHECK(cu[count] == total, name << ": expected to end at the packed length " << total << ", got "
-                                      << cu[count]);
+  SAGE_CHECK(cu[count] == total,
+             name << ": expected to end at the packed length " << total << ", got " << cu[count]);
 }
 
 void check_recipe(const Recipe& r) {
-  SAGE_CHECK(r.scheme == Scheme::paper || r.scheme == Scheme::vectorwise,
-             "recipe.scheme: expected 0 (paper) or 1 (vectorwise), got " << static_cast<int>(r.scheme));
-  SAGE_CHECK(r.rounding == Rounding::nearest || r.rounding == Rounding::dither,
-             "recipe.rounding: expected 0 (nearest) or 1 (dither), got "
-                 << static_cast<int>(r.rounding));
+  SAGE_CHECK(
+      r.scheme == Scheme::paper || r.scheme == Scheme::vectorwise,
+      "recipe.scheme: expected 0 (paper) or 1 (vectorwise), got " << static_cast<int>(r.scheme));
+  SAGE_CHECK(
+      r.rounding == Rounding::nearest || r.rounding == Rounding::dither,
+      "recipe.rounding: expected 0 (nearest) or 1 (dither), got " << static_cast<int>(r.rounding));
   for (int tile : {r.tile_q, r.tile_k})
     SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
                "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);
-  SAGE_CHECK(r.pv16_tiles >= -1, "recipe.pv16_tiles: expected -1 (all) or more, got " << r.pv16_tiles);
+  SAGE_CHECK(r.pv16_tiles >= -1,
+             "recipe.pv16_tiles: expected -1 (all) or more, got " << r.pv16_tiles);
   SAGE_CHECK((r.high_precision & ~static_cast<uint32_t>(kMatmulAll)) == 0,
              "recipe.high_precision: expected bits of the seven matmuls (0x7f), got 0x"
                  << std::hex << r.high_precision);
@@ -108,8 +113,8 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   SAGE_CHECK(a.q.dtype == Dtype::f32 || a.q.dtype == Dtype::bf16 || a.q.dtype == Dtype::f16,
              "q: expected dtype f32, bf16 or f16, got code " << static_cast<int>(a.q.dtype));
   for (size_t i = 0; i < 4; ++i)
-    SAGE_CHECK(qs[i] >= 0 && ks[i] >= 0, "q, k: expected non-negative sizes, got q " << show(qs)
-                                             << " k " << show(ks));
+    SAGE_CHECK(qs[i] >= 0 && ks[i] >= 0,
+               "q, k: expected non-negative sizes, got q " << show(qs) << " k " << show(ks));
   for (const auto& shape : {qs, ks}) {
     int64_t elements = 1;
     for (int64_t n : shape)
@@ -130,11 +135,13 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
   check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
   check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward, check_memory);
+  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward,
+             check_memory);
   check_stats("lse", a.lse, p, direction == Direction::forward, check_memory);
 
   SAGE_CHECK(std::isfinite(a.scale), "scale: expected a finite number, got " << a.scale);
-  p.scale = a.scale == 0.0f ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.d))) : a.scale;
+  p.scale =
+      a.scale == 0.0f ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.d))) : a.scale;
 
   SAGE_CHECK(a.mask.align == Align::bottom_right || a.mask.align == Align::top_left,
              "mask.align: expected 0 (bottom_right) or 1 (top_left), got "

@@ -59,7 +59,8 @@ struct Problem {
 };
 
 /// Checks the arguments and throws Error(invalid_argument) with what was expected and what came.
-/// check_memory also looks at data pointers; the workspace is checked by the caller, who knows its size.
+/// check_memory also looks at data pointers; the workspace is checked by the caller, who knows its
+/// size.
 Problem resolve(const ForwardArgs& args, bool check_memory);
 Problem resolve(const BackwardArgs& args, bool check_memory);
 

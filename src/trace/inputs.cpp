@@ -31,16 +31,13 @@ enum Stream : uint64_t {
   kPeakKey
 };
 
-constexpr double kSinkShare = 0.65;  // of each row, numerics.md 4.2
-constexpr double kSinkValue =
-    0.02;  // deviation of the sink's value: trained sinks carry next to none
-constexpr double kPeakShare = 0.3;  // of the rows that have a peak
-constexpr uint64_t kPeakEvery = 8;  // one row in this many
-constexpr double kPeakNoise =
-    0.3;  // of Q among long rows, times sigma: keeps the rest of a row nearly uniform
-constexpr double kOffsetSpread = 10.0;
-constexpr double kOutlierSpread =
-    0.03;  // token to token, relative to the shared part of an outlier channel
+constexpr double kSinkShare = 0.65;      // of each row (numerics.md 4.2)
+constexpr double kSinkValue = 0.1;       // deviation of the sink's value; trained sinks have little
+constexpr double kPeakShare = 0.3;       // of a row that has a peak
+constexpr uint64_t kPeakEvery = 8;       // one row in this many has one
+constexpr double kPeakNoise = 0.3;       // of Q in long rows, times sigma: the rest stays uniform
+constexpr double kOffsetSpread = 10.0;   // of the mean of K across channels, times sigma
+constexpr double kOutlierSpread = 0.03;  // between tokens, relative to what a channel shares
 
 /// Independent normal numbers by index: Box-Muller on two 32-bit uniforms of one hash.
 class Normal {
@@ -236,7 +233,7 @@ constexpr std::array<KindText, 5> kKinds{{
     {InputKind::outlier, "outlier",
      "a few channels of Q, K, V and dO are 20 to 100 times larger than the rest"},
     {InputKind::sink, "sink",
-     "the first key takes about 65% of every row and carries almost no value"},
+     "the first key takes about 65% of every row and carries little value"},
     {InputKind::long_rows, "long",
      "nearly uniform rows, where one query in eight puts 30% on a single key"},
     {InputKind::offset, "offset", "every channel of K has a large mean that all tokens share"},

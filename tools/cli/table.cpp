@@ -2,6 +2,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 
@@ -34,6 +35,12 @@ std::string significant(double value, int digits) {
   if (magnitude < 1e-4 || magnitude >= 1e7) return print("%.*e", digits - 1, value);
   const int before_point = static_cast<int>(std::floor(std::log10(magnitude))) + 1;
   return print("%.*f", std::max(0, digits - before_point), value);
+}
+
+std::string shortest(double value) {
+  char buffer[32];
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return std::string(buffer, result.ptr);
 }
 
 std::string fixed(double value, int decimals) {

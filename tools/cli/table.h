@@ -39,6 +39,8 @@ size_t display_width(const std::string& text);
 
 /// `digits` significant digits, without exponent from 1e-4 up: 0.0184, 12.3, 1.2e-07.
 std::string significant(double value, int digits = 3);
+/// As few digits as tell the number apart: 1, 0.5, 10.
+std::string shortest(double value);
 /// A fixed number of decimals.
 std::string fixed(double value, int decimals);
 

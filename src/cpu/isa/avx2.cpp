@@ -5,6 +5,7 @@
 
 #include "base/dispatch_dtype.h"
 #include "base/half.h"
+#include "base/inline.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/vec_avx2.h"
 #include "numerics/quantize.h"
@@ -12,12 +13,11 @@
 namespace sagebwd::cpu::isa::avx2 {
 namespace {
 
-inline constexpr int kRows = 4;       // register block of the INT8 products
+inline constexpr int kRows = 4;  // register block of the INT8 products
 inline constexpr int kPanels = 1;
 inline constexpr int kFloatRows = 6;  // rows of the FP32 products
 inline constexpr uint8_t kFlip = 0;
 
-inline IVec flip_code(IVec code) { return code; }
 inline IVec start_of(IVec) { return set1(0); }
 
 #include "cpu/isa/gemm.inl"

@@ -5,6 +5,7 @@
 
 #include "base/dispatch_dtype.h"
 #include "base/half.h"
+#include "base/inline.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/vec_avx512.h"
 #include "numerics/quantize.h"
@@ -12,12 +13,11 @@
 namespace sagebwd::cpu::isa::avx512 {
 namespace {
 
-inline constexpr int kRows = 4;       // register block of the INT8 products
+inline constexpr int kRows = 4;  // register block of the INT8 products
 inline constexpr int kPanels = 4;
 inline constexpr int kFloatRows = 4;  // rows of the FP32 products
 inline constexpr uint8_t kFlip = 0x80;
 
-inline IVec flip_code(IVec code) { return _mm512_add_epi32(code, _mm512_set1_epi32(128)); }
 inline IVec start_of(IVec sum) {
   return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7));
 }

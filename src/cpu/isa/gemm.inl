@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Register-blocked products over panels of 16 columns. Included once per instruction set, inside its namespace, after
-// its vec_*.h and the constants kRows (rows per register block) and kPanels (panels per register block).
+// Register-blocked products over panels of 16 columns. Included once per instruction set, inside
+// its namespace, after its vec_*.h and the constants kRows (rows per register block) and kPanels
+// (panels per register block).
 
 enum class Signs { us, su, ss };
 
@@ -13,7 +14,7 @@ inline IVec dot_step(IVec acc, decltype(broadcast_quad(nullptr)) a, Quads b, Sig
 
 /// One register block: `kRows` rows by N panels. Epilogue(row, column, sums) consumes the result.
 template <Signs kSigns, int N, typename Epilogue>
-inline void int8_block(const Int8Product& p, int row, int panel, const Epilogue& epilogue) {
+SAGE_INLINE void int8_block(const Int8Product& p, int row, int panel, const Epilogue& epilogue) {
   const int64_t panel_bytes = static_cast<int64_t>(p.k) * kLanes;
   const auto* left = static_cast<const int8_t*>(p.left) + row * p.left_stride;
   const auto* right = static_cast<const int8_t*>(p.right) + panel * panel_bytes;
@@ -68,7 +69,7 @@ inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
 }
 
 template <int R, int N, typename Epilogue>
-inline void float_block(const FloatProduct& p, int row, int panel, const Epilogue& epilogue) {
+SAGE_INLINE void float_block(const FloatProduct& p, int row, int panel, const Epilogue& epilogue) {
   const float* left = p.left + row * p.left_stride;
   const float* right = p.right + panel * kLanes;
   Vec acc[R][N];
@@ -154,7 +155,8 @@ inline void row_ss(const Int8Product& p, const float* row, float* c, int64_t ldc
 inline void column_ss(const Int8Product& p, const float* column, float* c, int64_t ldc) {
   int8_product<Signs::ss>(p, ColumnScaled{column, c, ldc});
 }
-inline void blend_su(const Int8Product& p, const float* alpha, const float* beta, float* c, int64_t ldc) {
+inline void blend_su(const Int8Product& p, const float* alpha, const float* beta, float* c,
+                     int64_t ldc) {
   int8_product<Signs::su>(p, Blended{alpha, beta, c, ldc});
 }
 inline void store_f32(const FloatProduct& p, float* c, int64_t ldc) {
@@ -166,6 +168,7 @@ inline void add_f32(const FloatProduct& p, float* c, int64_t ldc) {
     store(at, add(load(at), sums));
   });
 }
-inline void blend_f32(const FloatProduct& p, const float* alpha, const float* beta, float* c, int64_t ldc) {
+inline void blend_f32(const FloatProduct& p, const float* alpha, const float* beta, float* c,
+                      int64_t ldc) {
   float_product(p, Blended{alpha, beta, c, ldc});
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The micro-kernel table: everything the blocked loops of src/cpu ask of an instruction set.
 //
-// All score tiles are held transposed, [keys][queries], so that a vector runs over queries. Then the row maximum of the
-// softmax, its sum, the per-query scales and the running output are all vertical operations; no shuffles are needed.
+// All score tiles are held transposed, [keys][queries], so that a vector runs over queries. Then
+// the row maximum of the softmax, its sum, the per-query scales and the running output are all
+// vertical operations; no shuffles are needed.
 //
-//   Sᵀ  [keys, queries] = K8      · Q8ᵀ     left operand K8  [keys][d]        right Q8 as quads along d
-//   Oᵀ  [d, queries]    = V8ᵀ     · P8ᵀ     left operand V8ᵀ [d][keys]        right P8 as quads along keys
-//   dPᵀ [keys, queries] = V       · dOᵀ     FP32
-//   dV  [keys, d]       = P8ᵀ     · dO8     left operand P8ᵀ [keys][queries]  right dO8 as quads along queries
-//   dK  [keys, d]       = dS8ᵀ    · Q8      left operand dS8ᵀ [keys][queries] right Q8 as quads along queries
-//   dQᵀ [d, queries]    = K8ᵀ     · dS8ᵀ    left operand K8ᵀ [d][keys]        right dS8 as quads along keys
+//   Sᵀ  [keys, queries] = K8      · Q8ᵀ     left operand K8  [keys][d]        right Q8 as quads
+//   along d Oᵀ  [d, queries]    = V8ᵀ     · P8ᵀ     left operand V8ᵀ [d][keys]        right P8 as
+//   quads along keys dPᵀ [keys, queries] = V       · dOᵀ     FP32 dV  [keys, d]       = P8ᵀ     ·
+//   dO8     left operand P8ᵀ [keys][queries]  right dO8 as quads along queries dK  [keys, d] = dS8ᵀ
+//   · Q8      left operand dS8ᵀ [keys][queries] right Q8 as quads along queries dQᵀ [d, queries] =
+//   K8ᵀ     · dS8ᵀ    left operand K8ᵀ [d][keys]        right dS8 as quads along keys
 //
-// A left operand is row-major with the contraction contiguous. A right operand is stored in panels of 16 columns,
-// [columns/16][contraction/4][16][4] bytes ("quads"): what vpdpbusd, vpmaddubsw and AMX all read directly.
+// A left operand is row-major with the contraction contiguous. A right operand is stored in panels
+// of 16 columns, [columns/16][contraction/4][16][4] bytes ("quads"): what vpdpbusd, vpmaddubsw and
+// AMX all read directly.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +23,13 @@
 
 namespace sagebwd::cpu::isa {
 
-inline constexpr int kLanes = 16;   // columns of a panel
-inline constexpr int kGroup = 64;   // queries a tile kernel keeps in registers; tile_q is a multiple
-inline constexpr int kContract = 64;  // INT8 contractions are padded with zero codes to a multiple of this
+inline constexpr int kLanes = 16;  // columns of a panel
+inline constexpr int kGroup = 64;  // queries a tile kernel keeps in registers; tile_q is a multiple
+inline constexpr int kContract =
+    64;  // INT8 contractions are padded with zero codes to a multiple of this
 
-/// An INT8 product of left [m][k] and right panels [n/16][k/4][16][4]; m a multiple of 4, n of 16, k of 64.
+/// An INT8 product of left [m][k] and right panels [n/16][k/4][16][4]; m a multiple of 4, n of 16,
+/// k of 64.
 struct Int8Product {
   int m, n, k;
   const void* left;
@@ -46,67 +50,72 @@ struct FloatProduct {
 /// One score tile of the forward.
 struct ForwardTile {
   int tile_q, tile_k;
-  void* s;                  // [tile_k][tile_q]: int32 sums in (FP32 if s_is_float); probabilities out if p_float
+  void* s;  // [tile_k][tile_q]: int32 sums in (FP32 if s_is_float); probabilities out if p_float
   bool s_is_float;
-  const float* k_scale;     // [tile_k]
-  const float* lane;        // [tile_q] query scale · logit scale · log2 e
-  const float* bias;        // [tile_k] logits of the mean query, or null
+  const float* k_scale;        // [tile_k]
+  const float* lane;           // [tile_q] query scale · logit scale · log2 e
+  const float* bias;           // [tile_k] logits of the mean query, or null
   const int32_t *begin, *end;  // [tile_q] visible keys relative to the tile, or null when all are
-  float *m, *l;             // [tile_q] running maximum (log2 units) and sum
-  float *alpha, *beta;      // [tile_q] out: factors of the old output and of this tile's product
-  bool p_float;             // keep p as FP32 in s instead of codes
-  void* p8;                 // quads along keys
-  const float* dither_query;  // [tile_q] dither terms, or null for nearest rounding
+  float *m, *l;                // [tile_q] running maximum (log2 units) and sum
+  float *alpha, *beta;         // [tile_q] out: factors of the old output and of this tile's product
+  bool p_float;                // keep p as FP32 in s instead of codes
+  void* p8;                    // quads along keys
+  const float* dither_query;   // [tile_q] dither terms, or null for nearest rounding
   float dither_u;
 };
 
-/// One score tile of the backward. Two steps: gradients of the softmax and group maxima, then codes.
+/// One score tile of the backward. Two steps: gradients of the softmax and group maxima, then
+/// codes.
 struct BackwardTile {
   int tile_q, tile_k;
-  void* s;              // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
+  void* s;  // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
   bool s_is_float;
-  float* dp;            // [tile_k][tile_q] dP in; dS out
+  float* dp;             // [tile_k][tile_q] dP in; dS out
   const float* k_scale;  // [tile_k], for the logits
-  const float* lane;    // [tile_q]
-  const float* bias;    // [tile_k] or null
+  const float* lane;     // [tile_q]
+  const float* bias;     // [tile_k] or null
   const int32_t *begin, *end;
-  const float *lse2, *delta;        // [tile_q]
-  const float *q_scale, *do_scale;  // [tile_q] folded into dS for dK and into P for dV
-  const float* k_fold;              // [tile_k] folded into dS for dQ
-  bool per_vector;      // scales per key and per query; else one per tile
+  const float *lse2, *delta;          // [tile_q]
+  const float *q_scale, *do_scale;    // [tile_q] folded into dS for dK and into P for dV
+  const float* k_fold;                // [tile_k] folded into dS for dQ
+  bool per_vector;                    // scales per key and per query; else one per tile
   bool dv_float, dq_float, dk_float;  // the matmul is lifted: no codes
-  float* query_sum;     // [tile_q] += sum over keys of dS, or null
-  float* key_sum;       // [tile_k] = sum over queries of dS, or null
-  int32_t* key_max;     // scratch [2][tile_k][16]
-  void *p8, *ds8_key;   // left operands [tile_k][tile_q]
-  void* ds8_query;      // quads along keys
-  float *p_scale, *ds_key_scale;  // [tile_k] out
-  float* ds_query_scale;          // [tile_q] out
-  int32_t* ds_query_start;        // [tile_q] out: accumulator start of dQ where Kernels::flip
+  float* query_sum;                   // [tile_q] += sum over keys of dS, or null
+  float* key_sum;                     // [tile_k] = sum over queries of dS, or null
+  int32_t* key_max;                   // scratch [2][tile_k][16]
+  void *p8, *ds8_key;                 // left operands [tile_k][tile_q]
+  void* ds8_query;                    // quads along keys
+  float *p_scale, *ds_key_scale;      // [tile_k] out
+  float* ds_query_scale;              // [tile_q] out
+  int32_t* ds_query_start;            // [tile_q] out: accumulator start of dQ where Kernels::flip
   const float* dither_query;
-  float dither_u[3];    // P, dS for dQ, dS for dK
+  float dither_u[3];  // P, dS for dQ, dS for dK
 };
 
 struct Kernels {
   const char* name;
   /// Why this machine cannot run these kernels; null when it can.
   const char* (*unavailable)();
-  /// XORed into the codes of a signed left operand. 0x80 where the hardware wants it unsigned; the accumulators then
-  /// start at -128 times the column sums of the right operand. 0 elsewhere, with no start needed.
+  /// XORed into the codes of a signed left operand. 0x80 where the hardware wants it unsigned; the
+  /// accumulators then start at -128 times the column sums of the right operand. 0 elsewhere, with
+  /// no start needed.
   uint8_t flip;
 
   // INT8 products. Letters: signedness of left and right.
   void (*store_ss)(const Int8Product&, int32_t* c, int64_t ldc);  // c = sums
-  void (*row_us)(const Int8Product&, const float* row, float* c, int64_t ldc);  // c += sums · row[i]
+  void (*row_us)(const Int8Product&, const float* row, float* c,
+                 int64_t ldc);  // c += sums · row[i]
   void (*row_ss)(const Int8Product&, const float* row, float* c, int64_t ldc);
-  void (*column_ss)(const Int8Product&, const float* column, float* c, int64_t ldc);  // c += sums · column[j]
+  void (*column_ss)(const Int8Product&, const float* column, float* c,
+                    int64_t ldc);  // c += sums · column[j]
   void (*blend_su)(const Int8Product&, const float* alpha, const float* beta, float* c,
                    int64_t ldc);  // c = c · alpha[j] + sums · beta[j]
 
   // FP32 products.
   void (*store_f32)(const FloatProduct&, float* c, int64_t ldc);
   void (*add_f32)(const FloatProduct&, float* c, int64_t ldc);
-  void (*blend_f32)(const FloatProduct&, const float* alpha, const float* beta, float* c, int64_t ldc);
+  void (*blend_f32)(const FloatProduct&, const float* alpha, const float* beta, float* c,
+                    int64_t ldc);
 
   void (*forward_tile)(const ForwardTile&);
   void (*backward_tile)(const BackwardTile&);
@@ -114,15 +123,16 @@ struct Kernels {
   // Preparation of inputs.
 
   /// `rows` rows of `d` values to FP32, the rest of each row of `ld` values zero.
-  void (*load_rows)(Dtype dtype, const void* src, int64_t stride, int rows, int d, float* dst, int ld);
+  void (*load_rows)(Dtype dtype, const void* src, int64_t stride, int rows, int d, float* dst,
+                    int ld);
   /// The reverse, times `factor`.
-  void (*store_rows)(Dtype dtype, void* dst, int64_t stride, int rows, int d, const float* src, int ld,
-                     float factor);
+  void (*store_rows)(Dtype dtype, void* dst, int64_t stride, int rows, int d, const float* src,
+                     int ld, float factor);
   /// sum[c] += values of the rows that are finite throughout; returns how many those are.
   int (*sum_rows)(const float* x, int ld, int rows, int d, double* sum);
-  /// Codes of `rows` rows (ld a multiple of 16) with one scale per row, or one for all; rows with NaN or Inf get the
-  /// scale NaN and codes 0. codes has row stride ldc >= ld; bytes past ld are left alone. Returns whether any row was
-  /// not finite.
+  /// Codes of `rows` rows (ld a multiple of 16) with one scale per row, or one for all; rows with
+  /// NaN or Inf get the scale NaN and codes 0. codes has row stride ldc >= ld; bytes past ld are
+  /// left alone. Returns whether any row was not finite.
   bool (*quantize_rows)(const float* x, int ld, int rows, bool per_row, float* scale, int8_t* codes,
                         int64_t ldc);
   /// Codes [rows][ldc] to quads along the row: [rows/16][cols/4][16][4].
@@ -130,8 +140,8 @@ struct Kernels {
   /// Codes [rows][ldc] to quads along the column: [cols/16][rows/4][16][4].
   void (*pack_along_columns)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
   /// Codes [rows][ldc] to left operand [cols][rows], XORed with flip.
-  void (*transpose_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip, int8_t* dst,
-                          int64_t ldd);
+  void (*transpose_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip,
+                          int8_t* dst, int64_t ldd);
   /// FP32 [rows][ld] to [cols][ldd].
   void (*transpose_f32)(const float* x, int64_t ld, int rows, int cols, float* dst, int64_t ldd);
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preparation of inputs: conversion, means, codes and operand layouts. All of it is linear in the number of tokens.
-// Included once per instruction set, inside its namespace, after its vec_*.h.
+// Preparation of inputs: conversion, means, codes and operand layouts. All of it is linear in the
+// number of tokens. Included once per instruction set, inside its namespace, after its vec_*.h.
 
 template <typename T>
 inline void load_rows_of(const void* src, int64_t stride, int rows, int d, float* dst, int ld) {
@@ -12,12 +12,13 @@ inline void load_rows_of(const void* src, int64_t stride, int rows, int d, float
   }
 }
 
-inline void load_rows(Dtype dtype, const void* src, int64_t stride, int rows, int d, float* dst, int ld) {
+inline void load_rows(Dtype dtype, const void* src, int64_t stride, int rows, int d, float* dst,
+                      int ld) {
   with_dtype(dtype, [&](auto t) { load_rows_of<decltype(t)>(src, stride, rows, d, dst, ld); });
 }
 
-inline void store_rows(Dtype dtype, void* dst, int64_t stride, int rows, int d, const float* src, int ld,
-                       float factor) {
+inline void store_rows(Dtype dtype, void* dst, int64_t stride, int rows, int d, const float* src,
+                       int ld, float factor) {
   with_dtype(dtype, [&](auto t) {
     using T = decltype(t);
     for (int r = 0; r < rows; ++r) {
@@ -46,8 +47,8 @@ inline int sum_rows(const float* x, int ld, int rows, int d, double* sum) {
   return count;
 }
 
-inline bool quantize_rows(const float* x, int ld, int rows, bool per_row, float* scale, int8_t* codes,
-                          int64_t ldc) {
+inline bool quantize_rows(const float* x, int ld, int rows, bool per_row, float* scale,
+                          int8_t* codes, int64_t ldc) {
   bool poisoned = false;
   uint32_t shared = 0;
   for (int r = 0; r < rows; ++r) {
@@ -92,8 +93,8 @@ inline void pack_along_columns(const int8_t* codes, int64_t ldc, int rows, int c
         for (int r = 0; r < 4; ++r) out[4 * lane + r] = codes[(k + r) * ldc + panel + lane];
 }
 
-inline void transpose_codes(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip, int8_t* dst,
-                            int64_t ldd) {
+inline void transpose_codes(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip,
+                            int8_t* dst, int64_t ldd) {
   // In blocks of 16 rows, so that both sides stay within a few cache lines.
   for (int r0 = 0; r0 < rows; r0 += 16)
     for (int c = 0; c < cols; ++c)

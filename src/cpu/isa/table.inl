@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fills in the micro-kernel table from the functions of gemm.inl, tile.inl and prep.inl. Included once per instruction
-// set, inside its namespace.
+// Fills in the micro-kernel table from the functions of gemm.inl, tile.inl and prep.inl. Included
+// once per instruction set, inside its namespace.
 
 constexpr Kernels make_table(const char* name, const char* (*unavailable)()) {
   return {.name = name,

@@ -18,10 +18,10 @@ extern const Kernels kTable;
 const Kernels* const* tables(int* count) {
   static const Kernels* const all[] = {
 #if defined(__x86_64__)
-      &avx512::kTable,
-      &avx2::kTable,
+    &avx512::kTable,
+    &avx2::kTable,
 #endif
-      &scalar::kTable,
+    &scalar::kTable,
   };
   *count = static_cast<int>(sizeof(all) / sizeof(all[0]));
   return all;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work between the products: softmax, its gradient, and quantisation of P and dS. Included once per instruction
-// set, inside its namespace, after its vec_*.h.
+// The work between the products: softmax, its gradient, and quantisation of P and dS. Included once
+// per instruction set, inside its namespace, after its vec_*.h.
 //
-// A tile is processed in groups of 64 queries: four vectors of per-query state stay in registers while the loop runs
-// down the keys.
+// A tile is processed in groups of 64 queries: four vectors of per-query state stay in registers
+// while the loop runs down the keys.
 
 inline constexpr int kVecs = kGroup / kLanes;
 
 /// 2^x, relative error about 1e-7; exactly 0 below -126.5; NaN stays NaN. x must not exceed 127.
 inline Vec exp2_nonpositive(Vec x) {
-  // Adding 1.5·2^23 + 127 leaves round(x) + 127 in the low bits: shifted, they are the exponent of 2^round(x).
+  // Adding 1.5·2^23 + 127 leaves round(x) + 127 in the low bits: shifted, they are the exponent of
+  // 2^round(x).
   const Vec magic = set1(0x1.8p23f + 127.0f);
   x = max(set1(-127.0f), x);
   const Vec t = add(x, magic);
@@ -35,8 +36,9 @@ struct Scales {
 inline Scales scales_of(IVec amax_bits) {
   const Vec amax = as_float(amax_bits);
   const Vec zero = set1(0.0f);
-  const Lanes alive = greater(amax, set1(numerics::kZeroAmax * (1.0f - 0x1p-24f)));  // amax >= 2^-100
-  const Lanes small = greater(set1(__builtin_inff()), amax);                         // finite
+  const Lanes alive =
+      greater(amax, set1(numerics::kZeroAmax * (1.0f - 0x1p-24f)));  // amax >= 2^-100
+  const Lanes small = greater(set1(__builtin_inff()), amax);         // finite
   Vec s = select(alive, div(amax, set1(numerics::kLevels)), zero);
   const Vec inverse = select(small, select(alive, div(set1(1.0f), s), zero), zero);
   // Inf and NaN: neither zero nor finite.
@@ -59,7 +61,8 @@ inline Vec load_scores(const void* s, int64_t at) {
   return to_float(load(static_cast<const int32_t*>(s) + at));
 }
 
-// ---- forward ----------------------------------------------------------------------------------------------------
+// ---- forward
+// ----------------------------------------------------------------------------------------------------
 
 /// Logits in log2 units into t.s, and their maximum per query.
 template <bool kFloatScores, bool kMasked>
@@ -90,7 +93,8 @@ inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) 
   }
 }
 
-/// exp2(logit - maximum), its sum, and either codes (quads along keys) or, with kKeepFloat, the values themselves.
+/// exp2(logit - maximum), its sum, and either codes (quads along keys) or, with kKeepFloat, the
+/// values themselves.
 template <bool kKeepFloat, bool kDither>
 inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_max)[kVecs],
                                   Vec (&sum)[kVecs]) {
@@ -134,9 +138,11 @@ inline void forward_tile(const ForwardTile& t) {
     Vec tile_max[kVecs], sum[kVecs];
     const bool masked = t.begin != nullptr;
     if (t.s_is_float)
-      masked ? forward_logits<true, true>(t, g, tile_max) : forward_logits<true, false>(t, g, tile_max);
+      masked ? forward_logits<true, true>(t, g, tile_max)
+             : forward_logits<true, false>(t, g, tile_max);
     else
-      masked ? forward_logits<false, true>(t, g, tile_max) : forward_logits<false, false>(t, g, tile_max);
+      masked ? forward_logits<false, true>(t, g, tile_max)
+             : forward_logits<false, false>(t, g, tile_max);
     if (t.p_float)
       forward_probabilities<true, false>(t, g, tile_max, sum);
     else if (t.dither_query != nullptr)
@@ -158,9 +164,11 @@ inline void forward_tile(const ForwardTile& t) {
   }
 }
 
-// ---- backward ---------------------------------------------------------------------------------------------------
+// ---- backward
+// ---------------------------------------------------------------------------------------------------
 
-/// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial maxima each).
+/// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial
+/// maxima each).
 template <bool kFloatScores, bool kMasked>
 inline void backward_gradients(const BackwardTile& t, int g) {
   Vec lane[kVecs], lse2[kVecs], delta[kVecs], q_scale[kVecs], do_scale[kVecs], sum[kVecs];
@@ -205,7 +213,8 @@ inline void backward_gradients(const BackwardTile& t, int g) {
         ds_key = select(visible, ds_key, zero);
         ds_query = select(visible, ds_query, zero);
       }
-      p_max = max_unsigned(p_max, as_int(p_fold));  // p_fold >= 0; a negative NaN is the largest pattern
+      p_max = max_unsigned(p_max,
+                           as_int(p_fold));  // p_fold >= 0; a negative NaN is the largest pattern
       ds_max = max_unsigned(ds_max, magnitude_bits(ds_key));
       query_max[v] = max_unsigned(query_max[v], magnitude_bits(ds_query));
       if (t.key_sum != nullptr) key_sum = add(key_sum, ds);
@@ -230,7 +239,8 @@ inline void backward_gradients(const BackwardTile& t, int g) {
   }
 }
 
-/// In `paper` all groups of a tile share the largest finite maximum; a poisoned group keeps its NaN.
+/// In `paper` all groups of a tile share the largest finite maximum; a poisoned group keeps its
+/// NaN.
 inline void share_maximum(int32_t* bits, int n) {
   int32_t largest = 0;
   for (int i = 0; i < n; ++i)
@@ -250,50 +260,66 @@ inline void finish_scales(float* scale, float* inverse, int n, bool per_vector) 
   }
 }
 
+/// Codes of P for dV and of dS for dK, left operands [keys][queries].
 template <bool kDither>
-inline void backward_codes(const BackwardTile& t, int g, const float* p_inverse, const float* key_inverse,
-                           const float* query_inverse) {
-  Vec q_scale[kVecs], inverse[kVecs], dither[kVecs];
-  IVec code_sum[kVecs];
+inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
+                      const float* ds_inverse) {
+  Vec q_scale[kVecs], dither[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
-    const int at = g + v * kLanes;
-    q_scale[v] = load(t.q_scale + at);
-    inverse[v] = load(query_inverse + at);
-    code_sum[v] = set1(0);
-    if constexpr (kDither) dither[v] = load(t.dither_query + at);
+    q_scale[v] = load(t.q_scale + g + v * kLanes);
+    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kLanes);
   }
-  const float* s = static_cast<const float*>(t.s);
-  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
-  for (int j = 0; j < t.tile_k; j += 4) {
+  for (int j = 0; j < t.tile_k; ++j) {
+    const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
+    const float p_term = kDither ? numerics::dither_key_term(j, t.dither_u[0]) : 0.0f;
+    const float ds_term = kDither ? numerics::dither_key_term(j, t.dither_u[2]) : 0.0f;
+    const Vec p_factor = set1(p_inverse[j]), ds_factor = set1(ds_inverse[j]);
+    IVec p8[kVecs], ds8[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      IVec query_code[4];
+      const Vec p = load(static_cast<const float*>(t.s) + row + v * kLanes);
+      const Vec ds = load(t.dp + row + v * kLanes);
+      p8[v] = make_code<kDither>(mul(p, p_factor), dither[v], p_term);
+      ds8[v] = make_code<kDither>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term);
+    }
+    store_codes(static_cast<int8_t*>(t.p8) + row, p8, 0);
+    store_codes(static_cast<int8_t*>(t.ds8_key) + row, ds8, kFlip);
+  }
+}
+
+/// Codes of dS for dQ, right operand: quads along keys.
+template <bool kDither>
+inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
+  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
+  for (int at = g; at < g + kGroup; at += kLanes) {
+    const Vec factor = load(inverse + at);
+    const Vec dither = kDither ? load(t.dither_query + at) : factor;
+    char* quads = static_cast<char*>(t.ds8_query) + at / kLanes * panel_bytes;
+    IVec code_sum = set1(0);
+    for (int j = 0; j < t.tile_k; j += 4) {
+      IVec code[4];
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) {
-        const int key = j + r;
-        const int64_t at = static_cast<int64_t>(key) * t.tile_q + g + v * kLanes;
-        const Vec ds = load(t.dp + at);
-        float term[3] = {};
-        if constexpr (kDither)
-          for (int o = 0; o < 3; ++o) term[o] = numerics::dither_key_term(key, t.dither_u[o]);
-        const IVec p8 = make_code<kDither>(mul(load(s + at), set1(p_inverse[key])), dither[v], term[0]);
-        store_bytes(static_cast<int8_t*>(t.p8) + at, p8);
-        const Vec y = mul(mul(ds, q_scale[v]), set1(key_inverse[key]));
-        const IVec key_code = make_code<kDither>(y, dither[v], term[2]);
-        store_bytes(static_cast<int8_t*>(t.ds8_key) + at, flip_code(key_code));
-        query_code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[key])), inverse[v]), dither[v], term[1]);
+        const Vec ds = load(t.dp + static_cast<int64_t>(j + r) * t.tile_q + at);
+        const float term = kDither ? numerics::dither_key_term(j + r, t.dither_u[1]) : 0.0f;
+        code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[j + r])), factor), dither, term);
       }
-      char* quads = static_cast<char*>(t.ds8_query) + (g / kLanes + v) * panel_bytes + j * kLanes;
-      store_quads(quads, query_code[0], query_code[1], query_code[2], query_code[3]);
+      store_quads(quads + j * kLanes, code[0], code[1], code[2], code[3]);
       if constexpr (kFlip != 0)
-        code_sum[v] = add(code_sum[v], add(add(query_code[0], query_code[1]),
-                                           add(query_code[2], query_code[3])));
+        code_sum = add(code_sum, add(add(code[0], code[1]), add(code[2], code[3])));
     }
+    if constexpr (kFlip != 0) store(t.ds_query_start + at, start_of(code_sum));
   }
-  if constexpr (kFlip != 0)
-    for (int v = 0; v < kVecs; ++v)
-      store(t.ds_query_start + g + v * kLanes, start_of(code_sum[v]));
+}
+
+template <bool kDither>
+inline void backward_codes(const BackwardTile& t, const float* p_inverse, const float* key_inverse,
+                           const float* query_inverse) {
+  for (int g = 0; g < t.tile_q; g += kGroup) {
+    key_codes<kDither>(t, g, p_inverse, key_inverse);
+    query_codes<kDither>(t, g, query_inverse);
+  }
 }
 
 inline void backward_tile(const BackwardTile& t) {
@@ -315,10 +341,8 @@ inline void backward_tile(const BackwardTile& t) {
   finish_scales(t.p_scale, p_inverse, t.tile_k, t.per_vector);
   finish_scales(t.ds_key_scale, key_inverse, t.tile_k, t.per_vector);
   finish_scales(t.ds_query_scale, query_inverse, t.tile_q, t.per_vector);
-  for (int g = 0; g < t.tile_q; g += kGroup) {
-    if (t.dither_query != nullptr)
-      backward_codes<true>(t, g, p_inverse, key_inverse, query_inverse);
-    else
-      backward_codes<false>(t, g, p_inverse, key_inverse, query_inverse);
-  }
+  if (t.dither_query != nullptr)
+    backward_codes<true>(t, p_inverse, key_inverse, query_inverse);
+  else
+    backward_codes<false>(t, p_inverse, key_inverse, query_inverse);
 }

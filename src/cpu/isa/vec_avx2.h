@@ -78,9 +78,11 @@ inline Vec select(Lanes m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }
 inline void store_bytes(void* p, IVec x) {
-  // The low byte of each lane to the front of its 128-bit half, then the four 32-bit pieces together.
-  const __m256i pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,
-                                        4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  // The low byte of each lane to the front of its 128-bit half, then the four 32-bit pieces
+  // together.
+  const __m256i pick =
+      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
+                       -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
   const __m256i lo = _mm256_shuffle_epi8(x.lo, pick);
   const __m256i hi = _mm256_shuffle_epi8(x.hi, pick);
   const __m256i both = _mm256_unpacklo_epi32(lo, hi);  // [lo0 hi0 .. | lo1 hi1 ..]
@@ -89,10 +91,22 @@ inline void store_bytes(void* p, IVec x) {
   const __m128i mixed = _mm_unpacklo_epi32(a, b);  // lo0 lo1 hi0 hi1
   _mm_storeu_si128(static_cast<__m128i*>(p), mixed);
 }
+inline __m256i narrow(__m256i a, __m256i b, __m256i c, __m256i d) {
+  // The packs work inside 128-bit halves; the permutation restores the order of the groups of four.
+  const __m256i x = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+  return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
+  const __m256i f = _mm256_set1_epi8(static_cast<char>(flip));
+  _mm256_storeu_si256(static_cast<__m256i*>(p),
+                      _mm256_xor_si256(narrow(x[0].lo, x[0].hi, x[1].lo, x[1].hi), f));
+  _mm256_storeu_si256(static_cast<__m256i*>(p) + 1,
+                      _mm256_xor_si256(narrow(x[2].lo, x[2].hi, x[3].lo, x[3].hi), f));
+}
 inline __m256i quad_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i low = _mm256_set1_epi32(255);
-  const __m256i ab = _mm256_or_si256(_mm256_and_si256(a, low),
-                                     _mm256_slli_epi32(_mm256_and_si256(b, low), 8));
+  const __m256i ab =
+      _mm256_or_si256(_mm256_and_si256(a, low), _mm256_slli_epi32(_mm256_and_si256(b, low), 8));
   const __m256i cd = _mm256_or_si256(_mm256_and_si256(c, low), _mm256_slli_epi32(d, 8));
   return _mm256_blend_epi16(ab, _mm256_slli_epi32(cd, 16), 0xaa);
 }
@@ -114,8 +128,8 @@ inline float reduce_add(Vec a) {
   return _mm_cvtss_f32(_mm_add_ss(s4, _mm_shuffle_ps(s4, s4, 1)));
 }
 
-// vpmaddubsw multiplies unsigned by signed bytes and adds pairs with 16-bit saturation: exact while both are within
-// ±127. A signed pair goes through |b| and a·sign(b).
+// vpmaddubsw multiplies unsigned by signed bytes and adds pairs with 16-bit saturation: exact while
+// both are within ±127. A signed pair goes through |b| and a·sign(b).
 struct Quads {
   __m256i lo, hi;
 };

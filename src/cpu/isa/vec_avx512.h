@@ -48,6 +48,14 @@ inline Vec select(Lanes m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a);
 inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
+inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
+  // The packs work inside 128-bit quarters; the permutation restores the order of the groups of
+  // four.
+  const IVec y = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
+  const IVec order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const IVec codes = _mm512_permutexvar_epi32(order, y);
+  _mm512_storeu_si512(p, _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(flip))));
+}
 inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
   const IVec ab = _mm512_mask_blend_epi8(0x2222222222222222ull, a, _mm512_slli_epi32(b, 8));
   const IVec cd = _mm512_mask_blend_epi8(0x8888888888888888ull, _mm512_slli_epi32(c, 16),
@@ -57,8 +65,8 @@ inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
 inline uint32_t reduce_max_unsigned(IVec a) { return _mm512_reduce_max_epu32(a); }
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a); }
 
-// vpdpbusd multiplies unsigned by signed bytes. A signed left operand is stored with 128 added; the accumulator then
-// starts at -128 times the column sums (Kernels::flip).
+// vpdpbusd multiplies unsigned by signed bytes. A signed left operand is stored with 128 added; the
+// accumulator then starts at -128 times the column sums (Kernels::flip).
 using Quads = IVec;
 using SignedQuads = IVec;
 inline Quads load_quads(const void* p) { return _mm512_loadu_si512(p); }
@@ -68,8 +76,12 @@ inline IVec broadcast_quad(const void* a) {
   std::memcpy(&w, a, 4);
   return _mm512_set1_epi32(w);
 }
-inline IVec dot_us(IVec acc, IVec a, Quads b) { return _mm512_dpbusd_epi32(acc, a, b); }
-inline IVec dot_su(IVec acc, IVec a, Quads b) { return _mm512_dpbusd_epi32(acc, b, a); }
-inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) { return _mm512_dpbusd_epi32(acc, a, b); }
+// Written out because gcc 12 copies the accumulator around the intrinsic, twice per instruction.
+inline IVec dot_us(IVec acc, IVec a, Quads b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
+inline IVec dot_su(IVec acc, IVec a, Quads b) { return dot_us(acc, b, a); }
+inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) { return dot_us(acc, a, b); }
 
 }  // namespace sagebwd::cpu::isa::avx512

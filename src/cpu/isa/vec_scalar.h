@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen lanes in plain C++. The portable member of the vec_* family: the same names mean the same thing in each,
-// and the tile code is written once on top of them.
+// Sixteen lanes in plain C++. The portable member of the vec_* family: the same names mean the same
+// thing in each, and the tile code is written once on top of them.
 #pragma once
 
 #include <bit>
@@ -82,9 +82,11 @@ inline IVec add(IVec a, IVec b) {
   SAGE_LANES a.v[i] += b.v[i];
   return a;
 }
-/// Maximum of the bit patterns of magnitudes. Unlike a float maximum it keeps NaN: it is the largest pattern.
+/// Maximum of the bit patterns of magnitudes. Unlike a float maximum it keeps NaN: it is the
+/// largest pattern.
 inline IVec max_unsigned(IVec a, IVec b) {
-  SAGE_LANES a.v[i] = static_cast<uint32_t>(a.v[i]) > static_cast<uint32_t>(b.v[i]) ? a.v[i] : b.v[i];
+  SAGE_LANES a.v[i] =
+      static_cast<uint32_t>(a.v[i]) > static_cast<uint32_t>(b.v[i]) ? a.v[i] : b.v[i];
   return a;
 }
 inline IVec magnitude_bits(Vec a) {
@@ -102,7 +104,8 @@ inline Vec to_float(IVec a) {
 /// Nearest integer, ties to even. Out of range or NaN gives some integer whose low byte is 0.
 inline IVec round_to_int(Vec a) {
   IVec r;
-  SAGE_LANES r.v[i] = std::fabs(a.v[i]) < 0x1p22f ? static_cast<int32_t>(std::nearbyint(a.v[i])) : 0;
+  SAGE_LANES r.v[i] =
+      std::fabs(a.v[i]) < 0x1p22f ? static_cast<int32_t>(std::nearbyint(a.v[i])) : 0;
   return r;
 }
 inline IVec shift_left_23(IVec a) {
@@ -128,12 +131,18 @@ inline Vec select(Lanes m, Vec a, Vec b) {
 inline void store_bytes(void* p, IVec x) {
   SAGE_LANES static_cast<int8_t*>(p)[i] = static_cast<int8_t>(x.v[i]);
 }
+/// The codes of four vectors in order, each byte XORed with `flip`; codes must be within [-128,
+/// 127].
+inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
+  for (int v = 0; v < 4; ++v)
+    SAGE_LANES static_cast<uint8_t*>(p)[16 * v + i] = static_cast<uint8_t>(x[v].v[i]) ^ flip;
+}
 /// Lane i gets the low bytes of its four values, first one lowest: 64 bytes [16 lanes][4].
 inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
   SAGE_LANES {
-    const uint32_t w = static_cast<uint32_t>(a.v[i] & 255) | static_cast<uint32_t>(b.v[i] & 255) << 8 |
-                       static_cast<uint32_t>(c.v[i] & 255) << 16 |
-                       static_cast<uint32_t>(d.v[i] & 255) << 24;
+    const uint32_t w =
+        static_cast<uint32_t>(a.v[i] & 255) | static_cast<uint32_t>(b.v[i] & 255) << 8 |
+        static_cast<uint32_t>(c.v[i] & 255) << 16 | static_cast<uint32_t>(d.v[i] & 255) << 24;
     std::memcpy(static_cast<char*>(p) + 4 * i, &w, 4);
   }
 }
@@ -174,7 +183,9 @@ inline IVec dot_bytes(IVec acc, IVec a, IVec b) {
 }
 inline IVec dot_us(IVec acc, IVec a, Quads b) { return dot_bytes<uint8_t, int8_t>(acc, a, b); }
 inline IVec dot_su(IVec acc, IVec a, Quads b) { return dot_bytes<int8_t, uint8_t>(acc, a, b); }
-inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) { return dot_bytes<int8_t, int8_t>(acc, a, b.b); }
+inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) {
+  return dot_bytes<int8_t, int8_t>(acc, a, b.b);
+}
 
 #undef SAGE_LANES
 

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exact answer of a whole problem: every sequence and head through ref::attention_exact.
+#include <cmath>
+#include <limits>
+
+#include "base/half.h"
+#include "base/parallel.h"
+#include "support/attention_problem.h"
+
+namespace sagebwd::testing {
+namespace {
+
+/// Rows of one head of one sequence, out of a contiguous [b, h, n, d] tensor.
+template <typename T, typename S>
+std::vector<T> rows_of(const std::vector<S>& x, int64_t heads, int64_t n, int64_t d, int64_t batch,
+                       int64_t head, int64_t begin, int64_t count) {
+  const auto first = x.begin() + ((batch * heads + head) * n + begin) * d;
+  return std::vector<T>(first, first + count * d);
+}
+
+template <typename S>
+void add_rows(std::vector<double>& to, const std::vector<S>& rows, int64_t heads, int64_t n,
+              int64_t d, int64_t batch, int64_t head, int64_t begin) {
+  double* at = to.data() + ((batch * heads + head) * n + begin) * d;
+  for (size_t i = 0; i < rows.size(); ++i) at[i] += static_cast<double>(rows[i]);
+}
+
+/// FP64 copies of one head, and the oracle's view of them.
+struct ExactInputs {
+  ExactInputs(const AttentionProblem& p, const spec::Problem& r, int64_t t, int64_t h)
+      : sequence(r.sequence(t)) {
+    const spec::AttnCase& c = p.c;
+    const spec::Sequence& s = sequence;
+    q = rows_of<double>(p.in.q, c.h, c.nq, c.d, s.batch, h, s.q_begin, s.nq);
+    dout = rows_of<double>(p.in.dout, c.h, c.nq, c.d, s.batch, h, s.q_begin, s.nq);
+    k = rows_of<double>(p.in.k, c.hk, c.nk, c.d, s.batch, h / r.group(), s.k_begin, s.nk);
+    v = rows_of<double>(p.in.v, c.hk, c.nk, c.d, s.batch, h / r.group(), s.k_begin, s.nk);
+    if (!p.dlse.empty()) dlse = rows_of<double>(p.dlse, c.h, c.nq, 1, s.batch, h, s.q_begin, s.nq);
+    head.nq = s.nq, head.nk = s.nk, head.d = c.d;
+    head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
+    head.dlse = dlse.empty() ? nullptr : dlse.data();
+    head.scale = static_cast<double>(r.scale);
+    head.visible = [&r, s](int64_t i) {
+      const spec::KeyRange range = r.visible(s, i);
+      return std::pair<int64_t, int64_t>(range.begin, range.end);
+    };
+  }
+  ExactInputs(const ExactInputs&) = delete;
+
+  spec::Sequence sequence;
+  std::vector<double> q, k, v, dout, dlse;
+  ref::ExactHead head;
+};
+
+double round_bf16(double x) {
+  return static_cast<double>(to_float(from_float<bf16>(static_cast<float>(x))));
+}
+
+/// P and dS rounded on their way into the matmuls.
+ref::ExactResult bf16_head(const ref::ExactHead& head) {
+  const int64_t d = head.d;
+  std::vector<double> o(static_cast<size_t>(head.nq * d), 0.0), dq(o);
+  std::vector<double> dk(static_cast<size_t>(head.nk * d), 0.0), dv(dk);
+  ref::ExactResult out = ref::attention_exact(head, [&](const ref::ExactRow& row) {
+    double* dq_i = dq.data() + row.i * d;
+    double* o_i = o.data() + row.i * d;
+    const double *q_i = head.q + row.i * d, *dout_i = head.dout + row.i * d;
+    for (int64_t j = row.begin; j < row.end; ++j) {
+      const double p = round_bf16(row.p[j - row.begin]), ds = round_bf16(row.ds[j - row.begin]);
+      for (int64_t c = 0; c < d; ++c) {
+        o_i[c] += p * head.v[j * d + c];
+        dv[j * d + c] += p * dout_i[c];
+        dq_i[c] += head.scale * ds * head.k[j * d + c];
+        dk[j * d + c] += head.scale * ds * q_i[c];
+      }
+    }
+  });
+  for (double& x : o) x = round_bf16(x);
+  out.o = o, out.dq = dq, out.dk = dk, out.dv = dv;
+  return out;
+}
+
+Exact run_exact(const AttentionProblem& p,
+                const std::function<ref::ExactResult(const ref::ExactHead&)>& attention) {
+  const spec::AttnCase& c = p.c;
+  const spec::Problem r = p.resolved();
+  Exact out;
+  out.o.assign(static_cast<size_t>(c.q_elements()), 0.0);
+  out.dq = out.o;
+  out.dk.assign(static_cast<size_t>(c.k_elements()), 0.0);
+  out.dv = out.dk;
+  out.lse.assign(static_cast<size_t>(c.b * c.h * c.nq), 0.0);
+  out.max_logit.assign(static_cast<size_t>(r.num_sequences() * c.h), 0.0);
+  // One item per key head: its query heads add to the same dK and dV.
+  parallel_for({}, r.num_sequences() * c.hk, [&](int64_t item) {
+    const int64_t t = item / c.hk, hk = item % c.hk;
+    for (int64_t h = hk * r.group(); h < (hk + 1) * r.group(); ++h) {
+      const ExactInputs in(p, r, t, h);
+      const spec::Sequence& s = in.sequence;
+      const ref::ExactResult one = attention(in.head);
+      add_rows(out.o, one.o, c.h, c.nq, c.d, s.batch, h, s.q_begin);
+      add_rows(out.dq, one.dq, c.h, c.nq, c.d, s.batch, h, s.q_begin);
+      add_rows(out.lse, one.lse, c.h, c.nq, 1, s.batch, h, s.q_begin);
+      add_rows(out.dk, one.dk, c.hk, c.nk, c.d, s.batch, hk, s.k_begin);
+      add_rows(out.dv, one.dv, c.hk, c.nk, c.d, s.batch, hk, s.k_begin);
+      out.max_logit[t * c.h + h] = one.max_logit;
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+Exact exact(const AttentionProblem& p) {
+  return run_exact(p, [](const ref::ExactHead& head) { return ref::attention_exact(head); });
+}
+
+Exact bf16_attention(const AttentionProblem& p) { return run_exact(p, bf16_head); }
+
+OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p, int64_t sequence,
+                 int64_t h) {
+  const spec::AttnCase& c = p.c;
+  const spec::Problem r = p.resolved();
+  const spec::Sequence s = r.sequence(sequence);
+  OneHead one;
+  one.q = rows_of<float>(p.in.q, c.h, c.nq, c.d, s.batch, h, s.q_begin, s.nq);
+  one.dout = rows_of<float>(p.in.dout, c.h, c.nq, c.d, s.batch, h, s.q_begin, s.nq);
+  one.k = rows_of<float>(p.in.k, c.hk, c.nk, c.d, s.batch, h / r.group(), s.k_begin, s.nk);
+  one.v = rows_of<float>(p.in.v, c.hk, c.nk, c.d, s.batch, h / r.group(), s.k_begin, s.nk);
+  if (!p.dlse.empty()) one.dlse = rows_of<float>(p.dlse, c.h, c.nq, 1, s.batch, h, s.q_begin, s.nq);
+  ref::RecipeHead& head = one.head;
+  head.nq = s.nq, head.nk = s.nk, head.d = c.d;
+  head.q = one.q.data(), head.k = one.k.data(), head.v = one.v.data();
+  head.scale = r.scale;
+  head.visible = [r, s](int64_t i) {
+    const spec::KeyRange range = r.visible(s, i);
+    return std::pair<int64_t, int64_t>(range.begin, range.end);
+  };
+  head.recipe = c.recipe;
+  const dispatch::Tiles tiles = impl.tiles(r);
+  head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
+  head.sequence = sequence, head.head = h;
+  return one;
+}
+
+}  // namespace sagebwd::testing

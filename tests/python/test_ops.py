@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators with PyTorch's machinery: opcheck, compile, export, checkpointing, errors, threads."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import sagebwd
+from sagebwd import ops
+
+from reference import grads_of, qkv
+
+CU = torch.tensor([0, 40, 40, 96], dtype=torch.int32)
+
+
+def _dense(**options):
+    q, k, v, dout = qkv(s=72, hk=1)
+    return q, k, v, dout, ops.Options(causal=True, **options)
+
+
+def _packed():
+    q, k, v, dout = (t[0].transpose(0, 1) for t in qkv(s=96, hk=1))
+    return q, k, v, dout, ops.Options(CU, CU, 56, 56, causal=True)
+
+
+def _strided():
+    """q, k, v as slices of one fused projection, heads after tokens."""
+    fused = torch.randn(2, 40, 3, 2, 64)
+    q, k, v = (fused[:, :, i].transpose(1, 2) for i in range(3))
+    return q, k, v, torch.randn(2, 2, 40, 64), ops.Options(causal=True)
+
+
+@pytest.mark.parametrize("case", [_dense, _packed, _strided], ids=lambda f: f.__name__[1:])
+@pytest.mark.parametrize("return_max_logit", [False, True])
+def test_opcheck_forward(case, return_max_logit):
+    q, k, v, _, options = case()
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    torch.library.opcheck(torch.ops.sagebwd.fwd.default, (q, k, v, *options, False, return_max_logit))
+
+
+@pytest.mark.parametrize("case", [_dense, _packed, _strided], ids=lambda f: f.__name__[1:])
+@pytest.mark.parametrize("with_dlse", [False, True])
+def test_opcheck_backward(case, with_dlse):
+    q, k, v, dout, options = case()
+    out, lse, _ = ops.forward(q, k, v, options)
+    dlse = torch.randn_like(lse) if with_dlse else None
+    torch.library.opcheck(
+        torch.ops.sagebwd.bwd.default, (dout, q, k, v, out, lse, dlse, *options, False, False)
+    )
+
+
+def test_results_have_the_strides_of_their_tensors():
+    for permute in [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (1, 2, 0, 3)]:
+        back = [permute.index(i) for i in range(4)]
+        shape = (2, 4, 24, 32)
+        q, k, v = (torch.randn([shape[i] for i in permute]).permute(back) for _ in range(3))
+        out, lse, _ = ops.forward(q, k, v, ops.Options())
+        assert out.stride() == q.stride() and lse.is_contiguous()
+        grads = ops.backward(torch.randn(shape), q, k, v, out, lse, None, ops.Options())
+        assert [g.stride() for g in grads] == [q.stride(), k.stride(), v.stride()]
+
+
+def _step(q, k, v):
+    out, lse = sagebwd.attention(q, k, v, causal=True, return_lse=True)
+    return (out * 2).sum() + lse.sum()
+
+
+def test_compile_fullgraph_without_recompilation():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(_step, fullgraph=True, dynamic=True, backend=counter)
+    for s in (40, 72, 97, 130, 65, 48, 51):
+        leaves = [torch.randn(2, s, 2, 64, requires_grad=True) for _ in range(3)]
+        got = torch.autograd.grad(compiled(*leaves), leaves)
+        want = torch.autograd.grad(_step(*leaves), leaves)
+        for a, b in zip(got, want):
+            assert torch.equal(a, b) and a.stride() == b.stride()
+    assert counter.frame_count == 1
+
+
+def test_compile_varlen_new_lengths():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def step(q, cu, longest):
+        return sagebwd.attention_varlen(q, q, q, cu, cu, longest, longest, causal=True).sum()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
+    for a, b in ((10, 30), (24, 7), (33, 41), (5, 64)):
+        q = torch.randn(a + b, 2, 64, requires_grad=True)
+        cu = torch.tensor([0, a, a + b], dtype=torch.int32)
+        (got,) = torch.autograd.grad(compiled(q, cu, max(a, b)), q)
+        (want,) = torch.autograd.grad(step(q, cu, max(a, b)), q)
+        assert torch.equal(got, want)
+    assert counter.frame_count == 1
+
+
+def test_compile_inductor_runs_each_kernel_once(monkeypatch):
+    torch._dynamo.reset()
+    q, k, v, dout = qkv(s=80)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+
+    def layer(q, k, v):
+        return torch.relu(sagebwd.attention(q * 2, k, v, layout="bhsd") + 1)
+
+    want = torch.autograd.grad(layer(*leaves), leaves, dout)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    compiled(*leaves)  # compiles
+    with torch.profiler.profile() as profile:
+        got = torch.autograd.grad(compiled(*leaves), leaves, dout)
+    counts = {e.key: e.count for e in profile.key_averages() if e.key.startswith("sagebwd::")}
+    assert counts == {"sagebwd::fwd": 1, "sagebwd::bwd": 1}
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_export():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return sagebwd.attention(q, k, v, causal=True)
+
+    s = torch.export.Dim("s", min=2, max=4096)
+    q = torch.randn(1, 40, 2, 64)
+    program = torch.export.export(Layer(), (q, q, q), dynamic_shapes=({1: s}, {1: s}, {1: s}))
+    assert "sagebwd.fwd" in program.graph_module.code
+    q = torch.randn(1, 77, 2, 64)
+    assert torch.equal(program.module()(q, q, q), sagebwd.attention(q, q, q, causal=True))
+
+
+def _policy(saved, ctx, op, *args, **kwargs):
+    if op == torch.ops.sagebwd.fwd.default:
+        saved.append(ctx.is_recompute)
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_activation_checkpointing_is_bit_equal():
+    q, k, v, dout = qkv(s=150)
+    layer = lambda q, k, v: sagebwd.attention(q.sin(), k.sin(), v.sin(), layout="bhsd")  # noqa: E731
+    want = grads_of(layer, q, k, v, dout)
+    full = grads_of(lambda *t: checkpoint(layer, *t, use_reentrant=False), q, k, v, dout)
+    saved = []
+    contexts = functools.partial(
+        create_selective_checkpoint_contexts, functools.partial(_policy, saved)
+    )
+    selective = grads_of(
+        lambda *t: checkpoint(layer, *t, use_reentrant=False, context_fn=contexts), q, k, v, dout
+    )
+    assert saved, "the policy never met sagebwd.fwd"
+    for a, b, c in zip(want, full, selective):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def test_transforms_are_refused():
+    q = torch.randn(1, 8, 2, 64)
+    f = lambda x: sagebwd.attention(x, x, x).sum()  # noqa: E731
+    with pytest.raises(NotImplementedError, match="torch.func"):
+        torch.func.grad(f)(q)
+    with pytest.raises(NotImplementedError, match="torch.func"):
+        torch.func.jvp(f, (q,), (q,))
+    with pytest.raises(NotImplementedError, match="torch.func"):
+        torch.vmap(lambda x: sagebwd.attention(x, x, x))(q[None])
+    with pytest.raises(NotImplementedError, match="vmap"):
+        torch.vmap(lambda x: torch.ops.sagebwd.fwd(x, x, x, *ops.Options(), False, False)[0])(q[None])
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        with torch.autograd.forward_ad.dual_level():
+            f(torch.autograd.forward_ad.make_dual(q, q))
+
+
+def test_double_backward_is_refused():
+    q = torch.randn(1, 8, 2, 64, requires_grad=True)
+    (g,) = torch.autograd.grad(sagebwd.attention(q, q, q).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        g.sum().backward()
+
+
+def test_max_logit_is_not_differentiable():
+    q = torch.randn(1, 8, 2, 64, requires_grad=True)
+    out, max_logit = sagebwd.attention(q, q, q, return_max_logit=True)
+    assert out.requires_grad and not max_logit.requires_grad
+
+
+def test_library_errors_become_python_errors(monkeypatch):
+    q = torch.randn(1, 2, 8, 64)
+    with pytest.raises(ValueError, match="unknown switch 'x'"):
+        ops.forward(q, q, q, ops.Options(recipe="paper x=1"))
+    with pytest.raises(ValueError, match="channel stride 1"):
+        ops.forward(q.transpose(2, 3).contiguous().transpose(2, 3), q, q, ops.Options())
+    monkeypatch.setenv("SAGEBWD_IMPL", "cpu-none")
+    with pytest.raises(NotImplementedError, match="SAGEBWD_IMPL pins cpu-none"):
+        ops.forward(q, q, q, ops.Options())
+    support = sagebwd.is_supported(q, q, q)
+    assert not support and "SAGEBWD_IMPL pins cpu-none" in support.reason
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_do_not_depend_on_threads(threads):
+    q, k, v, dout = qkv(h=3, s=300)
+    f = lambda q, k, v: sagebwd.attention(q, k, v, layout="bhsd", causal=True)  # noqa: E731
+    before = torch.get_num_threads()
+    want = grads_of(f, q, k, v, dout)
+    try:
+        torch.set_num_threads(threads)
+        got = grads_of(f, q, k, v, dout)
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip(got, want):
+        assert torch.equal(a, b)
+
+
+def test_import_is_lean():
+    """No device, no framework, and little time on top of torch."""
+    code = (
+        "import sys, time, torch; before = set(sys.modules); t = time.perf_counter(); import sagebwd; "
+        "t = time.perf_counter() - t; new = set(sys.modules) - before; "
+        "assert not torch.cuda.is_initialized(); "
+        "foreign = [m for m in new if m.split('.')[0] in ('transformers', 'diffusers', 'triton', 'matplotlib')]; "
+        "assert not foreign, foreign; print(t)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(out.stdout) < 0.3
+
+
+def test_main(capfd):
+    run = lambda *a: subprocess.run(  # noqa: E731
+        [sys.executable, "-m", "sagebwd", *a], capture_output=True, text=True, check=True
+    ).stdout
+    from pathlib import Path
+
+    assert (Path(run("--cmake-dir").strip()) / "sagebwdConfig.cmake").exists()
+    info = run("info")
+    assert "cpu-scalar" in info and "tiles" in info

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// sagebwd info: what this machine can run, and why.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "attention_run.h"
+#include "base/parallel.h"
+#include "commands.h"
+#include "machine.h"
+#include "options.h"
+#include "table.h"
+
+namespace sagebwd::cli {
+namespace {
+
+struct InfoOptions {
+  std::vector<std::string> cases{"b1 h8 n4096 d64 causal"};
+};
+
+std::string environment(const char* name, const char* meaning) {
+  const char* value = std::getenv(name);
+  const std::string shown = value == nullptr ? "not set" : "\"" + std::string(value) + "\"";
+  return std::string("  ") + name + " is " + shown + ": " + meaning + "\n";
+}
+
+std::string show_machine() {
+  std::string text = std::string("sagebwd ") + version() + "\n\nMachine\n";
+  text += "  CPU      " + cpu_model() + "\n  has     ";
+  std::string missing;
+  for (const Feature& f : cpu_features()) (f.present ? text : missing) += std::string(" ") + f.name;
+  if (!missing.empty()) text += "\n  lacks   " + missing;
+  text += "\n  threads  " + std::to_string(default_threads()) + "\n  GPU      ";
+  const auto gpus = gpu_devices();
+  if (gpus.empty()) {
+    text += "none (no /dev/nvidia0)\n";
+  } else {
+    text += std::to_string(gpus.size()) + " NVIDIA device" + (gpus.size() > 1 ? "s" : "") +
+            "; this build has no CUDA implementation, calls run on the CPU\n";
+  }
+  return text;
+}
+
+std::string show_candidates(const std::vector<Candidate>& candidates) {
+  Table table(
+      {{"", Side::left}, {"implementation", Side::left}, {"tiles"}, {"answer", Side::left}});
+  for (const Candidate& c : candidates)
+    table.row({c.chosen ? "  →" : "   ", c.name,
+               c.supported ? std::to_string(c.tile_q) + "×" + std::to_string(c.tile_k) : "",
+               c.chosen      ? "chosen"
+               : c.supported ? "able, but a better one comes first"
+                             : "declines: " + c.reason});
+  return table.to_string();
+}
+
+void run(const InfoOptions& o) {
+  std::string text = show_machine();
+  text += "\nEnvironment\n";
+  text += environment("SAGEBWD_IMPL", "pins one implementation by name");
+  text +=
+      environment("SAGEBWD_THREADS", "number of threads where the caller brings none of its own");
+  for (const std::string& line : o.cases) {
+    const auto c = spec::AttnCase::parse(line);
+    text += "\nCase " + c.to_string() + "\n\nForward, best first\n" +
+            show_candidates(explain(forward_shape(c))) + "\nBackward, best first\n" +
+            show_candidates(explain(backward_shape(c)));
+  }
+  std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  auto* command = app.add_subcommand("info", "What this machine can run, and why");
+  auto o = std::make_shared<InfoOptions>();
+  command
+      ->add_option(
+          "case", o->cases,
+          "Case strings to explain, such as \"b1 h8 hk2 n4096 d64 causal bf16 vectorwise\"")
+      ->type_name("CASE");
+  command->footer(
+      "Prints the version, CPU features, threads and GPUs, then every implementation in the order "
+      "in\n"
+      "which it is asked, with its tile sizes or the reason why it declines.\n\n"
+      "Examples:\n"
+      "  sagebwd info\n"
+      "  sagebwd info \"h32 hk8 n8192 d128 causal f16\" \"d80 paper\"");
+  command->callback([o] { run(*o); });
+}
+
+}  // namespace sagebwd::cli

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the program can say about the machine it runs on, without any vendor library.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sagebwd::cli {
+
+std::string cpu_model();
+
+struct Feature {
+  const char* name;
+  bool present;
+};
+/// Instruction sets that matter to INT8 attention.
+std::vector<Feature> cpu_features();
+bool has_feature(const std::string& name);
+
+/// Device nodes of NVIDIA GPUs ("/dev/nvidia0").
+std::vector<std::string> gpu_devices();
+
+/// Today's date in UTC, 2026-01-31.
+std::string today();
+
+}  // namespace sagebwd::cli

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sagebwd program: error traces, benchmarks and a description of what this machine can do.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "commands.h"
+#include "sagebwd/attention.h"
+
+namespace {
+
+constexpr int kUserError = 2;
+constexpr int kFailure = 1;
+
+/// Messages of the library may list refusals line by line; a terminal user gets them in one.
+std::string one_line(std::string text) {
+  std::string out;
+  bool space = false;
+  for (char c : text) {
+    if (c == '\n') {
+      out += out.ends_with(':') ? "" : ";";
+      space = true;
+    } else if (c != ' ' || !space) {
+      if (space) out += ' ';
+      space = c == ' ';
+      if (c != ' ') out += c;
+    }
+  }
+  return out;
+}
+
+int complain(const std::string& message, int code) {
+  std::fprintf(stderr, "sagebwd: %s\n", one_line(message).c_str());
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace sagebwd::cli;
+  CLI::App app{
+      "INT8 attention, forward and backward: error traces, benchmarks, and what runs here.\n"};
+  app.name("sagebwd");
+  app.set_version_flag("--version", std::string("sagebwd ") + sagebwd::version());
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  sagebwd info                                       what this machine can run, and why\n"
+      "  sagebwd report                                     accuracy page: report.html and "
+      "report.json\n"
+      "  sagebwd trace --sigma 1,5 --n 2048 --lift each     which matmul costs which error\n"
+      "  sagebwd bench \"h8 n4096 d64 causal\"                time, multiply-adds per second, "
+      "share of peak\n"
+      "\n\"sagebwd COMMAND --help\" explains each command.");
+
+  const std::string command_line = join_command(argc, argv);
+  add_trace(app, command_line);
+  add_report(app, command_line);
+  add_bench(app, command_line);
+  add_info(app);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    return complain(std::string(e.what()) + " (sagebwd --help lists what is expected)", kUserError);
+  } catch (const sagebwd::Error& e) {
+    return complain(e.what(), e.kind() == sagebwd::ErrorKind::internal ? kFailure : kUserError);
+  } catch (const std::bad_alloc&) {
+    return complain("out of memory; try fewer heads or a shorter sequence", kFailure);
+  } catch (const std::exception& e) {
+    return complain(e.what(), kFailure);
+  }
+  return 0;
+}

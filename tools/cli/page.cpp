@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "page.h"
+
+#include <set>
+
+#include "base/parallel.h"
+#include "charts.h"
+#include "html.h"
+#include "machine.h"
+#include "sagebwd/attention.h"
+#include "words.h"
+
+namespace sagebwd::cli {
+namespace {
+
+std::string paragraphs(const Paragraphs& all) {
+  std::string out;
+  for (const std::string& p : all) out += "<p>" + prose(p) + "</p>\n";
+  return out;
+}
+
+std::string card(const std::string& title, const std::string& body) {
+  return "<section class=\"card\">\n<h2>" + prose(title) + "</h2>\n" + body + "</section>\n";
+}
+
+std::string details(const std::string& summary, const std::string& body) {
+  return "<details><summary>" + escape(summary) + "</summary>\n" + body + "</details>\n";
+}
+
+/// "2048 tokens, head dim 64, 4 heads, causal, bf16"; "several shapes" where sources differ.
+std::string shape_words(const Results& results) {
+  std::set<std::string> shapes;
+  for (const TraceResult& r : results) {
+    const spec::AttnCase& c = r.source.shape;
+    const std::string tokens =
+        c.nq == c.nk ? std::to_string(c.nq) + " tokens"
+                     : std::to_string(c.nq) + " queries, " + std::to_string(c.nk) + " keys";
+    shapes.insert(tokens + ", head dim " + std::to_string(c.d) + ", " + std::to_string(c.b * c.h) +
+                  " head" + (c.b * c.h == 1 ? "" : "s") + ", " +
+                  (c.mask.causal ? "causal" : "no mask") + ", " + dtype_name(c.dtype) + " inputs");
+  }
+  return shapes.size() == 1 ? *shapes.begin() : "several shapes";
+}
+
+std::string header(const Results& results, const PageText& text) {
+  return "<header>\n<h1>" + escape(text.title) + "</h1>\n<p class=\"lead\">" +
+         prose(
+             "Outputs and intermediates of INT8 attention, forward and backward, against exact "
+             "attention in FP64 on "
+             "the same inputs: " +
+             shape_words(results) + ".") +
+         "</p>\n</header>\n";
+}
+
+std::string tile(const std::string& name, const std::string& value, const std::string& note) {
+  return "<div class=\"tile\"><div class=\"name\">" + prose(name) + "</div><div class=\"value\">" +
+         escape(value) + "</div><div class=\"note\">" + prose(note) + "</div></div>\n";
+}
+
+/// One tile per input with both recipes: the largest gradient error of the default, beside the
+/// other's.
+std::string key_figures(const Results& results) {
+  std::string out;
+  for (const SourceGroup& g : groups_of(results)) {
+    const TraceResult* ours = find(results, g.labels[0], "vectorwise");
+    const TraceResult* paper = find(results, g.labels[0], "paper");
+    if (ours == nullptr || paper == nullptr) continue;
+    out += tile("worst gradient, " + g.labels[0], percent(worst_gradient(*ours)),
+                "`vectorwise`; `paper` " + percent(worst_gradient(*paper)));
+  }
+  return out.empty() ? "" : "<div class=\"tiles\">\n" + out + "</div>\n";
+}
+
+std::string verdict_card(const Results& results) {
+  const auto all = verdicts(results);
+  if (all.empty()) return "";
+  std::vector<std::string> titles{"gate", "limit"};
+  for (const RecipeVerdict& v : all) titles.push_back("`" + v.recipe + "`");
+  HtmlTable table(titles);
+  for (size_t i = 0; i < all[0].checks.size(); ++i) {
+    std::vector<HtmlCell> row{{all[0].checks[i].what, "words"}, {all[0].checks[i].limit}};
+    for (const RecipeVerdict& v : all)
+      row.push_back({v.checks[i].value + (v.checks[i].passed ? " ✓" : " ✗"),
+                     v.checks[i].passed ? "good" : "bad"});
+    table.row(row);
+  }
+  return card("Verdict", "<div class=\"verdict\">" + paragraphs(verdict_words(results)) + "</div>" +
+                             table.to_html());
+}
+
+std::string sweep_card(const Results& results, const SourceGroup& group) {
+  return card(group.captured
+                  ? "Captured layers"
+                  : "Error against the spread of queries and keys: " + group.name + " inputs",
+              paragraphs(sweep_words(results, group)) + sweep_charts(results, group) +
+                  details("Figures: relative L2 of outputs and intermediates",
+                          error_table(results, {group})) +
+                  details("Cosine, bias and worst rows", detail_table(results, {group})));
+}
+
+std::string single_card(const Results& results, const std::vector<SourceGroup>& groups,
+                        const std::string& title) {
+  Paragraphs words;
+  for (const SourceGroup& g : groups)
+    for (std::string& p : single_words(results, g)) words.push_back(std::move(p));
+  return card(title, paragraphs(words) + bar_charts(results, groups) +
+                         details("Figures: relative L2 of outputs and intermediates",
+                                 error_table(results, groups)) +
+                         details("Cosine, bias and worst rows", detail_table(results, groups)));
+}
+
+std::string reading_card() {
+  HtmlTable table({"term", "meaning"});
+  const auto row = [&](const char* term, const char* meaning) {
+    table.row({{term}, {meaning, "words"}});
+  };
+  row("relative L2", "‖x − exact‖ / ‖exact‖ over all heads; 0.02 means off by 2%");
+  row("bias",
+      "⟨x − exact, exact⟩ / ⟨exact, exact⟩: the part of the error that does not average out over a "
+      "batch; "
+      "negative when x is too small");
+  row("cosine", "⟨x, exact⟩ / (‖x‖ ‖exact‖)");
+  row("O dQ dK dV", "from the implementation a call gets on this machine");
+  row("P dS D",
+      "from the recipe oracle with the same tiles, as the matmuls use them: quantised, scales "
+      "undone");
+  row("`paper`",
+      "one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)");
+  row("`vectorwise`",
+      "one scale per token of Q, K, dO; P and dS scaled per key for dV and dK, dS per query for "
+      "dQ; V "
+      "smoothed; the first key tile of P·V in 16 bit");
+  return card("How to read this page", table.to_html());
+}
+
+std::string provenance_card(const Results& results, const PageText& text) {
+  std::set<std::string> implementations, seeds;
+  for (const TraceResult& r : results) {
+    implementations.insert(r.implementation);
+    seeds.insert(std::to_string(r.source.shape.seed));
+  }
+  const auto joined = [](const std::set<std::string>& all) {
+    std::string out;
+    for (const std::string& s : all) out += (out.empty() ? "" : ", ") + s;
+    return out;
+  };
+  const auto item = [](const std::string& name, const std::string& value) {
+    return "<dt>" + escape(name) + "</dt><dd>" + prose(value) + "</dd>\n";
+  };
+  return card(
+      "Where the figures come from",
+      "<dl>\n" + item("command", "`" + text.command_line + "`") +
+          item("version", std::string("sagebwd ") + version()) +
+          item("implementation", joined(implementations)) +
+          item("machine", cpu_model() + ", " + std::to_string(default_threads()) + " threads") +
+          item("seed", joined(seeds)) + item("date", today()) + "</dl>\n");
+}
+
+}  // namespace
+
+std::string trace_page(const Results& results, const PageText& text) {
+  std::string body = header(results, text);
+  if (text.verdict) body += key_figures(results) + verdict_card(results);
+  std::vector<SourceGroup> singles;
+  for (const SourceGroup& g : groups_of(results)) {
+    if (g.sweep())
+      body += sweep_card(results, g);
+    else
+      singles.push_back(g);
+  }
+  if (!singles.empty())
+    body += single_card(results, singles, text.verdict ? "Hard inputs" : "Error by input");
+  if (has_lifts(results))
+    body +=
+        card("Which matmul makes the error", paragraphs(lift_words(results)) + lift_table(results));
+  return page_frame(text.title, body + reading_card() + provenance_card(results, text));
+}
+
+}  // namespace sagebwd::cli

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// sagebwd report: the accuracy of both recipes on easy and hard inputs, as a table, a page and a
+// record.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "options.h"
+#include "page.h"
+#include "table.h"
+#include "trace_output.h"
+#include "words.h"
+
+namespace sagebwd::cli {
+namespace {
+
+struct ReportOptions {
+  std::string out = "report.html";
+  std::string json_path;  // default: beside the page
+  bool quick = false;
+  bool causal = false;
+  std::string base_case;
+  RunOptions run;
+};
+
+/// The page's path with its ending replaced.
+std::string beside(const std::string& html) {
+  const size_t dot = html.rfind('.'), slash = html.rfind('/');
+  const bool ending = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1);
+  return (ending ? html.substr(0, dot) : html) + ".json";
+}
+
+TracePlan plan(const ReportOptions& o) {
+  TraceRequest sweep, hard;
+  sweep.base = spec::AttnCase::parse(!o.base_case.empty() ? o.base_case
+                                     : o.quick            ? "h1 n256 d64"
+                                                          : "h4 n2048 d64");
+  sweep.base.mask.causal |= o.causal;
+  hard.base = sweep.base;
+  sweep.sigmas = {1, 3, 5, 8, 10};
+  hard.inputs = {"outlier", "sink", "long"};
+  TracePlan all = plan_trace(sweep, nullptr);
+  for (Source& s : plan_trace(hard, nullptr).sources) all.sources.push_back(std::move(s));
+  return all;
+}
+
+/// Breaks a paragraph at 100 columns.
+std::string wrapped(const std::string& text) {
+  constexpr size_t kColumns = 100;
+  std::string out, line;
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    if (!line.empty() && display_width(line) + 1 + display_width(word) > kColumns) {
+      out += line + "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+    at = end + 1;
+  }
+  return out + line + "\n";
+}
+
+void print(const Paragraphs& all) {
+  for (const std::string& p : all) std::fputs(("\n" + wrapped(p)).c_str(), stdout);
+}
+
+void print_gates(const Results& results) {
+  const auto all = verdicts(results);
+  if (all.empty()) return;
+  std::vector<Table::Column> columns{{"gate", Side::left}, {"limit"}};
+  for (const RecipeVerdict& v : all) columns.push_back({v.recipe});
+  Table table(columns);
+  for (size_t i = 0; i < all[0].checks.size(); ++i) {
+    std::vector<std::string> row{all[0].checks[i].what, all[0].checks[i].limit};
+    for (const RecipeVerdict& v : all)
+      row.push_back(v.checks[i].value + (v.checks[i].passed ? " ✓" : " ✗"));
+    table.row(std::move(row));
+  }
+  std::fputs(("\n" + table.to_string()).c_str(), stdout);
+}
+
+void run(const ReportOptions& o, const std::string& command_line) {
+  o.run.apply();
+  const TracePlan all = plan(o);
+  std::printf(
+      "Accuracy of INT8 attention, %s\nRelative L2 errors against exact attention in FP64.\n\n",
+      all.sources[0].shape.to_string().c_str());
+  std::fflush(stdout);
+  const Results results = run_trace(all, nullptr, o.run.talk());
+  std::fputs(trace_table(results).c_str(), stdout);
+  for (const SourceGroup& g : groups_of(results))
+    print(g.sweep() ? sweep_words(results, g) : single_words(results, g));
+  print_gates(results);
+  print(verdict_words(results));
+
+  const std::string json_path = o.json_path.empty() ? beside(o.out) : o.json_path;
+  write_file(o.out, trace_page(results, {"Accuracy of INT8 attention", command_line, true}));
+  write_file(json_path, trace_json(results, command_line).dump(1) + "\n");
+  std::printf("\nWrote %s and %s\n", o.out.c_str(), json_path.c_str());
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, const std::string& command_line) {
+  auto* command =
+      app.add_subcommand("report", "Accuracy of both recipes on easy and hard inputs, as a page");
+  auto o = std::make_shared<ReportOptions>();
+  command->add_option("--out", o->out, "The page")->capture_default_str()->type_name("FILE");
+  command->add_option("--json", o->json_path, "The record; default: beside the page")
+      ->type_name("FILE");
+  command->add_flag("--quick", o->quick, "256 tokens and one head: seconds, for a first look");
+  command->add_flag("--causal", o->causal, "Causal mask");
+  command
+      ->add_option("--case", o->base_case,
+                   "Sizes, mask and element type (default \"h4 n2048 d64\")")
+      ->type_name("CASE");
+  add_run_options(*command, o->run);
+  command->footer(
+      "Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and "
+      "long rows,\n"
+      "each under both recipes; see \"sagebwd trace --help\" for what they are. Ends with a "
+      "verdict against the\n"
+      "gates of the test plan. Takes a minute or two on two cores.\n\n"
+      "Examples:\n"
+      "  sagebwd report\n"
+      "  sagebwd report --case \"h8 n4096 d128 causal\" --out accuracy.html");
+  command->callback([o, command_line] { run(*o, command_line); });
+}
+
+}  // namespace sagebwd::cli

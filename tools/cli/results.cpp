@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "results.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace sagebwd::cli {
+
+std::vector<std::string> recipes_of(const Results& results) {
+  std::vector<std::string> names;
+  for (const TraceResult& r : results)
+    if (std::find(names.begin(), names.end(), r.variant.recipe) == names.end())
+      names.push_back(r.variant.recipe);
+  return names;
+}
+
+std::vector<SourceGroup> groups_of(const Results& results) {
+  std::vector<SourceGroup> groups;
+  for (const TraceResult& r : results) {
+    const bool captured = r.source.layer.has_value();
+    const std::string name = captured ? "captured" : r.source.name, label = r.source.label();
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const SourceGroup& g) { return g.name == name; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {name, captured, {}, {}});
+    if (std::find(group->labels.begin(), group->labels.end(), label) != group->labels.end())
+      continue;
+    group->labels.push_back(label);
+    const size_t dot = label.rfind('.');
+    group->x.push_back(!captured                  ? *r.source.sigma
+                       : dot == std::string::npos ? 0.0
+                                                  : std::atof(label.c_str() + dot + 1));
+  }
+  return groups;
+}
+
+const TraceResult* find(const Results& results, const std::string& label,
+                        const std::string& recipe) {
+  for (const TraceResult& r : results)
+    if (r.variant.lift.empty() && r.variant.recipe == recipe && r.source.label() == label)
+      return &r;
+  return nullptr;
+}
+
+bool has_lifts(const Results& results) {
+  return std::any_of(results.begin(), results.end(),
+                     [](const TraceResult& r) { return !r.variant.lift.empty(); });
+}
+
+double worst_gradient(const TraceResult& r) {
+  double worst = 0;
+  for (const char* t : kGradients)
+    worst = r[t].rel_l2 > worst || std::isnan(r[t].rel_l2) ? r[t].rel_l2 : worst;
+  return worst;
+}
+
+}  // namespace sagebwd::cli

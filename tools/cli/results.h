@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ways to look into the results of a trace.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "trace_run.h"
+
+namespace sagebwd::cli {
+
+using Results = std::vector<TraceResult>;
+
+inline constexpr std::array<const char*, 4> kOutputs{"O", "dQ", "dK", "dV"};
+inline constexpr std::array<const char*, 3> kGradients{"dQ", "dK", "dV"};
+inline constexpr std::array<const char*, 3> kIntermediates{"P", "dS", "D"};
+
+/// Distinct recipe names, in order of appearance.
+std::vector<std::string> recipes_of(const Results& results);
+
+/// The sources of one input name (a sweep over sigma), or all layers of a capture, in order.
+struct SourceGroup {
+  std::string name;  // "gaussian", "captured"
+  bool captured = false;
+  std::vector<std::string> labels;  // Source::label() of each
+  std::vector<double> x;            // sigma, or the layer's number
+
+  bool sweep() const { return labels.size() > 1; }
+};
+std::vector<SourceGroup> groups_of(const Results& results);
+
+/// The result of a source under a recipe with nothing lifted; null if there is none.
+const TraceResult* find(const Results& results, const std::string& label,
+                        const std::string& recipe);
+
+/// Whether any case lifts a matmul.
+bool has_lifts(const Results& results);
+
+/// Largest rel_l2 among dQ, dK, dV.
+double worst_gradient(const TraceResult& r);
+
+}  // namespace sagebwd::cli

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace_plan.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "table.h"
+
+namespace sagebwd::cli {
+namespace {
+
+/// Matmul bits of "dV", "S+S'" or "all".
+uint32_t lift_bits(std::string lift) {
+  if (lift == "all") return kMatmulAll;
+  std::replace(lift.begin(), lift.end(), '+', ',');
+  return spec::parse_matmuls(lift);
+}
+
+/// The lift in canonical spelling.
+std::string lift_name(uint32_t bits) {
+  if (bits == kMatmulAll) return "all";
+  std::string name;
+  for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
+    if (bits & bit) name += (name.empty() ? "" : "+") + std::string(matmul_name(bit));
+  return name;
+}
+
+std::vector<uint32_t> lifts_of(const TraceRequest& request) {
+  std::vector<uint32_t> lifts{0};  // the recipe as it is comes first
+  for (const std::string& lift : request.lifts) {
+    if (lift == "each") {
+      for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1) lifts.push_back(bit);
+    } else {
+      lifts.push_back(lift_bits(lift));
+    }
+  }
+  return lifts;
+}
+
+}  // namespace
+
+Recipe RecipeSwitches::apply(Recipe r) const {
+  if (tile_q) r.tile_q = *tile_q;
+  if (tile_k) r.tile_k = *tile_k;
+  if (pv16_tiles) r.pv16_tiles = *pv16_tiles;
+  if (smooth_k) r.smooth_k = *smooth_k;
+  if (smooth_q) r.smooth_q = *smooth_q;
+  if (smooth_v) r.smooth_v = *smooth_v;
+  if (rounding) r.rounding = *rounding;
+  return r;
+}
+
+std::string Source::label() const { return sigma ? name + " σ=" + shortest(*sigma) : name; }
+
+TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file) {
+  TracePlan plan;
+  for (const std::string& recipe : request.recipes)
+    for (uint32_t lift : lifts_of(request)) {
+      Recipe settings = request.switches.apply(recipe_by_name(recipe));
+      settings.high_precision = lift;
+      settings.seed = request.base.seed;
+      plan.variants.push_back({recipe, lift_name(lift), settings});
+    }
+  if (file != nullptr) {
+    for (CapturedLayer& layer : find_layers(*file, request.dtype)) {
+      Source source{layer.label(), std::nullopt, layer.shape, layer};
+      source.shape.mask = request.base.mask;
+      plan.sources.push_back(std::move(source));
+    }
+    return plan;
+  }
+  for (const std::string& name : request.inputs) {
+    trace::input_by_name(name);  // refuse a wrong name before any work
+    for (double sigma : request.sigmas)
+      plan.sources.push_back({name, sigma, request.base, std::nullopt});
+  }
+  SAGE_CHECK(plan.cases() > 0,
+             "trace: nothing to do, expected at least one input, sigma and recipe");
+  return plan;
+}
+
+trace::Inputs load(const Source& source, const SafeTensors* file) {
+  if (source.layer) return read_layer(*file, *source.layer);
+  return trace::make_inputs(source.shape, trace::input_by_name(source.name), *source.sigma);
+}
+
+}  // namespace sagebwd::cli

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a trace is asked to do, and the list of cases that follows from it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "captured.h"
+#include "spec/attn_case.h"
+#include "trace/inputs.h"
+
+namespace sagebwd::cli {
+
+/// Switches that replace what a recipe's preset says; unset: the preset's own.
+struct RecipeSwitches {
+  std::optional<int> tile_q, tile_k, pv16_tiles;
+  std::optional<bool> smooth_k, smooth_q, smooth_v;
+  std::optional<Rounding> rounding;
+
+  Recipe apply(Recipe preset) const;
+};
+
+struct TraceRequest {
+  spec::AttnCase base;                          // sizes, mask, element type, seed
+  std::vector<std::string> inputs{"gaussian"};  // names of trace::InputKind
+  std::vector<double> sigmas{1.0};
+  std::vector<std::string> recipes{"paper", "vectorwise"};
+  std::vector<std::string> lifts;  // "dV", "S+S'", "each", "all"; each an extra case
+  RecipeSwitches switches;
+  std::string from;            // safetensors file; replaces inputs and sigmas
+  std::optional<Dtype> dtype;  // given by the user
+};
+
+/// One way to compute attention: a recipe, perhaps with matmuls lifted out of INT8.
+struct Variant {
+  std::string recipe;  // "vectorwise"
+  std::string lift;    // "", "dV", "S+S'", "all"
+  Recipe settings;
+};
+
+/// One set of inputs, traced under every variant.
+struct Source {
+  std::string name;             // "gaussian", "sink", "layer.3"
+  std::optional<double> sigma;  // of synthetic inputs
+  spec::AttnCase shape;
+  std::optional<CapturedLayer> layer;  // else synthetic
+
+  std::string label() const;  // "gaussian σ=3"
+};
+
+struct TracePlan {
+  std::vector<Source> sources;
+  std::vector<Variant> variants;
+  int cases() const { return static_cast<int>(sources.size() * variants.size()); }
+};
+
+/// `file` is the opened request.from, or null.
+TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file);
+
+trace::Inputs load(const Source& source, const SafeTensors* file);
+
+}  // namespace sagebwd::cli

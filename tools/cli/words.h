@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the figures of a trace show, in sentences. Every statement is computed from the results,
+// none is fixed text about them. `code` in backquotes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "results.h"
+
+namespace sagebwd::cli {
+
+using Paragraphs = std::vector<std::string>;
+
+/// A sweep over sigma, or over the layers of a capture.
+Paragraphs sweep_words(const Results& results, const SourceGroup& group);
+/// One set of inputs under every recipe.
+Paragraphs single_words(const Results& results, const SourceGroup& group);
+/// Which matmul makes which error.
+Paragraphs lift_words(const Results& results);
+
+/// One requirement on one recipe's results.
+struct Check {
+  std::string what, limit, value;
+  bool passed = false;
+};
+struct RecipeVerdict {
+  std::string recipe;
+  std::vector<Check> checks;
+  int passed() const;
+};
+/// The gates of the test plan that these results can answer; empty without Gaussian inputs of
+/// sigma 1.
+std::vector<RecipeVerdict> verdicts(const Results& results);
+Paragraphs verdict_words(const Results& results);
+
+/// 0.0588 → "5.9%"
+std::string percent(double x);
+
+}  // namespace sagebwd::cli
