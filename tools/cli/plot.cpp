@@ -12,20 +12,27 @@ namespace {
 
 std::string at(double x) { return fixed(x, 1); }
 
+template <typename... Parts>
+std::string cat(const Parts&... parts) {
+  std::string out;
+  ((out += parts), ...);
+  return out;
+}
+
 std::string text(double x, double y, const char* anchor, const std::string& content,
-                 const char* css = "") {
-  return "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor + "\"" +
-         (*css ? " class=\"" + std::string(css) + "\"" : "") + ">" + escape(content) + "</text>\n";
+                 const char* css = "label") {
+  return cat("<text class=\"", css, "\" x=\"", at(x), "\" y=\"", at(y), "\" text-anchor=\"", anchor,
+             "\">", escape(content), "</text>\n");
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* css) {
-  return "<line class=\"" + std::string(css) + "\" x1=\"" + at(x1) + "\" y1=\"" + at(y1) +
-         "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) + "\"/>\n";
+  return cat("<line class=\"", css, "\" x1=\"", at(x1), "\" y1=\"", at(y1), "\" x2=\"", at(x2),
+             "\" y2=\"", at(y2), "\"/>\n");
 }
 
 std::string open_svg(double width, double height, const std::string& title) {
-  return "<svg class=\"chart\" role=\"img\" aria-label=\"" + escape(title) + "\" viewBox=\"0 0 " +
-         fixed(width, 0) + " " + fixed(height, 0) + "\">\n";
+  return cat("<svg class=\"chart\" role=\"img\" aria-label=\"", escape(title), "\" viewBox=\"0 0 ",
+             fixed(width, 0), " ", fixed(height, 0), "\">\n");
 }
 
 /// A number as an axis shows it: no trailing zeros.
@@ -57,14 +64,15 @@ std::string draw(const Series& s, const Frame& f) {
   for (const auto& [x, y] : s.points) {
     // What a logarithmic axis cannot show is left out; the table beside the chart has it.
     if (!(y > 0) || !std::isfinite(y)) continue;
-    path += (path.empty() ? "M" : "L") + at(f.x(x)) + " " + at(f.y(y));
-    marks += "<circle class=\"" + std::string(s.line ? "dot" : "ring") + "\" cx=\"" + at(f.x(x)) +
-             "\" cy=\"" + at(f.y(y)) + "\" r=\"" + (s.line ? "4" : "5") + "\"><title>" +
-             escape(s.label + " at " + tick(x) + ": " + significant(y, 3)) + "</title></circle>\n";
+    path += cat(path.empty() ? "M" : "L", at(f.x(x)), " ", at(f.y(y)));
+    marks +=
+        cat("<circle class=\"", s.line ? "dot" : "ring", "\" cx=\"", at(f.x(x)), "\" cy=\"",
+            at(f.y(y)), "\" r=\"", s.line ? "4" : "5", "\"><title>",
+            escape(cat(s.label, " at ", tick(x), ": ", significant(y, 3))), "</title></circle>\n");
   }
-  std::string out = "<g class=\"c-" + s.css + "\">\n";
-  if (s.line && !path.empty()) out += "<path class=\"line\" d=\"" + path + "\"/>\n";
-  return out + marks + "</g>\n";
+  const std::string stroke =
+      s.line && !path.empty() ? cat("<path class=\"line\" d=\"", path, "\"/>\n") : "";
+  return cat("<g class=\"c-", s.css, "\">\n", stroke, marks, "</g>\n");
 }
 
 }  // namespace
@@ -130,11 +138,10 @@ std::string to_svg(const BarChart& c) {
       const double y = top + static_cast<double>(b) * (kBar + kGap), value = c.bars[b].values[g];
       const double width =
           std::isfinite(value) ? std::max(1.0, x(value) - kLeft) : kWidth - kLeft - kRight;
-      out += "<g class=\"c-" + c.bars[b].css + "\"><rect class=\"bar\" x=\"" + at(kLeft) +
-             "\" y=\"" + at(y) + "\" width=\"" + at(width) + "\" height=\"" + at(kBar) +
-             "\" rx=\"2\"><title>" +
-             escape(c.groups[g] + ", " + c.bars[b].label + ": " + significant(value, 3)) +
-             "</title></rect></g>\n";
+      const std::string hint = cat(c.groups[g], ", ", c.bars[b].label, ": ", significant(value, 3));
+      out += cat("<g class=\"c-", c.bars[b].css, "\"><rect class=\"bar\" x=\"", at(kLeft),
+                 "\" y=\"", at(y), "\" width=\"", at(width), "\" height=\"", at(kBar),
+                 "\" rx=\"2\"><title>", escape(hint), "</title></rect></g>\n");
       out += text(kLeft + width + 6, y + kBar - 3, "start", fixed(value, 3), "value");
     }
   }

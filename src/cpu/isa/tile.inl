@@ -202,8 +202,9 @@ inline void backward_gradients(const BackwardTile& t, int g) {
       const Vec p = exp2_any(sub(x, lse2[v]));
       Vec p_fold = mul(p, do_scale[v]);
       Vec ds = mul(p, sub(load(t.dp + at), delta[v]));
-      Vec ds_key = mul(ds, q_scale[v]);
-      Vec ds_query = mul(ds, k_fold);
+      const Vec magnitude = as_float(magnitude_bits(ds));
+      Vec ds_key = mul(magnitude, q_scale[v]);
+      Vec ds_query = mul(magnitude, k_fold);
       if constexpr (kMasked) {
         // After every product, so that 0 · NaN of a masked pair cannot leak.
         const Lanes visible = in_range(begin[v], end[v], j);
@@ -213,10 +214,10 @@ inline void backward_gradients(const BackwardTile& t, int g) {
         ds_key = select(visible, ds_key, zero);
         ds_query = select(visible, ds_query, zero);
       }
-      p_max = max_unsigned(p_max,
-                           as_int(p_fold));  // p_fold >= 0; a negative NaN is the largest pattern
-      ds_max = max_unsigned(ds_max, magnitude_bits(ds_key));
-      query_max[v] = max_unsigned(query_max[v], magnitude_bits(ds_query));
+      // All three are non-negative; a NaN of either sign is the largest pattern.
+      p_max = max_unsigned(p_max, as_int(p_fold));
+      ds_max = max_unsigned(ds_max, as_int(ds_key));
+      query_max[v] = max_unsigned(query_max[v], as_int(ds_query));
       if (t.key_sum != nullptr) key_sum = add(key_sum, ds);
       if (t.query_sum != nullptr) sum[v] = add(sum[v], ds);
       store(static_cast<float*>(t.s) + at, p_fold);

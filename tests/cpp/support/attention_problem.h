@@ -53,12 +53,12 @@ void apply_qk_norm(AttentionProblem& p);
 std::vector<float> random_rows(const AttentionProblem& p, uint64_t key);
 
 struct RunOptions {
-  ParallelFor parallel_for;
+  ParallelFor parallel_for = {};
   bool backward = true;
   unsigned char fill = 0xFF;       // byte of outputs and workspaces before the call
   int64_t guard = Tensor::kGuard;  // 0: exact heap blocks, for the address sanitizer
   /// Layout of one tensor ("q", "lse", …); unset: as the case says.
-  std::function<Placement(const std::string& tensor, const Shape& shape)> place;
+  std::function<Placement(const std::string& tensor, const Shape& shape)> place = {};
   /// O and LSE handed to the backward; null: the forward's own.
   const std::vector<float>*o = nullptr, *lse = nullptr;
 };

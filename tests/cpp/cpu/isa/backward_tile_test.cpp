@@ -177,7 +177,7 @@ int code_of(const Tile& t, int operand, float x, float scale, int i, int j) {
                               numerics::dither_key_term(j, t.dither_u[operand])));
 }
 
-/// Scales and codes from the kernel's own P and dS.
+/// Scales and codes from the kernel's own P and dS. A line whose scale is NaN may hold any codes.
 void check_codes(const Tile& t, uint8_t flip) {
   const Options& o = t.options;
   std::vector<float> p_max(o.tile_k, 0.0f), key_max(o.tile_k, 0.0f), query_max(o.tile_q, 0.0f);
@@ -204,23 +204,23 @@ void check_codes(const Tile& t, uint8_t flip) {
       const int at = t.at(i, j);
       const float ds = t.dp[at];
       const bool seen = t.visible(i, j);
-      if (!o.dv_float) {
+      if (!o.dv_float && !std::isnan(p_scale[j])) {
         ASSERT_EQ(t.p8[at], seen ? code_of(t, 0, t.p_fold[at], p_scale[j], i, j) : 0)
             << "P at " << i << ", " << j;
       }
-      if (!o.dk_float) {
+      if (!o.dk_float && !std::isnan(key_scale[j])) {
         ASSERT_EQ(static_cast<int8_t>(t.ds8_key[at] ^ flip),
                   seen ? code_of(t, 2, ds * t.q_scale[i], key_scale[j], i, j) : 0)
             << "dS by key at " << i << ", " << j;
       }
-      if (!o.dq_float) {
+      if (!o.dq_float && !std::isnan(query_scale[i])) {
         ASSERT_EQ(t.query_code(i, j),
                   seen ? code_of(t, 1, ds * t.k_fold[j], query_scale[i], i, j) : 0)
             << "dS by query at " << i << ", " << j;
       }
       sum += t.query_code(i, j);
     }
-    if (flip != 0 && !o.dq_float) {
+    if (flip != 0 && !o.dq_float && !std::isnan(query_scale[i])) {
       ASSERT_EQ(t.ds_query_start[i], -flip * sum) << i;
     }
   }
@@ -302,7 +302,7 @@ TEST_P(BackwardTiles, NanSpreadsOverVisiblePairsOnly) {
     }
     for (int i = 0; i < 64; ++i)
       EXPECT_EQ(std::isnan(t.ds_query_scale[i]), i == 20 || t.visible(i, 40)) << "query " << i;
-    if (per_vector) check_codes(t, kernels().flip);
+    check_codes(t, kernels().flip);
   }
 }
 

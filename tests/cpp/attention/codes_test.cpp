@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// K1, the codes: the micro-kernels are given the recipe oracle's own operands, tile by tile. Codes
+// of Q, K, V and dO must be equal; codes of P and dS may be off by one where exp2 or a sum rounded
+// differently, in at most one code of ten thousand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/math.h"
+#include "numerics/quantize.h"
+#include "ref/attention_recipe.h"
+#include "support/attention_problem.h"
+#include "support/implementations.h"
+
+namespace sagebwd::testing {
+namespace {
+
+using cpu::isa::Kernels;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// Counts codes that differ.
+struct CodeCount {
+  int64_t total = 0, off_by_one = 0, worse = 0;
+  void add(int got, int want) {
+    ++total;
+    off_by_one += std::abs(got - want) == 1;
+    worse += std::abs(got - want) > 1;
+  }
+  void check(const char* name) const {
+    EXPECT_GT(total, 0) << name;
+    EXPECT_EQ(worse, 0) << name << ": of " << total;
+    EXPECT_LE(static_cast<double>(off_by_one), 1e-4 * static_cast<double>(total))
+        << name << ": of " << total;
+  }
+};
+
+/// The oracle's two runs with everything a tile kernel needs besides the tile itself.
+struct Oracle {
+  explicit Oracle(const AttentionProblem& p)
+      : one(one_head(reference(), p, 0, 0)), forward(ref::recipe_forward(one.head)) {
+    in = {forward.o.data(), forward.lse.data(), one.dout.data(), nullptr, false};
+    backward = ref::recipe_backward(one.head, in);
+    for (int64_t i = 0; i < one.head.nq; ++i) {
+      double mean = 0;
+      for (int64_t c = 0; c < one.head.d; ++c)
+        mean += static_cast<double>(one.q[i * one.head.d + c]) * forward.inputs.mu_k[c];
+      const double lse = forward.lse[i];
+      lse2.push_back(static_cast<float>((lse - one.head.scale * mean) / numerics::kLn2));
+    }
+  }
+  const ref::RecipeInputs& inputs() const { return forward.inputs; }
+
+  OneHead one;
+  ref::RecipeForward forward;
+  ref::RecipeBackwardIn in;
+  ref::RecipeBackward backward;
+  std::vector<float> lse2;
+};
+
+/// One tile's operands, padded to whole tiles with zeros as the blocked loops do.
+struct Operands {
+  Operands(const Oracle& x, const ref::RecipeTile& t)
+      : tile_q(x.one.head.recipe.tile_q), tile_k(x.one.head.recipe.tile_k) {
+    const ref::RecipeHead& head = x.one.head;
+    const ref::RecipeInputs& in = x.inputs();
+    const float unit = head.scale * numerics::kLog2e;
+    sums.assign(static_cast<size_t>(tile_q * tile_k), 0);
+    lane.assign(tile_q, 0.0f), k_scale.assign(tile_k, 0.0f);
+    begin.assign(tile_q, 0), end.assign(tile_q, 0);
+    for (int64_t i = 0; i < t.rows; ++i) {
+      lane[i] = in.q_scale[t.q0 + i] * unit;
+      const auto [first, last] = head.visible(t.q0 + i);
+      begin[i] = static_cast<int32_t>(std::clamp<int64_t>(first - t.k0, 0, t.cols));
+      end[i] = static_cast<int32_t>(std::clamp<int64_t>(last - t.k0, 0, t.cols));
+      for (int64_t j = 0; j < t.cols; ++j)
+        for (int64_t c = 0; c < head.d; ++c)
+          sums[j * tile_q + i] += in.q8[(t.q0 + i) * head.d + c] * in.k8[(t.k0 + j) * head.d + c];
+    }
+    for (int64_t j = 0; j < t.cols; ++j) k_scale[j] = in.k_scale[t.k0 + j];
+    for (int i = 0; i < tile_q; ++i) dither.push_back(numerics::dither_query_term(i));
+  }
+  /// A code stored as quads along keys.
+  int quad(const std::vector<int8_t>& codes, int64_t i, int64_t j) const {
+    return codes[((i / 16 * (tile_k / 4) + j / 4) * 16 + i % 16) * 4 + j % 4];
+  }
+
+  int tile_q, tile_k;
+  std::vector<int32_t> sums;
+  std::vector<float> lane, k_scale, dither;
+  std::vector<int32_t> begin, end;
+};
+
+float uniform(const Oracle& x, const ref::RecipeTile& t, numerics::DitherOperand operand) {
+  const ref::RecipeHead& head = x.one.head;
+  return numerics::dither_uniform(head.recipe.seed, head.sequence, head.head,
+                                  t.q0 / head.recipe.tile_q, t.k0 / head.recipe.tile_k, operand);
+}
+
+void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) {
+  const bool dither = x.one.head.recipe.rounding == Rounding::dither;
+  ref::recipe_forward(x.one.head, [&](const ref::RecipeTile& t) {
+    if (t.p8 == nullptr) return;
+    Operands o(x, t);
+    std::vector<float> m(o.tile_q, -kInf), l(o.tile_q, 0.0f), alpha(o.tile_q), beta(o.tile_q);
+    std::vector<int8_t> p8(o.sums.size());
+    kernels.forward_tile({.tile_q = o.tile_q,
+                          .tile_k = o.tile_k,
+                          .s = o.sums.data(),
+                          .s_is_float = false,
+                          .k_scale = o.k_scale.data(),
+                          .lane = o.lane.data(),
+                          .bias = nullptr,
+                          .begin = o.begin.data(),
+                          .end = o.end.data(),
+                          .m = m.data(),
+                          .l = l.data(),
+                          .alpha = alpha.data(),
+                          .beta = beta.data(),
+                          .p_float = false,
+                          .p8 = p8.data(),
+                          .dither_query = dither ? o.dither.data() : nullptr,
+                          .dither_u = uniform(x, t, numerics::DitherOperand::p_forward)});
+    for (int64_t i = 0; i < t.rows; ++i)
+      for (int64_t j = 0; j < t.cols; ++j) p_codes.add(o.quad(p8, i, j), t.p8[i * t.cols + j]);
+  });
+}
+
+struct BackwardCounts {
+  CodeCount p, ds_query, ds_key;
+};
+
+void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& counts) {
+  const bool dither = x.one.head.recipe.rounding == Rounding::dither;
+  ref::recipe_backward(x.one.head, x.in, [&](const ref::RecipeTile& t) {
+    Operands o(x, t);
+    const size_t size = o.sums.size();
+    std::vector<float> dp(size, 0.0f), lse2(o.tile_q, kInf), delta(o.tile_q, 0.0f);
+    std::vector<float> q_scale(o.tile_q, 0.0f), do_scale(o.tile_q, 0.0f);
+    std::vector<float> p_scale(o.tile_k), key_scale(o.tile_k), query_scale(o.tile_q);
+    std::vector<int32_t> start(o.tile_q), key_max(static_cast<size_t>(2 * o.tile_k * 16));
+    std::vector<int8_t> p8(size), ds8_key(size), ds8_query(size);
+    for (int64_t i = 0; i < t.rows; ++i) {
+      lse2[i] = x.lse2[t.q0 + i];
+      delta[i] = x.backward.delta[t.q0 + i];
+      q_scale[i] = t.q_scale[i], do_scale[i] = t.do_scale[i];
+      for (int64_t j = 0; j < t.cols; ++j) dp[j * o.tile_q + i] = t.dp[i * t.cols + j];
+    }
+    using enum numerics::DitherOperand;
+    kernels.backward_tile(
+        {.tile_q = o.tile_q,
+         .tile_k = o.tile_k,
+         .s = o.sums.data(),
+         .s_is_float = false,
+         .dp = dp.data(),
+         .k_scale = o.k_scale.data(),
+         .lane = o.lane.data(),
+         .bias = nullptr,
+         .begin = o.begin.data(),
+         .end = o.end.data(),
+         .lse2 = lse2.data(),
+         .delta = delta.data(),
+         .q_scale = q_scale.data(),
+         .do_scale = do_scale.data(),
+         .k_fold = o.k_scale.data(),
+         .per_vector = x.one.head.recipe.scheme == Scheme::vectorwise,
+         .dv_float = false,
+         .dq_float = false,
+         .dk_float = false,
+         .query_sum = nullptr,
+         .key_sum = nullptr,
+         .key_max = key_max.data(),
+         .p8 = p8.data(),
+         .ds8_key = ds8_key.data(),
+         .ds8_query = ds8_query.data(),
+         .p_scale = p_scale.data(),
+         .ds_key_scale = key_scale.data(),
+         .ds_query_scale = query_scale.data(),
+         .ds_query_start = start.data(),
+         .dither_query = dither ? o.dither.data() : nullptr,
+         .dither_u = {uniform(x, t, p_backward), uniform(x, t, ds_query), uniform(x, t, ds_key)}});
+    for (int64_t i = 0; i < t.rows; ++i)
+      for (int64_t j = 0; j < t.cols; ++j) {
+        const int64_t at = j * o.tile_q + i, want = i * t.cols + j;
+        counts.p.add(p8[at], t.p8[want]);
+        counts.ds_key.add(static_cast<int8_t>(ds8_key[at] ^ kernels.flip), t.ds8_key[want]);
+        counts.ds_query.add(o.quad(ds8_query, i, j), t.ds8_query[want]);
+      }
+    for (int64_t j = 0; j < t.cols; ++j) {
+      EXPECT_NEAR(p_scale[j], t.p_scale[j], 1e-5f * t.p_scale[j]);
+      EXPECT_NEAR(key_scale[j], t.ds_scale_key[j], 1e-4f * t.ds_scale_key[j]);
+    }
+    for (int64_t i = 0; i < t.rows; ++i)
+      EXPECT_NEAR(query_scale[i], t.ds_scale_query[i], 1e-4f * t.ds_scale_query[i]);
+  });
+}
+
+/// Codes and scales of whole blocks of rows through quantize_rows, means removed first.
+void check_rows(const Kernels& kernels, const char* name, const std::vector<float>& x, int64_t n,
+                int64_t d, int64_t block, bool per_token, const float* mean, int64_t mean_stride,
+                const std::vector<int8_t>& codes, const std::vector<float>& scales) {
+  const int ld = static_cast<int>(round_up(d, 16));
+  for (int64_t first = 0; first < n; first += block) {
+    const int rows = static_cast<int>(std::min(block, n - first));
+    std::vector<float> padded(static_cast<size_t>(rows * ld), 0.0f), scale(rows);
+    std::vector<int8_t> got(static_cast<size_t>(rows * ld));
+    for (int r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < d; ++c)
+        padded[r * ld + c] = x[(first + r) * d + c] -
+                             (mean != nullptr ? mean[first / block * mean_stride + c] : 0.0f);
+    kernels.quantize_rows(padded.data(), ld, rows, per_token, scale.data(), got.data(), ld);
+    for (int r = 0; r < rows; ++r) {
+      ASSERT_EQ(scale[r], scales[first + r]) << name << " token " << first + r;
+      for (int64_t c = 0; c < d; ++c)
+        ASSERT_EQ(got[r * ld + c], codes[(first + r) * d + c])
+            << name << " token " << first + r << " channel " << c;
+    }
+  }
+}
+
+const char* const kCases[] = {
+    "n512 d64 bf16",
+    "n512 d64 bf16 paper",
+    "nq300 nk450 d80 f32 causal pv16=0",
+    "nq300 nk450 d72 f16 paper causal align=top_left",
+    "n400 d64 pv16=0 rounding=dither seed3",
+    "n400 d64 paper rounding=dither window=100,20 seed4",
+    "nq300 nk300 d64 tile=128x64 pv16=0",
+    "nq300 nk300 d24 tile=64x256 pv16=0 smooth_k=off smooth_v=off",
+};
+
+class Codes : public PerKernelTable {};
+
+TEST_P(Codes, OfInputsAreEqualToTheOracles) {
+  for (const char* text : kCases)
+    for (bool smooth_q : {false, true}) {
+      AttentionProblem p = make_problem(text);
+      p.c.recipe.smooth_q = smooth_q;
+      SCOPED_TRACE(p.describe());
+      const Oracle x(p);
+      const ref::RecipeHead& h = x.one.head;
+      const ref::RecipeInputs& in = x.inputs();
+      const bool per_token = h.recipe.scheme == Scheme::vectorwise;
+      check_rows(kernels(), "Q", x.one.q, h.nq, h.d, h.recipe.tile_q, per_token, in.mu_q.data(),
+                 h.d, in.q8, in.q_scale);
+      check_rows(kernels(), "K", x.one.k, h.nk, h.d, h.recipe.tile_k, per_token, in.mu_k.data(), 0,
+                 in.k8, in.k_scale);
+      std::vector<float> v_scale;
+      for (int64_t j = 0; j < h.nk; ++j) v_scale.push_back(in.v_scale[j / h.recipe.tile_k]);
+      check_rows(kernels(), "V", x.one.v, h.nk, h.d, h.recipe.tile_k, false, in.mu_v.data(), 0,
+                 in.v8, v_scale);
+      check_rows(kernels(), "dO", x.one.dout, h.nq, h.d, h.recipe.tile_q, per_token, nullptr, 0,
+                 x.backward.do8, x.backward.do_scale);
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST_P(Codes, OfForwardPAreTheOraclesUpToRounding) {
+  for (const char* text : kCases) {
+    AttentionProblem p = make_problem(text);
+    p.c.recipe.pv16_tiles = 0;
+    SCOPED_TRACE(p.describe());
+    CodeCount count;
+    check_forward(kernels(), Oracle(p), count);
+    count.check("P");
+  }
+}
+
+TEST_P(Codes, OfBackwardPAndDsAreTheOraclesUpToRounding) {
+  for (const char* text : kCases) {
+    const AttentionProblem p = make_problem(text);
+    SCOPED_TRACE(p.describe());
+    BackwardCounts counts;
+    check_backward(kernels(), Oracle(p), counts);
+    counts.p.check("P");
+    counts.ds_query.check("dS by query");
+    counts.ds_key.check("dS by key");
+  }
+}
+
+SAGE_FOR_KERNEL_TABLES(Codes);
+
+}  // namespace
+}  // namespace sagebwd::testing

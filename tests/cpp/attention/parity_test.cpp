@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// K1: every implementation computes what the recipe oracle computes, with every feature. Both start
+// the backward from the oracle's O and LSE, so that a difference in the forward cannot hide one in
+// the backward.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/attention_problem.h"
+#include "support/compare.h"
+#include "support/implementations.h"
+
+namespace sagebwd::testing {
+namespace {
+
+using trace::InputKind;
+
+struct ParityCase {
+  const char* text;
+  InputKind kind = InputKind::gaussian;
+  float scale = 0.0f;
+  bool dlse = false, partial_kv = false, packed = false;
+};
+
+const std::vector<ParityCase> kCases = {
+    // Recipes, element types, tails of both tiles, grouped heads.
+    {"h4 hk2 nq200 nk333 d64 bf16"},
+    {"b2 h2 nq257 nk129 d64 bf16 paper"},
+    {"h2 nq130 nk200 d128 f16"},
+    {"h2 nq130 nk200 d128 f16 paper"},
+    {"h3 hk1 nq100 nk260 d80 f32"},
+    {"h3 hk1 nq100 nk260 d80 f32 paper"},
+    {"h2 n300 d8 f32"},
+    {"h1 n200 d256 bf16 bshd"},
+    {"h2 n150 d256 f16 paper bshd"},
+    {"h2 n1 d64 f32"},
+    {"h2 nq1 nk300 d64 bf16"},
+    {"h2 nq300 nk1 d64 f32"},
+    // Tiles.
+    {"h2 nq300 nk500 d64 tile=64x64"},
+    {"h2 nq300 nk500 d64 tile=256x64 paper"},
+    {"h2 nq300 nk500 d64 tile=64x256"},
+    {"h1 nq300 nk500 d64 tile=192x128"},
+    // Masks.
+    {"h2 n300 d64 causal"},
+    {"h2 n300 d64 causal paper f32"},
+    {"h2 nq190 nk333 d64 causal"},
+    {"h2 nq333 nk190 d64 causal"},
+    {"h2 nq333 nk190 d64 causal align=top_left"},
+    {"h2 nq190 nk333 d64 causal align=top_left paper"},
+    {"h2 n400 d64 window=70,-1"},
+    {"h2 n400 d64 window=-1,33"},
+    {"h2 n400 d64 window=30,50 align=top_left"},
+    {"h2 n400 d64 causal window=100,-1 paper"},
+    {"h2 nq64 nk400 d64 window=0,0"},
+    // Switches.
+    {"h2 n300 d64 smooth_q=on"},
+    {"h2 n300 d64 smooth_q=on paper causal"},
+    {"h2 n300 d64 smooth_k=off smooth_v=off"},
+    {"h2 n300 d64 paper smooth_v=on pv16=1"},
+    {"h2 n300 d64 pv16=0"},
+    {"h2 n300 d64 pv16=all"},
+    {"h2 n500 d64 pv16=2 causal window=200,-1"},
+    {"h2 n300 d64 rounding=dither seed7"},
+    {"h2 n300 d64 rounding=dither paper seed8 causal"},
+    {"h2 n300 d64 rounding=dither smooth_q=on pv16=0 seed9 f32"},
+    {.text = "h2 n300 d64", .scale = 0.3f},
+    {.text = "h2 n300 d64 causal paper", .scale = -0.2f},
+    // Lifted matmuls.
+    {"h2 n300 d64 lift=S f32"},
+    {"h2 n300 d64 lift=O f32"},
+    {"h2 n300 d64 lift=S' f32"},
+    {"h2 n300 d64 lift=S,S' smooth_q=on f32"},
+    {"h2 n300 d64 lift=dV f32 causal"},
+    {"h2 n300 d64 lift=dQ f32 causal"},
+    {"h2 n300 d64 lift=dK f32 causal smooth_q=on"},
+    {"h2 n300 d64 lift=S,O,S',dV,dP,dQ,dK f32 paper"},
+    // Gradients of LSE, parts of the keys, documents.
+    {.text = "h2 n300 d64 causal f32", .kind = InputKind::offset, .dlse = true},
+    {.text = "h4 hk2 nq200 nk300 d64 f32 paper", .kind = InputKind::offset, .dlse = true},
+    {.text = "h2 nq200 nk300 d64 f32", .kind = InputKind::offset, .partial_kv = true},
+    {.text = "h2 nq200 nk300 d64", .dlse = true, .partial_kv = true},
+    {.text = "h4 hk2 nq400 nk500 d64", .packed = true},
+    {.text = "h4 hk1 nq400 nk500 d64 causal f32 rounding=dither", .dlse = true, .packed = true},
+    {.text = "h2 nq400 nk500 d40 causal paper align=top_left", .packed = true},
+    {.text = "h2 nq400 nk500 d64 f16 window=20,5", .partial_kv = true, .packed = true},
+    // Inputs that are hard to quantise.
+    {"h2 n300 d64 causal", InputKind::outlier},
+    {"h2 n300 d64 paper", InputKind::outlier},
+    {"h2 n512 d64", InputKind::sink},
+    {"h2 n512 d64 pv16=0", InputKind::long_rows},
+    {"h2 n300 d64 smooth_k=off", InputKind::offset},
+};
+
+AttentionProblem problem_of(const ParityCase& c) {
+  AttentionProblem p = make_problem(c.text, c.kind);
+  p.scale = c.scale;
+  p.partial_kv = c.partial_kv;
+  if (c.dlse) p.dlse = random_rows(p, 5);
+  if (c.packed) {  // among them documents without queries, without keys, without both
+    p.cu_q = {0, 0, 130, 131, 131, 250, 300, 400};
+    p.cu_k = {0, 60, 60, 200, 200, 201, 371, 500};
+  }
+  return p;
+}
+
+class Parity : public PerImplementation {};
+
+TEST_P(Parity, OutputsMatchTheRecipeOracle) {
+  for (const ParityCase& c : kCases) {
+    const AttentionProblem p = problem_of(c);
+    const Results want = run(reference(), p);
+    const Results got = run(impl(), p, {.o = &want.o, .lse = &want.lse});
+    EXPECT_TRUE(agrees(got, want, 1e-3, 1e-6, p));
+  }
+}
+
+/// The whole chain: each implementation's backward reads its own forward.
+TEST_P(Parity, OwnForwardAndBackwardMatchTheRecipeOracle) {
+  for (const ParityCase& c : kCases) {
+    const AttentionProblem p = problem_of(c);
+    EXPECT_TRUE(agrees(run(impl(), p), run(reference(), p), 1e-3, 1e-6, p));
+  }
+}
+
+SAGE_FOR_PRODUCTION_IMPLEMENTATIONS(Parity);
+
+}  // namespace
+}  // namespace sagebwd::testing
