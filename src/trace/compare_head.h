@@ -13,9 +13,8 @@
 //   D               rowsum(dO∘O)
 //   O dQ dK dV      the outputs
 // The published trace (arXiv 2603.02170: D .0736, P .1293, dP 0, dS .2045, … for the worst layer)
-// compares the kernel's tensors with full-precision ones on captured inputs, but does not say on
-// which side of their own quantisation P and dS are taken; hence both are here. In it D carries the
-// error of O only, as here.
+// has dP without error, so it too gives both sides the same V and dO. On which side of their own
+// quantisation its P and dS are taken we do not know; hence both are here.
 #pragma once
 
 #include <vector>

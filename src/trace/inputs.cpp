@@ -35,6 +35,7 @@ constexpr double kSinkShare = 0.65;      // of each row (numerics.md 4.2)
 constexpr double kSinkValue = 0.1;       // deviation of the sink's value; trained sinks have little
 constexpr double kPeakShare = 0.3;       // of a row that has a peak
 constexpr uint64_t kPeakEvery = 8;       // one row in this many has one
+constexpr double kPeakLogit = 24.0;      // bound of its logit
 constexpr double kPeakNoise = 0.3;       // of Q in long rows, times sigma: the rest stays uniform
 constexpr double kOffsetSpread = 10.0;   // of the mean of K across channels, times sigma
 constexpr double kOutlierSpread = 0.03;  // between tokens, relative to what a channel shares
@@ -207,7 +208,9 @@ class Generator {
     for (int step = 0; step < 8; ++step) {
       const double along =
           logit * sigma_ / length;  // deviation of the other logits due to the peak
-      logit = logit_for_share(kPeakShare, r.end - r.begin - 1, noise + along * along);
+      // A short key of few channels cannot have that share: the bound keeps the steps from diverging.
+      logit = std::min(logit_for_share(kPeakShare, r.end - r.begin - 1, noise + along * along),
+                       kPeakLogit);
     }
     add_scaled(q, (logit * root_d() - dot(q, k[j])) / (length * length), k[j]);
   }

@@ -19,16 +19,16 @@ struct ErrorStats {
 
   int64_t count = 0;  // values compared
   double cosine = 1;  // <value, ref> / (|value| |ref|)
-  double rel_l2 =
-      0;  // |value - ref| / |ref|; infinite if the reference is zero and the value is not
-  double projection = 0;  // <value - ref, ref> / <ref, ref>: the systematic part, negative when the
-                          // value is too small
-  double worst_row_error = 0;   // largest |value - ref| / |ref| of a row
-  int64_t worst_row = -1;       // its index; -1 if nothing was added
+  /// |value - ref| / |ref|; infinite if the reference is zero and the value is not.
+  double rel_l2 = 0;
+  /// <value - ref, ref> / <ref, ref>: the systematic part, negative when the value is too small.
+  double projection = 0;
+  /// Largest |value - ref| / |ref| of a row, and its index; -1 if nothing was added. If |ref| is
+  /// below 1e-6 of the RMS row, the error is taken relative to the RMS row instead: such a row has
+  /// no relative error. NaN counts as infinite.
+  double worst_row_error = 0;
+  int64_t worst_row = -1;
   double bad_row_fraction = 0;  // rows with an error above 50 %
-  // A row whose reference is (nearly) zero has no relative error. If |ref| is below 1e-6 of the RMS
-  // row, its error is taken relative to the RMS row instead. A row whose error is NaN counts as
-  // infinitely wrong.
 
  private:
   struct Row {

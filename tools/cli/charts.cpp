@@ -12,10 +12,10 @@
 namespace sagebwd::cli {
 namespace {
 
-std::string legend(const std::vector<std::string>& recipes, bool published) {
+std::string legend(const std::vector<Shown>& shown, bool published) {
   std::string out = "<div class=\"legend\">";
-  for (const std::string& r : recipes)
-    out += "<span class=\"c-" + r + "\">" + escape(r) + "</span>";
+  for (const Shown& v : shown)
+    out += "<span class=\"c-" + v.css + "\">" + escape(v.label) + "</span>";
   if (published) out += "<span class=\"c-published\">published</span>";
   return out + "</div>\n";
 }
@@ -35,34 +35,39 @@ std::string tiles(const TraceResult& r) {
   return std::to_string(r.tile_q) + "×" + std::to_string(r.tile_k);
 }
 
-/// Calls f(label, results of all recipes) for every source, nothing lifted.
-template <typename F>
-void for_each_source(const Results& results, const std::vector<SourceGroup>& groups, F&& f) {
+/// One source under every shown variant.
+struct SourceCases {
+  std::string label;
+  std::vector<const TraceResult*> cases;
+};
+
+std::vector<SourceCases> cases_of(const Results& results, const std::vector<SourceGroup>& groups) {
+  std::vector<SourceCases> all;
   for (const SourceGroup& g : groups)
     for (const std::string& label : g.labels) {
-      std::vector<const TraceResult*> found;
-      for (const std::string& recipe : recipes_of(results))
-        if (const TraceResult* r = find(results, label, recipe)) found.push_back(r);
-      f(label, found);
+      all.push_back({label, {}});
+      for (const Shown& v : shown_variants(results))
+        if (const TraceResult* r = find(results, label, v.recipe, v.lift))
+          all.back().cases.push_back(r);
     }
+  return all;
 }
 
-/// The smallest of several cases' errors is set in bold.
-const char* best_mark(const std::vector<const TraceResult*>& cases, const TraceResult* r,
-                      const char* tensor) {
-  if (cases.size() < 2) return "";
-  return std::all_of(cases.begin(), cases.end(),
-                     [&](const TraceResult* other) {
-                       return (*r)[tensor].rel_l2 <= (*other)[tensor].rel_l2;
-                     })
-             ? " best"
-             : "";
+/// The smallest error among the recipes is set in bold; the yardstick is not in the race.
+bool is_best(const SourceCases& source, const TraceResult& r, const char* tensor) {
+  int rivals = 0;
+  for (const TraceResult* other : source.cases) {
+    if (!other->variant.lift.empty()) continue;
+    if ((*other)[tensor].rel_l2 < r[tensor].rel_l2) return false;
+    ++rivals;
+  }
+  return rivals > 1 && r.variant.lift.empty();
 }
 
 }  // namespace
 
 std::string sweep_charts(const Results& results, const SourceGroup& group) {
-  const auto recipes = recipes_of(results);
+  const auto shown = shown_variants(results);
   std::vector<LineChart> charts;
   double low = 1e300, high = 0;
   bool published = false;
@@ -80,10 +85,10 @@ std::string sweep_charts(const Results& results, const SourceGroup& group) {
       published |= !s.points.empty();
       chart.series.push_back(s);
     }
-    for (const std::string& recipe : recipes) {
-      Series s{recipe, recipe, true, {}};
+    for (const Shown& v : shown) {
+      Series s{v.label, v.css, true, {}};
       for (size_t i = 0; i < group.x.size(); ++i)
-        if (const TraceResult* r = find(results, group.labels[i], recipe))
+        if (const TraceResult* r = find(results, group.labels[i], v.recipe, v.lift))
           s.points.push_back({group.x[i], (*r)[tensor].rel_l2});
       std::sort(s.points.begin(), s.points.end());
       chart.series.push_back(s);
@@ -94,7 +99,7 @@ std::string sweep_charts(const Results& results, const SourceGroup& group) {
     charts.push_back(chart);
   }
   if (high == 0) low = high = 1;  // every error is exactly zero: an empty axis
-  std::string out = legend(recipes, published) + "<div class=\"charts\">\n";
+  std::string out = legend(shown, published) + "<div class=\"charts\">\n";
   for (LineChart& c : charts) {
     std::tie(c.y_low, c.y_high) = rounded_log_range(low * 0.95, high * 1.05);
     out += "<figure>" + to_svg(c) + "</figure>\n";
@@ -105,20 +110,20 @@ std::string sweep_charts(const Results& results, const SourceGroup& group) {
 std::string bar_charts(const Results& results, const std::vector<SourceGroup>& groups) {
   double high = 0;
   std::vector<BarChart> charts;
-  for_each_source(results, groups,
-                  [&](const std::string& label, const std::vector<const TraceResult*>& cases) {
-                    BarChart chart{label, {kOutputs.begin(), kOutputs.end()}, {}, 0};
-                    for (const TraceResult* r : cases) {
-                      BarChart::Bars bars{r->variant.recipe, r->variant.recipe, {}};
-                      for (const char* t : kOutputs) {
-                        bars.values.push_back((*r)[t].rel_l2);
-                        if (std::isfinite((*r)[t].rel_l2)) high = std::max(high, (*r)[t].rel_l2);
-                      }
-                      chart.bars.push_back(bars);
-                    }
-                    charts.push_back(chart);
-                  });
-  std::string out = legend(recipes_of(results), false) + "<div class=\"charts thirds\">\n";
+  for (const SourceCases& source : cases_of(results, groups)) {
+    BarChart chart{source.label, {kOutputs.begin(), kOutputs.end()}, {}, 0};
+    for (const TraceResult* r : source.cases) {
+      const std::string name = display_name(r->variant);
+      BarChart::Bars bars{name, r->variant.lift.empty() ? name : "other", {}};
+      for (const char* t : kOutputs) {
+        bars.values.push_back((*r)[t].rel_l2);
+        if (std::isfinite((*r)[t].rel_l2)) high = std::max(high, (*r)[t].rel_l2);
+      }
+      chart.bars.push_back(bars);
+    }
+    charts.push_back(chart);
+  }
+  std::string out = legend(shown_variants(results), false) + "<div class=\"charts thirds\">\n";
   for (BarChart& c : charts) {
     c.x_high = high > 0 ? high : 1;  // one scale for all
     out += "<figure>" + to_svg(c) + "</figure>\n";
@@ -127,55 +132,59 @@ std::string bar_charts(const Results& results, const std::vector<SourceGroup>& g
 }
 
 std::string error_table(const Results& results, const std::vector<SourceGroup>& groups) {
-  std::vector<std::string> titles{"inputs", "recipe", "tiles"};
-  titles.insert(titles.end(), kOutputs.begin(), kOutputs.end());
-  titles.insert(titles.end(), kIntermediates.begin(), kIntermediates.end());
+  std::vector<const char*> tensors(kOutputs.begin(), kOutputs.end());
+  tensors.insert(tensors.end(), kIntermediates.begin(), kIntermediates.end());
+  std::vector<HtmlCell> titles{"inputs", {"recipe", "name"}, "tiles"};
+  titles.insert(titles.end(), tensors.begin(), tensors.end());
   HtmlTable table(titles);
-  for_each_source(results, groups,
-                  [&](const std::string& label, const std::vector<const TraceResult*>& cases) {
-                    for (const TraceResult* r : cases) {
-                      const bool first = r == cases.front();
-                      const std::string css = first ? "group" : "";
-                      std::vector<HtmlCell> cells{
-                          {first ? label : "", css}, {r->variant.recipe, css}, {tiles(*r), css}};
-                      for (const char* t : kOutputs)
-                        cells.push_back({fixed((*r)[t].rel_l2, 4), css + best_mark(cases, r, t)});
-                      for (const char* t : kIntermediates)
-                        cells.push_back({fixed((*r)[t].rel_l2, 4), css + best_mark(cases, r, t)});
-                      table.row(cells);
-                    }
-                  });
+  for (const SourceCases& source : cases_of(results, groups))
+    for (const TraceResult* r : source.cases) {
+      const bool first = r == source.cases.front();
+      const std::string css = first ? "group" : "";
+      std::vector<HtmlCell> cells{{first ? source.label : "", css},
+                                  {display_name(r->variant), css + " name"},
+                                  {tiles(*r), css}};
+      for (const char* t : tensors)
+        cells.push_back({fixed((*r)[t].rel_l2, 4), css + (is_best(source, *r, t) ? " best" : "")});
+      table.row(std::move(cells));
+    }
   return table.to_html();
 }
 
 std::string detail_table(const Results& results, const std::vector<SourceGroup>& groups) {
-  HtmlTable table({"inputs", "recipe", "tensor", "cosine", "bias", "worst head", "worst row",
-                   "its place", "rows off > 50%"});
-  for_each_source(
-      results, groups, [&](const std::string& label, const std::vector<const TraceResult*>& cases) {
-        for (const TraceResult* r : cases)
-          for (const char* t : kOutputs) {
-            const TensorError& e = (*r)[t];
-            const bool first = r == cases.front() && t == kOutputs.front();
-            const std::string css = first ? "group" : "";
-            table.row(
-                {{first ? label : "", css},
-                 {t == kOutputs.front() ? r->variant.recipe : "", css},
-                 {t, css},
-                 {fixed(e.cosine, 5), css},
-                 {fixed(e.projection, 4), css},
-                 {fixed(e.worst_head_rel_l2, 4), css},
-                 {fixed(e.worst_row_error, 3), css},
-                 {"head " + std::to_string(e.worst_head) + ", row " + std::to_string(e.worst_row),
-                  css},
-                 {fixed(100 * e.bad_rows, 2) + "%", css}});
-          }
-      });
+  HtmlTable table({"inputs",
+                   {"recipe", "name"},
+                   {"tensor", "name"},
+                   "cosine",
+                   "bias",
+                   "worst head",
+                   "worst row",
+                   "its place",
+                   "rows off > 50%"});
+  for (const SourceCases& source : cases_of(results, groups))
+    for (const TraceResult* r : source.cases)
+      for (const char* t : kOutputs) {
+        const TensorError& e = (*r)[t];
+        const bool first_tensor = t == kOutputs.front();
+        const bool first = first_tensor && r == source.cases.front();
+        const std::string css = first ? "group" : "";
+        const std::string place =
+            "head " + std::to_string(e.worst_head) + ", row " + std::to_string(e.worst_row);
+        table.row({{first ? source.label : "", css},
+                   {first_tensor ? display_name(r->variant) : "", css + " name"},
+                   {t, css + " name"},
+                   {fixed(e.cosine, 5), css},
+                   {fixed(e.projection, 4), css},
+                   {fixed(e.worst_head_rel_l2, 4), css},
+                   {significant(e.worst_row_error, 3), css},
+                   {place, css},
+                   {fixed(100 * e.bad_rows, 2) + "%", css}});
+      }
   return table.to_html();
 }
 
 std::string lift_table(const Results& results) {
-  std::vector<std::string> titles{"inputs", "recipe", "lifted"};
+  std::vector<HtmlCell> titles{"inputs", {"recipe", "name"}, {"lifted", "name"}};
   titles.insert(titles.end(), kOutputs.begin(), kOutputs.end());
   HtmlTable table(titles);
   std::string shown;
@@ -183,9 +192,10 @@ std::string lift_table(const Results& results) {
     const TraceResult* base = find(results, r.source.label(), r.variant.recipe);
     const std::string head = r.source.label() + r.variant.recipe;
     const std::string css = head != shown ? "group" : "";
-    std::vector<HtmlCell> cells{{head != shown ? r.source.label() : "", css},
-                                {head != shown ? r.variant.recipe : "", css},
-                                {r.variant.lift.empty() ? "nothing" : r.variant.lift, css}};
+    std::vector<HtmlCell> cells{
+        {head != shown ? r.source.label() : "", css},
+        {head != shown ? r.variant.recipe : "", css + " name"},
+        {r.variant.lift.empty() ? "nothing" : r.variant.lift, css + " name"}};
     shown = head;
     for (const char* t : kOutputs) {
       const bool lower = r[t].rel_l2 < 0.9 * (*base)[t].rel_l2;

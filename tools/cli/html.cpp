@@ -42,18 +42,23 @@ p { margin: 0 0 12px; max-width: 78ch; }
 .tile .note { font-size: 13px; color: var(--faint); }
 code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; background: var(--code);
        border-radius: 4px; padding: 1px 5px; overflow-wrap: anywhere; }
+code.recipe { color: var(--c); background: none; padding: 0; font-weight: 600; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 600; border-bottom-color: var(--faint); }
+thead th, thead th:first-child { color: var(--soft); font-weight: 600; border-bottom-color: var(--faint); }
 th:first-child, td:first-child { text-align: left; padding-left: 0; font-weight: 500; }
 tr:last-child td, tr:last-child th { border-bottom: 0; }
 td.group { border-top: 1px solid var(--faint); }
-td.words { text-align: left; white-space: normal; }
+table.words th, table.words td { text-align: left; }
+table.words td:first-child { width: 130px; }
+th.name, td.name { text-align: left; }
+td.wrap { white-space: normal; max-width: 240px; }
+th.words, td.words { text-align: left; white-space: normal; }
 td.good { color: var(--good); font-weight: 600; }
 td.bad { color: var(--bad); font-weight: 600; }
 td.best { font-weight: 650; }
-.verdict { font-size: 17px; }
+.verdict { font-size: 20px; font-weight: 600; letter-spacing: -0.01em; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 10px 24px; margin: 14px 0 8px; }
 .charts.thirds { grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); }
 @media (max-width: 560px) { .charts, .charts.thirds { grid-template-columns: 1fr; } main { padding: 24px 14px; } }
@@ -107,29 +112,35 @@ std::string escape(const std::string& text) {
 }
 
 std::string prose(const std::string& text) {
+  const std::string safe = escape(text);
   std::string out;
-  bool code = false;
-  for (const char c : escape(text)) {
-    if (c != '`') {
-      out += c;
-      continue;
-    }
-    out += code ? "</code>" : "<code>";
-    code = !code;
+  for (size_t at = 0; at < safe.size();) {
+    const size_t open = safe.find('`', at);
+    const size_t close = open == std::string::npos ? open : safe.find('`', open + 1);
+    if (close == std::string::npos) return out + safe.substr(at);
+    const std::string code = safe.substr(open + 1, close - open - 1);
+    const bool recipe = code == "paper" || code == "vectorwise";
+    out += safe.substr(at, open - at);
+    out += recipe ? "<code class=\"recipe c-" + code + "\">" : "<code>";
+    out += code + "</code>";
+    at = close + 1;
   }
   return out;
 }
 
 std::string HtmlTable::to_html() const {
-  std::string out = "<div class=\"scroll\"><table><thead><tr>";
-  for (const std::string& t : titles_) out += "<th>" + prose(t) + "</th>";
-  out += "</tr></thead><tbody>\n";
-  for (const auto& row : rows_) {
-    out += "<tr>";
-    for (const HtmlCell& c : row)
-      out += (c.css.empty() ? "<td>" : "<td class=\"" + c.css + "\">") + prose(c.text) + "</td>";
-    out += "</tr>\n";
-  }
+  const auto row = [](const std::vector<HtmlCell>& cells, const std::string& element) {
+    std::string out = "<tr>";
+    for (const HtmlCell& c : cells) {
+      out += "<" + element;
+      if (!c.css.empty()) out += " class=\"" + c.css + "\"";
+      out += ">" + prose(c.text) + "</" + element + ">";
+    }
+    return out + "</tr>\n";
+  };
+  std::string out = "<div class=\"scroll\"><table class=\"" + css_ + "\"><thead>" +
+                    row(titles_, "th") + "</thead><tbody>\n";
+  for (const auto& cells : rows_) out += row(cells, "td");
   return out + "</tbody></table></div>\n";
 }
 

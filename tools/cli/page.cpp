@@ -7,7 +7,9 @@
 #include "charts.h"
 #include "html.h"
 #include "machine.h"
+#include "peak.h"
 #include "sagebwd/attention.h"
+#include "table.h"
 #include "words.h"
 
 namespace sagebwd::cli {
@@ -45,9 +47,8 @@ std::string shape_words(const Results& results) {
 std::string header(const Results& results, const PageText& text) {
   return "<header>\n<h1>" + escape(text.title) + "</h1>\n<p class=\"lead\">" +
          prose(
-             "Outputs and intermediates of INT8 attention, forward and backward, against exact "
-             "attention in FP64 on "
-             "the same inputs: " +
+             "Six of the seven matmuls of attention and its gradient in INT8, compared with exact "
+             "attention in FP64 on the same inputs: " +
              shape_words(results) + ".") +
          "</p>\n</header>\n";
 }
@@ -74,17 +75,21 @@ std::string key_figures(const Results& results) {
 std::string verdict_card(const Results& results) {
   const auto all = verdicts(results);
   if (all.empty()) return "";
-  std::vector<std::string> titles{"gate", "limit"};
-  for (const RecipeVerdict& v : all) titles.push_back("`" + v.recipe + "`");
+  std::vector<HtmlCell> titles{"gate", {"inputs", "words"}, "limit"};
+  for (const RecipeVerdict& v : all) titles.push_back({"`" + v.recipe + "`"});
   HtmlTable table(titles);
   for (size_t i = 0; i < all[0].checks.size(); ++i) {
-    std::vector<HtmlCell> row{{all[0].checks[i].what, "words"}, {all[0].checks[i].limit}};
+    const Check& gate = all[0].checks[i];
+    std::vector<HtmlCell> row{{gate.what, "words"}, {gate.inputs, "words"}, {gate.limit}};
     for (const RecipeVerdict& v : all)
       row.push_back({v.checks[i].value + (v.checks[i].passed ? " ✓" : " ✗"),
                      v.checks[i].passed ? "good" : "bad"});
     table.row(row);
   }
-  return card("Verdict", "<div class=\"verdict\">" + paragraphs(verdict_words(results)) + "</div>" +
+  Paragraphs words = verdict_words(results);
+  const std::string last = words.back();
+  words.pop_back();
+  return card("Verdict", "<p class=\"verdict\">" + prose(last) + "</p>\n" + paragraphs(words) +
                              table.to_html());
 }
 
@@ -109,8 +114,43 @@ std::string single_card(const Results& results, const std::vector<SourceGroup>& 
                          details("Cosine, bias and worst rows", detail_table(results, groups)));
 }
 
+std::string speed_card(const Benchmark& b) {
+  HtmlTable table({"case",
+                   {"pass", "name"},
+                   "time",
+                   "GMAC/s",
+                   "INT8 GMAC/s",
+                   "share of INT8 peak",
+                   "INT8 part alone"});
+  std::string peaks;
+  for (const Peak& p : b.peaks)
+    peaks += (peaks.empty() ? "" : ", ") + p.isa + " " + fixed(p.int8 / 1e9, 0) +
+             " GMAC/s in INT8 and " + fixed(p.fp32 / 1e9, 0) + " in FP32";
+  for (const Measured& m : b.cases) {
+    const Peak* peak = peak_for(b.peaks, m.implementation);
+    for (const Pass& p : m.passes) {
+      const bool first = &p == &m.passes.front();
+      const std::string css = first ? "group" : "";
+      table.row({{first ? m.c.to_string() : "", css + " wrap"},
+                 {p.name, css + " name"},
+                 {fixed(p.median() * 1e3, 1) + " ms", css},
+                 {fixed(p.macs_per_second() / 1e9, 1), css},
+                 {fixed(p.int8_per_second() / 1e9, 1), css},
+                 {peak ? percent(p.share(*peak)) : "–", css},
+                 {peak ? percent(p.share_of_int8_part(*peak)) : "–", css}});
+    }
+  }
+  const std::string words =
+      "Median wall time of whole calls through the public API with " + std::to_string(b.threads) +
+      (b.threads == 1 ? " thread" : " threads") +
+      ": quantisation, softmax and the floating-point dP are inside. " +
+      (peaks.empty() ? "" : "Peaks measured by loops that touch registers only: " + peaks + ". ") +
+      "The last column takes the floating-point multiply-adds out of the time at FP32 peak.";
+  return card("Speed on this machine", paragraphs({words}) + table.to_html());
+}
+
 std::string reading_card() {
-  HtmlTable table({"term", "meaning"});
+  HtmlTable table({"term", "meaning"}, "words");
   const auto row = [&](const char* term, const char* meaning) {
     table.row({{term}, {meaning, "words"}});
   };
@@ -119,7 +159,13 @@ std::string reading_card() {
       "⟨x − exact, exact⟩ / ⟨exact, exact⟩: the part of the error that does not average out over a "
       "batch; "
       "negative when x is too small");
+  row("worst row",
+      "largest relative error of a single row; rows whose exact gradient nearly vanishes can be "
+      "off "
+      "by many times their size");
   row("cosine", "⟨x, exact⟩ / (‖x‖ ‖exact‖)");
+  row("no INT8",
+      "all seven matmuls in floating point, inputs and outputs as they are: the yardstick");
   row("O dQ dK dV", "from the implementation a call gets on this machine");
   row("P dS D",
       "from the recipe oracle with the same tiles, as the matmuls use them: quantised, scales "
@@ -173,6 +219,7 @@ std::string trace_page(const Results& results, const PageText& text) {
   if (has_lifts(results))
     body +=
         card("Which matmul makes the error", paragraphs(lift_words(results)) + lift_table(results));
+  if (text.speed != nullptr) body += speed_card(*text.speed);
   return page_frame(text.title, body + reading_card() + provenance_card(results, text));
 }
 

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "bench_run.h"
 #include "results.h"
 
 namespace sagebwd::cli {
@@ -11,7 +12,8 @@ namespace sagebwd::cli {
 struct PageText {
   std::string title;
   std::string command_line;
-  bool verdict = false;  // judge the recipes against the gates
+  bool verdict = false;              // judge the recipes against the gates
+  const Benchmark* speed = nullptr;  // measured on the same machine
 };
 
 std::string trace_page(const Results& results, const PageText& text);

@@ -100,7 +100,7 @@ std::vector<double> linear_ticks(double high) {
 }
 
 std::string to_svg(const LineChart& c) {
-  constexpr double kWidth = 480, kHeight = 290;
+  constexpr double kWidth = 480, kHeight = 320;
   const auto [x_low, x_high] = std::minmax_element(c.x_ticks.begin(), c.x_ticks.end());
   const Frame f{
       52, kWidth - 14, 34, kHeight - 44, *x_low, *x_high, std::log(c.y_low), std::log(c.y_high)};

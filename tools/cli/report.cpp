@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench_run.h"
 #include "commands.h"
 #include "options.h"
 #include "page.h"
@@ -39,6 +40,7 @@ TracePlan plan(const ReportOptions& o) {
                                                           : "h4 n2048 d64");
   sweep.base.mask.causal |= o.causal;
   hard.base = sweep.base;
+  sweep.yardstick = true;
   sweep.sigmas = {1, 3, 5, 8, 10};
   hard.inputs = {"outlier", "sink", "long"};
   TracePlan all = plan_trace(sweep, nullptr);
@@ -71,11 +73,12 @@ void print(const Paragraphs& all) {
 void print_gates(const Results& results) {
   const auto all = verdicts(results);
   if (all.empty()) return;
-  std::vector<Table::Column> columns{{"gate", Side::left}, {"limit"}};
+  std::vector<Table::Column> columns{{"gate", Side::left}, {"inputs", Side::left}, {"limit"}};
   for (const RecipeVerdict& v : all) columns.push_back({v.recipe});
   Table table(columns);
   for (size_t i = 0; i < all[0].checks.size(); ++i) {
-    std::vector<std::string> row{all[0].checks[i].what, all[0].checks[i].limit};
+    const Check& gate = all[0].checks[i];
+    std::vector<std::string> row{gate.what, gate.inputs, gate.limit};
     for (const RecipeVerdict& v : all)
       row.push_back(v.checks[i].value + (v.checks[i].passed ? " ✓" : " ✗"));
     table.row(std::move(row));
@@ -83,9 +86,18 @@ void print_gates(const Results& results) {
   std::fputs(("\n" + table.to_string()).c_str(), stdout);
 }
 
+Benchmark measure_speed(const ReportOptions& o) {
+  const std::string sizes = o.quick ? "h2 n512 d64 " : "h8 n4096 d64 ";
+  std::vector<spec::AttnCase> cases;
+  for (const char* mask : {"full", "causal"}) cases.push_back(spec::AttnCase::parse(sizes + mask));
+  const BenchSettings settings = o.quick ? BenchSettings{3, 1, 0.05} : BenchSettings{5, 1, 0.3};
+  return run_benchmark(cases, settings, o.run.talk());
+}
+
 void run(const ReportOptions& o, const std::string& command_line) {
   o.run.apply();
   const TracePlan all = plan(o);
+  const Benchmark speed = measure_speed(o);
   std::printf(
       "Accuracy of INT8 attention, %s\nRelative L2 errors against exact attention in FP64.\n\n",
       all.sources[0].shape.to_string().c_str());
@@ -94,22 +106,27 @@ void run(const ReportOptions& o, const std::string& command_line) {
   std::fputs(trace_table(results).c_str(), stdout);
   for (const SourceGroup& g : groups_of(results))
     print(g.sweep() ? sweep_words(results, g) : single_words(results, g));
+  std::printf("\nSpeed, whole calls\n\n%s\n%s", peak_text(speed).c_str(),
+              bench_table(speed).c_str());
   print_gates(results);
   print(verdict_words(results));
 
   const std::string json_path = o.json_path.empty() ? beside(o.out) : o.json_path;
-  write_file(o.out, trace_page(results, {"Accuracy of INT8 attention", command_line, true}));
-  write_file(json_path, trace_json(results, command_line).dump(1) + "\n");
+  nlohmann::json record = trace_json(results, command_line);
+  record["speed"] = bench_json(speed);
+  write_file(o.out,
+             trace_page(results, {"Accuracy of INT8 attention", command_line, true, &speed}));
+  write_file(json_path, record.dump(1) + "\n");
   std::printf("\nWrote %s and %s\n", o.out.c_str(), json_path.c_str());
 }
 
 }  // namespace
 
 void add_report(CLI::App& app, const std::string& command_line) {
-  auto* command =
-      app.add_subcommand("report", "Accuracy of both recipes on easy and hard inputs, as a page");
+  auto* command = app.add_subcommand(
+      "report", "Accuracy of both recipes on easy and hard inputs, and speed, as a page");
   auto o = std::make_shared<ReportOptions>();
-  command->add_option("--out", o->out, "The page")->capture_default_str()->type_name("FILE");
+  command->add_option("--html,--out", o->out, "The page")->capture_default_str()->type_name("FILE");
   command->add_option("--json", o->json_path, "The record; default: beside the page")
       ->type_name("FILE");
   command->add_flag("--quick", o->quick, "256 tokens and one head: seconds, for a first look");
@@ -122,7 +139,8 @@ void add_report(CLI::App& app, const std::string& command_line) {
   command->footer(
       "Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and "
       "long rows,\n"
-      "each under both recipes; see \"sagebwd trace --help\" for what they are. Ends with a "
+      "each under both recipes and without INT8; see \"sagebwd trace --help\" for what they are. "
+      "Ends with a "
       "verdict against the\n"
       "gates of the test plan. Takes a minute or two on two cores.\n\n"
       "Examples:\n"

@@ -34,17 +34,34 @@ std::vector<SourceGroup> groups_of(const Results& results) {
   return groups;
 }
 
-const TraceResult* find(const Results& results, const std::string& label,
-                        const std::string& recipe) {
+const TraceResult* find(const Results& results, const std::string& label, const std::string& recipe,
+                        const std::string& lift) {
   for (const TraceResult& r : results)
-    if (r.variant.lift.empty() && r.variant.recipe == recipe && r.source.label() == label)
+    if (r.variant.lift == lift && r.variant.recipe == recipe && r.source.label() == label)
       return &r;
   return nullptr;
 }
 
+std::vector<Shown> shown_variants(const Results& results) {
+  std::vector<Shown> shown;
+  for (const std::string& recipe : recipes_of(results))
+    shown.push_back({recipe, recipe, recipe, ""});
+  for (const TraceResult& r : results)
+    if (r.variant.lift == "all") {
+      shown.push_back({display_name(r.variant), "other", r.variant.recipe, "all"});
+      break;
+    }
+  return shown;
+}
+
+std::string display_name(const Variant& variant) {
+  return variant.lift == "all" ? "no INT8" : variant.recipe;
+}
+
 bool has_lifts(const Results& results) {
-  return std::any_of(results.begin(), results.end(),
-                     [](const TraceResult& r) { return !r.variant.lift.empty(); });
+  return std::any_of(results.begin(), results.end(), [](const TraceResult& r) {
+    return !r.variant.lift.empty() && r.variant.lift != "all";
+  });
 }
 
 double worst_gradient(const TraceResult& r) {

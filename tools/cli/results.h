@@ -19,6 +19,15 @@ inline constexpr std::array<const char*, 3> kIntermediates{"P", "dS", "D"};
 /// Distinct recipe names, in order of appearance.
 std::vector<std::string> recipes_of(const Results& results);
 
+/// One line or bar of a chart: a recipe as it is, or `no INT8`, the yardstick with all matmuls
+/// lifted.
+struct Shown {
+  std::string label, css, recipe, lift;
+};
+std::vector<Shown> shown_variants(const Results& results);
+/// "vectorwise", or "no INT8" when everything is lifted.
+std::string display_name(const Variant& variant);
+
 /// The sources of one input name (a sweep over sigma), or all layers of a capture, in order.
 struct SourceGroup {
   std::string name;  // "gaussian", "captured"
@@ -30,11 +39,11 @@ struct SourceGroup {
 };
 std::vector<SourceGroup> groups_of(const Results& results);
 
-/// The result of a source under a recipe with nothing lifted; null if there is none.
-const TraceResult* find(const Results& results, const std::string& label,
-                        const std::string& recipe);
+/// The result of a source under a recipe; null if there is none.
+const TraceResult* find(const Results& results, const std::string& label, const std::string& recipe,
+                        const std::string& lift = "");
 
-/// Whether any case lifts a matmul.
+/// Whether any case lifts some matmuls but not all.
 bool has_lifts(const Results& results);
 
 /// Largest rel_l2 among dQ, dK, dV.

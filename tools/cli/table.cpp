@@ -44,7 +44,10 @@ std::string shortest(double value) {
 }
 
 std::string fixed(double value, int decimals) {
-  return std::isfinite(value) ? print("%.*f", decimals, value) : significant(value);
+  if (!std::isfinite(value)) return significant(value);
+  const std::string text = print("%.*f", decimals, value);
+  const bool zero = text.find_first_not_of("-0.") == std::string::npos;
+  return zero && text[0] == '-' ? text.substr(1) : text;
 }
 
 std::string Table::to_string() const {

@@ -61,7 +61,7 @@ std::string trace_table(const Results& results) {
   std::string label;
   for (const TraceResult& r : results) {
     if (r.source.label() != label) table.heading(label = r.source.label());
-    std::vector<std::string> cells{r.variant.recipe};
+    std::vector<std::string> cells{display_name(r.variant)};
     if (lifts) cells.push_back(r.variant.lift.empty() ? "-" : r.variant.lift);
     cells.push_back(std::to_string(r.tile_q) + "×" + std::to_string(r.tile_k));
     for (const char* t : kOutputs) cells.push_back(fixed(r[t].rel_l2, 4));

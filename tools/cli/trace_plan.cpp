@@ -54,13 +54,15 @@ std::string Source::label() const { return sigma ? name + " σ=" + shortest(*sig
 
 TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file) {
   TracePlan plan;
+  const auto add = [&](const std::string& recipe, uint32_t lift) {
+    Recipe settings = request.switches.apply(recipe_by_name(recipe));
+    settings.high_precision = lift;
+    settings.seed = request.base.seed;
+    plan.variants.push_back({recipe, lift_name(lift), settings});
+  };
   for (const std::string& recipe : request.recipes)
-    for (uint32_t lift : lifts_of(request)) {
-      Recipe settings = request.switches.apply(recipe_by_name(recipe));
-      settings.high_precision = lift;
-      settings.seed = request.base.seed;
-      plan.variants.push_back({recipe, lift_name(lift), settings});
-    }
+    for (uint32_t lift : lifts_of(request)) add(recipe, lift);
+  if (request.yardstick) add(request.recipes.back(), kMatmulAll);
   if (file != nullptr) {
     for (CapturedLayer& layer : find_layers(*file, request.dtype)) {
       Source source{layer.label(), std::nullopt, layer.shape, layer};

@@ -28,6 +28,7 @@ struct TraceRequest {
   std::vector<double> sigmas{1.0};
   std::vector<std::string> recipes{"paper", "vectorwise"};
   std::vector<std::string> lifts;  // "dV", "S+S'", "each", "all"; each an extra case
+  bool yardstick = false;          // one more case with nothing in INT8
   RecipeSwitches switches;
   std::string from;            // safetensors file; replaces inputs and sigmas
   std::optional<Dtype> dtype;  // given by the user

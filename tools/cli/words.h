@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the figures of a trace show, in sentences. Every statement is computed from the results,
-// none is fixed text about them. `code` in backquotes.
+// What the figures of a trace show, in sentences. The figures and comparisons in them are computed
+// from the results. `code` in backquotes.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ Paragraphs lift_words(const Results& results);
 
 /// One requirement on one recipe's results.
 struct Check {
-  std::string what, limit, value;
+  std::string what, inputs, limit, value;
   bool passed = false;
 };
 struct RecipeVerdict {
@@ -32,6 +32,7 @@ struct RecipeVerdict {
 /// The gates of the test plan that these results can answer; empty without Gaussian inputs of
 /// sigma 1.
 std::vector<RecipeVerdict> verdicts(const Results& results);
+/// A paragraph per recipe; the last one is the verdict in one sentence.
 Paragraphs verdict_words(const Results& results);
 
 /// 0.0588 → "5.9%"

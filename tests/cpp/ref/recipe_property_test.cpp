@@ -165,6 +165,28 @@ TEST(RecipeProperty, DitherIsReplayableAndKeyed) {
   EXPECT_NE(run(0, 0), first);
 }
 
+/// dQ and dK quantise the same dS; with offsets of their own their errors do not add up.
+TEST(RecipeProperty, EveryOperandHasItsOwnDither) {
+  const RandomHead h(128, 64, 32);
+  Recipe r = paper_recipe();  // one scale per tile: only the offsets can tell the codes apart
+  int64_t differ = 0, total = 0;
+  const auto count = [&] {
+    differ = total = 0;
+    const ref::RecipeHead head = h.recipe(r);
+    const ref::RecipeForward f = ref::recipe_forward(head);
+    ref::recipe_backward(head, {f.o.data(), f.lse.data(), h.dout.data(), nullptr, false},
+                         [&](const ref::RecipeTile& t) {
+                           for (int64_t n = 0; n < t.rows * t.cols; ++n, ++total)
+                             differ += t.ds8_query[n] != t.ds8_key[n];
+                         });
+  };
+  count();
+  EXPECT_LT(differ, total / 1000) << "nearest: equal but for the rounding of the two folds";
+  r.rounding = Rounding::dither;
+  count();
+  EXPECT_GT(differ, total / 10);
+}
+
 /// The mean over seeds comes closer to the exact result of the quantised matmul than nearest
 /// rounding does, and keeps doing so with more seeds: the error of dither is noise, that of nearest
 /// is not.
@@ -236,20 +258,21 @@ TEST(RecipeProperty, NanSpreadsAsInExactMaths) {
 
 /// The values of tokens beside a bad one are as good as ever.
 TEST(RecipeProperty, NeighboursOfABadTokenKeepTheirAccuracy) {
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()}) {
-    RandomHead h = RandomHead(200, 200, 32).window(20, 5);
-    const ExactAnswer clean(h);
-    h.k[70 * 32 + 3] = kInf;
-    const RecipeAnswer got(h, recipe);
-    const std::vector<int64_t> bad = spoilt_rows(got.backward.dq, 32);
-    trace::ErrorStats dq;
-    for (int64_t i = 0; i < 200; ++i)
-      if (!std::binary_search(bad.begin(), bad.end(), i))
-        dq.add_row(&got.backward.dq[i * 32], &clean.result.dq[i * 32], 32, i);
-    dq.finish();
-    EXPECT_EQ(dq.count, (200 - 26) * 32);
-    EXPECT_LT(dq.rel_l2, 0.05);
-  }
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()})
+    for (bool bad_value : {false, true}) {
+      RandomHead h = RandomHead(200, 200, 32).window(20, 5);
+      const ExactAnswer clean(h);
+      (bad_value ? h.v : h.k)[70 * 32 + 3] = kInf;
+      const RecipeAnswer got(h, recipe);
+      const std::vector<int64_t> bad = spoilt_rows(got.backward.dq, 32);
+      trace::ErrorStats dq;
+      for (int64_t i = 0; i < 200; ++i)
+        if (!std::binary_search(bad.begin(), bad.end(), i))
+          dq.add_row(&got.backward.dq[i * 32], &clean.result.dq[i * 32], 32, i);
+      dq.finish();
+      EXPECT_EQ(dq.count, (200 - 26) * 32) << "26 queries see the token";
+      EXPECT_LT(dq.rel_l2, 0.05);
+    }
 }
 
 /// Infinities never become finite codes: wherever exact maths is not finite, neither is the recipe.

@@ -334,5 +334,24 @@ TEST_P(RecipeScheme, RowsWithoutKeys) {
   EXPECT_EQ(c.backward.dv, std::vector<float>(5 * 32, 0.0f));
 }
 
+/// LSE = -inf says that the row saw nothing anywhere, whatever the mask of this call says.
+TEST_P(RecipeScheme, LseOfMinusInfinitySwitchesARowOff) {
+  RandomHead h(70, 90, 32);
+  const ref::RecipeHead head = h.recipe(recipe());
+  ref::RecipeForward f = ref::recipe_forward(head);
+  f.lse[5] = -kInf;
+  for (int64_t c = 0; c < 32; ++c) f.o[5 * 32 + c] = 0.0f;
+  const ref::RecipeBackward off =
+      ref::recipe_backward(head, {f.o.data(), f.lse.data(), h.dout.data(), nullptr, false});
+  for (int64_t c = 0; c < 32; ++c) EXPECT_EQ(off.dq[5 * 32 + c], 0.0f);
+  for (int64_t c = 0; c < 32; ++c) EXPECT_NE(off.dq[6 * 32 + c], 0.0f);
+  for (float x : off.dk) ASSERT_TRUE(std::isfinite(x));
+  h.visible = [](int64_t i) { return std::pair<int64_t, int64_t>(0, i == 5 ? 0 : 90); };
+  const ref::RecipeBackward masked = ref::recipe_backward(
+      h.recipe(recipe()), {f.o.data(), f.lse.data(), h.dout.data(), nullptr, false});
+  EXPECT_EQ(off.dk, masked.dk);
+  EXPECT_EQ(off.dv, masked.dv);
+}
+
 }  // namespace
 }  // namespace sagebwd

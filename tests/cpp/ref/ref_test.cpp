@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/half.h"
 #include "ref/attention_recipe.h"
 #include "support/attention_problem.h"
 #include "support/compare.h"

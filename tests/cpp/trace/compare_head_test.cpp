@@ -28,7 +28,7 @@ TEST(CompareHead, OutputsAreTheOracles) {
     const HeadErrors e = errors_of(h, recipe);
     const testing::RecipeAnswer got(h, recipe);
     const ExactAnswer want(h);
-    EXPECT_DOUBLE_EQ(e.o.rel_l2, rel_l2(got.forward.o, want.result.o));
+    EXPECT_NEAR(e.o.rel_l2, rel_l2(got.forward.o, want.result.o), 1e-12);
     EXPECT_NEAR(e.dq.rel_l2, rel_l2(got.backward.dq, want.result.dq), 1e-12);
     EXPECT_NEAR(e.dk.rel_l2, rel_l2(got.backward.dk, want.result.dk), 1e-12);
     EXPECT_NEAR(e.dv.rel_l2, rel_l2(got.backward.dv, want.result.dv), 1e-12);

@@ -22,12 +22,12 @@ ErrorStats compare(const std::vector<std::vector<double>>& value,
 }
 
 TEST(Metrics, FiguresOfASmallExample) {
-  // error = (1, 0, -1, 2), |ref|² = 1 + 4 + 9 + 16 = 30
-  const ErrorStats s = compare({{2, 2}, {2, 6}}, {{1, 2}, {3, 4}});
+  // error = (1, 0, -1, 1), |ref|² = 1 + 4 + 9 + 16 = 30
+  const ErrorStats s = compare({{2, 2}, {2, 5}}, {{1, 2}, {3, 4}});
   EXPECT_EQ(s.count, 4);
-  EXPECT_DOUBLE_EQ(s.rel_l2, std::sqrt(6.0 / 30.0));
-  EXPECT_DOUBLE_EQ(s.cosine, (2 + 4 + 6 + 24) / (std::sqrt(48.0) * std::sqrt(30.0)));
-  EXPECT_DOUBLE_EQ(s.projection, (1.0 - 3.0 + 8.0) / 30.0);
+  EXPECT_DOUBLE_EQ(s.rel_l2, std::sqrt(3.0 / 30.0));
+  EXPECT_DOUBLE_EQ(s.cosine, (2 + 4 + 6 + 20) / (std::sqrt(37.0) * std::sqrt(30.0)));
+  EXPECT_DOUBLE_EQ(s.projection, (1.0 - 3.0 + 4.0) / 30.0);
   EXPECT_EQ(s.worst_row, 0);
   EXPECT_DOUBLE_EQ(s.worst_row_error, 1.0 / std::sqrt(5.0));
   EXPECT_EQ(s.bad_row_fraction, 0.0);

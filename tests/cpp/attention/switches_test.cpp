@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The switches of a recipe, each with the effect it is there for: smoothing of K, Q and V, lifted
+// matmuls, leading tiles of P·V in floating point, and rounding.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/attention_problem.h"
+#include "support/compare.h"
+#include "support/implementations.h"
+
+namespace sagebwd::testing {
+namespace {
+
+using trace::InputKind;
+
+struct Errors {
+  double o, dq, dk, dv;
+};
+
+Errors errors_of(const dispatch::Implementation& impl, const AttentionProblem& p,
+                 const Exact& want) {
+  const Results got = run(impl, p);
+  return {error_stats(got.o, want.o, p.q_shape()).rel_l2,
+          error_stats(got.dq, want.dq, p.q_shape()).rel_l2,
+          error_stats(got.dk, want.dk, p.k_shape()).rel_l2,
+          error_stats(got.dv, want.dv, p.k_shape()).rel_l2};
+}
+Errors errors_of(const dispatch::Implementation& impl, const AttentionProblem& p) {
+  return errors_of(impl, p, exact(p));
+}
+
+/// Adds ±offset to every second channel.
+void shift(std::vector<float>& x, float offset) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] += i % 2 == 0 ? offset : -offset;
+}
+
+class Switches : public PerImplementation {};
+
+TEST_P(Switches, SmoothingOfKeys) {
+  for (const char* recipe : {"", "paper "}) {
+    const std::string text = std::string("h2 n300 d64 f32 ") + recipe;
+    const Errors on = errors_of(impl(), make_problem(text, InputKind::offset));
+    const Errors off = errors_of(impl(), make_problem(text + "smooth_k=off", InputKind::offset));
+    EXPECT_LT(on.dq, 0.08);
+    EXPECT_GT(off.dq, 3 * on.dq);
+    EXPECT_GT(off.o, 2 * on.o);
+  }
+}
+
+/// Whatever the mean key, the error of dQ is that of the smoothed keys.
+TEST_P(Switches, KeyOffsetsDoNotMatter) {
+  std::vector<double> dq;
+  for (float offset : {0.0f, 1.0f, 4.0f, 10.0f}) {
+    AttentionProblem p = make_problem("h2 n300 d64 f32");
+    shift(p.in.k, offset);
+    dq.push_back(errors_of(impl(), p).dq);
+    EXPECT_NEAR(dq.back(), dq.front(), 0.05 * dq.front()) << offset;
+  }
+}
+
+TEST_P(Switches, SmoothingOfQueries) {
+  for (const char* recipe : {"", "paper "}) {
+    AttentionProblem p = make_problem(std::string("h2 n300 d64 f32 ") + recipe);
+    shift(p.in.q, 5.0f);
+    const Exact want = exact(p);
+    const Errors off = errors_of(impl(), p, want);
+    p.c.recipe.smooth_q = true;
+    const Errors on = errors_of(impl(), p, want);
+    EXPECT_LT(on.o, 0.8 * off.o) << recipe;
+    EXPECT_LT(on.dk, 0.7 * off.dk) << recipe;
+    // Exact: lifted, the switch changes nothing.
+    p.c.recipe.high_precision = kMatmulAll;
+    EXPECT_LT(errors_of(impl(), p, want).dk, 2e-5);
+  }
+}
+
+TEST_P(Switches, SmoothingOfValues) {
+  AttentionProblem p = make_problem("h2 n300 d64 f32 pv16=0");
+  shift(p.in.v, 5.0f);
+  const Exact want = exact(p);
+  const Errors on = errors_of(impl(), p, want);
+  p.c.recipe.smooth_v = false;
+  const Errors off = errors_of(impl(), p, want);
+  EXPECT_LT(2 * on.o, off.o);
+}
+
+/// Every matmul lifted: FP32 all the way.
+TEST_P(Switches, AllLiftedIsExact) {
+  for (const char* text : {"h2 n300 d64 f32", "h2 nq150 nk300 d40 f32 causal paper",
+                           "h4 hk2 n200 d128 f32 smooth_q=on"}) {
+    AttentionProblem p = make_problem(text);
+    p.c.recipe.high_precision = kMatmulAll;
+    EXPECT_TRUE(
+        accurate(run(impl(), p), exact(p), {.o = 1e-5, .dq = 1e-5, .dk = 1e-5, .dv = 1e-5}, p));
+  }
+}
+
+/// One matmul in INT8 and the rest lifted: the error appears where that matmul ends, and lifting it
+/// takes the error away.
+TEST_P(Switches, EachLiftRemovesItsOwnError) {
+  struct Case {
+    uint32_t matmul;
+    double Errors::*where;
+    double least;
+  };
+  const Case cases[] = {{kMatmulS, &Errors::o, 3e-3},           {kMatmulO, &Errors::o, 1e-3},
+                        {kMatmulSRecompute, &Errors::dq, 3e-3}, {kMatmulDV, &Errors::dv, 3e-3},
+                        {kMatmulDQ, &Errors::dq, 3e-3},         {kMatmulDK, &Errors::dk, 3e-3}};
+  for (const char* recipe : {"", "paper "}) {
+    AttentionProblem p = make_problem(std::string("h2 n300 d64 f32 causal pv16=0 ") + recipe);
+    const Exact want = exact(p);
+    p.c.recipe.high_precision = kMatmulAll;
+    const Errors lifted = errors_of(impl(), p, want);
+    for (const Case& c : cases) {
+      p.c.recipe.high_precision = kMatmulAll & ~c.matmul;
+      const Errors alone = errors_of(impl(), p, want);
+      EXPECT_GT(alone.*c.where, c.least) << matmul_name(c.matmul) << " " << recipe;
+      EXPECT_LT(lifted.*c.where, 1e-5) << matmul_name(c.matmul) << " " << recipe;
+    }
+  }
+}
+
+/// An attention sink: P·V of its tile must stay in floating point.
+TEST_P(Switches, LeadingTilesInFloatingPoint) {
+  AttentionProblem p = make_problem("h2 n512 d64 bf16", InputKind::sink);
+  const Exact want = exact(p);
+  const Errors one = errors_of(impl(), p, want);
+  EXPECT_LE(one.dq, 0.035);
+  EXPECT_LE(one.dk, 0.035);
+  p.c.recipe.pv16_tiles = 0;
+  const Errors none = errors_of(impl(), p, want);
+  EXPECT_GT(none.o, 5 * one.o);
+  EXPECT_GT(none.dq, 3 * one.dq);
+  EXPECT_GT(none.dk, 3 * one.dk);
+  p.c.recipe.pv16_tiles = -1;
+  const Errors all = errors_of(impl(), p, want);
+  EXPECT_LT(all.o, one.o);
+  EXPECT_LE(all.dq, 0.035);
+}
+
+/// Counted from the first key of each document, not of the batch.
+TEST_P(Switches, LeadingTilesAreCountedInEachDocument) {
+  const AttentionProblem one = make_problem("n512 d64 bf16", InputKind::sink);
+  AttentionProblem p = make_problem("n1024 d64 bf16");
+  for (auto [from, to] : {std::pair{&one.in.q, &p.in.q},
+                          {&one.in.k, &p.in.k},
+                          {&one.in.v, &p.in.v},
+                          {&one.in.dout, &p.in.dout}})
+    std::copy(from->begin(), from->end(), to->begin() + 512 * 64);
+  p.cu_q = p.cu_k = {0, 512, 1024};
+  const Results got = run(impl(), p);
+  const std::vector<float> dq(got.dq.begin() + 512 * 64, got.dq.end());
+  EXPECT_TRUE(close("dQ", dq, exact(one).dq, one.q_shape(), {.rel_l2 = 0.035}, p));
+}
+
+/// dO with rows of very different size: scales are per token, so small rows keep their gradient.
+TEST_P(Switches, RowsOfVeryDifferentSize) {
+  AttentionProblem p = make_problem("h2 n300 d64 f32");
+  for (int64_t row = 0; row < 600; ++row)
+    for (int64_t c = 0; c < 64; ++c) p.in.dout[row * 64 + c] *= row % 3 == 0 ? 1e-4f : 1.0f;
+  const Exact want = exact(p);
+  const trace::ErrorStats dq = error_stats(run(impl(), p).dq, want.dq, p.q_shape());
+  EXPECT_LT(dq.worst_row_error, 0.15) << "row " << dq.worst_row;
+}
+
+SAGE_FOR_ALL_IMPLEMENTATIONS(Switches);
+
+}  // namespace
+}  // namespace sagebwd::testing

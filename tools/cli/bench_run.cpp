@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "attention_run.h"
+#include "base/parallel.h"
+#include "machine.h"
+#include "table.h"
+
+namespace sagebwd::cli {
+namespace {
+
+using nlohmann::json;
+using spec::AttnCase;
+using spec::Direction;
+
+template <typename F>
+double timed(F&& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Measured measure(const AttnCase& c, const BenchSettings& settings) {
+  const AttentionRun run(c, trace::make_inputs(c, trace::InputKind::gaussian));
+  const Candidate forward = run.forward_choice(), backward = run.backward_choice();
+  const spec::MacCounts f = count_macs(c, Direction::forward, forward.tile_k);
+  const spec::MacCounts b = count_macs(c, Direction::backward, backward.tile_k);
+  Measured m{c, backward.name, backward.tile_q, backward.tile_k, {}};
+  if (forward.name != backward.name) m.implementation = forward.name + " / " + backward.name;
+  m.passes = {{"forward", {}, f.int8(), f.floating()},
+              {"backward", {}, b.int8(), b.floating()},
+              {"both", {}, f.int8() + b.int8(), f.floating() + b.floating()}};
+  for (int i = 0; i < settings.warmup; ++i) run.forward(), run.backward();
+  for (int i = 0; i < settings.reps; ++i) {
+    const double tf = timed([&] { run.forward(); }), tb = timed([&] { run.backward(); });
+    m.passes[0].seconds.push_back(tf);
+    m.passes[1].seconds.push_back(tb);
+    m.passes[2].seconds.push_back(tf + tb);
+  }
+  return m;
+}
+
+std::string share_text(double x) { return fixed(100 * x, 1) + "%"; }
+
+json to_json(const Pass& p, const Peak* peak) {
+  json j{{"median_ms", p.median() * 1e3},
+         {"min_ms", p.fastest() * 1e3},
+         {"max_ms", p.slowest() * 1e3},
+         {"int8_macs", p.int8_macs},
+         {"floating_macs", p.floating_macs},
+         {"gmacs", p.macs_per_second() / 1e9},
+         {"int8_gmacs", p.int8_per_second() / 1e9}};
+  if (peak != nullptr) {
+    j["share_of_peak"] = p.share(*peak);
+    j["share_of_peak_int8_part"] = p.share_of_int8_part(*peak);
+  }
+  return j;
+}
+
+}  // namespace
+
+double Pass::median() const {
+  std::vector<double> s = seconds;
+  std::sort(s.begin(), s.end());
+  const size_t half = s.size() / 2;
+  return s.size() % 2 == 1 ? s[half] : (s[half - 1] + s[half]) / 2;
+}
+double Pass::fastest() const { return *std::min_element(seconds.begin(), seconds.end()); }
+double Pass::slowest() const { return *std::max_element(seconds.begin(), seconds.end()); }
+
+double Pass::macs_per_second() const {
+  return static_cast<double>(int8_macs + floating_macs) / median();
+}
+double Pass::int8_per_second() const { return static_cast<double>(int8_macs) / median(); }
+
+double Pass::share(const Peak& p) const { return int8_per_second() / p.int8; }
+
+double Pass::share_of_int8_part(const Peak& p) const {
+  const double left = median() - static_cast<double>(floating_macs) / p.fp32;
+  return static_cast<double>(int8_macs) / (left * p.int8);
+}
+
+Benchmark run_benchmark(const std::vector<AttnCase>& cases, const BenchSettings& settings,
+                        Talk talk) {
+  for (const AttnCase& c : cases) chosen(explain(backward_shape(c)));  // refuse before measuring
+  Benchmark b;
+  b.threads = default_threads(), b.reps = settings.reps;
+  b.peaks = measure_peaks(b.threads, settings.peak_seconds);
+  Progress progress(static_cast<int>(cases.size()), talk);
+  for (const AttnCase& c : cases) {
+    b.cases.push_back(measure(c, settings));
+    progress.done(c.to_string());
+  }
+  return b;
+}
+
+std::string peak_text(const Benchmark& b) {
+  std::string text = "Measured peak, " + std::to_string(b.threads) +
+                     (b.threads == 1 ? " thread" : " threads") + "\n";
+  if (b.peaks.empty())
+    return text + "  none of this program's loops runs on this CPU: no shares below\n";
+  for (const Peak& p : b.peaks)
+    text += "  " + p.isa + ": INT8 " + fixed(p.int8 / 1e9, 1) + " GMAC/s (" + p.instructions +
+            "), FP32 FMA " + fixed(p.fp32 / 1e9, 1) + " GMAC/s\n";
+  if (has_feature("amx-int8"))
+    text +=
+        "  This CPU also has AMX. No implementation uses it, and it is not part of these peaks.\n";
+  return text;
+}
+
+std::string bench_table(const Benchmark& b) {
+  Table table({{"pass", Side::left},
+               {"ms"},
+               {"min…max"},
+               {"GMAC/s"},
+               {"INT8 GMAC/s"},
+               {"share of peak"},
+               {"INT8 part"}});
+  for (const Measured& m : b.cases) {
+    const Peak* peak = peak_for(b.peaks, m.implementation);
+    table.heading(m.c.to_string() + "\n" + m.implementation + ", tiles " +
+                  std::to_string(m.tile_q) + "×" + std::to_string(m.tile_k) +
+                  (peak ? ", against the " + peak->isa + " peak" : ""));
+    for (const Pass& p : m.passes)
+      table.row({p.name, fixed(p.median() * 1e3, 2),
+                 fixed(p.fastest() * 1e3, 1) + "…" + fixed(p.slowest() * 1e3, 1),
+                 fixed(p.macs_per_second() / 1e9, 1), fixed(p.int8_per_second() / 1e9, 1),
+                 peak ? share_text(p.share(*peak)) : "-",
+                 peak ? share_text(p.share_of_int8_part(*peak)) : "-"});
+  }
+  return table.to_string();
+}
+
+json bench_json(const Benchmark& b) {
+  json j{{"reps", b.reps}, {"peaks", json::array()}, {"results", json::array()}};
+  for (const Peak& p : b.peaks)
+    j["peaks"].push_back({{"isa", p.isa},
+                          {"instructions", p.instructions},
+                          {"int8_gmacs", p.int8 / 1e9},
+                          {"fp32_gmacs", p.fp32 / 1e9}});
+  for (const Measured& m : b.cases) {
+    const Peak* peak = peak_for(b.peaks, m.implementation);
+    json r{{"case", m.c.to_string()}, {"impl", m.implementation}, {"tile", {m.tile_q, m.tile_k}}};
+    if (peak != nullptr) r["peak"] = peak->isa;
+    for (const Pass& p : m.passes) r[p.name] = to_json(p, peak);
+    j["results"].push_back(std::move(r));
+  }
+  return j;
+}
+
+}  // namespace sagebwd::cli

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Timing of whole calls, and what the times mean in multiply-adds and shares of the machine's peak.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "peak.h"
+#include "progress.h"
+#include "spec/attn_case.h"
+
+namespace sagebwd::cli {
+
+/// One kind of call: its times and what it computes.
+struct Pass {
+  const char* name;  // forward, backward, both
+  std::vector<double> seconds;
+  int64_t int8_macs = 0, floating_macs = 0;
+
+  double median() const;
+  double fastest() const;
+  double slowest() const;
+  double macs_per_second() const;
+  double int8_per_second() const;
+  /// INT8 multiply-adds over what the peak could do in the whole time of the call.
+  double share(const Peak& p) const;
+  /// The same over the time left when floating-point multiply-adds are charged at FMA peak.
+  double share_of_int8_part(const Peak& p) const;
+};
+
+struct Measured {
+  spec::AttnCase c;
+  std::string implementation;
+  int tile_q = 0, tile_k = 0;
+  std::vector<Pass> passes;  // forward, backward, both
+};
+
+/// The machine and what ran on it.
+struct Benchmark {
+  int threads = 0, reps = 0;
+  std::vector<Peak> peaks;
+  std::vector<Measured> cases;
+};
+
+struct BenchSettings {
+  int reps = 7, warmup = 1;
+  double peak_seconds = 0.3;  // per instruction set
+};
+
+Benchmark run_benchmark(const std::vector<spec::AttnCase>& cases, const BenchSettings& settings,
+                        Talk talk);
+
+std::string peak_text(const Benchmark& b);
+std::string bench_table(const Benchmark& b);
+/// {"reps", "peaks": […], "results": [{"case", "impl", "tile", "forward": {…}, …}]}
+nlohmann::json bench_json(const Benchmark& b);
+
+}  // namespace sagebwd::cli
