@@ -7,7 +7,8 @@ import torch
 
 # Gate of INT8 against exact attention on Gaussian inputs of unit deviation.
 REL = 0.06
-# lse of a row with one key is one logit. Its INT8 error at d = 64 has a deviation of 0.0084 there; this is six.
+# lse of a row with one key is one logit. Its INT8 error at d = 64 has a deviation of 0.0084 there;
+# this is six.
 LSE = 0.05
 
 
@@ -26,7 +27,8 @@ def visible(sq, sk, causal=False, window=(-1, -1), align="bottom_right"):
 
 
 def exact(q, k, v, mask=None, scale=None):
-    """(out, lse) of [b, h, s, d] tensors in float64, differentiable; rows without a key give 0 and -inf."""
+    """(out, lse) of [b, h, s, d] tensors in float64, differentiable; rows without a key give 0 and
+    -inf."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -79,5 +81,5 @@ def grads_of(function, q, k, v, dout):
 def qkv(b=1, h=2, s=96, d=64, hk=None, sk=None, dtype=torch.float32):
     """Gaussian q, k, v as [b, h, s, d] and a dout."""
     hk, sk = hk or h, sk or s
-    make = lambda *shape: torch.randn(*shape).to(dtype)  # noqa: E731
+    make = lambda *shape: torch.randn(*shape).to(dtype)
     return make(b, h, s, d), make(b, hk, sk, d), make(b, hk, sk, d), make(b, h, s, d)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention and attention_varlen against exact attention: shapes, masks, layouts, dtypes, switches, refusals."""
+"""attention and attention_varlen against exact attention: shapes, masks, layouts, dtypes, switches,
+refusals."""
 
 import pytest
 import torch
 
 import sagebwd
-
 from reference import LSE, check, exact, exact_grads, grads_of, qkv, rel, visible
+from sagebwd.recipe import MATMULS
 
 MASKS = [
     dict(causal=False),
@@ -60,16 +61,19 @@ def test_dtypes_and_layouts(dtype, layout):
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
         assert a.dtype == dtype
         check(name, a, b)
-    # Contiguous tensors of the other layout are the same numbers in another order: the same bits come out.
+    # Contiguous tensors of the other layout are the same numbers in another order: the same bits
+    # come out.
     other = "bhsd" if layout == "bshd" else "bshd"
     back = (lambda t: t.transpose(1, 2)) if other == "bshd" else (lambda t: t)
-    again = back(sagebwd.attention(*(back(x).contiguous() for x in (q, k, v)), causal=True, layout=other))
+    again = back(
+        sagebwd.attention(*(back(x).contiguous() for x in (q, k, v)), causal=True, layout=other)
+    )
     assert torch.equal(again, got[0])
 
 
 def test_grouped_queries_equal_repeated_keys():
     q, k, v, dout = qkv(h=6, hk=2, s=90)
-    f = lambda q, k, v: sagebwd.attention(q, k, v, layout="bhsd", causal=True)  # noqa: E731
+    f = lambda q, k, v: sagebwd.attention(q, k, v, layout="bhsd", causal=True)
     got = grads_of(f, q, k, v, dout)
     full = grads_of(f, q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), dout)
     assert torch.equal(got[0], full[0]) and torch.equal(got[1], full[1])
@@ -79,15 +83,18 @@ def test_grouped_queries_equal_repeated_keys():
 
 def test_packed_equals_dense_per_document():
     lengths_q, lengths_k = [33, 0, 70, 1], [40, 5, 70, 0]
-    cu = lambda ls: torch.tensor([0, *ls], dtype=torch.int32).cumsum(0).to(torch.int32)  # noqa: E731
+    cu = lambda ls: torch.tensor([0, *ls], dtype=torch.int32).cumsum(0).to(torch.int32)
     q, dout = torch.randn(sum(lengths_q), 4, 64), torch.randn(sum(lengths_q), 4, 64)
     k, v = torch.randn(sum(lengths_k), 2, 64), torch.randn(sum(lengths_k), 2, 64)
-    f = lambda q, k, v: sagebwd.attention_varlen(  # noqa: E731
+    f = lambda q, k, v: sagebwd.attention_varlen(
         q, k, v, cu(lengths_q), cu(lengths_k), 70, 70, causal=True
     )
     got = grads_of(f, q, k, v, dout)
     splits = (lengths_q, lengths_q, lengths_k, lengths_k)
-    pieces = zip(*(t.split(n) for t, n in zip((q, dout, k, v), splits)), *(t.split(n) for t, n in zip(got, splits)))
+    pieces = zip(
+        *(t.split(n) for t, n in zip((q, dout, k, v), splits)),
+        *(t.split(n) for t, n in zip(got, splits)),
+    )
     for qi, di, ki, vi, *gots in pieces:
         dense = grads_of(
             lambda *t: sagebwd.attention(*t, causal=True), qi[None], ki[None], vi[None], di[None]
@@ -99,7 +106,9 @@ def test_packed_equals_dense_per_document():
 def test_varlen_lse_and_max_logit():
     q = torch.randn(50, 2, 64)
     cu = torch.tensor([0, 20, 50], dtype=torch.int32)
-    out, lse, top = sagebwd.attention_varlen(q, q, q, cu, cu, return_lse=True, return_max_logit=True)
+    out, lse, top = sagebwd.attention_varlen(
+        q, q, q, cu, cu, return_lse=True, return_max_logit=True
+    )
     assert lse.shape == (2, 50) and top.shape == (2, 2)
     for i, (a, b) in enumerate([(0, 20), (20, 50)]):
         x = q[a:b].transpose(0, 1)[None]
@@ -127,9 +136,7 @@ def test_autocast():
 def test_backward_in_floating_point_is_closer():
     q, k, v, dout = qkv(s=300)
     want = exact_grads(q, k, v, dout)[2:]
-    run = lambda **o: grads_of(  # noqa: E731
-        lambda *t: sagebwd.attention(*t, layout="bhsd", **o), q, k, v, dout
-    )
+    run = lambda **o: grads_of(lambda *t: sagebwd.attention(*t, layout="bhsd", **o), q, k, v, dout)
     int8, bf16 = run(backward="int8"), run(backward="bf16")
     assert torch.equal(int8[0], bf16[0]), "the forward does not change"
     for a, b, w in zip(int8[1:], bf16[1:], want):
@@ -150,7 +157,9 @@ def test_recipes_and_switches_change_the_numbers():
         "exact O": sagebwd.Recipe(pv16_tiles=-1),
         "tiles": sagebwd.Recipe(tile_q=128, tile_k=64),
     }.items():
-        got = grads_of(lambda *t: sagebwd.attention(*t, layout="bhsd", recipe=recipe), q, k, v, dout)
+        got = grads_of(
+            lambda *t: sagebwd.attention(*t, layout="bhsd", recipe=recipe), q, k, v, dout
+        )
         results[name] = torch.cat([t.flatten() for t in got])
     names = list(results)
     for i, a in enumerate(names):
@@ -159,7 +168,7 @@ def test_recipes_and_switches_change_the_numbers():
     want = exact_grads(q, k, v, dout)
     exact_s = grads_of(
         lambda *t: sagebwd.attention(
-            *t, layout="bhsd", recipe=sagebwd.Recipe(high_precision=tuple("S O S' dV dP dQ dK".split()))
+            *t, layout="bhsd", recipe=sagebwd.Recipe(high_precision=tuple(MATMULS))
         ),
         q, k, v, dout,
     )  # fmt: skip
@@ -202,7 +211,11 @@ def test_refused_arguments(arguments, error, words):
     [
         (lambda q, k, v: (q.double(), k.double(), v.double()), NotImplementedError, "float64"),
         (lambda q, k, v: (q.bfloat16(), k, v), ValueError, "one dtype"),
-        (lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]), NotImplementedError, "multiple of 8"),
+        (
+            lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]),
+            NotImplementedError,
+            "multiple of 8",
+        ),
         (lambda q, k, v: (q, k, v[..., :32]), NotImplementedError, "head dim of v"),
         (lambda q, k, v: (q, k[:, :, :1], v), ValueError, "one shape"),
         (lambda q, k, v: (q[0], k, v), ValueError, "4 dimensions"),
@@ -220,7 +233,7 @@ def test_refused_tensors(change, error, words):
 
 def test_refused_offsets():
     q = torch.randn(8, 2, 64)
-    cu = lambda *x: torch.tensor(x, dtype=torch.int32)  # noqa: E731
+    cu = lambda *x: torch.tensor(x, dtype=torch.int32)
     for a, b, longest, words in [
         (cu(0, 9), cu(0, 8), None, "within the packed length"),
         (cu(0, 5, 3, 8), cu(0, 5, 3, 8), None, "non-decreasing"),
@@ -236,7 +249,8 @@ def test_refused_offsets():
 
 
 def test_cuda_key_declines_or_runs():
-    """Without a device the operators still have a CUDA kernel: the same code path, reached by dispatch."""
+    """Without a device the operators still have a CUDA kernel: the same code path, reached by
+    dispatch."""
     for op in ("fwd", "bwd"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"sagebwd::{op}", "CUDA")
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"sagebwd::{op}", "CPU")

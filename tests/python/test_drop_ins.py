@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each drop-in against its original's rule: names, order, layout, alignment; and what it refuses."""
+"""Each drop-in against its original's rule: names, order, layout, alignment; and what it
+refuses."""
 
 import inspect
 
@@ -8,21 +9,21 @@ import torch
 import torch.nn.functional as F
 
 import sagebwd
-
 from reference import LSE, check, exact, exact_grads, grads_of, qkv, visible
 
 ORIGINALS = {
-    # Argument names, order and defaults of the originals (flash-attn 2.8, SageAttention 2.2, PyTorch).
-    "flash_attn_func": "q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-    "alibi_slopes=None, deterministic=False, return_attn_probs=False",
-    "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, "
-    "softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
-    "return_attn_probs=False, block_table=None",
+    # Of flash-attn 2.8, SageAttention 2.2 (less its **kwargs) and PyTorch.
+    "flash_attn_func": "q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, "
+    "window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
+    "return_attn_probs=False",
+    "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None",
     "sageattn": "q, k, v, tensor_layout='HND', is_causal=False, sm_scale=None, return_lse=False",
-    "sageattn_varlen": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal=False, "
-    "sm_scale=None, smooth_k=True",
-    "scaled_dot_product_attention": "query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, "
-    "enable_gqa=False",
+    "sageattn_varlen": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+    "is_causal=False, sm_scale=None, smooth_k=True",
+    "scaled_dot_product_attention": "query, key, value, attn_mask=None, dropout_p=0.0, "
+    "is_causal=False, scale=None, enable_gqa=False",
 }
 
 
@@ -36,10 +37,12 @@ def test_signature(name):
 def test_flash_is_bottom_right(sq, sk, causal):
     q, k, v, dout = qkv(h=4, hk=2, s=sq, sk=sk)
     want = exact_grads(q, k, v, dout, visible(sq, sk, causal), scale=0.2)
-    f = lambda *t: sagebwd.flash_attn_func(  # noqa: E731
+    f = lambda *t: sagebwd.flash_attn_func(
         *(x.transpose(1, 2) for x in t), softmax_scale=0.2, causal=causal
     ).transpose(1, 2)
-    for name, a, b in zip(("out", "dq", "dk", "dv"), grads_of(f, q, k, v, dout), (want[0], *want[2:])):
+    for name, a, b in zip(
+        ("out", "dq", "dk", "dv"), grads_of(f, q, k, v, dout), (want[0], *want[2:])
+    ):
         check(name, a, b)
 
 
@@ -70,8 +73,10 @@ def test_sageattn(layout):
     q, k, v, dout = qkv(s=90)
     turn = (lambda t: t.transpose(1, 2)) if layout == "NHD" else (lambda t: t)
     want = exact_grads(q, k, v, dout, visible(90, 90, True), scale=0.15)
-    f = lambda *t: turn(sagebwd.sageattn(*map(turn, t), layout, True, 0.15))  # noqa: E731
-    for name, a, b in zip(("out", "dq", "dk", "dv"), grads_of(f, q, k, v, dout), (want[0], *want[2:])):
+    f = lambda *t: turn(sagebwd.sageattn(*map(turn, t), layout, True, 0.15))
+    for name, a, b in zip(
+        ("out", "dq", "dk", "dv"), grads_of(f, q, k, v, dout), (want[0], *want[2:])
+    ):
         check(name, a, b)
     _, lse = sagebwd.sageattn(*map(turn, (q, k, v)), layout, True, 0.15, return_lse=True)
     torch.testing.assert_close(lse.double(), want[1], atol=LSE, rtol=0)
@@ -84,7 +89,8 @@ def test_sageattn_causal_is_square_only():
 
 
 def test_lora_trainers_probe():
-    """B1 H2 L8 D64 fp16 must give a grad_fn and finite gradients, and sageattn_varlen must exist."""
+    """B1 H2 L8 D64 fp16 must give a grad_fn and finite gradients, and sageattn_varlen must
+    exist."""
     q, k, v = (torch.randn(1, 2, 8, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
     out = sagebwd.sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=0.125)
     assert out.grad_fn is not None
@@ -112,7 +118,8 @@ def test_sdpa_is_top_left(sq, sk, causal):
     q, k, v, dout = qkv(h=4, hk=2, s=sq, sk=sk)
     options = dict(is_causal=causal, scale=0.2, enable_gqa=True)
     want = grads_of(
-        lambda *t: F.scaled_dot_product_attention(*t, **options), *(t.double() for t in (q, k, v, dout))
+        lambda *t: F.scaled_dot_product_attention(*t, **options),
+        *(t.double() for t in (q, k, v, dout)),
     )
     got = grads_of(lambda *t: sagebwd.scaled_dot_product_attention(*t, **options), q, k, v, dout)
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, want):
@@ -121,7 +128,11 @@ def test_sdpa_is_top_left(sq, sk, causal):
 
 def test_sdpa_three_dimensions():
     q = torch.randn(4, 30, 64)
-    check("out", sagebwd.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q, q, q))
+    check(
+        "out",
+        sagebwd.scaled_dot_product_attention(q, q, q),
+        F.scaled_dot_product_attention(q, q, q),
+    )
     with pytest.raises(NotImplementedError, match="3 or 4 dimensions"):
         sagebwd.scaled_dot_product_attention(q[0], q[0], q[0])
 
@@ -131,18 +142,18 @@ CU = torch.tensor([0, 8], dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
-    "call, foreign",
+    "call",
     [
-        (lambda q, **kw: sagebwd.flash_attn_func(q, q, q, **kw), {}),
-        (lambda q, **kw: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, **kw), {}),
-        (lambda q, **kw: sagebwd.sageattn(q, q, q, **kw), {}),
-        (lambda q, **kw: sagebwd.sageattn_varlen(q[0], q[0], q[0], CU, CU, 8, 8, **kw), {}),
-        (lambda q, **kw: sagebwd.scaled_dot_product_attention(q, q, q, **kw), {}),
-        (lambda q, **kw: sagebwd.attention(q, q, q, **kw), {}),
+        lambda q, **kw: sagebwd.flash_attn_func(q, q, q, **kw),
+        lambda q, **kw: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, **kw),
+        lambda q, **kw: sagebwd.sageattn(q, q, q, **kw),
+        lambda q, **kw: sagebwd.sageattn_varlen(q[0], q[0], q[0], CU, CU, 8, 8, **kw),
+        lambda q, **kw: sagebwd.scaled_dot_product_attention(q, q, q, **kw),
+        lambda q, **kw: sagebwd.attention(q, q, q, **kw),
     ],
     ids=["flash", "flash_varlen", "sage", "sage_varlen", "sdpa", "attention"],
 )
-def test_unknown_keywords_raise(call, foreign):
+def test_unknown_keywords_raise(call):
     q = torch.randn(1, 8, 2, 64)
     for keyword in ("mask", "attention_mask", "smooth_q", "bias", "pv_accum_dtype", "attn_bias"):
         with pytest.raises(TypeError, match=keyword):
@@ -155,10 +166,24 @@ def test_unknown_keywords_raise(call, foreign):
         (lambda q: sagebwd.flash_attn_func(q, q, q, 0.1), "dropout_p"),
         (lambda q: sagebwd.flash_attn_func(q, q, q, softcap=30.0), "softcap"),
         (lambda q: sagebwd.flash_attn_func(q, q, q, alibi_slopes=SLOPES), "alibi_slopes"),
-        (lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, 0.1), "dropout_p"),
-        (lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, softcap=1.0), "softcap"),
-        (lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, block_table=CU), "block_table"),
-        (lambda q: sagebwd.scaled_dot_product_attention(q, q, q, torch.ones(2, 2) > 0), "attn_mask"),
+        (
+            lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, 0.1),
+            "dropout_p",
+        ),
+        (
+            lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, softcap=1.0),
+            "softcap",
+        ),
+        (
+            lambda q: sagebwd.flash_attn_varlen_func(
+                q[0], q[0], q[0], CU, CU, 8, 8, block_table=CU
+            ),
+            "block_table",
+        ),
+        (
+            lambda q: sagebwd.scaled_dot_product_attention(q, q, q, torch.ones(2, 2) > 0),
+            "attn_mask",
+        ),
         (lambda q: sagebwd.scaled_dot_product_attention(q, q, q, None, 0.1), "dropout_p"),
     ],
 )

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators with PyTorch's machinery: opcheck, compile, export, checkpointing, errors, threads."""
+"""The operators with PyTorch's machinery: opcheck, compile, export, checkpointing, errors,
+threads."""
 
+import ctypes
 import functools
+import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +19,8 @@ from torch.utils.checkpoint import (
 )
 
 import sagebwd
-from sagebwd import ops
-
 from reference import grads_of, qkv
+from sagebwd import ops
 
 CU = torch.tensor([0, 40, 40, 96], dtype=torch.int32)
 
@@ -43,7 +47,9 @@ def _strided():
 def test_opcheck_forward(case, return_max_logit):
     q, k, v, _, options = case()
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-    torch.library.opcheck(torch.ops.sagebwd.fwd.default, (q, k, v, *options, False, return_max_logit))
+    torch.library.opcheck(
+        torch.ops.sagebwd.fwd.default, (q, k, v, *options, False, return_max_logit)
+    )
 
 
 @pytest.mark.parametrize("case", [_dense, _packed, _strided], ids=lambda f: f.__name__[1:])
@@ -103,7 +109,7 @@ def test_compile_varlen_new_lengths():
     assert counter.frame_count == 1
 
 
-def test_compile_inductor_runs_each_kernel_once(monkeypatch):
+def test_compile_inductor_runs_each_kernel_once():
     torch._dynamo.reset()
     q, k, v, dout = qkv(s=80)
     leaves = [t.requires_grad_() for t in (q, k, v)]
@@ -144,7 +150,7 @@ def _policy(saved, ctx, op, *args, **kwargs):
 
 def test_activation_checkpointing_is_bit_equal():
     q, k, v, dout = qkv(s=150)
-    layer = lambda q, k, v: sagebwd.attention(q.sin(), k.sin(), v.sin(), layout="bhsd")  # noqa: E731
+    layer = lambda q, k, v: sagebwd.attention(q.sin(), k.sin(), v.sin(), layout="bhsd")
     want = grads_of(layer, q, k, v, dout)
     full = grads_of(lambda *t: checkpoint(layer, *t, use_reentrant=False), q, k, v, dout)
     saved = []
@@ -161,7 +167,7 @@ def test_activation_checkpointing_is_bit_equal():
 
 def test_transforms_are_refused():
     q = torch.randn(1, 8, 2, 64)
-    f = lambda x: sagebwd.attention(x, x, x).sum()  # noqa: E731
+    f = lambda x: sagebwd.attention(x, x, x).sum()
     with pytest.raises(NotImplementedError, match="torch.func"):
         torch.func.grad(f)(q)
     with pytest.raises(NotImplementedError, match="torch.func"):
@@ -169,7 +175,9 @@ def test_transforms_are_refused():
     with pytest.raises(NotImplementedError, match="torch.func"):
         torch.vmap(lambda x: sagebwd.attention(x, x, x))(q[None])
     with pytest.raises(NotImplementedError, match="vmap"):
-        torch.vmap(lambda x: torch.ops.sagebwd.fwd(x, x, x, *ops.Options(), False, False)[0])(q[None])
+        torch.vmap(lambda x: torch.ops.sagebwd.fwd(x, x, x, *ops.Options(), False, False)[0])(
+            q[None]
+        )
     with pytest.raises(NotImplementedError, match="forward-mode"):
         with torch.autograd.forward_ad.dual_level():
             f(torch.autograd.forward_ad.make_dual(q, q))
@@ -204,7 +212,7 @@ def test_library_errors_become_python_errors(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_results_do_not_depend_on_threads(threads):
     q, k, v, dout = qkv(h=3, s=300)
-    f = lambda q, k, v: sagebwd.attention(q, k, v, layout="bhsd", causal=True)  # noqa: E731
+    f = lambda q, k, v: sagebwd.attention(q, k, v, layout="bhsd", causal=True)
     before = torch.get_num_threads()
     want = grads_of(f, q, k, v, dout)
     try:
@@ -216,25 +224,51 @@ def test_results_do_not_depend_on_threads(threads):
         assert torch.equal(a, b)
 
 
+def test_call_from_within_a_parallel_region():
+    """PyTorch's pool calls us on several of its threads at once: each call then runs on its own
+    thread."""
+    cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    body_type = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    cpu.torch_parallel_for.argtypes = [ctypes.c_int64] * 3 + [body_type, ctypes.c_void_p]
+    q, k, v, dout = qkv(h=3, s=200)
+    f = lambda q, k, v: sagebwd.attention(q, k, v, layout="bhsd", causal=True)
+    want = grads_of(f, q, k, v, dout)
+    results, threads = {}, set()
+
+    def body(begin, end, _):
+        threads.add(threading.get_ident())
+        for i in range(begin, end):
+            results[i] = grads_of(f, q, k, v, dout)
+
+    torch.set_num_threads(2)
+    assert cpu.torch_parallel_for(0, 4, 1, body_type(body), None) == 0
+    assert sorted(results) == [0, 1, 2, 3] and len(threads) == 2
+    for got in results.values():
+        for a, b in zip(got, want):
+            assert torch.equal(a, b)
+
+
 def test_import_is_lean():
     """No device, no framework, and little time on top of torch."""
     code = (
-        "import sys, time, torch; before = set(sys.modules); t = time.perf_counter(); import sagebwd; "
+        "import sys, time, torch; before = set(sys.modules); "
+        "t = time.perf_counter(); import sagebwd; "
         "t = time.perf_counter() - t; new = set(sys.modules) - before; "
         "assert not torch.cuda.is_initialized(); "
-        "foreign = [m for m in new if m.split('.')[0] in ('transformers', 'diffusers', 'triton', 'matplotlib')]; "
+        "frameworks = ('transformers', 'diffusers', 'triton', 'matplotlib'); "
+        "foreign = [m for m in new if m.split('.')[0] in frameworks]; "
         "assert not foreign, foreign; print(t)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(out.stdout) < 0.3
 
 
-def test_main(capfd):
-    run = lambda *a: subprocess.run(  # noqa: E731
-        [sys.executable, "-m", "sagebwd", *a], capture_output=True, text=True, check=True
-    ).stdout
-    from pathlib import Path
-
+def test_main():
+    run = lambda *a: (
+        subprocess.run(
+            [sys.executable, "-m", "sagebwd", *a], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert (Path(run("--cmake-dir").strip()) / "sagebwdConfig.cmake").exists()
     info = run("info")
     assert "cpu-scalar" in info and "tiles" in info

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arguments.h"
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "recipe.h"
+
+// Lives in libtorch_cuda.so; null with a PyTorch built without CUDA.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
+    int32_t device_index, void** ret_stream);
+
+namespace sagebwd::binding {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+std::string shape_text(const Tensor& t) {
+  std::string s = "[";
+  for (int64_t i = 0; i < t.dim(); ++i) s += (i ? ", " : "") + std::to_string(t.size(i));
+  return s + "]";
+}
+
+Dtype dtype_of(const char* name, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return Dtype::f32;
+    case ScalarType::BFloat16:
+      return Dtype::bf16;
+    case ScalarType::Half:
+      return Dtype::f16;
+    default:
+      refuse_argument(std::string(name) + ": expected dtype float32, bfloat16 or float16");
+  }
+}
+
+void check_same_device(const char* name, const Tensor& t, const Tensor& q) {
+  if (t.is_cuda() != q.is_cuda() || t.is_cpu() != q.is_cpu() ||
+      t.get_device_index() != q.get_device_index())
+    refuse_argument(std::string(name) + ": expected the device of q");
+}
+
+/// One cu_seqlens array on the host, checked as far as reading it needs. The library checks the
+/// rest.
+Tensor host_offsets(const char* name, const Tensor& cu) {
+  if (cu.dim() != 1 || cu.size(0) < 1 || cu.scalar_type() != ScalarType::Int)
+    refuse_argument(std::string(name) +
+                    ": expected a one-dimensional int32 tensor of at least one entry, got shape " +
+                    shape_text(cu));
+  const Tensor host =
+      cu.is_cpu() ? cu
+                  : torch::stable::to(cu, torch::stable::Device(torch::stable::DeviceType::CPU));
+  return torch::stable::contiguous(host);
+}
+
+const int32_t* offsets_of(const Tensor& t) {
+  return static_cast<const int32_t*>(t.const_data_ptr());
+}
+
+/// The last offset: how many tokens belong to documents.
+int64_t covered(const char* name, const int32_t* cu, int64_t count, int64_t total,
+                int64_t longest) {
+  const int64_t end = cu[count];
+  if (end < 0 || end > total)
+    refuse_argument(std::string(name) + ": expected to end within the packed length " +
+                    std::to_string(total) + ", got " + std::to_string(end));
+  for (int64_t t = 0; longest > 0 && t < count; ++t)
+    if (cu[t + 1] - cu[t] > longest)
+      refuse_argument(std::string("max_seqlen of ") + name + ": got " + std::to_string(longest) +
+                      ", but document " + std::to_string(t) + " has length " +
+                      std::to_string(cu[t + 1] - cu[t]));
+  return end;
+}
+
+/// The library's loops on PyTorch's threads. Work is handed out one item at a time because items
+/// differ in size (causal masks, documents); inside another parallel region PyTorch runs the whole
+/// loop on the calling thread.
+void run_on_torch_threads(void*, int64_t count, void (*body)(void*, int64_t), void* user) {
+  std::atomic<int64_t> next{0};
+  const int64_t workers = std::min<int64_t>(torch::stable::get_num_threads(), count);
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < count; i = next++) body(user, i);
+  });
+}
+
+void* current_stream(int32_t device) {
+  void* stream = nullptr;
+  if (aoti_torch_get_current_cuda_stream == nullptr)
+    refuse_argument("this PyTorch has no CUDA support");
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return stream;
+}
+
+}  // namespace
+
+void refuse_argument(const std::string& what) { throw Error(ErrorKind::invalid_argument, what); }
+
+Packing::Packing(const Options& options, const Tensor& q, const Tensor& k) {
+  if (options.cu_seqlens_q.has_value() != options.cu_seqlens_k.has_value())
+    refuse_argument("cu_seqlens_q, cu_seqlens_k: expected both or neither");
+  const int64_t dims = options.cu_seqlens_q.has_value() ? 3 : 4;
+  if (q.dim() != dims || k.dim() != dims)
+    refuse_argument("q, k: expected " + std::to_string(dims) + " dimensions, got shapes " +
+                    shape_text(q) + " and " + shape_text(k));
+  if (dims == 4) {
+    tokens_q_ = q.size(2), tokens_k_ = k.size(2);
+    return;
+  }
+  cu_q_ = host_offsets("cu_seqlens_q", *options.cu_seqlens_q);
+  cu_k_ = host_offsets("cu_seqlens_k", *options.cu_seqlens_k);
+  if (cu_q_->size(0) != cu_k_->size(0))
+    refuse_argument("cu_seqlens_q, cu_seqlens_k: expected the same length, got " +
+                    std::to_string(cu_q_->size(0)) + " and " + std::to_string(cu_k_->size(0)));
+  documents_ = {offsets_of(*cu_q_), offsets_of(*cu_k_), cu_q_->size(0) - 1};
+  const int64_t count = documents_.count;
+  tokens_q_ = covered("cu_seqlens_q", documents_.cu_q, count, q.size(0), options.max_seqlen_q);
+  tokens_k_ = covered("cu_seqlens_k", documents_.cu_k, count, k.size(0), options.max_seqlen_k);
+}
+
+TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens) {
+  const Dtype dtype = dtype_of(name, t);
+  const int64_t dims = packing.packed() ? 3 : 4;
+  if (t.dim() != dims)
+    refuse_argument(std::string(name) + ": expected " + std::to_string(dims) +
+                    " dimensions, got shape " + shape_text(t));
+  void* data = const_cast<void*>(t.const_data_ptr());
+  if (packing.packed())
+    return {
+        data, dtype, {1, t.size(1), tokens, t.size(2)}, {0, t.stride(1), t.stride(0), t.stride(2)}};
+  return {data,
+          dtype,
+          {t.size(0), t.size(1), t.size(2), t.size(3)},
+          {t.stride(0), t.stride(1), t.stride(2), t.stride(3)}};
+}
+
+StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Packing& packing) {
+  const bool packed = packing.packed();
+  const bool fits = packed ? t.dim() == 2 && t.size(0) == q.size(1) && t.size(1) == q.size(0)
+                           : t.dim() == 3 && t.size(0) == q.size(0) && t.size(1) == q.size(1) &&
+                                 t.size(2) == q.size(2);
+  if (!fits || t.scalar_type() != ScalarType::Float)
+    refuse_argument(std::string(name) + ": expected float32 of shape " +
+                    (packed ? "[heads, tokens]" : "[batch, heads, tokens]") + ", got shape " +
+                    shape_text(t));
+  check_same_device(name, t, q);
+  float* data = static_cast<float*>(const_cast<void*>(t.const_data_ptr()));
+  if (packed) return {data, {0, t.stride(0), t.stride(1)}};
+  return {data, {t.stride(0), t.stride(1), t.stride(2)}};
+}
+
+void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Options& o, const Packing& packing) {
+  check_same_device("k", k, q);
+  check_same_device("v", v, q);
+  args.q = view_of("q", q, packing, packing.tokens_q());
+  args.k = view_of("k", k, packing, packing.tokens_k());
+  args.v = view_of("v", v, packing, packing.tokens_k());
+  // The library reads 0 as "the default", so a caller's 0 must not get through as one.
+  if (o.softmax_scale.has_value() && *o.softmax_scale == 0.0)
+    refuse_argument("softmax_scale: expected a number other than 0");
+  args.scale = static_cast<float>(o.softmax_scale.value_or(0.0));
+  args.mask = {o.causal, o.top_left ? Align::top_left : Align::bottom_right, o.window_left,
+               o.window_right};
+  args.documents = packing.documents();
+  args.recipe = parse_recipe(o.recipe);
+  args.recipe.seed = static_cast<uint64_t>(o.seed);
+  if (q.is_cuda()) {
+    args.device = Device::cuda;
+    args.stream = current_stream(q.get_device_index());
+  } else {
+    args.parallel_for = {run_on_torch_threads, nullptr};
+  }
+}
+
+Tensor workspace(const Tensor& like, size_t bytes) {
+  return torch::stable::new_empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+}
+
+Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape) {
+  return torch::stable::new_empty(like, shape, ScalarType::Float);
+}
+
+Tensor with_unit_channel_stride(const Tensor& t) {
+  return t.stride(t.dim() - 1) == 1 ? t : torch::stable::contiguous(t);
+}
+
+}  // namespace sagebwd::binding

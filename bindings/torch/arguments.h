@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// From PyTorch tensors to the library's views, and what a call borrows from PyTorch: memory,
+// threads, the stream.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "sagebwd/attention.h"
+
+namespace sagebwd::binding {
+
+using torch::stable::Tensor;
+
+/// The arguments that forward and backward share, as they come through the operator.
+struct Options {
+  std::optional<Tensor> cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;  // 0: not told
+  std::optional<double> softmax_scale;
+  bool causal, top_left;
+  int64_t window_left, window_right;
+  std::string recipe;
+  int64_t seed;
+};
+
+/// Document boundaries on the host. Tokens after the last boundary belong to no document.
+class Packing {
+ public:
+  Packing(const Options& options, const Tensor& q, const Tensor& k);
+  bool packed() const { return cu_q_.has_value(); }
+  int64_t num_documents() const { return documents_.count; }
+  int64_t tokens_q() const { return tokens_q_; }  // that belong to a document
+  int64_t tokens_k() const { return tokens_k_; }
+  const Documents& documents() const { return documents_; }
+
+ private:
+  std::optional<Tensor> cu_q_, cu_k_;
+  Documents documents_;
+  int64_t tokens_q_ = 0, tokens_k_ = 0;
+};
+
+/// [b, h, n, d], or packed [t, h, d] as [1, h, tokens, d].
+TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens);
+
+/// [b, h, n], or packed [h, t].
+StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Packing& packing);
+
+/// Everything of AttentionArgs but the workspace and o, lse.
+void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Options& options, const Packing& packing);
+
+/// At least `bytes` bytes from PyTorch's allocator for the device of `like`.
+Tensor workspace(const Tensor& like, size_t bytes);
+
+/// A FP32 tensor on the device of `like`.
+Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape);
+
+/// `t` with the channels next to each other. A gradient may be an expanded scalar.
+Tensor with_unit_channel_stride(const Tensor& t);
+
+[[noreturn]] void refuse_argument(const std::string& what);
+
+}  // namespace sagebwd::binding

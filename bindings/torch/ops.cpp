@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators sagebwd::fwd and sagebwd::bwd. They allocate the results, call the library, and
+// know nothing of autograd: python/sagebwd/ops.py adds that, and the fake kernels.
+//
+// Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
+// Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v).
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <limits>
+#include <string>
+#include <tuple>
+
+#include "arguments.h"
+#include "sagebwd/version.h"
+
+namespace sagebwd::binding {
+namespace {
+
+/// The current device for the time of a CUDA call; nothing on the CPU.
+struct OnDeviceOf {
+  explicit OnDeviceOf(const Tensor& t) {
+    if (t.is_cuda()) guard.emplace(t.get_device_index());
+  }
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+};
+
+/// PyTorch turns every exception into RuntimeError, so the kind travels as the first word and
+/// ops.py reads it.
+template <typename F>
+auto translated(F&& call) {
+  try {
+    return call();
+  } catch (const Error& e) {
+    const char* kind = e.kind() == ErrorKind::invalid_argument ? "sagebwd.ValueError: "
+                       : e.kind() == ErrorKind::unsupported    ? "sagebwd.NotImplementedError: "
+                                                               : "sagebwd.RuntimeError: ";
+    throw std::runtime_error(kind + std::string(e.what()));
+  }
+}
+
+template <typename Args, typename Call>
+void run(Args& args, const Tensor& q, Call&& call) {
+  const size_t bytes = workspace_size(args);
+  const Tensor memory = workspace(q, bytes);
+  args.workspace = memory.mutable_data_ptr();
+  args.workspace_bytes = bytes;
+  call(args);
+}
+
+/// Tokens that no document holds: their share of a result is defined too.
+void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
+  if (tokens == t.size(dim)) return;
+  Tensor whole = t;
+  torch::stable::fill_(torch::stable::narrow(whole, dim, tokens, t.size(dim) - tokens), value);
+}
+
+std::tuple<Tensor, Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+                                       std::optional<Tensor> cu_seqlens_q,
+                                       std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q,
+                                       int64_t max_seqlen_k, std::optional<double> softmax_scale,
+                                       bool causal, bool top_left, int64_t window_left,
+                                       int64_t window_right, std::string recipe, int64_t seed,
+                                       bool /*deterministic: the backward reads it*/,
+                                       bool return_max_logit) {
+  return translated([&] {
+    const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                          softmax_scale, causal,       top_left,     window_left,
+                          window_right,  recipe,       seed};
+    const OnDeviceOf device(q);
+    const Packing packing(options, q, k);
+    ForwardArgs args;
+    fill_shared(args, q, k, v, options, packing);
+    const int64_t heads = q.size(1);
+    const Tensor out = torch::stable::empty_like(q);
+    const Tensor lse = packing.packed() ? new_float(q, {heads, q.size(0)})
+                                        : new_float(q, {q.size(0), heads, q.size(2)});
+    const int64_t rows = packing.packed() ? packing.num_documents() : q.size(0);
+    const Tensor max_logit = return_max_logit ? new_float(q, {rows, heads}) : new_float(q, {0});
+    args.o = view_of("out", out, packing, packing.tokens_q());
+    args.lse = stats_of("lse", lse, q, packing);
+    if (return_max_logit && rows * heads > 0)
+      args.max_logit = static_cast<float*>(max_logit.mutable_data_ptr());
+    run(args, q, [](const ForwardArgs& a) { forward(a); });
+    if (packing.packed()) {
+      fill_rest(out, 0, packing.tokens_q(), 0.0);
+      fill_rest(lse, 1, packing.tokens_q(), -std::numeric_limits<double>::infinity());
+    }
+    return std::make_tuple(out, lse, max_logit);
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> bwd(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, std::optional<Tensor> dlse, std::optional<Tensor> cu_seqlens_q,
+    std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
+    int64_t window_right, std::string recipe, int64_t seed, bool deterministic, bool partial_kv) {
+  return translated([&] {
+    const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                          softmax_scale, causal,       top_left,     window_left,
+                          window_right,  recipe,       seed};
+    const OnDeviceOf device(q);
+    const Packing packing(options, q, k);
+    BackwardArgs args;
+    fill_shared(args, q, k, v, options, packing);
+    const Tensor dout_rows = with_unit_channel_stride(dout);
+    const Tensor out_rows = with_unit_channel_stride(out);
+    const Tensor dq = torch::stable::empty_like(q);
+    const Tensor dk = torch::stable::empty_like(k);
+    const Tensor dv = torch::stable::empty_like(v);
+    args.o = view_of("out", out_rows, packing, packing.tokens_q());
+    args.lse = stats_of("lse", lse, q, packing);
+    args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());
+    args.dq = view_of("dq", dq, packing, packing.tokens_q());
+    args.dk = view_of("dk", dk, packing, packing.tokens_k());
+    args.dv = view_of("dv", dv, packing, packing.tokens_k());
+    if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
+    args.partial_kv = partial_kv;
+    args.deterministic = deterministic;
+    run(args, q, [](const BackwardArgs& a) { backward(a); });
+    if (packing.packed()) {
+      fill_rest(dq, 0, packing.tokens_q(), 0.0);
+      fill_rest(dk, 0, packing.tokens_k(), 0.0);
+      fill_rest(dv, 0, packing.tokens_k(), 0.0);
+    }
+    return std::make_tuple(dq, dk, dv);
+  });
+}
+
+/// One line per implementation: "name<TAB>chosen|able|no<TAB>tile_q x tile_k, or why not".
+template <typename Args>
+std::string describe(const Args& args) {
+  std::string text;
+  for (const Candidate& c : sagebwd::explain(args)) {
+    text += c.name + "\t" + (c.chosen ? "chosen" : c.supported ? "able" : "no") + "\t";
+    text += c.supported ? std::to_string(c.tile_q) + "x" + std::to_string(c.tile_k) : c.reason;
+    text += "\n";
+  }
+  return text;
+}
+
+std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
+                    std::optional<Tensor> cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
+                    int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> softmax_scale,
+                    bool causal, bool top_left, int64_t window_left, int64_t window_right,
+                    std::string recipe, int64_t seed, bool is_backward) {
+  return translated([&] {
+    const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                          softmax_scale, causal,       top_left,     window_left,
+                          window_right,  recipe,       seed};
+    const OnDeviceOf device(q);
+    const Packing packing(options, q, k);
+    ForwardArgs args;
+    fill_shared(args, q, k, v, options, packing);
+    args.o = args.q;
+    if (!is_backward) return describe(args);
+    BackwardArgs back;
+    static_cast<AttentionArgs&>(back) = args;
+    back.dout = back.dq = args.q;
+    back.dk = args.k;
+    back.dv = args.v;
+    return describe(back);
+  });
+}
+
+std::string library_version() { return version(); }
+
+}  // namespace
+}  // namespace sagebwd::binding
+
+// What every operator takes after its tensors.
+#define SAGEBWD_OPTIONS                                                                         \
+  "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "      \
+  "float? softmax_scale, bool causal, bool top_left, SymInt window_left, SymInt window_right, " \
+  "str recipe, SymInt seed, "
+
+STABLE_TORCH_LIBRARY(sagebwd, m) {
+  m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS
+        "bool deterministic, bool return_max_logit) -> (Tensor out, Tensor lse, Tensor max_logit)");
+  m.def(
+      "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? "
+      "dlse, " SAGEBWD_OPTIONS
+      "bool deterministic, bool partial_kv) -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
+  m.def("version() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
+  m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
+  m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
+  m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
+  m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
+  m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
+  m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
+  m.impl("version", TORCH_BOX(&sagebwd::binding::library_version));
+}

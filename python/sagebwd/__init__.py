@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sagebwd: INT8 attention, forward **and** backward, for training.
+
+    import sagebwd
+    out = sagebwd.attention(q, k, v, causal=True)          # q [b, s, h, d]
+    out = sagebwd.flash_attn_func(q, k, v, causal=True)    # or a name your code already calls
+
+Six of the seven matmuls of an attention layer run in INT8; ``recipe=`` says how,
+``backward="bf16"`` takes the backward out of INT8, and ``sagebwd.is_supported(q, k, v)`` says
+beforehand whether a call will run and, if not, why.
+
+Importing this package registers two operators with PyTorch. It starts no device, patches nothing,
+and imports no framework: those live in ``sagebwd.integrations`` and act only when called.
+"""
+
+from importlib import import_module as _import_module
+
+from . import _library
+
+_library.load()
+
+from .attention import Support, attention, attention_varlen, is_supported  # noqa: E402
+from .drop_ins import (  # noqa: E402
+    flash_attn_func,
+    flash_attn_varlen_func,
+    sageattn,
+    sageattn_varlen,
+    scaled_dot_product_attention,
+)
+from .recipe import Recipe  # noqa: E402
+
+__version__ = _library.version()
+
+__all__ = [
+    "Recipe",
+    "Support",
+    "attention",
+    "attention_varlen",
+    "diagnose",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "integrations",
+    "is_supported",
+    "sageattn",
+    "sageattn_varlen",
+    "scaled_dot_product_attention",
+]
+
+
+def __getattr__(name):
+    # Loaded on first use: neither is needed to compute attention.
+    if name == "diagnose":
+        return _import_module(".diagnosis", __name__).diagnose
+    if name == "integrations":
+        return _import_module(".integrations", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

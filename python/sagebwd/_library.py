@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads the compiled operators; says where the C++ package of the same build lies."""
+
+from pathlib import Path
+
+import torch
+
+_NAME = "libsagebwd_torch.so"
+
+
+def install_roots():
+    """Directories that may hold ``lib/`` and ``include/``: this package, wherever its parts were
+    installed."""
+    import sagebwd
+
+    return [Path(p) for p in sagebwd.__path__]
+
+
+def load():
+    """Registers ``torch.ops.sagebwd``. A second call does nothing."""
+    for root in install_roots():
+        path = root / "lib" / _NAME
+        if path.exists():
+            torch.ops.load_library(str(path))
+            return
+    raise ImportError(
+        f"sagebwd: {_NAME} is not beside the Python files (looked in "
+        f"{', '.join(str(r / 'lib') for r in install_roots())}); install the package "
+        "with pip, the source directory alone holds no compiled code"
+    )
+
+
+def version():
+    return torch.ops.sagebwd.version()
+
+
+def cmake_dir():
+    """The directory for ``find_package(sagebwd)``: pass it as ``sagebwd_DIR``."""
+    for root in install_roots():
+        path = root / "lib" / "cmake" / "sagebwd"
+        if path.is_dir():
+            return path
+    raise FileNotFoundError("sagebwd: this installation carries no CMake package")

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions users call: dense and packed attention, and the question whether a call can run."""
+
+from typing import NamedTuple, Optional
+
+import torch
+
+from . import ops
+from .recipe import as_recipe
+
+#: ``backward="bf16"`` takes these out of INT8. Not S', the logits rebuilt in the backward: P =
+#: exp(S' - lse) needs the logits that lse was made of, and with exact ones the errors of dq and dk
+#: double once logits are large.
+BACKWARD_MATMULS = ("dV", "dP", "dQ", "dK")
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Support(NamedTuple):
+    """The answer of :func:`is_supported`: true or false in an ``if``, with the reason of a
+    refusal."""
+
+    ok: bool
+    reason: Optional[str] = None
+
+    def __bool__(self):
+        return self.ok
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    softmax_scale=None,
+    window_size=(-1, -1),
+    layout="bshd",
+    align="bottom_right",
+    recipe="vectorwise",
+    backward="int8",
+    deterministic=None,
+    return_lse=False,
+    return_max_logit=False,
+):
+    """Attention of q over k and v, with INT8 matmuls in the forward and the backward.
+
+    q is [b, s, h, d] and k, v are [b, sk, hk, d] (``layout="bshd"``), or both with heads before
+    tokens (``"bhsd"``). h is a multiple of hk (grouped queries). Any strides whose last one is 1
+    are read in place. The result has q's layout and dtype.
+
+    causal, window_size, align
+        Query i sees keys ``i + shift - left <= j <= i + shift + right``; -1 leaves a side open,
+        ``causal`` sets right to 0. shift is ``sk - s`` for ``"bottom_right"`` (FlashAttention), 0
+        for ``"top_left"`` (PyTorch). A query that sees no key gives 0.
+    softmax_scale
+        Of the logits; default ``1/sqrt(d)``.
+    recipe
+        ``"vectorwise"``, ``"paper"`` or a :class:`sagebwd.Recipe`.
+    backward
+        ``"int8"``, or ``"bf16"`` to run every matmul that makes a gradient in floating point. The
+        logits are rebuilt as the forward made them, in INT8 (``Recipe(high_precision=("S", "S'"))``
+        lifts both).
+    deterministic
+        dq bit-equal from run to run; None follows ``torch.use_deterministic_algorithms``. out, dk
+        and dv always are.
+    return_lse
+        Also return the log-sum-exp of the scaled logits, float32 [b, h, s]. Gradients flow through
+        it.
+    return_max_logit
+        Also return the largest scaled logit, float32 [b, h]: above some 30 expect errors to grow.
+
+    Under autocast, inputs are cast to its dtype. Raises ValueError for arguments that contradict
+    each other and NotImplementedError for what is not supported.
+    """
+    options, (q, k, v) = _dense(
+        q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward
+    )
+    out, lse, max_logit = ops.forward(
+        q,
+        k,
+        v,
+        options,
+        deterministic=_deterministic(deterministic),
+        return_max_logit=return_max_logit,
+    )
+    if layout == "bshd":
+        out = out.transpose(1, 2)
+    return _results(out, lse, max_logit, return_lse, return_max_logit)
+
+
+def attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    *,
+    causal=False,
+    softmax_scale=None,
+    window_size=(-1, -1),
+    align="bottom_right",
+    recipe="vectorwise",
+    backward="int8",
+    deterministic=None,
+    return_lse=False,
+    return_max_logit=False,
+):
+    """Attention within the documents of a packed batch: q [t, h, d], k and v [tk, hk, d].
+
+    Document i holds tokens ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` and the keys between
+    the same entries of ``cu_seqlens_k``: int32 tensors of equal length, on the CPU or on q's
+    device. Empty documents are fine; tokens after the last offset belong to none and give 0.
+    ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest logit
+    [documents, h]. The rest is as in :func:`attention`.
+    """
+    options, (q, k, v) = _packed(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal,
+        softmax_scale,
+        window_size,
+        align,
+        recipe,
+        backward,
+    )
+    out, lse, max_logit = ops.forward(
+        q,
+        k,
+        v,
+        options,
+        deterministic=_deterministic(deterministic),
+        return_max_logit=return_max_logit,
+    )
+    return _results(out, lse, max_logit, return_lse, return_max_logit)
+
+
+def is_supported(
+    q,
+    k,
+    v,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    *,
+    causal=False,
+    softmax_scale=None,
+    window_size=(-1, -1),
+    layout="bshd",
+    align="bottom_right",
+    recipe="vectorwise",
+    backward="int8",
+):
+    """Whether :func:`attention` (or, with ``cu_seqlens_*``, :func:`attention_varlen`) would run
+    these arguments, forward and backward. False carries the reason the call would raise."""
+    try:
+        if cu_seqlens_q is None and cu_seqlens_k is None:
+            options, tensors = _dense(
+                q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward
+            )
+        else:
+            options, tensors = _packed(
+                q,
+                k,
+                v,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                max_seqlen_q,
+                max_seqlen_k,
+                causal,
+                softmax_scale,
+                window_size,
+                align,
+                recipe,
+                backward,
+            )
+        for is_backward in (False, True):
+            answers = ops.explain(*tensors, options, is_backward=is_backward)
+            if not any(state == "chosen" for _, state, _ in answers):
+                return Support(False, "; ".join(f"{name}: {why}" for name, _, why in answers))
+    except (ValueError, NotImplementedError) as error:
+        return Support(False, str(error))
+    return Support(True)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def _dense(q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward):
+    """Operator options and q, k, v as [b, h, n, d]."""
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
+    check_tensors(q, k, v, dims=4)
+    if layout == "bshd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"q, k, v: expected one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
+        )
+    _check_heads(q.shape[1], k.shape[1])
+    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
+    return options, _readable(q, k, v)
+
+
+def _packed(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    causal,
+    softmax_scale,
+    window_size,
+    align,
+    recipe,
+    backward,
+):
+    """Operator options and q, k, v as [t, h, d]."""
+    check_tensors(q, k, v, dims=3)
+    _check_heads(q.shape[1], k.shape[1])
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(cu, torch.Tensor) or cu.dtype != torch.int32 or cu.dim() != 1:
+            got = (
+                f"{cu.dtype} {tuple(cu.shape)}"
+                if isinstance(cu, torch.Tensor)
+                else type(cu).__name__
+            )
+            raise ValueError(f"{name}: expected a one-dimensional int32 tensor, got {got}")
+    options = _options(causal, softmax_scale, window_size, align, recipe, backward)._replace(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=_length("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=_length("max_seqlen_k", max_seqlen_k),
+    )
+    return options, _readable(q, k, v)
+
+
+def check_tensors(q, k, v, dims):
+    """Raises ValueError or NotImplementedError unless q, k, v fit together and are of a kind that
+    is supported."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != dims:
+            raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(t.shape)}")
+        if not t.is_floating_point() or t.dtype not in _DTYPES:
+            raise NotImplementedError(
+                f"{name}: expected float32, bfloat16 or float16, got {t.dtype}"
+            )
+        if t.device != q.device:
+            raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
+    d = q.shape[-1]
+    if k.shape[-1] != d:
+        raise ValueError(f"head dim: expected one for q and k, got {d} and {k.shape[-1]}")
+    if v.shape[-1] != d:
+        raise NotImplementedError(f"head dim of v: expected that of q ({d}), got {v.shape[-1]}")
+    if d % 8 != 0 or d < 8 or d > 256:
+        raise NotImplementedError(f"head dim: expected a multiple of 8 from 8 to 256, got {d}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k, v: expected one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
+
+
+def _check_heads(heads, kv_heads):
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise ValueError(f"heads: expected q's to be a multiple of k's, got {heads} and {kv_heads}")
+
+
+def _length(name, value):
+    """A longest length for the operator, where 0 stands for "not told"."""
+    if value is None:
+        return 0
+    if isinstance(value, torch.Tensor):
+        raise ValueError(f"{name}: expected an int, got a tensor (use .item(), or leave it out)")
+    return value
+
+
+def _options(causal, softmax_scale, window_size, align, recipe, backward):
+    if align not in ("bottom_right", "top_left"):
+        raise ValueError(f"align: expected 'bottom_right' or 'top_left', got {align!r}")
+    if backward not in ("int8", "bf16"):
+        raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
+    if softmax_scale is not None and softmax_scale == 0:
+        raise ValueError("softmax_scale: expected a number other than 0")
+    left, right = (-1 if side is None else side for side in window_size)
+    if left < -1 or right < -1:
+        raise ValueError(f"window_size: expected -1 (open) or more, got {tuple(window_size)}")
+    recipe = as_recipe(recipe)
+    return ops.Options(
+        softmax_scale=None if softmax_scale is None else float(softmax_scale),
+        causal=bool(causal),
+        top_left=align == "top_left",
+        window_left=left,
+        window_right=right,
+        recipe=recipe.text(BACKWARD_MATMULS if backward == "bf16" else ()),
+        seed=recipe.seed,
+    )
+
+
+def _readable(q, k, v):
+    """q, k, v in autocast's dtype, with the channels next to each other."""
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+
+
+def _deterministic(flag):
+    return torch.are_deterministic_algorithms_enabled() if flag is None else bool(flag)
+
+
+def _results(out, lse, max_logit, return_lse, return_max_logit):
+    if return_lse and return_max_logit:
+        return out, lse, max_logit
+    if return_lse:
+        return out, lse
+    if return_max_logit:
+        return out, max_logit
+    return out

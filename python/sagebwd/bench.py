@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times this library against the attention that is installed beside it.
+
+    python -m sagebwd.bench                                       # a few default cases
+    python -m sagebwd.bench "b1 h8 n4096 d64 causal f32" --json results/speed/cpu.json
+
+A case is a line of sizes and words: ``b1 h8 hk2 n4096 d64 causal bf16 vectorwise``. All contestants
+of a case run in turn within every round, so that a busy machine slows all alike; medians over the
+rounds are reported. Times of this library hold everything: smoothing, quantisation, both
+directions' set-up, allocation.
+"""
+
+import argparse
+import json
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import torch
+
+from . import __version__, peers
+from .attention import attention
+
+DEFAULT_CASES = {
+    "cpu": [
+        "b1 h8 n1024 d64 causal f32",
+        "b1 h8 n1024 d64 full f32",
+        "b1 h8 n1024 d128 causal f32",
+    ],
+    "cuda": [
+        "b2 h16 n8192 d128 causal bf16",
+        "b2 h16 n8192 d128 full bf16",
+        "b2 h32 n4096 d64 causal bf16",
+    ],
+}
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DIRECTIONS = ("forward", "backward", "both")
+
+
+@dataclass
+class Case:
+    b: int = 1
+    h: int = 8
+    hk: int = 0  # 0: as h
+    n: int = 1024
+    d: int = 64
+    causal: bool = False
+    dtype: str = "f32"
+    recipe: str = "vectorwise"
+
+    @staticmethod
+    def parse(text):
+        case = Case()
+        for word in text.split():
+            size = re.fullmatch(r"(b|hk|h|n|d)(\d+)", word)
+            if size:
+                setattr(case, size[1], int(size[2]))
+            elif word in ("causal", "full"):
+                case.causal = word == "causal"
+            elif word in _DTYPES:
+                case.dtype = word
+            elif word in ("vectorwise", "paper"):
+                case.recipe = word
+            else:
+                raise ValueError(f"case {text!r}: cannot read {word!r}")
+        case.hk = case.hk or case.h
+        return case
+
+    def __str__(self):
+        mask = "causal" if self.causal else "full"
+        return (
+            f"b{self.b} h{self.h} hk{self.hk} n{self.n} d{self.d} {mask} {self.dtype} {self.recipe}"
+        )
+
+    def flops(self, direction):
+        """Useful floating-point operations; a causal mask halves them."""
+        matmuls = {"forward": 2, "backward": 5, "both": 7}[direction]
+        pairs = self.n * (self.n + 1) // 2 if self.causal else self.n * self.n
+        return matmuls * 2 * self.b * self.h * pairs * self.d
+
+
+class Contestant:
+    """One implementation on one case: its tensors, and a timed step."""
+
+    def __init__(self, name, call, dtype, case, device):
+        self.name, self.call, self.causal, self.device = name, call, case.causal, device
+        g = torch.Generator().manual_seed(1)
+        make = lambda h: torch.randn(case.b, h, case.n, case.d, generator=g).to(device, dtype)
+        self.leaves = [make(h).requires_grad_() for h in (case.h, case.hk, case.hk)]
+        self.dout = make(case.h)
+        self.times = {direction: [] for direction in DIRECTIONS}
+
+    def step(self):
+        start = self._now()
+        out = self.call(*self.leaves, self.causal)
+        middle = self._now()
+        torch.autograd.grad(out, self.leaves, self.dout)
+        end = self._now()
+        return middle - start, end - middle
+
+    def record(self):
+        forward, backward = self.step()
+        for direction, t in zip(DIRECTIONS, (forward, backward, forward + backward)):
+            self.times[direction].append(t)
+
+    def _now(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def contestants(case, device, found):
+    ours = lambda q, k, v, causal: attention(
+        q, k, v, layout="bhsd", causal=causal, recipe=case.recipe
+    )
+    all_ = [Contestant(f"sagebwd {case.dtype}", ours, _DTYPES[case.dtype], case, device)]
+    return all_ + [Contestant(p.name, p.call, p.dtype, case, device) for p in found]
+
+
+def run_case(case, device, found, rounds, warmup=1):
+    """Interleaved: every contestant once per round, the order turned by one each time."""
+    all_ = contestants(case, device, found)
+    for c in all_:
+        for _ in range(warmup):
+            c.step()
+    for r in range(rounds):
+        for c in all_[r % len(all_) :] + all_[: r % len(all_)]:
+            c.record()
+    return [_summary(case, c, all_[0]) for c in all_]
+
+
+def _summary(case, contestant, ours):
+    entry = {"case": str(case), "implementation": contestant.name}
+    for direction in DIRECTIONS:
+        ms = [1e3 * t for t in contestant.times[direction]]
+        median = statistics.median(ms)
+        ratios = [
+            theirs / mine
+            for mine, theirs in zip(ours.times[direction], contestant.times[direction])
+        ]
+        entry[direction] = {
+            "median_ms": median,
+            "min_ms": min(ms),
+            "max_ms": max(ms),
+            "gflops": case.flops(direction) / median / 1e6,
+            # How many times the time of this library, round by round.
+            "ratio_to_sagebwd": statistics.median(ratios),
+        }
+    return entry
+
+
+def table(entries):
+    lines = []
+    for case in dict.fromkeys(e["case"] for e in entries):
+        lines.append(case)
+        lines.append(f"  {'':20}" + "".join(f"{d + ' ms':>14}{'x':>7}" for d in DIRECTIONS))
+        for e in (e for e in entries if e["case"] == case):
+            cells = "".join(
+                f"{e[d]['median_ms']:14.2f}{e[d]['ratio_to_sagebwd']:7.2f}" for d in DIRECTIONS
+            )
+            lines.append(f"  {e['implementation']:20}{cells}")
+    lines.append(
+        "x: time in units of sagebwd's, median over the rounds; above 1 is slower than sagebwd"
+    )
+    return "\n".join(lines)
+
+
+def machine(device):
+    """What a record says about where it was made."""
+    where = {
+        "torch": torch.__version__,
+        "sagebwd": __version__,
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        where["gpu"] = torch.cuda.get_device_name()
+        where["cuda"] = torch.version.cuda
+    else:
+        where["cpu"] = _cpu_name()
+        where["threads"] = torch.get_num_threads()
+    return where
+
+
+def _cpu_name():
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next(
+                line.split(":")[1].strip() for line in info if line.startswith("model name")
+            )
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _commit():
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "clean": git("status", "--porcelain") == ""}
+    except OSError:
+        return {"commit": "", "clean": False}
+
+
+def plot(entries, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = list(dict.fromkeys(e["case"] for e in entries))
+    names = list(dict.fromkeys(e["implementation"] for e in entries))
+    figure, axes = pyplot.subplots(
+        1, len(DIRECTIONS), figsize=(4 * len(DIRECTIONS), 1 + 0.8 * len(cases)), sharey=True
+    )
+    for axis, direction in zip(axes, DIRECTIONS):
+        for i, name in enumerate(names):
+            times = {
+                e["case"]: e[direction]["median_ms"] for e in entries if e["implementation"] == name
+            }
+            at = [y + 0.8 * i / len(names) for y in range(len(cases))]
+            axis.barh(at, [times.get(c, 0.0) for c in cases], 0.8 / len(names), label=name)
+        axis.set_xlabel(f"{direction}, ms")
+    axes[0].set_yticks([y + 0.4 for y in range(len(cases))], cases)
+    axes[0].invert_yaxis()
+    axes[-1].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m sagebwd.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("cases", nargs="*", help="case lines; default: a few for the device")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default 7)")
+    parser.add_argument("--threads", type=int, help="CPU threads of all contestants")
+    parser.add_argument("--json", metavar="FILE", help="write the record")
+    parser.add_argument("--plot", metavar="FILE", help="draw the times (needs matplotlib)")
+    args = parser.parse_args(arguments)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        cases = [Case.parse(text) for text in args.cases or DEFAULT_CASES[args.device]]
+    except ValueError as error:
+        parser.error(str(error))
+    found, missing = peers.find(args.device)
+    for name, why in missing.items():
+        print(f"{name}: not here: {why}", file=sys.stderr)
+    entries = []
+    for case in cases:
+        entries += run_case(case, args.device, found, args.rounds)
+    print(table(entries))
+    if args.json:
+        record = {
+            "command": "python -m sagebwd.bench "
+            + " ".join(arguments if arguments is not None else sys.argv[1:]),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **_commit(),
+            "machine": machine(args.device),
+            "rounds": args.rounds,
+            "missing": missing,
+            "results": entries,
+        }
+        with open(args.json, "w") as out:
+            json.dump(record, out, indent=1)
+            out.write("\n")
+    if args.plot:
+        plot(entries, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well would INT8 attention do in this model? ``sagebwd.diagnose`` runs one batch, listens to
+every attention layer, and compares INT8 with exact attention on what it heard."""
+
+import math
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Optional
+
+import torch
+
+from .attention import attention
+from .capture import Capture, save
+from .recipe import as_recipe
+
+#: Relative errors up to which a layer is called fine, and usable.
+FINE, USABLE = 0.06, 0.15
+
+
+@dataclass
+class LayerReport:
+    """Relative L2 errors of one layer against exact attention, its largest logit, and what
+    follows."""
+
+    index: int
+    errors: dict = field(default_factory=dict)  # of O, dQ, dK, dV, P, dS
+    max_logit: float = math.nan
+    verdict: str = ""
+
+
+@dataclass
+class Report:
+    layers: list
+
+    def __str__(self):
+        names = ("O", "dQ", "dK", "dV", "P", "dS")
+        lines = ["layer " + "".join(f"{n:>8}" for n in names) + "  max logit  verdict"]
+        for layer in self.layers:
+            cells = "".join(
+                f"{layer.errors[n]:8.4f}" if n in layer.errors else "       -" for n in names
+            )
+            lines.append(f"{layer.index:5} {cells}  {layer.max_logit:9.2f}  {layer.verdict}")
+        return "\n".join(lines)
+
+
+def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file=sys.stdout):
+    """Runs ``model`` on ``batch`` forward and backward with the attention it has, and reports for
+    every layer what INT8 attention would have computed instead.
+
+    batch
+        A dict (``model(**batch)``), a tuple (``model(*batch)``) or a single argument.
+    loss
+        Function from the model's output to a scalar. Not needed when the output has a ``loss``, as
+        models of transformers have when the batch holds labels.
+    save_to
+        File for the captured tensors (safetensors), as ``sagebwd trace`` reads them.
+    file
+        Where the table is printed; None: nowhere.
+
+    Reaches attention through ``F.scaled_dot_product_attention`` (transformers:
+    ``attn_implementation="sdpa"``) or through this library. Gradients of the parameters are left as
+    they were.
+    """
+    layers = _run(model, batch, loss)
+    if save_to is not None:
+        save(layers, save_to)
+    report = Report([_layer(i, layer, as_recipe(recipe)) for i, layer in enumerate(layers)])
+    if file is not None:
+        print(report, file=file)
+    return report
+
+
+def _run(model, batch, loss):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    before = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        with Capture() as capture, torch.enable_grad():
+            if isinstance(batch, dict):
+                output = model(**batch)
+            else:
+                output = model(*batch) if isinstance(batch, tuple) else model(batch)
+        value = loss(output) if loss is not None else getattr(output, "loss", None)
+        if value is None:
+            raise ValueError("diagnose: the model's output has no loss; pass loss=")
+        value.backward()
+    finally:
+        for p, grad in zip(parameters, before):
+            p.grad = grad
+    if not capture.layers:
+        raise ValueError(
+            "diagnose: no attention call was seen; the model must use "
+            "F.scaled_dot_product_attention or sagebwd"
+        )
+    return capture.layers
+
+
+def _layer(index, layer, recipe):
+    if layer.unsupported or layer.dout is None:
+        why = layer.unsupported or "no gradient"
+        return LayerReport(index, verdict=f"not compared: {why}")
+    exact = _exact(layer)
+    errors, max_logit = _errors(layer, exact, recipe)
+    return LayerReport(index, errors, max_logit, _verdict(layer, exact, recipe, errors, max_logit))
+
+
+def _verdict(layer, exact, recipe, errors, max_logit):
+    worst = max(errors[n] for n in ("O", "dQ", "dK", "dV"))
+    if not math.isfinite(worst):
+        return "not finite: check the inputs"
+    if worst < FINE:
+        return "fine"
+    # What helps most? Try each remedy on the same tensors.
+    remedies = {
+        "S in floating point": replace(recipe, high_precision=("S", "S'")),
+        "all of P·V in floating point": replace(recipe, pv16_tiles=-1),
+        'backward="bf16"': replace(recipe, high_precision=("dV", "dP", "dQ", "dK")),
+    }
+    tried = {
+        name: max(_errors(layer, exact, r)[0][n] for n in ("O", "dQ", "dK", "dV"))
+        for name, r in remedies.items()
+    }
+    best = min(tried, key=tried.get)
+    state = "usable" if worst < USABLE else "sensitive"
+    cause = " (large logits)" if max_logit > 30 else ""
+    return f"{state}{cause}; {best} gives {tried[best]:.3f}"
+
+
+# --- exact attention and the errors against it ----------------------------------------------------
+
+
+def _mask(layer):
+    sq, sk = layer.q.shape[2], layer.k.shape[2]
+    shift = 0 if layer.top_left else sk - sq
+    i = torch.arange(sq, device=layer.q.device)[:, None] + shift
+    j = torch.arange(sk, device=layer.q.device)[None, :]
+    left, right = layer.window
+    mask = torch.ones(sq, sk, dtype=torch.bool, device=layer.q.device)
+    if left >= 0:
+        mask &= j >= i - left
+    if layer.causal or right >= 0:
+        mask &= j <= i + (0 if layer.causal else right)
+    return mask
+
+
+def _scale(layer):
+    return layer.scale if layer.scale is not None else layer.q.shape[-1] ** -0.5
+
+
+def _repeat(layer):
+    group = layer.q.shape[1] // layer.k.shape[1]
+    return layer.k.repeat_interleave(group, 1), layer.v.repeat_interleave(group, 1)
+
+
+def _exact(layer):
+    """O, dQ, dK, dV, P, dS in float64. Holds [b, h, n, n] tensors: diagnose with a modest
+    length."""
+    q, dout = layer.q.double(), layer.dout.double()
+    k, v = (t.double() for t in _repeat(layer))
+    scale = _scale(layer)
+    s = (q @ k.mT * scale).masked_fill(~_mask(layer), -math.inf)
+    p = torch.softmax(s, -1).nan_to_num(0.0)
+    out = p @ v
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True))
+    heads = layer.k.shape[1]
+    fold = lambda t: t.unflatten(1, (heads, -1)).sum(2)  # noqa: E731  dk, dv of a kv head sum over its queries
+    return {
+        "O": out,
+        "dQ": ds @ k * scale,
+        "dK": fold(ds.mT @ q * scale),
+        "dV": fold(p.mT @ dout),
+        "P": p,
+        "dS": ds,
+    }
+
+
+def _errors(layer, exact, recipe):
+    leaves = [t.requires_grad_() for t in (layer.q.clone(), layer.k.clone(), layer.v.clone())]
+    out, lse, top = attention(
+        *leaves,
+        layout="bhsd",
+        causal=layer.causal,
+        softmax_scale=layer.scale,
+        window_size=layer.window,
+        align="top_left" if layer.top_left else "bottom_right",
+        recipe=recipe,
+        return_lse=True,
+        return_max_logit=True,
+    )
+    dq, dk, dv = torch.autograd.grad(out, leaves, layer.dout.to(out.dtype))
+    got = {"O": out, "dQ": dq, "dK": dk, "dV": dv}
+    p = _rebuilt_p(layer, recipe, lse)
+    if p is not None:
+        v = _repeat(layer)[1].double()
+        dout = layer.dout.double()
+        got["P"] = p
+        got["dS"] = p * (dout @ v.mT - (dout * out.double()).sum(-1, keepdim=True))
+    return {n: _rel(got[n], exact[n]) for n in exact if n in got}, top.max().item()
+
+
+def _rel(a, b):
+    b = b.double()
+    norm = b.norm()
+    return ((a.detach().double() - b).norm() / norm).item() if norm > 0 else 0.0
+
+
+def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
+    """P as the backward rebuilds it: from the codes of q and k and the saved lse. None with
+    Q-smoothing."""
+    if recipe.smooth_q:
+        return None
+    q, (k, _) = layer.q.float(), _repeat(layer)
+    k = k.float()
+    mean = (
+        k.double().mean(2, keepdim=True).float()
+        if recipe.smooth_k
+        else torch.zeros_like(k[:, :, :1])
+    )
+    if "S'" in recipe.high_precision:
+        s = q.double() @ (k - mean).double().mT
+    else:
+        tiles = (recipe.tile_q or 128, recipe.tile_k or 64) if recipe.scheme == "paper" else (1, 1)
+        s = _codes(q, tiles[0]) @ _codes(k - mean, tiles[1]).mT
+    s = s * _scale(layer) + _scale(layer) * (q.double() @ mean.double().mT)
+    p = torch.exp(s - lse.double()[..., None])
+    return p.masked_fill(~_mask(layer), 0.0)
+
+
+def _codes(x, block):
+    """x after INT8 quantisation with one scale per ``block`` tokens, in float64."""
+    n = x.shape[2]
+    groups = torch.nn.functional.pad(x, (0, 0, 0, -n % block)).unflatten(2, (-1, block))
+    scale = groups.abs().amax((-1, -2), keepdim=True) / 127
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    return (torch.round(groups * inverse).double() * scale.double()).flatten(2, 3)[:, :, :n]

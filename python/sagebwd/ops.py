@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as PyTorch sees them: fake kernels, autograd, and errors. The only file that names
+``torch.ops.sagebwd``.
+
+``sagebwd::fwd`` gives (out, lse, max_logit); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k, v, out,
+lse and the gradients of out and lse. Nothing in INT8 is kept between the two: the backward
+quantises q and k again and gets the same codes. Tensors are [b, h, n, d], or [t, h, d] with
+document offsets.
+"""
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.sagebwd
+
+
+class Options(NamedTuple):
+    """The operator arguments that follow the tensors, in order."""
+
+    cu_seqlens_q: Optional[Tensor] = None
+    cu_seqlens_k: Optional[Tensor] = None
+    max_seqlen_q: int = 0  # 0: not told
+    max_seqlen_k: int = 0
+    softmax_scale: Optional[float] = None
+    causal: bool = False
+    top_left: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    recipe: str = "vectorwise"
+    seed: int = 0
+
+
+_KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": NotImplementedError}
+
+
+def _call(op, *args):
+    """Calls an operator. PyTorch knows one exception for all errors of C++ code; the kind is the
+    first word."""
+    if torch.compiler.is_compiling():
+        return op(*args)
+    try:
+        return op(*args)
+    except RuntimeError as error:
+        message = str(error)
+        for prefix, kind in _KINDS.items():
+            if message.startswith(prefix):
+                raise kind(message[len(prefix) :].split("\nException raised from")[0]) from None
+        raise
+
+
+def _refuse_transforms():
+    """torch.func and forward-mode AD would run the operator and give zero tangents, or fail in
+    words of their own."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "sagebwd: torch.func transforms (grad, vjp, jvp, vmap, ...) are not supported; use "
+            "loss.backward() or torch.autograd.grad, and fold a mapped dimension into the batch"
+        )
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            "sagebwd: forward-mode automatic differentiation is not supported"
+        )
+
+
+def forward(q, k, v, options, *, deterministic=False, return_max_logit=False):
+    """(out, lse, max_logit); differentiable in q, k, v through out and lse."""
+    if not torch.compiler.is_compiling():
+        _refuse_transforms()
+    return _call(_ops.fwd.default, q, k, v, *options, deterministic, return_max_logit)
+
+
+def backward(dout, q, k, v, out, lse, dlse, options, *, deterministic=False, partial_kv=False):
+    """(dq, dk, dv). ``partial_kv``: k and v are part of the keys and lse is of all of them (a ring
+    step)."""
+    return _call(
+        _ops.bwd.default, dout, q, k, v, out, lse, dlse, *options, deterministic, partial_kv
+    )
+
+
+def explain(q, k, v, options, *, is_backward=False):
+    """[(implementation, "chosen" | "able" | "no", tile sizes or the reason it declines)], best
+    first."""
+    text = _call(_ops.explain.default, q, k, v, *options, is_backward)
+    return [tuple(entry.split("\t")) for entry in _lines(text)]
+
+
+def _lines(text):
+    return [line for line in text.split("\n") if line]
+
+
+# --- fake kernels: shapes and strides without data ------------------------------------------------
+
+
+@torch.library.register_fake("sagebwd::fwd")
+def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
+    return_max_logit = rest[-1]
+    out = torch.empty_like(q)
+    if cu_seqlens_q is None:
+        rows, heads = q.shape[0], q.shape[1]
+        lse = q.new_empty((rows, heads, q.shape[2]), dtype=torch.float32)
+    else:
+        rows, heads = cu_seqlens_q.shape[0] - 1, q.shape[1]
+        lse = q.new_empty((heads, q.shape[0]), dtype=torch.float32)
+    max_logit = q.new_empty((rows, heads) if return_max_logit else (0,), dtype=torch.float32)
+    return out, lse, max_logit
+
+
+@torch.library.register_fake("sagebwd::bwd")
+def _bwd_fake(dout, q, k, v, *rest):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, *rest = inputs
+    out, lse, max_logit = output
+    options = Options(*rest[: len(Options._fields)])
+    ctx.save_for_backward(q, k, v, out, lse, options.cu_seqlens_q, options.cu_seqlens_k)
+    ctx.options = tuple(options[2:])
+    ctx.deterministic = rest[len(Options._fields)]
+    ctx.mark_non_differentiable(max_logit)
+    # An unused lse gives dlse None rather than zeros: the backward then knows that rows of dS sum
+    # to zero.
+    ctx.set_materialize_grads(False)
+
+
+def _fwd_backward(ctx, dout, dlse, _):
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    nones = (None,) * (len(Options._fields) + 2)
+    if dout is None and dlse is None:
+        return (None, None, None, *nones)
+    if dout is None:
+        dout = torch.zeros_like(out)
+    options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
+    grads = backward(dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic)
+    return (*grads, *nones)
+
+
+def _bwd_backward(ctx, *grads):
+    raise NotImplementedError(
+        "sagebwd: the backward of attention cannot be differentiated again (double backward: "
+        "create_graph=True, gradient penalties, Hessians)"
+    )
+
+
+torch.library.register_autograd("sagebwd::fwd", _fwd_backward, setup_context=_setup_context)
+torch.library.register_autograd("sagebwd::bwd", _bwd_backward)
+
+
+def _no_vmap(info, in_dims, *args):
+    raise NotImplementedError(
+        "sagebwd: torch.vmap is not supported; attention is batched already, fold the mapped "
+        "dimension into the batch dimension"
+    )
+
+
+torch.library.register_vmap("sagebwd::fwd", _no_vmap)
+torch.library.register_vmap("sagebwd::bwd", _no_vmap)

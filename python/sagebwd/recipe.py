@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: which values share an INT8 scale, and every switch that changes the numbers."""
+
+from dataclasses import dataclass, replace
+
+#: The seven matmuls and their bits, in the order they run.
+MATMULS = {"S": 1, "O": 2, "S'": 4, "dV": 8, "dP": 16, "dQ": 32, "dK": 64}
+
+_SCHEMES = ("vectorwise", "paper")
+_ROUNDINGS = ("nearest", "dither")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method.
+
+    scheme
+        ``"vectorwise"``: one scale per token of Q, K and dO, and per query or key of each tile of P
+        and dS. ``"paper"``: one scale per block and per tile (arXiv 2603.02170). Its gradient error
+        grows with the batch.
+    smooth_k, smooth_q, smooth_v
+        Subtract a mean before quantising. Exact; the result does not depend on it except through
+        rounding.
+    rounding, seed
+        ``"dither"`` rounds P and dS without bias; the same seed gives the same bits.
+    pv16_tiles
+        Leading key tiles whose P·V stays in floating point, where attention sinks sit; -1: all.
+    high_precision
+        Names of matmuls to take out of INT8, of ``S O S' dV dP dQ dK``.
+    tile_q, tile_k
+        Tile sizes, multiples of 64 up to 256; 0: the backend's choice.
+    """
+
+    scheme: str = "vectorwise"
+    tile_q: int = 0
+    tile_k: int = 0
+    smooth_k: bool = True
+    smooth_q: bool = False
+    smooth_v: bool = True
+    rounding: str = "nearest"
+    seed: int = 0
+    pv16_tiles: int = 1
+    high_precision: tuple = ()
+
+    def __post_init__(self):
+        if self.scheme not in _SCHEMES:
+            raise ValueError(f"recipe scheme: expected one of {_SCHEMES}, got {self.scheme!r}")
+        if self.rounding not in _ROUNDINGS:
+            raise ValueError(
+                f"recipe rounding: expected one of {_ROUNDINGS}, got {self.rounding!r}"
+            )
+        if isinstance(self.high_precision, str):
+            raise ValueError(
+                "recipe high_precision: expected a tuple of matmul names, got a string"
+            )
+        for name in self.high_precision:
+            if name not in MATMULS:
+                raise ValueError(
+                    f"recipe high_precision: expected names of {tuple(MATMULS)}, got {name!r}"
+                )
+        object.__setattr__(self, "high_precision", tuple(self.high_precision))
+
+    @staticmethod
+    def paper(**changes):
+        """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""
+        return replace(
+            Recipe(scheme="paper", tile_q=128, tile_k=64, smooth_v=False, pv16_tiles=0), **changes
+        )
+
+    @staticmethod
+    def vectorwise(**changes):
+        """The default: gradient error that does not grow with the batch, robust to attention
+        sinks."""
+        return replace(Recipe(), **changes)
+
+    def text(self, lifted=()):
+        """What the operators take: the scheme and the switches that differ from its preset.
+        ``lifted`` names further matmuls to take out of INT8."""
+        preset = _PAPER if self.scheme == "paper" else _VECTORWISE
+        words = [self.scheme]
+        for key in ("tile_q", "tile_k", "smooth_k", "smooth_q", "smooth_v", "pv16_tiles"):
+            if getattr(self, key) != getattr(preset, key):
+                words.append(f"{key}={int(getattr(self, key))}")
+        if self.rounding != "nearest":
+            words.append(f"rounding={self.rounding}")
+        mask = 0
+        for name in (*self.high_precision, *lifted):
+            mask |= MATMULS[name]
+        if mask:
+            words.append(f"high_precision={mask}")
+        return " ".join(words)
+
+
+_VECTORWISE = Recipe()
+_PAPER = Recipe.paper()
+
+
+def as_recipe(recipe):
+    """A Recipe from itself or from its name."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe == "vectorwise":
+        return _VECTORWISE
+    if recipe == "paper":
+        return _PAPER
+    raise ValueError(f"recipe: expected a sagebwd.Recipe, 'vectorwise' or 'paper', got {recipe!r}")

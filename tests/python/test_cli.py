@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sagebwd program as a user meets it: exit codes, messages, JSON, pages, captured tensors."""
+
+import json
+import os
+import struct
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build" / "bin" / "sagebwd"))
+TENSORS = ("O", "dQ", "dK", "dV", "P", "dS", "D")
+
+
+def run(*args, env=None, check=True):
+    assert BINARY.exists(), f"{BINARY} is missing: build the project, or set SAGEBWD_BIN"
+    done = subprocess.run(
+        [str(BINARY), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **(env or {})},
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def refused(*args, env=None):
+    """Runs a command that must fail as a user error, and returns its one line."""
+    done = run(*args, env=env, check=False)
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("sagebwd: "), done.stderr
+    return lines[0]
+
+
+def check_case(case):
+    assert case["recipe"] in ("paper", "vectorwise")
+    assert case["sigma"] is None or case["sigma"] > 0
+    for name in ("n", "d", "heads", "seed"):
+        assert isinstance(case[name], int)
+    assert isinstance(case["causal"], bool)
+    assert len(case["tile"]) == 2 and all(isinstance(t, int) and t > 0 for t in case["tile"])
+    for tensor in TENSORS:
+        error = case["tensors"][tensor]
+        assert -1 <= error["cos"] <= 1 + 1e-12
+        assert error["rel_l2"] >= 0
+        assert abs(error["projection"]) <= error["rel_l2"] + 1e-12
+        assert {"head", "row", "rel_l2"} <= error["worst_row"].keys()
+
+
+def capture(path, layers=(None,), heads=2, kv_heads=2, n=96, d=32, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for layer in layers:
+        prefix = "" if layer is None else f"layer.{layer}."
+        for name in ("q", "k", "v", "dout"):
+            h = heads if name in ("q", "dout") else kv_heads
+            tensors[prefix + name] = rng.standard_normal((h, n, d)).astype(dtype)
+    save_file(tensors, path)
+    return tensors
+
+
+# --- help, version, wrong use
+
+
+def test_version_and_help():
+    header = (ROOT / "include" / "sagebwd" / "version.h").read_text()
+    version = header.split('SAGEBWD_VERSION_STRING "')[1].split('"')[0]
+    assert run("--version").stdout.strip() == f"sagebwd {version}"
+    assert "report" in run("--help").stdout
+    for command in ("trace", "report", "bench", "info"):
+        text = run(command, "--help").stdout
+        assert "Examples:" in text and f"sagebwd {command}" in text
+
+
+def test_user_errors_are_one_line_and_exit_2(tmp_path):
+    assert "subcommand" in refused()
+    assert "--frob" in refused("trace", "--frob")
+    assert "quick" in refused("info", "h8 quick")
+    assert "multiple of hk" in refused("bench", "h8 hk3")
+    assert "head dim" in refused("bench", "d12")
+    assert "expected gaussian" in refused("trace", "--inputs", "easy")
+    assert "paper or vectorwise" in refused("trace", "--recipe", "fp4")
+    assert "dX" in refused("trace", "--lift", "dX")
+    assert "sigma" in refused("trace", "--sigma", "0", "--n", "64")
+    assert "--sigma" in refused("trace", "--sigma", "big")
+    assert "tile" in refused("trace", "--n", "64", "--tile-q", "100")
+    assert "cpu-scalar" in refused("trace", "--impl", "gpu-magic")
+    assert "cannot be opened" in refused("trace", "--from", tmp_path / "missing.safetensors")
+    assert "cannot be written" in refused(
+        "trace", "--n", "64", "--json", tmp_path / "no" / "such.json"
+    )
+
+
+def test_a_pin_that_cannot_serve_is_a_user_error():
+    line = refused("bench", "n64", env={"SAGEBWD_IMPL": "gpu-magic"})
+    assert "SAGEBWD_IMPL pins gpu-magic" in line
+
+
+# --- info
+
+
+def test_info_explains_the_choice():
+    text = run("info", "h4 n256 d64 causal").stdout
+    assert "b1 h4 hk4 nq256 nk256 d64 causal" in text
+    assert "SAGEBWD_IMPL" in text and "SAGEBWD_THREADS" in text
+    assert "GPU" in text
+    assert text.count("chosen") == 2
+    pinned = run("info", "n64", env={"SAGEBWD_IMPL": "ref"}).stdout
+    assert "SAGEBWD_IMPL pins ref" in pinned
+    assert 'SAGEBWD_THREADS is "3"' in run("info", env={"SAGEBWD_THREADS": "3"}).stdout
+
+
+# --- trace
+
+
+def test_trace_json_and_table(tmp_path):
+    out = tmp_path / "t.json"
+    done = run(
+        "trace", "--sigma", "1,5", "--n", 128, "--d", 32, "--heads", 2, "--causal", "--json", out
+    )
+    assert done.stderr == ""  # no progress where nobody watches
+    record = json.loads(out.read_text())
+    assert record["command"].startswith("sagebwd trace --sigma 1,5")
+    assert record["version"] and record["date"]
+    assert [(c["recipe"], c["sigma"]) for c in record["cases"]] == [
+        ("paper", 1),
+        ("vectorwise", 1),
+        ("paper", 5),
+        ("vectorwise", 5),
+    ]
+    for case in record["cases"]:
+        check_case(case)
+        assert (case["n"], case["d"], case["heads"], case["causal"]) == (128, 32, 2, True)
+        assert case["impl"] and case["inputs"] == "gaussian"
+    shown = f"{record['cases'][1]['tensors']['dQ']['rel_l2']:.4f}"
+    assert shown in done.stdout
+
+
+def test_trace_is_reproducible_and_the_seed_matters(tmp_path):
+    def cases(*args):
+        out = tmp_path / "t.json"
+        run(
+            "trace",
+            "--n",
+            96,
+            "--d",
+            32,
+            "--heads",
+            1,
+            "--inputs",
+            "sink,long",
+            *args,
+            "--json",
+            out,
+        )
+        return json.loads(out.read_text())["cases"]
+
+    assert cases() == cases("--threads", 1)
+    assert cases() != cases("--seed", 2)
+
+
+def test_lifting_a_matmul_lowers_its_error(tmp_path):
+    out = tmp_path / "t.json"
+    run("trace", "--n", 256, "--heads", 1, "--recipe", "paper", "--lift", "each,all", "--json", out)
+    cases = {c["lift"]: c["tensors"] for c in json.loads(out.read_text())["cases"]}
+    assert list(cases) == ["", "S", "O", "S'", "dV", "dP", "dQ", "dK", "all"]
+    for name in ("dV", "dQ", "dK"):
+        assert cases[name][name]["rel_l2"] < 0.6 * cases[""][name]["rel_l2"]
+    for tensor in ("O", "dQ", "dK", "dV"):
+        assert cases["all"][tensor]["rel_l2"] < 0.004  # bf16 outputs
+
+
+def test_recipe_switches_reach_the_case(tmp_path):
+    out = tmp_path / "t.json"
+    run(
+        "trace",
+        "--n",
+        128,
+        "--heads",
+        1,
+        "--recipe",
+        "vectorwise",
+        "--tile-q",
+        128,
+        "--tile-k",
+        64,
+        "--smooth-k",
+        "off",
+        "--smooth-q",
+        "on",
+        "--smooth-v",
+        "off",
+        "--rounding",
+        "dither",
+        "--pv16-tiles",
+        "all",
+        "--dtype",
+        "f16",
+        "--json",
+        out,
+    )
+    (case,) = json.loads(out.read_text())["cases"]
+    assert case["tile"] == [128, 64]
+    assert case["case"] == (
+        "b1 h1 hk1 nq128 nk128 d64 full f16 vectorwise bhsd seed1 tile=128x64 "
+        "smooth_k=off smooth_q=on smooth_v=off rounding=dither pv16=all"
+    )
+
+
+def test_k_smoothing_is_what_saves_offset_keys(tmp_path):
+    errors = {}
+    for switch in ("on", "off"):
+        out = tmp_path / "t.json"
+        run(
+            "trace",
+            "--inputs",
+            "offset",
+            "--n",
+            128,
+            "--heads",
+            1,
+            "--recipe",
+            "vectorwise",
+            "--smooth-k",
+            switch,
+            "--json",
+            out,
+        )
+        errors[switch] = json.loads(out.read_text())["cases"][0]["tensors"]["dQ"]["rel_l2"]
+    assert errors["on"] < 0.03 < 3 * errors["on"] < errors["off"]
+
+
+def test_verbose_reports_progress():
+    lines = run("trace", "--n", 64, "--sigma", "1,3", "--verbose").stderr.splitlines()
+    assert len(lines) == 4
+    assert lines[-1].startswith("[4/4]")
+
+
+# --- captured tensors
+
+
+def test_captured_layers(tmp_path):
+    path, out, page = tmp_path / "c.safetensors", tmp_path / "t.json", tmp_path / "t.html"
+    capture(path, layers=(3, 12, 0), heads=4, kv_heads=2)
+    run("trace", "--from", path, "--causal", "--json", out, "--html", page)
+    cases = json.loads(out.read_text())["cases"]
+    assert [c["inputs"] for c in cases[::2]] == ["layer.0", "layer.3", "layer.12"]
+    for case in cases:
+        check_case(case)
+        assert (
+            case["sigma"] is None
+            and case["heads"] == 4
+            and case["causal"]
+            and case["dtype"] == "f32"
+        )
+        assert case["tensors"]["dK"]["rel_l2"] < 0.1
+    assert "Captured layers" in page.read_text()
+
+
+def test_captured_values_are_the_ones_compared(tmp_path):
+    # Zero queries make P uniform, whose codes are exact: what is left in O is the rounding of V.
+    # One huge value sets the scale of its block, so all others round to zero, and the error can be
+    # written down.
+    path, out = tmp_path / "c.safetensors", tmp_path / "t.json"
+    tensors = capture(path, heads=1, kv_heads=1, n=64)
+    tensors["q"][0] = 0
+    tensors["v"][0, 5, 3] = 1e4
+    save_file(tensors, path)
+    run(
+        "trace",
+        "--from",
+        path,
+        "--recipe",
+        "vectorwise",
+        "--smooth-v",
+        "off",
+        "--pv16-tiles",
+        0,
+        "--json",
+        out,
+    )
+    error = json.loads(out.read_text())["cases"][0]["tensors"]["O"]
+    exact = tensors["v"][0].astype(np.float64).mean(0)
+    rounded = np.zeros_like(exact)
+    rounded[3] = 1e4 / 64
+    assert error["rel_l2"] == pytest.approx(
+        np.linalg.norm(rounded - exact) / np.linalg.norm(exact), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 32), (1, 2, 64, 32)])
+def test_three_and_four_dimensions_are_the_same(tmp_path, shape):
+    rng = np.random.default_rng(1)
+    tensors = {
+        t: rng.standard_normal((2, 64, 32)).astype(np.float16).reshape(shape)
+        for t in ("q", "k", "v", "dout")
+    }
+    path, out = tmp_path / "c.safetensors", tmp_path / "t.json"
+    save_file(tensors, path)
+    run("trace", "--from", path, "--json", out)
+    case = json.loads(out.read_text())["cases"][0]
+    assert (case["batch"], case["heads"], case["n"], case["d"], case["dtype"]) == (
+        1,
+        2,
+        64,
+        32,
+        "f16",
+    )
+
+
+def test_bf16_capture(tmp_path):
+    # numpy has no bfloat16: write the upper halves of float32 by hand.
+    rng = np.random.default_rng(2)
+    header, data = {}, b""
+    for name in ("q", "k", "v", "dout"):
+        values = (
+            (rng.standard_normal((2, 64, 32)).astype(np.float32).view(np.uint32) >> 16)
+            .astype("<u2")
+            .tobytes()
+        )
+        header[name] = {
+            "dtype": "BF16",
+            "shape": [2, 64, 32],
+            "data_offsets": [len(data), len(data) + len(values)],
+        }
+        data += values
+    text = json.dumps(header).encode()
+    path, out = tmp_path / "c.safetensors", tmp_path / "t.json"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    run("trace", "--from", path, "--json", out)
+    assert json.loads(out.read_text())["cases"][0]["dtype"] == "bf16"
+
+
+def spoiled(path, change):
+    """Spoils a good capture: `change` edits the header, or returns the bytes of a whole file."""
+    capture(path, n=64)
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    result = change(header, data, raw)
+    if isinstance(result, bytes):
+        path.write_bytes(result)
+    else:
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def _overlap(header, data, raw):
+    first, second = sorted(header, key=lambda name: header[name]["data_offsets"])[:2]
+    header[second]["data_offsets"] = header[first]["data_offsets"]
+
+
+def _beyond(header, data, raw):
+    header["q"]["data_offsets"] = [len(data), len(data) + 2 * 64 * 32 * 4]
+
+
+def _reversed(header, data, raw):
+    header["q"]["data_offsets"] = header["q"]["data_offsets"][::-1]
+
+
+def _wrong_dtype(header, data, raw):
+    header["q"]["dtype"] = "I32"
+
+
+def _huge_shape(header, data, raw):
+    header["q"]["shape"] = [2**40, 2**40, 2**40]
+
+
+def _missing(header, data, raw):
+    header["other"] = header.pop("dout")
+
+
+BAD_FILES = {
+    "empty": (lambda h, d, r: b"", "bytes long"),
+    "cut in the header": (lambda h, d, r: r[:40], "truncated"),
+    "cut in the data": (lambda h, d, r: r[:-100], "outside"),
+    "trailing bytes": (lambda h, d, r: r + b"x", "belong to none"),
+    "header too long": (lambda h, d, r: struct.pack("<Q", 2**63) + r[8:], "above the limit"),
+    "not JSON": (lambda h, d, r: struct.pack("<Q", 4) + b"{oh}", "not valid JSON"),
+    "overlap": (_overlap, "overlaps"),
+    "out of range": (_beyond, "outside"),
+    "reversed": (_reversed, "outside"),
+    "wrong dtype": (_wrong_dtype, "expected dtype F32, BF16 or F16"),
+    "huge shape": (_huge_shape, "too large"),
+    "missing tensor": (_missing, '"dout" is missing'),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_captures_are_refused(tmp_path, name):
+    change, message = BAD_FILES[name]
+    path = tmp_path / "bad.safetensors"
+    spoiled(path, change)
+    line = refused("trace", "--from", path)
+    assert message in line and "bad.safetensors" in line
+
+
+def test_mixed_dtypes_need_a_choice(tmp_path):
+    path = tmp_path / "c.safetensors"
+    tensors = capture(path, n=64)
+    tensors["k"] = tensors["k"].astype(np.float16)
+    save_file(tensors, path)
+    assert "--dtype" in refused("trace", "--from", path)
+    run("trace", "--from", path, "--dtype", "bf16")
+
+
+# --- report
+
+
+class Page(HTMLParser):
+    """Collects what a page is made of and checks that elements nest."""
+
+    VOID = {"meta", "line", "circle", "path", "rect", "br"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.charts, self.classes, self.attributes = [], [], [], []
+        self.feed(text)
+        assert self.open == [], f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.attributes += attrs.items()
+        self.classes += attrs.get("class", "").split()
+        if tag == "svg":
+            self.charts.append(attrs["aria-label"])
+        if tag not in self.VOID:
+            self.open.append(tag)
+        elif tag in ("circle", "rect"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+
+def test_report(tmp_path):
+    html = tmp_path / "r.html"
+    done = run("report", "--quick", "--html", html)
+    record = json.loads((tmp_path / "r.json").read_text())
+    for case in record["cases"]:
+        check_case(case)
+    inputs = {(c["inputs"], c["sigma"]) for c in record["cases"]}
+    assert inputs == {("gaussian", s) for s in (1, 3, 5, 8, 10)} | {
+        ("outlier", 1),
+        ("sink", 1),
+        ("long", 1),
+    }
+    assert {(c["recipe"], c["lift"]) for c in record["cases"]} == {
+        ("paper", ""),
+        ("vectorwise", ""),
+        ("vectorwise", "all"),
+    }
+    assert record["speed"]["results"]
+
+    text = html.read_text()
+    page = Page(text)
+    for tensor in ("O", "dQ", "dK", "dV"):
+        assert f"{tensor}, relative L2 error" in page.charts
+    for kind in ("outlier", "sink", "long"):
+        assert f"{kind} σ=1" in page.charts
+    assert page.classes.count("ring") == 20  # published points: five sigmas, four tensors
+    assert page.classes.count("dot") == 4 * 5 * 3
+    assert page.classes.count("bar") == 3 * 4 * 3
+    assert "prefers-color-scheme: dark" in text
+    assert not [a for a in page.attributes if a[0] in ("src", "href")], "the page must stand alone"
+
+    words = done.stdout
+    assert "gate" in words and "Wrote" in words
+    assert words.rindex("`vectorwise`") > words.rindex("gates")  # ends with the verdict
+
+
+def test_report_writes_where_it_is_told(tmp_path):
+    run("report", "--quick", "--html", tmp_path / "a.html", "--json", tmp_path / "b.json")
+    assert (tmp_path / "a.html").exists() and (tmp_path / "b.json").exists()
+    assert not (tmp_path / "a.json").exists()
+
+
+# --- bench
+
+
+def test_bench_json(tmp_path):
+    out = tmp_path / "b.json"
+    done = run(
+        "bench",
+        "h2 n128 d32 causal",
+        "h1 n128 d64 paper",
+        "--reps",
+        3,
+        "--threads",
+        1,
+        "--json",
+        out,
+    )
+    assert "share of peak" in done.stdout and "INT8 part" in done.stdout
+    record = json.loads(out.read_text())
+    assert record["threads"] == 1 and record["reps"] == 3
+    for result in record["results"]:
+        forward, backward, both = (result[p] for p in ("forward", "backward", "both"))
+        for p in (forward, backward, both):
+            assert 0 < p["min_ms"] <= p["median_ms"] <= p["max_ms"]
+            assert p["gmacs"] == pytest.approx(
+                (p["int8_macs"] + p["floating_macs"]) / p["median_ms"] / 1e6
+            )
+            if record["peaks"]:
+                peak = next(x for x in record["peaks"] if x["isa"] == result["peak"])
+                assert p["share_of_peak"] == pytest.approx(p["int8_gmacs"] / peak["int8_gmacs"])
+                left = p["median_ms"] / 1e3 - p["floating_macs"] / (peak["fp32_gmacs"] * 1e9)
+                expected = p["int8_macs"] / (left * peak["int8_gmacs"] * 1e9)
+                assert p["share_of_peak_int8_part"] == pytest.approx(expected)
+        assert both["int8_macs"] == forward["int8_macs"] + backward["int8_macs"]
+    pairs = 128 * 129 // 2
+    assert record["results"][0]["backward"]["int8_macs"] == 4 * 2 * pairs * 32
+
+
+def test_bench_runs_a_pinned_implementation(tmp_path):
+    out = tmp_path / "b.json"
+    run("bench", "n64 d32", "--impl", "ref", "--reps", 1, "--json", out)
+    assert json.loads(out.read_text())["results"][0]["impl"] == "ref"

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two gloo ranks: ring attention through PyTorch's context parallel and called directly, FSDP2."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import ranks
+import sagebwd
+from reference import check, exact_grads, rel, visible
+from sagebwd.integrations import context_parallel as ring
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
+
+
+def _sequence(dtype=torch.float32):
+    """q, k, v, dout of the whole sequence, keys with a large mean."""
+    g = torch.Generator().manual_seed(5)
+    q, k, v, dout = (torch.randn(1, 2, 128, 64, generator=g) for _ in range(4))
+    return tuple(t.to(dtype) for t in (q, k + 10 * torch.randn(64, generator=g), v, dout))
+
+
+def _compare(got, want, gate=0.06):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want):
+        check(name, a, b, gate)
+
+
+def _gather(t, dim=2):
+    pieces = [torch.empty_like(t) for _ in range(ranks.RANKS)]
+    dist.all_gather(pieces, t.contiguous())
+    return torch.cat(pieces, dim)
+
+
+def direct(causal, load_balance, rank):
+    q, k, v, dout = _sequence()
+    order = [0, 3, 1, 2] if load_balance else [0, 1, 2, 3]  # the quarters as the ranks hold them
+    quarters = [torch.cat([t.chunk(4, 2)[i] for i in order], 2) for t in (q, k, v, dout)]
+    *mine, my_dout = (t.chunk(ranks.RANKS, 2)[rank].contiguous() for t in quarters)
+    mine = [t.requires_grad_() for t in mine]
+    out = ring.ring_attention(*mine, dist.group.WORLD, causal=causal, load_balance=load_balance)
+    grads = torch.autograd.grad(out, mine, my_dout)
+    got = [_gather(t.detach()) for t in (out, *grads)]
+    got = [torch.cat([t.chunk(4, 2)[order.index(i)] for i in range(4)], 2) for t in got]
+    want = exact_grads(q, k, v, dout, visible(128, 128, causal))
+    _compare(got, (want[0], *want[2:]))
+
+
+def direct_all(rank):
+    for causal, load_balance in ((False, False), (True, False), (True, True)):
+        direct(causal, load_balance, rank)
+
+
+def test_ring_attention():
+    ranks.run("test_distributed", "direct_all")
+
+
+def through_torch(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    q, k, v, dout = _sequence()
+    want = exact_grads(q, k, v, dout, visible(128, 128, True))
+    shards = [t.clone() for t in (q, k, v, dout)]
+    plain = F.scaled_dot_product_attention
+    with ring.enabled(), context_parallel(mesh, buffers=shards, buffer_seq_dims=[2] * 4):
+        leaves = [t.detach().clone().requires_grad_() for t in shards[:3]]
+        assert leaves[0].shape[2] == 64
+        out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+        grads = torch.autograd.grad(out, leaves, shards[3])
+        got = context_parallel_unshard(mesh, [out.detach(), *grads], [2] * 4)
+    _compare(got, (want[0], *want[2:]))
+    assert rel(got[0], want[0]) > 1e-4, "INT8 ran, not PyTorch's own kernel"
+    assert F.scaled_dot_product_attention is plain
+    assert not any("for_cpu" in str(op) for op in ring._torch_ring().custom_ops), "restored"
+
+
+def test_ring_through_context_parallel():
+    ranks.run("test_distributed", "through_torch")
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(64, 3 * 64, bias=False)
+        self.out = torch.nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 32).unbind(2)
+        return x + self.out(sagebwd.attention(q, k, v, causal=True).flatten(2))
+
+
+def _model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Block(), Block())
+
+
+def _train(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for x in batches:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def fsdp(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    batches = torch.randn(5, 4, 40, 64, generator=torch.Generator().manual_seed(1))
+    whole = _model()
+    want = _train(whole, batches)
+    model = _model()
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    got = _train(model, [x.chunk(ranks.RANKS)[rank] for x in batches])
+    dist.all_reduce(got)
+    torch.testing.assert_close(got / ranks.RANKS, want, rtol=1e-4, atol=1e-6)
+    for a, b in zip(model.parameters(), whole.parameters()):
+        torch.testing.assert_close(a.full_tensor(), b, rtol=1e-3, atol=1e-5)
+
+
+def test_fsdp2_equals_one_process():
+    ranks.run("test_distributed", "fsdp")

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed package as a whole: a C++ program against the libraries it carries, and the
+examples."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer LANGUAGES CXX)
+find_package(sagebwd CONFIG REQUIRED)
+add_executable(consumer {source})
+target_link_libraries(consumer PRIVATE sagebwd::sagebwd)
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+def test_cpp_program_against_the_installed_package(tmp_path):
+    cmake_dir = run(sys.executable, "-m", "sagebwd", "--cmake-dir").strip()
+    (tmp_path / "CMakeLists.txt").write_text(
+        PROJECT.format(source=ROOT / "examples" / "02_cpp.cpp")
+    )
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-Dsagebwd_DIR={cmake_dir}")
+    run("cmake", "--build", tmp_path / "build")
+    assert run(tmp_path / "build" / "consumer")
+
+
+@pytest.mark.parametrize("example", ["01_torch.py", "04_transformers.py"])
+def test_example(example):
+    if "transformers" in example:
+        pytest.importorskip("transformers")
+    out = run(
+        sys.executable, ROOT / "examples" / example, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert "nan" not in out
+    print(out)
+
+
+def test_one_binary_for_every_python():
+    """No Python symbol in the libraries: what the py3-none wheel tag promises."""
+    from sagebwd import _library
+
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("needs nm")
+    for root in _library.install_roots():
+        path = root / "lib" / "libsagebwd_torch.so"
+        if path.exists():
+            symbols = run(nm, "-D", "--undefined-only", path)
+            assert "torch_call_dispatcher" in symbols
+            foreign = [s for s in symbols.split() if s.startswith("Py") or "c10" in s or "2at" in s]
+            assert not foreign, foreign
+            return
+    raise AssertionError("no library")
