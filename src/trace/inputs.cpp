@@ -111,11 +111,14 @@ void scale_channel(Rows x, Outlier o) {
     x[i][o.channel] = static_cast<float>(o.factor * x[i][o.channel]);
 }
 
-/// Logit at which one key takes `share` of a row whose `others` keys have normal logits of variance
-/// `variance`.
+/// Logit at which one key takes `share` of a row whose `others` keys have normal logits of this
+/// variance. The sum over n keys is n·exp(variance / 2) while many of them take part in it; once
+/// the deviation passes sqrt(2 ln n) the largest one alone makes it.
 double logit_for_share(double share, int64_t others, double variance) {
-  return std::log(share / (1 - share) * static_cast<double>(std::max<int64_t>(others, 1))) +
-         variance / 2;
+  const double log_n = std::log(static_cast<double>(std::max<int64_t>(others, 1)));
+  const double log_sum =
+      variance < 2 * log_n ? log_n + variance / 2 : std::sqrt(2 * log_n * variance);
+  return std::log(share / (1 - share)) + log_sum;
 }
 
 std::vector<float> unit_direction(uint64_t seed, int64_t batch, int64_t kv_head, int64_t d) {
@@ -206,9 +209,9 @@ class Generator {
     const double noise = kPeakNoise * kPeakNoise * logit_variance();
     double logit = 0;
     for (int step = 0; step < 8; ++step) {
-      const double along =
-          logit * sigma_ / length;  // deviation of the other logits due to the peak
-      // A short key of few channels cannot have that share: the bound keeps the steps from diverging.
+      // Deviation of the other logits that is due to the peak.
+      const double along = logit * sigma_ / length;
+      // A short key of few channels cannot have that share: the bound stops the steps.
       logit = std::min(logit_for_share(kPeakShare, r.end - r.begin - 1, noise + along * along),
                        kPeakLogit);
     }

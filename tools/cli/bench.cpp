@@ -45,10 +45,12 @@ void add_bench(CLI::App& app, const std::string& command_line) {
       ->type_name("CASE");
   command->add_option("--reps", o->settings.reps, "Timed runs per case; the median counts")
       ->capture_default_str()
-      ->check(CLI::Range(1, 100000));
+      ->check(CLI::Range(1, 100000).description(""))
+      ->type_name("N");
   command->add_option("--warmup", o->settings.warmup, "Runs before that")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1000));
+      ->check(CLI::Range(0, 1000).description(""))
+      ->type_name("N");
   command->add_option("--json", o->json_path, "Write the figures to this file")->type_name("FILE");
   add_run_options(*command, o->run);
   command->footer(

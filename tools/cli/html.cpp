@@ -35,18 +35,33 @@ p { margin: 0 0 12px; max-width: 78ch; }
   background: var(--card); border: 1px solid var(--line); border-radius: 12px;
   padding: 24px 26px; margin: 0 0 20px;
 }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 14px; margin: 0 0 20px; }
-.tile { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px 18px; }
+.tiles {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 14px;
+  margin: 0 0 20px;
+}
+.tile {
+  background: var(--card); border: 1px solid var(--line); border-radius: 12px;
+  padding: 16px 18px;
+}
 .tile .name { font-size: 13px; color: var(--soft); }
 .tile .value { font-size: 28px; font-weight: 650; letter-spacing: -0.02em; line-height: 1.3; }
 .tile .note { font-size: 13px; color: var(--faint); }
-code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; background: var(--code);
-       border-radius: 4px; padding: 1px 5px; overflow-wrap: anywhere; }
+code {
+  font: 0.9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; background: var(--code);
+  border-radius: 4px; padding: 1px 5px; overflow-wrap: anywhere;
+}
 code.recipe { color: var(--c); background: none; padding: 0; font-weight: 600; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th, thead th:first-child { color: var(--soft); font-weight: 600; border-bottom-color: var(--faint); }
+table {
+  border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums;
+}
+th, td {
+  text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line);
+  white-space: nowrap;
+}
+thead th, thead th:first-child {
+  color: var(--soft); font-weight: 600; border-bottom-color: var(--faint);
+}
 th:first-child, td:first-child { text-align: left; padding-left: 0; font-weight: 500; }
 tr:last-child td, tr:last-child th { border-bottom: 0; }
 td.group { border-top: 1px solid var(--faint); }
@@ -59,29 +74,50 @@ td.good { color: var(--good); font-weight: 600; }
 td.bad { color: var(--bad); font-weight: 600; }
 td.best { font-weight: 650; }
 .verdict { font-size: 20px; font-weight: 600; letter-spacing: -0.01em; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 10px 24px; margin: 14px 0 8px; }
+.charts {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 10px 24px;
+  margin: 14px 0 8px;
+}
 .charts.thirds { grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); }
-@media (max-width: 560px) { .charts, .charts.thirds { grid-template-columns: 1fr; } main { padding: 24px 14px; } }
+@media (max-width: 560px) {
+  .charts, .charts.thirds { grid-template-columns: 1fr; }
+  main { padding: 24px 14px; }
+}
 figure { margin: 0; }
 svg.chart { width: 100%; height: auto; display: block; }
-svg.chart text { fill: var(--soft); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }
+svg.chart text {
+  fill: var(--soft); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif;
+}
 svg.chart text.title { fill: var(--ink); font-size: 14px; font-weight: 650; }
 svg.chart text.value { fill: var(--ink); font-variant-numeric: tabular-nums; }
 svg.chart .grid { stroke: var(--grid); stroke-width: 1; }
 svg.chart .axis { stroke: var(--faint); stroke-width: 1; }
 .c-paper { --c: var(--paper); } .c-vectorwise { --c: var(--vectorwise); }
 .c-published { --c: var(--published); } .c-other { --c: var(--other); }
-svg.chart .line { fill: none; stroke: var(--c); stroke-width: 2.25; stroke-linejoin: round; stroke-linecap: round; }
+svg.chart .line {
+  fill: none; stroke: var(--c); stroke-width: 2.25; stroke-linejoin: round;
+  stroke-linecap: round;
+}
 svg.chart .dot { fill: var(--c); stroke: var(--card); stroke-width: 1.5; }
 svg.chart .ring { fill: var(--card); stroke: var(--c); stroke-width: 1.75; }
 svg.chart .bar { fill: var(--c); }
-.legend { display: flex; flex-wrap: wrap; gap: 6px 20px; font-size: 14px; color: var(--soft); margin-top: 6px; }
-.legend span::before { content: ""; display: inline-block; width: 12px; height: 12px; border-radius: 3px;
-                       background: var(--c); margin-right: 7px; vertical-align: -1px; }
-.legend span.c-published::before { background: none; border: 2px solid var(--c); border-radius: 50%; }
+.legend {
+  display: flex; flex-wrap: wrap; gap: 6px 20px; font-size: 14px; color: var(--soft);
+  margin-top: 6px;
+}
+.legend span::before {
+  content: ""; display: inline-block; width: 12px; height: 12px; border-radius: 3px;
+  background: var(--c); margin-right: 7px; vertical-align: -1px;
+}
+.legend span.c-published::before {
+  background: none; border: 2px solid var(--c); border-radius: 50%;
+}
 details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 details[open] summary { margin-bottom: 8px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0; font-size: 14px; }
+dl {
+  display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0;
+  font-size: 14px;
+}
 dt { color: var(--soft); } dd { margin: 0; }
 @media print { body { background: #fff; } .card, .tile { break-inside: avoid; } }
 )css";

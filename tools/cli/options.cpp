@@ -21,11 +21,11 @@ void RunOptions::apply() const {
 void add_run_options(CLI::App& command, RunOptions& o) {
   command
       .add_option("--impl", o.implementation,
-                  "Run this implementation instead of the best one; \"sagebwd info\" lists them")
+                  "Run this implementation instead of the best one (see sagebwd info)")
       ->type_name("NAME");
   command.add_option("--threads", o.threads, "Number of threads; default: all cores")
       ->type_name("N")
-      ->check(CLI::Range(1, 4096));
+      ->check(CLI::Range(1, 4096).description(""));
   auto* verbose = command.add_flag("-v,--verbose", o.verbose, "Print progress line by line");
   command.add_flag("-q,--quiet", o.quiet, "Print no progress")->excludes(verbose);
 }

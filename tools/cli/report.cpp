@@ -138,14 +138,13 @@ void add_report(CLI::App& app, const std::string& command_line) {
   add_run_options(*command, o->run);
   command->footer(
       "Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and "
-      "long rows,\n"
-      "each under both recipes and without INT8; see \"sagebwd trace --help\" for what they are. "
-      "Ends with a "
-      "verdict against the\n"
-      "gates of the test plan. Takes a minute or two on two cores.\n\n"
+      "long rows\n"
+      "(\"sagebwd trace --help\" says what they are), each under both recipes and without INT8. "
+      "Ends with a\n"
+      "verdict against the gates of the test plan. Takes a minute or two on two cores.\n\n"
       "Examples:\n"
       "  sagebwd report\n"
-      "  sagebwd report --case \"h8 n4096 d128 causal\" --out accuracy.html");
+      "  sagebwd report --case \"h8 n4096 d128 causal\" --html accuracy.html");
   command->callback([o, command_line] { run(*o, command_line); });
 }
 

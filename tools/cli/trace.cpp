@@ -68,77 +68,81 @@ void run(TraceOptions o, const std::string& command_line) {
     write_file(o.html_path, trace_page(results, {"Trace of INT8 attention", command_line, false}));
 }
 
+/// A choice by name. Descriptions of the validators are left out: the type's name says it better.
+template <typename T, typename Choices>
+CLI::Option* add_choice(CLI::App& command, const char* option, T& to, const Choices& choices,
+                        const char* what) {
+  std::vector<std::string> names;
+  std::string shown;
+  for (const auto& [name, value] : choices) {
+    names.push_back(name);
+    shown += (shown.empty() ? "" : "|") + name;
+  }
+  // The transform added last runs first: membership is checked on the name.
+  return command.add_option(option, to, what)
+      ->transform(CLI::Transformer(choices).description(""))
+      ->transform(CLI::IsMember(names).description(""))
+      ->type_name(shown);
+}
+
+template <typename T>
+CLI::Option* add_size(CLI::App& command, const char* option, T& to, int64_t most,
+                      const char* what) {
+  return command.add_option(option, to, what)
+      ->check(CLI::Range(int64_t{1}, most).description(""))
+      ->type_name("N");
+}
+
+template <typename T>
+CLI::Option* add_list(CLI::App& command, const char* option, std::vector<T>& to, const char* type,
+                      const char* what) {
+  return command.add_option(option, to, what)
+      ->delimiter(',')
+      ->type_name(type)
+      ->capture_default_str();
+}
+
 void add_inputs(CLI::App& command, TraceOptions& o) {
   TraceRequest& r = o.request;
-  command
-      .add_option("--inputs", r.inputs,
-                  "Kinds of synthetic inputs: gaussian, outlier, sink, long, offset")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->group("Inputs");
-  command.add_option("--sigma", r.sigmas, "Deviations of Q and K; V and dO have 1")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->group("Inputs");
-  command.add_option("--n", o.n, "Tokens (default 1024)")
-      ->check(CLI::Range(1, 1 << 24))
-      ->group("Inputs");
-  command.add_option("--d", o.d, "Head dim (default 64)")
-      ->check(CLI::Range(1, 4096))
-      ->group("Inputs");
-  command.add_option("--heads", o.heads, "Heads (default 2)")
-      ->check(CLI::Range(1, 1 << 16))
-      ->group("Inputs");
-  command.add_flag("--causal", o.causal, "Causal mask")->group("Inputs");
-  command
-      .add_option("--dtype", r.dtype,
-                  "Element type: f32, bf16 or f16 (default bf16, or the file's)")
-      ->transform(CLI::CheckedTransformer(kDtypes))
-      ->group("Inputs");
-  command.add_option("--seed", o.seed, "Seed of inputs and dither (default 1)")->group("Inputs");
-  command
-      .add_option("--case", o.base_case,
-                  "Start from a case string: \"h8 hk2 nq512 nk4096 d128 causal window=1024,0\"")
-      ->type_name("CASE")
-      ->group("Inputs");
-  command
-      .add_option("--from", r.from,
-                  "Captured tensors q, k, v, dout ([h,n,d] or [b,h,n,d]; also layer.<N>.q …)")
-      ->type_name("FILE.safetensors")
-      ->group("Inputs");
+  for (CLI::Option* option :
+       {add_list(command, "--inputs", r.inputs, "KIND,..", "Kinds of synthetic inputs, see below"),
+        add_list(command, "--sigma", r.sigmas, "X,..", "Deviations of Q and K; V and dO have 1"),
+        add_size(command, "--n", o.n, 1 << 24, "Tokens (default 1024)"),
+        add_size(command, "--d", o.d, 4096, "Head dim (default 64)"),
+        add_size(command, "--heads", o.heads, 1 << 16, "Heads (default 2)"),
+        command.add_flag("--causal", o.causal, "Causal mask"),
+        add_choice(command, "--dtype", r.dtype, kDtypes,
+                   "Element type; default bf16, or the file's"),
+        command.add_option("--seed", o.seed, "Seed of inputs and dither (default 1)")
+            ->type_name("N"),
+        command
+            .add_option("--case", o.base_case,
+                        "Start from a case string, such as \"h8 hk2 nq512 nk4096 d128\"")
+            ->type_name("CASE"),
+        command.add_option("--from", r.from, "Captured tensors q, k, v, dout instead; see below")
+            ->type_name("FILE.safetensors")})
+    option->group("Inputs");
 }
 
 void add_recipe(CLI::App& command, TraceOptions& o) {
   TraceRequest& r = o.request;
   RecipeSwitches& s = r.switches;
-  const auto on_off = [&](const char* name, std::optional<bool>& to, const char* what) {
-    command.add_option(name, to, what)
-        ->transform(CLI::CheckedTransformer(kSwitch))
-        ->group("Recipe");
-  };
-  command.add_option("--recipe", r.recipes, "Recipes: paper, vectorwise")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->group("Recipe");
-  command
-      .add_option("--lift", r.lifts,
-                  "Matmuls to lift out of INT8, each as a case of its own: S O S' (or S2) dV dP dQ "
-                  "dK; S+S2 lifts two "
-                  "at once, \"each\" is all seven one by one, \"all\" is all at once")
-      ->delimiter(',')
-      ->group("Recipe");
-  command.add_option("--tile-q", s.tile_q, "Queries per tile")->group("Recipe");
-  command.add_option("--tile-k", s.tile_k, "Keys per tile")->group("Recipe");
-  on_off("--smooth-k", s.smooth_k, "Subtract the mean key: on, off");
-  on_off("--smooth-q", s.smooth_q, "Subtract the mean query of each block: on, off");
-  on_off("--smooth-v", s.smooth_v, "Subtract the mean value: on, off");
-  command.add_option("--rounding", s.rounding, "Rounding of P and dS: nearest, dither")
-      ->transform(CLI::CheckedTransformer(kRounding))
-      ->group("Recipe");
-  command
-      .add_option("--pv16-tiles", o.pv16,
-                  "Leading key tiles whose P·V stays in floating point; \"all\"")
-      ->group("Recipe");
+  for (CLI::Option* option :
+       {add_list(command, "--recipe", r.recipes, "NAME,..", "paper, vectorwise"),
+        add_list(command, "--lift", r.lifts, "MATMUL,..",
+                 "Matmuls to lift out of INT8, each a case of its own; see below"),
+        add_size(command, "--tile-q", s.tile_q, 4096, "Queries per tile"),
+        add_size(command, "--tile-k", s.tile_k, 4096, "Keys per tile"),
+        add_choice(command, "--smooth-k", s.smooth_k, kSwitch, "Subtract the mean key"),
+        add_choice(command, "--smooth-q", s.smooth_q, kSwitch,
+                   "Subtract the mean query of each block"),
+        add_choice(command, "--smooth-v", s.smooth_v, kSwitch, "Subtract the mean value"),
+        add_choice(command, "--rounding", s.rounding, kRounding, "Rounding of P and dS"),
+        command
+            .add_option("--pv16-tiles", o.pv16,
+                        "Leading key tiles whose P·V stays in floating point")
+            ->type_name("N|all")})
+    option->group("Recipe");
 }
 
 }  // namespace
@@ -167,6 +171,12 @@ void add_trace(CLI::App& app, const std::string& command_line) {
       "  sink      the first key takes about 65% of every row and carries little value\n"
       "  long      nearly uniform rows, where one query in eight puts 30% on a single key\n"
       "  offset    every channel of K has a large mean that all tokens share\n\n"
+      "Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several "
+      "layers, and\n"
+      "the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads.\n\n"
+      "Matmuls are S, O, S' (or S2), dV, dP, dQ and dK. S+S2 lifts two at once, \"each\" stands "
+      "for all seven\n"
+      "one by one, \"all\" lifts everything.\n\n"
       "Examples:\n"
       "  sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html\n"
       "  sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each\n"

@@ -180,11 +180,20 @@ void check_case(int64_t number) {
   double largest = 30;
   for (float x : want.max_logit)
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
-  const double parity = 2e-3 * largest / 30;
+  const Parity parity{2e-3 * largest / 30, 1e-5 * largest / 30, 5e-5 * largest / 30};
   for (const dispatch::Implementation* impl : available_production()) {
     const Results got = run(*impl, p, {.place = place});
-    EXPECT_TRUE(agrees(got, want, parity, 1e-5 * largest / 30, p))
+    EXPECT_TRUE(elementwise("LSE", got.lse, widened(want.lse), p.row_shape(), parity.lse, 1e-6, p))
         << impl->name << repro(number, f);
+    ::testing::AssertionResult same = agrees(got, want, parity, p);
+    if (!same) {
+      // One code of dS that rounds the other way is a large part of a gradient that is mostly
+      // quantisation error (a large mean key left unsmoothed, say), but a small part of that error.
+      if (truth.o.empty()) truth = exact(p);
+      if (differs_less_than_its_error(got, want, truth, 0.15, p))
+        same = ::testing::AssertionSuccess();
+    }
+    EXPECT_TRUE(same) << impl->name << repro(number, f);
     if (f.has_accuracy) {
       EXPECT_TRUE(accurate(got, truth, {.o = 0.06, .dq = gate, .dk = gate, .dv = gate}, p))
           << impl->name << repro(number, f);

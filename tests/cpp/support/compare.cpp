@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/compare.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -111,29 +112,48 @@ trace::ErrorStats error_stats(const std::vector<float>& value, const std::vector
   return close("dV", got.dv, want.dv, p.k_shape(), budget(b.dv), p);
 }
 
-::testing::AssertionResult agrees(const Results& got, const Results& want, double rel_l2,
-                                  double one_minus_cosine, const AttentionProblem& p) {
+::testing::AssertionResult agrees(const Results& got, const Results& want, const Parity& parity,
+                                  const AttentionProblem& p) {
   // Where the true gradient vanishes (one visible key, say), both hold rounding noise of this size.
   const auto size = [](const std::vector<float>& x) { return norm(widened(x)); };
-  const double rows = std::sqrt(static_cast<double>(std::max<int64_t>(p.c.nq * p.c.b * p.c.h, 1)));
-  const double d = std::sqrt(static_cast<double>(p.c.d));
-  const double scale = std::fabs(static_cast<double>(p.resolved().scale));
-  const double dp = size(p.in.dout) / rows * size(p.in.v) /
-                    std::sqrt(static_cast<double>(std::max<int64_t>(p.c.nk * p.c.b * p.c.hk, 1)));
-  const double noise = 1e-6 * scale * dp / d;
-  const Budget b{rel_l2, one_minus_cosine, 0};
-  const Budget dq{rel_l2, one_minus_cosine, noise * size(p.in.k)};
-  const Budget dk{rel_l2, one_minus_cosine, noise * size(p.in.q)};
-  if (auto r = close("O", got.o, want.o, p.q_shape(), b, p); !r) return r;
-  if (auto r = elementwise("LSE", got.lse, widened(want.lse), p.row_shape(), 1e-5, 1e-6, p); !r)
+  const auto root = [](int64_t n) {
+    return std::sqrt(static_cast<double>(std::max<int64_t>(n, 1)));
+  };
+  const double dp =
+      size(p.in.dout) / root(p.c.nq * p.c.b * p.c.h) * size(p.in.v) / root(p.c.nk * p.c.b * p.c.hk);
+  const double noise = 1e-6 * std::fabs(static_cast<double>(p.resolved().scale)) * dp / root(p.c.d);
+  const Budget plain{parity.rel_l2, parity.one_minus_cosine, 0};
+  Budget dq = plain, dk = plain;
+  dq.floor_norm = noise * size(p.in.k), dk.floor_norm = noise * size(p.in.q);
+  const Shape heads{1, 1, p.num_sequences(), p.c.h};
+  if (auto r = close("O", got.o, want.o, p.q_shape(), plain, p); !r) return r;
+  if (auto r = elementwise("LSE", got.lse, widened(want.lse), p.row_shape(), parity.lse, 1e-6, p);
+      !r)
     return r;
-  if (auto r = elementwise("max_logit", got.max_logit, widened(want.max_logit),
-                           {1, 1, p.num_sequences(), p.c.h}, 1e-5, 1e-6, p);
+  if (auto r = elementwise("max_logit", got.max_logit, widened(want.max_logit), heads, parity.lse,
+                           1e-6, p);
       !r)
     return r;
   if (auto r = close("dQ", got.dq, want.dq, p.q_shape(), dq, p); !r) return r;
   if (auto r = close("dK", got.dk, want.dk, p.k_shape(), dk, p); !r) return r;
-  return close("dV", got.dv, want.dv, p.k_shape(), b, p);
+  return close("dV", got.dv, want.dv, p.k_shape(), plain, p);
+}
+
+::testing::AssertionResult differs_less_than_its_error(const Results& got, const Results& want,
+                                                       const Exact& truth, double fraction,
+                                                       const AttentionProblem& p) {
+  const auto check = [&](const char* name, const std::vector<float>& x,
+                         const std::vector<float>& reference,
+                         const std::vector<double>& exact_value, const Shape& shape) {
+    std::vector<double> error(reference.size());
+    for (size_t i = 0; i < error.size(); ++i) error[i] = reference[i] - exact_value[i];
+    return close(name, x, reference, shape,
+                 {.rel_l2 = 0, .one_minus_cosine = 0, .floor_norm = fraction * norm(error)}, p);
+  };
+  if (auto r = check("O", got.o, want.o, truth.o, p.q_shape()); !r) return r;
+  if (auto r = check("dQ", got.dq, want.dq, truth.dq, p.q_shape()); !r) return r;
+  if (auto r = check("dK", got.dk, want.dk, truth.dk, p.k_shape()); !r) return r;
+  return check("dV", got.dv, want.dv, truth.dv, p.k_shape());
 }
 
 }  // namespace sagebwd::testing

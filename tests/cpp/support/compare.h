@@ -44,13 +44,23 @@ struct Budgets {
   double one_minus_cosine = std::numeric_limits<double>::infinity();
 };
 
-/// O, dQ, dK and dV against the exact answer, LSE to `lse` absolute.
+/// O, dQ, dK and dV against the exact answer.
 ::testing::AssertionResult accurate(const Results& got, const Exact& want, const Budgets& budgets,
                                     const AttentionProblem& p);
 
-/// All outputs of two implementations of one recipe agree to `rel_l2`.
-::testing::AssertionResult agrees(const Results& got, const Results& want, double rel_l2,
-                                  double one_minus_cosine, const AttentionProblem& p);
+/// Tolerances between two implementations of one recipe.
+struct Parity {
+  double rel_l2, one_minus_cosine;
+  double lse = 1e-5;  // absolute, beside 1e-6 relative; of max_logit too
+};
+
+::testing::AssertionResult agrees(const Results& got, const Results& want, const Parity& parity,
+                                  const AttentionProblem& p);
+
+/// O and gradients differ by less than `fraction` of the reference's own distance from the truth.
+::testing::AssertionResult differs_less_than_its_error(const Results& got, const Results& want,
+                                                       const Exact& truth, double fraction,
+                                                       const AttentionProblem& p);
 
 double norm(const std::vector<double>& x);
 std::vector<double> widened(const std::vector<float>& x);

@@ -100,6 +100,15 @@ TEST(Inputs, SinkTakesItsShareOfEveryRow) {
   }
 }
 
+TEST(Inputs, SinkStaysBetweenNothingAndAllAtLargeSigma) {
+  const auto c = AttnCase::parse("n1024 d64 f32");
+  const Inputs in = make_inputs(c, InputKind::sink, 3.0);
+  double mean = 0;
+  for (int64_t i = 0; i < c.nq; i += 16) mean += row_of_p(c, in, i)[0] / 64;
+  EXPECT_GT(mean, 0.3);
+  EXPECT_LT(mean, 0.95);
+}
+
 TEST(Inputs, LongRowsAreFlatWithRarePeaks) {
   const auto c = AttnCase::parse("n2048 d64 f32");
   const Inputs in = make_inputs(c, InputKind::long_rows);

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of README.md from the records under results/. With --check it only compares.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def record(path):
+    return json.loads((ROOT / "results" / path).read_text())
+
+
+def source(r):
+    state = "" if r["clean"] else " with changes"
+    return f"\n`{r['command']}`, commit {r['commit'][:10]}{state}, {r['date']}.\n"
+
+
+def accuracy(name):
+    """Relative L2 error of the outputs, one row a case."""
+    r = record(f"accuracy/{name}.json")
+    out = ["| inputs | recipe | O | dQ | dK | dV | cos dQ |", "|---|---|---|---|---|---|---|"]
+    for c in r["cases"]:
+        t = c["tensors"]
+        label = f"σ = {c['sigma']:g}" if c["inputs"] == "gaussian" else c["inputs"]
+        errors = " | ".join(f"{t[x]['rel_l2']:.4f}" for x in ("O", "dQ", "dK", "dV"))
+        out.append(f"| {label} | `{c['recipe']}` | {errors} | {t['dQ']['cos']:.5f} |")
+    return "\n".join(out) + "\n" + source(r)
+
+
+def torch_cpu():
+    """Forward + backward against PyTorch on a CPU, medians of interleaved runs."""
+    r = record("speed/torch_cpu.json")
+    out = ["| case | implementation | forward, ms | backward, ms | both, ms | times ours |",
+           "|---|---|---|---|---|---|"]
+    for e in r["results"]:
+        times = " | ".join(f"{e[x]['median_ms']:.0f}" for x in ("forward", "backward", "both"))
+        out.append(f"| {e['case']} | {e['implementation']} | {times} | "
+                   f"{e['both']['ratio_to_sagebwd']:.2f} |")
+    where = r["machine"]
+    return "\n".join(out) + f"\n\n{where['cpu']}, {where['threads']} threads, torch {where['torch']}.\n" + source(r)
+
+
+TABLES = {
+    "gaussian": lambda: accuracy("gaussian"),
+    "hard": lambda: accuracy("hard"),
+    "torch_cpu": torch_cpu,
+}
+
+
+def main():
+    page = ROOT / "README.md"
+    text = page.read_text()
+    made = re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+        lambda m: m[1] + TABLES[m[2]]() + m[3], text, flags=re.S)
+    if "--check" in sys.argv[1:]:
+        if made != text:
+            sys.exit("README.md differs from results/: run tools/tables.py")
+    else:
+        page.write_text(made)
+
+
+if __name__ == "__main__":
+    main()
