@@ -9,6 +9,7 @@ endif()
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
   set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
 endif()
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 

@@ -37,7 +37,7 @@ part build build release build
 if [ ${#failed[@]} -eq 0 ]; then
   part "C++ tests" run_ctest build -j2 -LE package
   part "Python package" tools/setup/package.sh .venv
-  part "Python tests" .venv/bin/python -m pytest -q tests/python
+  part "Python tests" .venv/bin/python -m pytest tests/python
   [ -n "${FUZZ:-}" ] && part "fuzz, $FUZZ cases" fuzz
   part "address, undefined" sanitizer asan
   part "thread" sanitizer tsan

@@ -92,11 +92,20 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
     assert "sigma" in refused("trace", "--sigma", "0", "--n", "64")
     assert "--sigma" in refused("trace", "--sigma", "big")
     assert "tile" in refused("trace", "--n", "64", "--tile-q", "100")
+    assert "--dtype" in refused("trace", "--dtype", "f64")
     assert "cpu-scalar" in refused("trace", "--impl", "gpu-magic")
     assert "cannot be opened" in refused("trace", "--from", tmp_path / "missing.safetensors")
     assert "cannot be written" in refused(
         "trace", "--n", "64", "--json", tmp_path / "no" / "such.json"
     )
+
+
+def test_nothing_is_accepted_and_ignored(tmp_path):
+    capture(tmp_path / "c.safetensors", n=64)
+    for option in (["--n", 128], ["--sigma", 3], ["--inputs", "sink"], ["--case", "h4"]):
+        assert option[0] in refused("trace", "--from", tmp_path / "c.safetensors", *option)
+    assert "options of its own" in refused("trace", "--case", "n64 paper")
+    assert "--quick" in refused("report", "--quick", "--case", "n64")
 
 
 def test_a_pin_that_cannot_serve_is_a_user_error():

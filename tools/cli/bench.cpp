@@ -13,6 +13,27 @@
 namespace sagebwd::cli {
 namespace {
 
+/// Printed below the options by --help.
+constexpr const char* kHelp = R"(What the columns mean:
+  ms             median wall time of the whole call through the public API: quantisation, smoothing,
+                 softmax and the floating-point dP are all inside. Inputs are random.
+  GMAC/s         multiply-adds of all matmuls over that time. Only visible (query, key) pairs count.
+  INT8 GMAC/s    the INT8 ones of them: dP never is, nor the leading key tiles of P·V that stay in
+                 floating point (pv16).
+  share of peak  INT8 multiply-adds / (wall time × INT8 peak).
+  INT8 part      the same, with floating-point multiply-adds taken out of the time at FMA peak:
+                 INT8 multiply-adds / ((wall time − floating multiply-adds / FMA peak) × INT8 peak).
+
+The peaks are measured before and after the runs, with as many threads as the calls use, and the
+better one counts: loops that touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512
+VNNI: vpdpbusd; FP32: fused multiply-add). A call is held against the peak of the instruction set its
+implementation uses. Other work on the machine lowers the shares.
+
+Examples:
+  sagebwd bench
+  sagebwd bench "h8 n4096 d64 causal" "h8 n4096 d64 causal paper" --reps 21 --threads 1
+  sagebwd bench --impl cpu-avx2 --json bench.json)";
+
 struct BenchOptions {
   std::vector<std::string> cases{"h8 n4096 d64 full", "h8 n4096 d64 causal", "h8 n4096 d128 full",
                                  "h8 n4096 d128 causal"};
@@ -53,32 +74,7 @@ void add_bench(CLI::App& app, const std::string& command_line) {
       ->type_name("N");
   command->add_option("--json", o->json_path, "Write the figures to this file")->type_name("FILE");
   add_run_options(*command, o->run);
-  command->footer(
-      "What the columns mean:\n"
-      "  ms             median wall time of the whole call through the public API: quantisation, "
-      "smoothing,\n"
-      "                 softmax and the floating-point dP are all inside. Inputs are random.\n"
-      "  GMAC/s         multiply-adds of all matmuls over that time. Only visible (query, key) "
-      "pairs count.\n"
-      "  INT8 GMAC/s    the INT8 ones of them: dP never is, nor the leading key tiles of P·V that "
-      "stay in\n"
-      "                 floating point (pv16).\n"
-      "  share of peak  INT8 multiply-adds / (wall time × INT8 peak).\n"
-      "  INT8 part      the same, with floating-point multiply-adds taken out of the time at FMA "
-      "peak:\n"
-      "                 INT8 multiply-adds / ((wall time − floating multiply-adds / FMA peak) × "
-      "INT8 peak).\n"
-      "The peaks are measured when the program starts, with as many threads as the calls use, by "
-      "loops that\n"
-      "touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512 VNNI: vpdpbusd; FP32: "
-      "fused\n"
-      "multiply-add). A call is held against the peak of the instruction set its implementation "
-      "uses.\n\n"
-      "Examples:\n"
-      "  sagebwd bench\n"
-      "  sagebwd bench \"h8 n4096 d64 causal\" \"h8 n4096 d64 causal paper\" --reps 21 --threads "
-      "1\n"
-      "  sagebwd bench --impl cpu-avx2 --json bench.json");
+  command->footer(kHelp);
   command->callback([o, command_line] { run(*o, command_line); });
 }
 

@@ -95,6 +95,12 @@ Benchmark run_benchmark(const std::vector<AttnCase>& cases, const BenchSettings&
     b.cases.push_back(measure(c, settings));
     progress.done(c.to_string());
   }
+  // Other work on the machine may have slowed the first measurement: the better of two counts.
+  const std::vector<Peak> again = measure_peaks(b.threads, settings.peak_seconds);
+  for (size_t i = 0; i < b.peaks.size(); ++i) {
+    b.peaks[i].int8 = std::max(b.peaks[i].int8, again[i].int8);
+    b.peaks[i].fp32 = std::max(b.peaks[i].fp32, again[i].fp32);
+  }
   return b;
 }
 

@@ -15,6 +15,15 @@
 namespace sagebwd::cli {
 namespace {
 
+/// Printed below the options by --help.
+constexpr const char* kHelp =
+    R"(Prints the version, CPU features, threads and GPUs, then every implementation in the order in which
+it is asked, with its tile sizes or the reason why it declines.
+
+Examples:
+  sagebwd info
+  sagebwd info "h32 hk8 n8192 d128 causal f16" "d80 paper")";
+
 struct InfoOptions {
   std::vector<std::string> cases{"b1 h8 n4096 d64 causal"};
 };
@@ -79,13 +88,7 @@ void add_info(CLI::App& app) {
           "case", o->cases,
           "Case strings to explain, such as \"b1 h8 hk2 n4096 d64 causal bf16 vectorwise\"")
       ->type_name("CASE");
-  command->footer(
-      "Prints the version, CPU features, threads and GPUs, then every implementation in the order "
-      "in\n"
-      "which it is asked, with its tile sizes or the reason why it declines.\n\n"
-      "Examples:\n"
-      "  sagebwd info\n"
-      "  sagebwd info \"h32 hk8 n8192 d128 causal f16\" \"d80 paper\"");
+  command->footer(kHelp);
   command->callback([o] { run(*o); });
 }
 

@@ -10,6 +10,15 @@
 
 namespace {
 
+/// Printed below the options by --help.
+constexpr const char* kHelp = R"(Examples:
+  sagebwd info                                     what this machine can run, and why
+  sagebwd report                                   accuracy page: report.html and report.json
+  sagebwd trace --sigma 1,5 --n 2048 --lift each   which matmul costs which error
+  sagebwd bench "h8 n4096 d64 causal"              time, multiply-adds per second, share of peak
+
+"sagebwd COMMAND --help" explains each command.)";
+
 constexpr int kUserError = 2;
 constexpr int kFailure = 1;
 
@@ -44,15 +53,7 @@ int main(int argc, char** argv) {
   app.name("sagebwd");
   app.set_version_flag("--version", std::string("sagebwd ") + sagebwd::version());
   app.require_subcommand(1);
-  app.footer(
-      "Examples:\n"
-      "  sagebwd info                                       what this machine can run, and why\n"
-      "  sagebwd report                                     accuracy page: report.html and "
-      "report.json\n"
-      "  sagebwd trace --sigma 1,5 --n 2048 --lift each     which matmul costs which error\n"
-      "  sagebwd bench \"h8 n4096 d64 causal\"                time, multiply-adds per second, "
-      "share of peak\n"
-      "\n\"sagebwd COMMAND --help\" explains each command.");
+  app.footer(kHelp);
 
   const std::string command_line = join_command(argc, argv);
   add_trace(app, command_line);

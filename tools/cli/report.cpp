@@ -17,6 +17,16 @@
 namespace sagebwd::cli {
 namespace {
 
+/// Printed below the options by --help.
+constexpr const char* kHelp =
+    R"(Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and long rows
+("sagebwd trace --help" says what they are), each under both recipes and without INT8. Ends with a
+verdict against the gates of the test plan. Takes a minute or two on two idle cores.
+
+Examples:
+  sagebwd report
+  sagebwd report --case "h8 n4096 d128 causal" --html accuracy.html)";
+
 struct ReportOptions {
   std::string out = "report.html";
   std::string json_path;  // default: beside the page
@@ -35,9 +45,9 @@ std::string beside(const std::string& html) {
 
 TracePlan plan(const ReportOptions& o) {
   TraceRequest sweep, hard;
-  sweep.base = spec::AttnCase::parse(!o.base_case.empty() ? o.base_case
-                                     : o.quick            ? "h1 n256 d64"
-                                                          : "h4 n2048 d64");
+  sweep.base = parse_base_case(!o.base_case.empty() ? o.base_case
+                               : o.quick            ? "h1 n256 d64"
+                                                    : "h4 n2048 d64");
   sweep.base.mask.causal |= o.causal;
   hard.base = sweep.base;
   sweep.yardstick = true;
@@ -129,22 +139,16 @@ void add_report(CLI::App& app, const std::string& command_line) {
   command->add_option("--html,--out", o->out, "The page")->capture_default_str()->type_name("FILE");
   command->add_option("--json", o->json_path, "The record; default: beside the page")
       ->type_name("FILE");
-  command->add_flag("--quick", o->quick, "256 tokens and one head: seconds, for a first look");
+  auto* quick =
+      command->add_flag("--quick", o->quick, "256 tokens and one head: seconds, for a first look");
   command->add_flag("--causal", o->causal, "Causal mask");
   command
       ->add_option("--case", o->base_case,
                    "Sizes, mask and element type (default \"h4 n2048 d64\")")
-      ->type_name("CASE");
+      ->type_name("CASE")
+      ->excludes(quick);
   add_run_options(*command, o->run);
-  command->footer(
-      "Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and "
-      "long rows\n"
-      "(\"sagebwd trace --help\" says what they are), each under both recipes and without INT8. "
-      "Ends with a\n"
-      "verdict against the gates of the test plan. Takes a minute or two on two cores.\n\n"
-      "Examples:\n"
-      "  sagebwd report\n"
-      "  sagebwd report --case \"h8 n4096 d128 causal\" --html accuracy.html");
+  command->footer(kHelp);
   command->callback([o, command_line] { run(*o, command_line); });
 }
 

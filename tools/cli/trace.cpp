@@ -21,6 +21,31 @@ const std::vector<std::pair<std::string, bool>> kSwitch{{"on", true}, {"off", fa
 const std::vector<std::pair<std::string, Rounding>> kRounding{{"nearest", Rounding::nearest},
                                                               {"dither", Rounding::dither}};
 
+/// Printed below the options by --help.
+constexpr const char* kHelp =
+    R"(O, dQ, dK and dV come from the implementation a call would get; P, dS and D from the recipe oracle
+with the same tiles. All are compared with exact attention in FP64 on the same inputs, so the time
+grows with heads × n². The table shows relative L2 errors; "bias" is the projection of the error on
+the exact gradient, the part that does not average out over a batch.
+
+Inputs:
+  gaussian  independent normal values
+  outlier   a few channels of Q, K, V and dO are 20 to 100 times larger than the rest
+  sink      the first key takes about 65% of every row and carries little value
+  long      nearly uniform rows, where one query in eight puts 30% on a single key
+  offset    every channel of K has a large mean that all tokens share
+
+Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several layers, and
+the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads.
+
+Matmuls are S, O, S' (or S2), dV, dP, dQ and dK. S+S2 lifts two at once, "each" stands for all seven
+one by one, "all" lifts everything.
+
+Examples:
+  sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html
+  sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each
+  sagebwd trace --from captured.safetensors --causal --json trace.json)";
+
 struct TraceOptions {
   TraceRequest request;
   std::string base_case;
@@ -36,7 +61,7 @@ struct TraceOptions {
 void resolve(TraceOptions& o) {
   TraceRequest& r = o.request;
   spec::AttnCase& c = r.base;
-  c = spec::AttnCase::parse(o.base_case.empty() ? "h2 n1024" : o.base_case);
+  c = parse_base_case(o.base_case.empty() ? "h2 n1024" : o.base_case);
   if (o.n) c.nq = c.nk = *o.n;
   if (o.d) c.d = *o.d;
   if (o.heads) c.h = c.hk = *o.heads;
@@ -122,6 +147,8 @@ void add_inputs(CLI::App& command, TraceOptions& o) {
         command.add_option("--from", r.from, "Captured tensors q, k, v, dout instead; see below")
             ->type_name("FILE.safetensors")})
     option->group("Inputs");
+  for (const char* name : {"--inputs", "--sigma", "--n", "--d", "--heads", "--case"})
+    command.get_option("--from")->excludes(command.get_option(name));
 }
 
 void add_recipe(CLI::App& command, TraceOptions& o) {
@@ -157,30 +184,7 @@ void add_trace(CLI::App& app, const std::string& command_line) {
   command->add_option("--html", o->html_path, "Write a page with plots to this file")
       ->type_name("FILE");
   add_run_options(*command, o->run);
-  command->footer(
-      "O, dQ, dK and dV come from the implementation a call would get; P, dS and D from the recipe "
-      "oracle\n"
-      "with the same tiles. All are compared with exact attention in FP64 on the same inputs, so "
-      "the time\n"
-      "grows with heads × n². The table shows relative L2 errors; \"bias\" is the projection of "
-      "the error on\n"
-      "the exact gradient, the part that does not average out over a batch.\n\n"
-      "Inputs:\n"
-      "  gaussian  independent normal values\n"
-      "  outlier   a few channels of Q, K, V and dO are 20 to 100 times larger than the rest\n"
-      "  sink      the first key takes about 65% of every row and carries little value\n"
-      "  long      nearly uniform rows, where one query in eight puts 30% on a single key\n"
-      "  offset    every channel of K has a large mean that all tokens share\n\n"
-      "Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several "
-      "layers, and\n"
-      "the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads.\n\n"
-      "Matmuls are S, O, S' (or S2), dV, dP, dQ and dK. S+S2 lifts two at once, \"each\" stands "
-      "for all seven\n"
-      "one by one, \"all\" lifts everything.\n\n"
-      "Examples:\n"
-      "  sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html\n"
-      "  sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each\n"
-      "  sagebwd trace --from captured.safetensors --causal --json trace.json");
+  command->footer(kHelp);
   command->callback([o, command_line] { run(*o, command_line); });
 }
 

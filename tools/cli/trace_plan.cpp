@@ -52,6 +52,17 @@ Recipe RecipeSwitches::apply(Recipe r) const {
 
 std::string Source::label() const { return sigma ? name + " σ=" + shortest(*sigma) : name; }
 
+spec::AttnCase parse_base_case(const std::string& text) {
+  const spec::AttnCase c = spec::AttnCase::parse(text);
+  spec::AttnCase plain = c;
+  plain.recipe = Recipe{};
+  SAGE_CHECK(c.to_string() == plain.to_string(),
+             "--case \"" << text
+                         << "\": expected sizes, mask, element type and seed only; the recipe has "
+                            "options of its own");
+  return c;
+}
+
 TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file) {
   TracePlan plan;
   const auto add = [&](const std::string& recipe, uint32_t lift) {

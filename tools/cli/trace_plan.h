@@ -57,6 +57,10 @@ struct TracePlan {
   int cases() const { return static_cast<int>(sources.size() * variants.size()); }
 };
 
+/// A case string that gives sizes, mask, element type and seed. Recipe tokens are refused: a trace
+/// takes its recipes from elsewhere and would ignore them.
+spec::AttnCase parse_base_case(const std::string& text);
+
 /// `file` is the opened request.from, or null.
 TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file);
 

@@ -246,7 +246,7 @@ Paragraphs verdict_words(const Results& results) {
     const double hard = worst_hard(results, v.recipe);
     out.push_back(quoted(v.recipe) + " is off by at most " +
                   percent(worst_gradient(*find(results, kUnitGaussian, v.recipe))) +
-                  " in any gradient of normal inputs" +
+                  " in any gradient of Gaussian inputs with σ = 1" +
                   (hard < 0 ? "" : " and by at most " + percent(hard) + " on the hard ones") +
                   ". It meets " + std::to_string(v.passed()) + " of " +
                   std::to_string(v.checks.size()) + " gates.");

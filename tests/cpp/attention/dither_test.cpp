@@ -19,9 +19,9 @@ AttentionProblem with_seed(AttentionProblem p, uint64_t seed) {
   return p;
 }
 
-class Dither : public PerImplementation {};
+class DitheredAttention : public PerImplementation {};
 
-TEST_P(Dither, ReplaysFromItsSeed) {
+TEST_P(DitheredAttention, ReplaysFromItsSeed) {
   const AttentionProblem p = make_problem("b2 h2 nq200 nk300 d64 f32 causal pv16=0");
   const Results a = run(impl(), with_seed(p, 1)), b = run(impl(), with_seed(p, 1));
   EXPECT_EQ(first_difference(a, b), "");
@@ -34,7 +34,7 @@ TEST_P(Dither, ReplaysFromItsSeed) {
 }
 
 /// Heads with equal inputs draw different offsets, or their errors would add up.
-TEST_P(Dither, HeadsAndBatchesDrawTheirOwn) {
+TEST_P(DitheredAttention, HeadsAndBatchesDrawTheirOwn) {
   AttentionProblem p = make_problem("b2 h2 n200 d32 f32 pv16=0");
   for (auto* x : {&p.in.q, &p.in.k, &p.in.v, &p.in.dout}) {
     const size_t head = x->size() / 4;
@@ -53,7 +53,7 @@ TEST_P(Dither, HeadsAndBatchesDrawTheirOwn) {
     }
 }
 
-TEST_P(Dither, MeanOfManyDrawsBeatsNearest) {
+TEST_P(DitheredAttention, MeanOfManyDrawsBeatsNearest) {
   for (const char* recipe : {"vectorwise", "paper"}) {
     // Everything that is not rounded by dither is lifted, so that its error does not count.
     const AttentionProblem p = make_problem(std::string("n256 d64 f32 pv16=0 lift=S,S' ") + recipe);
@@ -76,7 +76,7 @@ TEST_P(Dither, MeanOfManyDrawsBeatsNearest) {
   }
 }
 
-SAGE_FOR_PRODUCTION_IMPLEMENTATIONS(Dither);
+SAGE_FOR_PRODUCTION_IMPLEMENTATIONS(DitheredAttention);
 
 }  // namespace
 }  // namespace sagebwd::testing

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the mma.sync kernels serve, and why they decline the rest.
+#include <cuda_runtime_api.h>
+
+#include <sstream>
+#include <string>
+
+#include "cuda/cuda.h"
+#include "cuda/host/plan.h"
+
+namespace sagebwd::cuda {
+namespace {
+
+/// Why the current device cannot run the kernels; empty when it can.
+std::string decline_device() {
+  int device = 0, major = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess)
+    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // the next call must not find our question's answer
+    return std::string("no usable CUDA device: ") + cudaGetErrorString(status);
+  }
+  return major >= 8 ? "" : "needs a GPU of compute capability 8.0 or later";
+}
+
+std::string decline(const spec::Problem& p) {
+  constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 30;
+  const Recipe& r = p.recipe;
+  if (p.device != Device::cuda) return "runs on CUDA memory only";
+  if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
+  if (p.d > 128) return "takes head dims up to 128";
+  if (p.scale < 0.0f) return "takes positive logit scales only";
+  if (r.smooth_q) return "has no Q-smoothing";
+  if (r.rounding != Rounding::nearest) return "has nearest rounding only";
+  if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
+    return "can lift only O = PV out of INT8";
+  if (p.h > kMostHeads) return "takes up to 65535 heads";
+  if (p.num_sequences() * (p.nq + kBlock) > kMostTokens * kBlock || p.nq > kMostTokens ||
+      p.nk > kMostTokens)
+    return "takes up to 2^30 tokens of a sequence and 2^37 in all";
+  const dispatch::Tiles t = tiles_of(p);
+  const bool backward = p.direction == spec::Direction::backward;
+  // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the
+  // queries in its forward.
+  const bool q_matters = backward || r.scheme == Scheme::paper;
+  if ((r.tile_q != 0 && r.tile_q != t.q && q_matters) || (r.tile_k != 0 && r.tile_k != t.k)) {
+    std::ostringstream s;
+    s << "has tiles of " << t.q << "x" << t.k << " for this call";
+    return s.str();
+  }
+  return decline_device();
+}
+
+}  // namespace
+
+std::vector<const dispatch::Implementation*> implementations() {
+  static const dispatch::Implementation sm80{
+      .name = "cuda-sm80",
+      .decline = decline,
+      .tiles = tiles_of,
+      .workspace = workspace_of,
+      .forward = forward,
+      .backward = backward,
+  };
+  return {&sm80};
+}
+
+}  // namespace sagebwd::cuda

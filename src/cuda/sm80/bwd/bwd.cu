@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward: dK and dV, then dQ.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/host/launch.h"
+#include "cuda/sm80/bwd/bwd.h"
+#include "cuda/sm80/bwd/launch.h"
+
+namespace sagebwd::cuda::sm80 {
+namespace {
+
+template <typename T, int D>
+void run(const BackwardParams& p, bool paper, int q_blocks, int k_blocks, cudaStream_t stream) {
+  launch_key_blocks<T, D>(p, paper, k_blocks, stream);
+  launch_query_blocks<T, D>(p, paper, q_blocks, stream);
+}
+
+}  // namespace
+
+int shared_memory_limit() {
+  int device = 0, bytes = 0;
+  SAGE_CUDA(cudaGetDevice(&device));
+  SAGE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
+BackwardTiles backward_tiles(Scheme scheme, int padded_d) {
+  if (scheme == Scheme::paper) return {128, 64};
+  return {64, padded_d == 64 ? kQueryTileK<64> : kQueryTileK<128>};
+}
+
+void launch_backward(const BackwardParams& p, Dtype dtype, Scheme scheme, int padded_d,
+                     int q_blocks, int k_blocks, cudaStream_t stream) {
+  const bool paper = scheme == Scheme::paper;
+  if (dtype == Dtype::bf16)
+    padded_d == 64 ? run<__nv_bfloat16, 64>(p, paper, q_blocks, k_blocks, stream)
+                   : run<__nv_bfloat16, 128>(p, paper, q_blocks, k_blocks, stream);
+  else
+    padded_d == 64 ? run<__half, 64>(p, paper, q_blocks, k_blocks, stream)
+                   : run<__half, 128>(p, paper, q_blocks, k_blocks, stream);
+}
+
+}  // namespace sagebwd::cuda::sm80

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// INT8 attention backward on mma.sync: dK and dV per block of keys, dQ per block of queries. No
+// atomics, so every result is bit-equal from run to run.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/host/params.h"
+#include "sagebwd/recipe.h"
+#include "sagebwd/types.h"
+
+namespace sagebwd::cuda::sm80 {
+
+/// Queries that share a scale of P and dS in dV and dK, and keys that share a scale of dS in dQ.
+struct BackwardTiles {
+  int q, k;
+};
+BackwardTiles backward_tiles(Scheme scheme, int padded_d);
+
+void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, int padded_d,
+                     int q_blocks, int k_blocks, cudaStream_t stream);
+
+}  // namespace sagebwd::cuda::sm80

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// INT8 attention forward on mma.sync.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/host/params.h"
+#include "sagebwd/types.h"
+
+namespace sagebwd::cuda::sm80 {
+
+/// tile_k is 64 or 128, padded_d is 64 or 128.
+void launch_forward(const ForwardParams& params, Dtype dtype, int padded_d, int tile_k,
+                    int q_blocks, int heads, cudaStream_t stream);
+
+}  // namespace sagebwd::cuda::sm80

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// From accumulators to INT8 operands and back.
+//
+// Integer sums start at kMagic = the bits of 1.5·2^23, so that reinterpreting the sum as FP32
+// gives 1.5·2^23 + s exactly for |s| < 2^22: one FADD instead of a conversion. Rounding uses the
+// same number the other way round.
+//
+// Two neighbouring 8-column blocks of an accumulator become one register of an 8-bit A operand
+// without moving data between lanes, if the other operand stores each 16 contraction indices in the
+// order of `permuted`.
+#pragma once
+
+#include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/scalar.cuh"
+#include "cuda/host/params.h"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace sagebwd::cuda::tile {
+
+inline constexpr float kMagicFloat = 12582912.0f;  // 1.5·2^23
+inline constexpr int kMagic = 0x4B400000;          // its bits
+
+/// Contraction index (0 … 15) stored at position p.
+__host__ __device__ constexpr int permuted(int p) {
+  return (p >> 2) * 2 + (p & 1) + ((p & 2) << 2);
+}
+
+/// First step of a biased integer sum.
+__device__ __forceinline__ void start_sum(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+  arch::mma_s8(d, a, b0, b1, kMagic, kMagic, kMagic, kMagic);
+}
+
+__device__ __forceinline__ float sum_of(int biased) { return __int_as_float(biased) - kMagicFloat; }
+
+/// scale·s of a biased sum, exact but for one rounding.
+__device__ __forceinline__ float scaled_sum(int biased, float scale, float offset) {
+  return fmaf(__int_as_float(biased), scale, offset);
+}
+
+/// x·inverse rounded to nearest even, as the low byte of the result.
+__device__ __forceinline__ uint32_t code(float x, float inverse) {
+  return __float_as_uint(fmaf(x, inverse, kMagicFloat));
+}
+
+/// The low bytes of four words.
+__device__ __forceinline__ uint32_t pack(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  return arch::byte_permute(arch::byte_permute(a, b, 0x0040), arch::byte_permute(c, d, 0x0040),
+                            0x5410);
+}
+
+/// Factor to codes and scale of a group with largest magnitude `amax`. Below 2^-100 the scale is
+/// zero. NaN and Inf stay in the scale, and so reach whatever is made from the codes.
+struct Scale {
+  float scale, inverse;
+};
+__device__ __forceinline__ Scale scale_of(float amax) {
+  constexpr float kSmallest = 0x1p-100f;
+  Scale s;
+  s.inverse = 127.0f * arch::reciprocal_approx(arch::max_nan(amax, kSmallest));
+  s.scale = amax < kSmallest ? 0.0f : amax * (1.0f / 127.0f);
+  return s;
+}
+
+/// Largest value of the four lanes that share a row; keeps NaN.
+__device__ __forceinline__ float quad_max_nan(float x) {
+  x = arch::max_nan(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return arch::max_nan(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/// A operands (k32 each) of a quantised accumulator tile of 16 rows and 8·kBlocks columns;
+/// inverse[r] belongs to row g + 8r.
+template <int kBlocks>
+__device__ __forceinline__ void quantize_rows(uint32_t (&a)[kBlocks / 4][4],
+                                              const float (&x)[kBlocks][4], float inverse_low,
+                                              float inverse_high) {
+  const float inverse[2] = {inverse_low, inverse_high};
+#pragma unroll
+  for (int b = 0; b < kBlocks; b += 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      a[b / 4][(b & 2) + r] =
+          pack(code(x[b][2 * r], inverse[r]), code(x[b][2 * r + 1], inverse[r]),
+               code(x[b + 1][2 * r], inverse[r]), code(x[b + 1][2 * r + 1], inverse[r]));
+  }
+}
+
+/// acc += weight · codes·B for kM blocks of 16 rows. The rows' codes are kSteps contraction steps
+/// of 32 of this warp and as many of the other warp of its pair. B lies transposed in shared
+/// memory, rows of kGroup contraction indices; `b` points at the first of this warp's channels.
+/// weight[m][r] belongs to row 16m + g + 8r.
+template <int kM, int kSteps, int kChannelBlocks, int D>
+__device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][4],
+                                               const uint32_t (&mine)[kM][kSteps][4],
+                                               const uint32_t (&other)[kM][kSteps][4],
+                                               const float (&weight)[kM][2], uint32_t b,
+                                               uint32_t member, uint32_t lane) {
+#pragma unroll
+  for (int c = 0; c < kChannelBlocks; ++c) {
+    int sum[kM][4];
+    uint32_t f[4];
+    if constexpr (kSteps == 2) {  // a row of 64 is one warp's share, the next sub-tile the other's
+      load_b<kGroup>(f, b + member * D * kGroup + c * 8 * kGroup, 0, lane);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        start_sum(sum[m], mine[m][0], f[0], f[1]);
+        arch::mma_s8(sum[m], mine[m][1], f[2], f[3]);
+      }
+      load_b<kGroup>(f, b + (member ^ 1) * D * kGroup + c * 8 * kGroup, 0, lane);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        arch::mma_s8(sum[m], other[m][0], f[0], f[1]);
+        arch::mma_s8(sum[m], other[m][1], f[2], f[3]);
+      }
+    } else {  // a row of 64 holds both shares: this warp's first
+      static_assert(kSteps == 1);
+      load_b<kGroup>(f, b + c * 8 * kGroup, 0, lane, member * 2);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        start_sum(sum[m], mine[m][0], f[0], f[1]);
+        arch::mma_s8(sum[m], other[m][0], f[2], f[3]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        acc[m][c][e] = fmaf(sum_of(sum[m][e]), weight[m][e >> 1], acc[m][c][e]);
+  }
+}
+
+}  // namespace sagebwd::cuda::tile

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP32 pairs to 16-bit storage.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace sagebwd::cuda::tile {
+
+template <typename T>
+__device__ __forceinline__ uint32_t pack_16(float low, float high);
+
+template <>
+__device__ __forceinline__ uint32_t pack_16<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+template <>
+__device__ __forceinline__ uint32_t pack_16<__half>(float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pair(T* to, float a, float b, bool vector) {
+  const uint32_t bits = pack_16<T>(a, b);
+  if (vector) {
+    *reinterpret_cast<uint32_t*>(to) = bits;
+  } else {
+    const T* v = reinterpret_cast<const T*>(&bits);
+    to[0] = v[0], to[1] = v[1];
+  }
+}
+
+}  // namespace sagebwd::cuda::tile

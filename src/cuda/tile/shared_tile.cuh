@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles in shared memory: rows of 64, 128 or 256 bytes whose 16-byte chunks are swizzled so that
+// eight rows at the same column touch all banks once, and the ldmatrix addresses of their
+// fragments. Fragments start at rows that are multiples of 8, where the swizzle begins anew: their
+// addresses are one number per lane plus a constant.
+#pragma once
+
+#include "cuda/arch/shared_memory.cuh"
+
+namespace sagebwd::cuda::tile {
+
+/// Byte offset of chunk `chunk` of row `row`.
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  static_assert(kRowBytes == 64 || kRowBytes == 128 || kRowBytes == 256);
+  const uint32_t turn = kRowBytes == 64 ? (row >> 1) & 3 : row & 7;
+  return row * kRowBytes + ((chunk ^ turn) << 4);
+}
+
+/// Starts copying a contiguous tile of kRows rows.
+template <int kRows, int kRowBytes, int kThreads>
+__device__ __forceinline__ void load_tile(uint32_t to, const void* from, uint32_t thread) {
+  constexpr int kChunks = kRowBytes / 16, kTotal = kRows * kChunks;
+  static_assert(kThreads / kChunks % 8 == 0, "the swizzle repeats from step to step");
+  to += swizzled<kRowBytes>(thread / kChunks, thread % kChunks);
+  const char* source = static_cast<const char*>(from) + thread * 16;
+#pragma unroll
+  for (int i = 0; i < kTotal / kThreads; ++i)
+    arch::cp_async_16(to + i * kThreads * 16, source + i * kThreads * 16);
+  if constexpr (kTotal % kThreads != 0)
+    if (thread < kTotal % kThreads)
+      arch::cp_async_16(to + kTotal / kThreads * kThreads * 16,
+                        source + kTotal / kThreads * kThreads * 16);
+}
+
+/// Starts copying `kBytes` contiguous bytes, a multiple of 16, at most 16 per thread.
+template <int kBytes, int kThreads>
+__device__ __forceinline__ void load_linear(uint32_t to, const void* from, uint32_t thread) {
+  static_assert(kBytes <= 16 * kThreads);
+  if (thread < kBytes / 16)
+    arch::cp_async_16(to + thread * 16, static_cast<const char*>(from) + thread * 16);
+}
+
+/// A operand: rows 0 … 15 of `tile`, 32 bytes from chunk `chunk` on (k32 of bytes, k16 of 16-bit
+/// values).
+template <int kRowBytes>
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, uint32_t chunk,
+                                       uint32_t lane) {
+  arch::ldmatrix_x4(
+      a, tile + (lane & 8) * kRowBytes + swizzled<kRowBytes>(lane & 7, chunk + (lane >> 4)));
+}
+
+/// B operand of one block of 8 columns (rows of the tile), 64 bytes from chunk `chunk` on: {b0, b1}
+/// of two k-steps. `flip` 2 exchanges the two steps.
+template <int kRowBytes>
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, uint32_t chunk,
+                                       uint32_t lane, uint32_t flip = 0) {
+  arch::ldmatrix_x4(b, tile + swizzled<kRowBytes>(lane & 7, chunk + ((lane >> 3) ^ flip)));
+}
+
+/// B operand of a 16-bit tile [k, n] that has the contraction along its rows: rows 0 … 15 of `tile`
+/// (one k16 step), 16 columns from chunk `chunk` on: {b0, b1} of two blocks of 8 columns.
+template <int kRowBytes>
+__device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], uint32_t tile, uint32_t chunk,
+                                             uint32_t lane) {
+  arch::ldmatrix_x4_trans(
+      b, tile + (lane & 8) * kRowBytes + swizzled<kRowBytes>(lane & 7, chunk + (lane >> 4)));
+}
+
+}  // namespace sagebwd::cuda::tile

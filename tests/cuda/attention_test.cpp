@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU against the recipe oracle (same tiles, same bits in) and against exact attention.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "device_case.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+#define NEED_DEVICE() \
+  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
+
+/// The two sides differ by rounding: 16-bit outputs, 2^x to two units, scales to one, and P in 16
+/// bit where the oracle keeps FP32. A wrong scale, a lost tile or a swapped index is a hundred
+/// times larger.
+double budget(const DeviceCase& dc) { return dc.c.dtype == Dtype::bf16 ? 4e-3 : 2e-3; }
+
+void expect_parity(const DeviceCase& dc, float lse_shift = 0.0f) {
+  SCOPED_TRACE(dc.c.to_string());
+  const CaseInputs in = make_case_inputs(dc);
+  const Results gpu = run_on_device(dc, in, lse_shift);
+  const Results oracle = run_oracle(dc, in, gpu, lse_shift);
+  const double o = relative_error(gpu.o, oracle.o), dq = relative_error(gpu.dq, oracle.dq),
+               dk = relative_error(gpu.dk, oracle.dk), dv = relative_error(gpu.dv, oracle.dv),
+               lse = largest_difference(gpu.lse, oracle.lse),
+               top = largest_difference(gpu.max_logit, oracle.max_logit);
+  std::printf("parity %-78s o %.1e dq %.1e dk %.1e dv %.1e lse %.1e\n", dc.c.to_string().c_str(), o,
+              dq, dk, dv, lse);
+  EXPECT_LE(o, budget(dc));
+  EXPECT_LE(dq, budget(dc));
+  EXPECT_LE(dk, budget(dc));
+  EXPECT_LE(dv, budget(dc));
+  EXPECT_LE(lse, 2e-4);
+  EXPECT_LE(top, 2e-4);
+}
+
+class GpuCase : public testing::TestWithParam<std::string> {};
+
+TEST_P(GpuCase, Parity) {
+  NEED_DEVICE();
+  expect_parity(DeviceCase(GetParam()));
+}
+
+std::vector<std::string> tuned_shapes() {
+  std::vector<std::string> all;
+  for (const char* d : {"d64", "d128"})
+    for (const char* type : {"bf16", "f16"})
+      for (const char* recipe : {"vectorwise", "paper"})
+        for (const char* mask : {"full", "causal"})
+          all.push_back(std::string("b2 h2 n448 ") + d + " " + mask + " " + type + " " + recipe +
+                        " seed3");
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Tuned, GpuCase, testing::ValuesIn(tuned_shapes()));
+
+std::vector<std::string> lengths() {
+  std::vector<std::string> all;
+  for (int n : {1, 2, 3, 15, 16, 17, 63, 64, 65, 97, 127, 128, 129, 203, 257})
+    for (const char* rest : {"full d64 vectorwise", "causal d64 vectorwise",
+                             "causal d128 vectorwise", "full d64 paper"})
+      all.push_back("h2 n" + std::to_string(n) + " " + rest);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Lengths, GpuCase, testing::ValuesIn(lengths()));
+
+TEST(GpuParity, HeadDims) {
+  NEED_DEVICE();
+  for (int d : {8, 16, 40, 56, 72, 96, 104, 120})
+    expect_parity(DeviceCase("h2 n200 causal d" + std::to_string(d)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Masks, GpuCase,
+    testing::Values("h4 hk2 nq300 nk500 d64 causal", "h4 hk1 nq500 nk300 d64 causal",
+                    "h2 nq300 nk500 d128 causal align=top_left",
+                    "h2 nq500 nk300 d128 causal align=top_left", "h6 hk2 n400 d128 causal",
+                    "h2 n700 d64 window=100,0", "h2 n700 d64 window=65,130",
+                    "h2 n500 d128 window=-1,37", "h2 nq333 nk650 d64 window=10,20 align=top_left",
+                    "h2 n600 d64 paper window=130,3", "h6 hk3 nq129 nk700 d128 paper causal",
+                    "h2 nq700 nk129 d128 paper causal"));
+
+INSTANTIATE_TEST_SUITE_P(Switches, GpuCase,
+                         testing::Values("h2 n500 d64 pv16=0", "h2 n500 d64 pv16=all",
+                                         "h2 n500 d128 pv16=2 causal", "h2 n300 d64 smooth_k=off",
+                                         "h2 n300 d128 smooth_v=off", "h2 n300 d64 paper pv16=1",
+                                         "h2 n300 d64 paper smooth_k=off", "h2 n300 d64 lift=O"));
+
+TEST(GpuParity, Placements) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"b2 h3 n200 d64 causal bshd", "b2 h2 n200 d128 bshd", "b2 h2 n200 d72 f16 bshd"})
+    expect_parity(DeviceCase(text));
+  for (const char* text :
+       {"b2 h3 n200 d64 causal", "b2 h2 n140 d128 f16", "b2 h4 hk2 nq77 nk210 d40"}) {
+    DeviceCase dc(text);
+    dc.placement = Placement::gaps;
+    expect_parity(dc);
+  }
+}
+
+TEST(GpuParity, Documents) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq700 nk650 d64 causal", "h4 hk2 nq700 nk650 d128",
+                           "h2 nq700 nk650 d64 paper causal"}) {
+    DeviceCase dc(text);
+    dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
+    dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+    expect_parity(dc);
+  }
+  DeviceCase many("h1 n900 d64 causal");  // more than one chunk of the table
+  for (int i = 0; i <= 300; ++i) many.cu_q.push_back(3 * i);
+  many.cu_k = many.cu_q;
+  expect_parity(many);
+}
+
+TEST(GpuParity, LseGradientAndPartialKeys) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n300 d64 causal", "h2 n300 d128", "h2 n300 d64 paper"})
+    for (bool dlse : {true, false})
+      for (bool partial : {true, false}) {
+        DeviceCase dc(text);
+        dc.dlse = dlse, dc.partial_kv = partial;
+        dc.kind = trace::InputKind::offset;  // the key mean matters
+        expect_parity(dc, partial ? 0.4f : 0.0f);
+      }
+}
+
+TEST(GpuParity, HardInputs) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n512 d64 causal", "h2 n512 d128", "h2 n512 d64 paper"})
+    for (auto kind :
+         {trace::InputKind::outlier, trace::InputKind::sink, trace::InputKind::long_rows}) {
+      DeviceCase dc(text);
+      dc.kind = kind;
+      expect_parity(dc);
+    }
+}
+
+TEST(GpuAccuracy, AgainstExact) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h4 n1024 d64", "h4 n2048 d64 causal", "h4 n1024 d128", "h4 n2048 d128 causal",
+        "h4 n1024 d64 f16 causal", "h4 n1024 d128 f16"}) {
+    const DeviceCase dc(text);
+    SCOPED_TRACE(dc.c.to_string());
+    const CaseInputs in = make_case_inputs(dc);
+    const Results gpu = run_on_device(dc, in), exact = run_exact(dc, in);
+    const double o = relative_error(gpu.o, exact.o), dq = relative_error(gpu.dq, exact.dq),
+                 dk = relative_error(gpu.dk, exact.dk), dv = relative_error(gpu.dv, exact.dv);
+    std::printf("exact  %-60s o %.4f dq %.4f dk %.4f dv %.4f\n", dc.c.to_string().c_str(), o, dq,
+                dk, dv);
+    EXPECT_LE(o, 0.03);
+    EXPECT_LE(dq, 0.03);
+    EXPECT_LE(dk, 0.04);
+    EXPECT_LE(dv, 0.03);
+    EXPECT_LE(largest_difference(gpu.lse, exact.lse), 0.05);
+  }
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu

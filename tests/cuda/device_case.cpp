@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device_case.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "base/dispatch_dtype.h"
+#include "base/hash.h"
+#include "base/parallel.h"
+#include "ref/attention_exact.h"
+#include "ref/ref.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+constexpr int64_t kGuard = 512;  // elements before and behind every output
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// Device memory of known content.
+class Memory {
+ public:
+  Memory(const void* from, size_t bytes) : bytes_(bytes) {
+    check(cudaMalloc(&data_, bytes + 1));
+    check(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
+  }
+  ~Memory() { cudaFree(data_); }
+  Memory(const Memory&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::vector<std::byte> read() const {
+    std::vector<std::byte> out(bytes_);
+    check(cudaMemcpy(out.data(), data_, bytes_, cudaMemcpyDeviceToHost));
+    return out;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+};
+
+/// Host bytes with a strided view into them.
+struct Placed {
+  std::vector<std::byte> bytes;
+  TensorView view;  // data points into `bytes`
+
+  Placed(const DeviceCase& dc, int64_t heads, int64_t n, int poison) {
+    const spec::AttnCase& c = dc.c;
+    int64_t token = c.d, head = n * c.d, batch = heads * n * c.d, start = kGuard;
+    if (c.layout == spec::Layout::bshd) token = heads * c.d, head = c.d, batch = n * heads * c.d;
+    if (dc.placement == Placement::gaps) {
+      start += 1;
+      token = c.d + 3, head = n * token + 5, batch = heads * head + 7;
+    }
+    const int64_t elements = start + batch * c.b + kGuard;
+    bytes.assign(static_cast<size_t>(elements * 2), static_cast<std::byte>(poison));
+    view = {bytes.data() + start * 2, c.dtype, {c.b, heads, n, c.d}, {batch, head, token, 1}};
+  }
+  void write(const std::vector<float>& x) {
+    for_each([&](uint16_t& to, size_t i) {
+      to = view.dtype == Dtype::bf16 ? from_float<bf16>(x[i]).bits : from_float<f16>(x[i]).bits;
+    });
+  }
+  std::vector<float> read() {
+    std::vector<float> x(
+        static_cast<size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]));
+    for_each([&](uint16_t& from, size_t i) {
+      x[i] = view.dtype == Dtype::bf16 ? to_float(bf16{from}) : to_float(f16{from});
+    });
+    return x;
+  }
+  template <typename F>
+  void for_each(F f) {
+    size_t i = 0;
+    for (int64_t b = 0; b < view.shape[0]; ++b)
+      for (int64_t h = 0; h < view.shape[1]; ++h)
+        for (int64_t n = 0; n < view.shape[2]; ++n)
+          for (int64_t d = 0; d < view.shape[3]; ++d)
+            f(static_cast<uint16_t*>(
+                  view.data)[b * view.stride[0] + h * view.stride[1] + n * view.stride[2] + d],
+              i++);
+  }
+  TensorView on(const Memory& m) const {
+    TensorView v = view;
+    v.data = m.data() + (static_cast<std::byte*>(view.data) - bytes.data());
+    return v;
+  }
+};
+
+/// An output tensor on the device, poisoned and guarded.
+struct Output {
+  Placed host;
+  Memory device;
+  Output(const DeviceCase& dc, int64_t heads, int64_t n)
+      : host(dc, heads, n, dc.poison), device(host.bytes.data(), host.bytes.size()) {}
+  TensorView view() const { return host.on(device); }
+  std::vector<float> read(const char* name) {
+    std::vector<std::byte> got = device.read();
+    std::vector<std::byte> outside = host.bytes;  // what must not have changed
+    std::memcpy(host.bytes.data(), got.data(), got.size());
+    std::vector<float> x = host.read();
+    std::vector<bool> inside(got.size() / 2, false);
+    host.for_each([&](uint16_t& at, size_t) {
+      inside[static_cast<size_t>(&at - reinterpret_cast<uint16_t*>(host.bytes.data()))] = true;
+    });
+    for (size_t i = 0; i < inside.size(); ++i)
+      if (!inside[i] && std::memcmp(&got[2 * i], &outside[2 * i], 2) != 0)
+        throw std::runtime_error(std::string(name) + ": memory outside the tensor was written");
+    return x;
+  }
+};
+
+struct Input {
+  Placed host;
+  Memory device;
+  Input(const DeviceCase& dc, int64_t heads, int64_t n, const std::vector<float>& x)
+      : host(filled(dc, heads, n, x)), device(host.bytes.data(), host.bytes.size()) {}
+  TensorView view() const { return host.on(device); }
+  static Placed filled(const DeviceCase& dc, int64_t heads, int64_t n,
+                       const std::vector<float>& x) {
+    Placed p(dc, heads, n, 0xff);  // NaN between the rows: nobody may read it
+    p.write(x);
+    return p;
+  }
+};
+
+std::vector<float> read_floats(const Memory& m) {
+  const std::vector<std::byte> bytes = m.read();
+  std::vector<float> x(bytes.size() / 4);
+  std::memcpy(x.data(), bytes.data(), x.size() * 4);
+  return x;
+}
+
+void describe(const DeviceCase& dc, AttentionArgs& a) {
+  a.mask = dc.c.mask;
+  a.recipe = dc.c.recipe;
+  if (!dc.cu_q.empty())
+    a.documents = {dc.cu_q.data(), dc.cu_k.data(), static_cast<int64_t>(dc.cu_q.size()) - 1};
+}
+
+int64_t sequences(const DeviceCase& dc) {
+  return dc.cu_q.empty() ? dc.c.b : static_cast<int64_t>(dc.cu_q.size()) - 1;
+}
+
+template <typename Args>
+void run_with_workspace(Args& a, int poison, void (*call)(const Args&)) {
+  const size_t bytes = workspace_size(a);
+  const size_t guard = 1024;
+  const std::vector<std::byte> fill(bytes + guard, static_cast<std::byte>(poison));
+  const Memory workspace(fill.data(), fill.size());
+  a.workspace = workspace.data(), a.workspace_bytes = bytes;
+  call(a);
+  check(cudaDeviceSynchronize());
+  const std::vector<std::byte> after = workspace.read();
+  for (size_t i = bytes; i < after.size(); ++i)
+    if (after[i] != fill[i]) throw std::runtime_error("memory behind the workspace was written");
+}
+
+bool is_bad(float x) { return !std::isfinite(x); }
+
+}  // namespace
+
+const char* no_device() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) return cudaGetErrorString(status);
+  return count > 0 ? nullptr : "no CUDA device";
+}
+
+CaseInputs make_case_inputs(const DeviceCase& dc) {
+  CaseInputs in{trace::make_inputs(dc.c, dc.kind, dc.sigma), {}};
+  if (dc.dlse)
+    for (int64_t i = 0; i < dc.c.b * dc.c.h * dc.c.nq; ++i)
+      in.dlse.push_back(unit_float(hash64({dc.c.seed, 77, static_cast<uint64_t>(i)})) - 0.5f);
+  return in;
+}
+
+Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift) {
+  const spec::AttnCase& c = dc.c;
+  const Input q(dc, c.h, c.nq, in.x.q), k(dc, c.hk, c.nk, in.x.k), v(dc, c.hk, c.nk, in.x.v),
+      dout(dc, c.h, c.nq, in.x.dout);
+  Output o(dc, c.h, c.nq), dq(dc, c.h, c.nq), dk(dc, c.hk, c.nk), dv(dc, c.hk, c.nk);
+  const std::vector<float> stats(static_cast<size_t>(c.b * c.h * c.nq), NAN),
+      tops(static_cast<size_t>(sequences(dc) * c.h), NAN);
+  const Memory lse(stats.data(), stats.size() * 4), top(tops.data(), tops.size() * 4),
+      dlse(in.dlse.data(), in.dlse.size() * 4);
+  Results r;
+
+  ForwardArgs f;
+  f.device = Device::cuda;
+  f.q = q.view(), f.k = k.view(), f.v = v.view(), f.o = o.view();
+  f.lse = contiguous_stats(reinterpret_cast<float*>(lse.data()), c.h, c.nq);
+  f.max_logit = reinterpret_cast<float*>(top.data());
+  describe(dc, f);
+  run_with_workspace(f, dc.poison, forward);
+  r.o = o.read("o");
+  r.lse = read_floats(lse), r.max_logit = read_floats(top);
+
+  std::vector<float> shifted = r.lse;
+  for (float& x : shifted) x += lse_shift;
+  const Memory lse_in(shifted.data(), shifted.size() * 4);
+  BackwardArgs g;
+  static_cast<AttentionArgs&>(g) = f;
+  g.lse = contiguous_stats(reinterpret_cast<float*>(lse_in.data()), c.h, c.nq);
+  g.dout = dout.view(), g.dq = dq.view(), g.dk = dk.view(), g.dv = dv.view();
+  if (dc.dlse) g.dlse = contiguous_stats(reinterpret_cast<float*>(dlse.data()), c.h, c.nq);
+  g.partial_kv = dc.partial_kv, g.deterministic = dc.deterministic;
+  run_with_workspace(g, dc.poison, backward);
+  r.dq = dq.read("dq"), r.dk = dk.read("dk"), r.dv = dv.read("dv");
+  return r;
+}
+
+Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& given,
+                   float lse_shift) {
+  const spec::AttnCase& c = dc.c;
+  DeviceCase plain = dc;
+  plain.placement = Placement::plain, plain.c.layout = spec::Layout::bhsd;
+  const auto filled = [&](int64_t heads, int64_t n, const std::vector<float>& x) {
+    return Input::filled(plain, heads, n, x);
+  };
+  Placed q = filled(c.h, c.nq, in.x.q), k = filled(c.hk, c.nk, in.x.k),
+         v = filled(c.hk, c.nk, in.x.v), dout = filled(c.h, c.nq, in.x.dout),
+         o(plain, c.h, c.nq, 0), o_in = filled(c.h, c.nq, given.o), dq(plain, c.h, c.nq, 0),
+         dk(plain, c.hk, c.nk, 0), dv(plain, c.hk, c.nk, 0);
+  Results r;
+  r.lse.resize(given.lse.size()), r.max_logit.resize(given.max_logit.size());
+
+  ForwardArgs f;
+  f.q = q.view, f.k = k.view, f.v = v.view, f.o = o.view;
+  f.lse = contiguous_stats(r.lse.data(), c.h, c.nq);
+  f.max_logit = r.max_logit.data();
+  describe(plain, f);
+  Candidate tiles = device_candidate(dc, false);
+  f.recipe.tile_q = tiles.tile_q, f.recipe.tile_k = tiles.tile_k;
+  ref::implementation().forward(spec::resolve(f, true), f, nullptr);
+  r.o = o.read();
+
+  std::vector<float> lse = given.lse, dlse = in.dlse;
+  for (float& x : lse) x += lse_shift;
+  BackwardArgs g;
+  static_cast<AttentionArgs&>(g) = f;
+  g.o = o_in.view, g.lse = contiguous_stats(lse.data(), c.h, c.nq);
+  g.dout = dout.view, g.dq = dq.view, g.dk = dk.view, g.dv = dv.view;
+  if (dc.dlse) g.dlse = contiguous_stats(dlse.data(), c.h, c.nq);
+  g.partial_kv = dc.partial_kv;
+  tiles = device_candidate(dc, true);
+  g.recipe.tile_q = tiles.tile_q, g.recipe.tile_k = tiles.tile_k;
+  ref::implementation().backward(spec::resolve(g, true), g, nullptr);
+  r.dq = dq.read(), r.dk = dk.read(), r.dv = dv.read();
+  return r;
+}
+
+Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
+  const spec::AttnCase& c = dc.c;
+  Results r;
+  r.o.resize(in.x.q.size()), r.dq.resize(in.x.q.size());
+  r.dk.resize(in.x.k.size()), r.dv.resize(in.x.k.size());
+  r.lse.resize(static_cast<size_t>(c.b * c.h * c.nq));
+  r.max_logit.resize(static_cast<size_t>(c.b * c.h));
+  const auto rows = [&](const std::vector<float>& x, int64_t head, int64_t n) {
+    return std::vector<double>(x.begin() + head * n * c.d, x.begin() + (head + 1) * n * c.d);
+  };
+  const int64_t group = c.h / c.hk;
+  parallel_for({}, c.b * c.hk, [&](int64_t kv) {
+    for (int64_t i = kv * group; i < (kv + 1) * group; ++i) {  // (b·h) of the query heads
+      const std::vector<double> q = rows(in.x.q, i, c.nq), k = rows(in.x.k, kv, c.nk),
+                                v = rows(in.x.v, kv, c.nk), dout = rows(in.x.dout, i, c.nq);
+      ref::ExactHead head;
+      head.nq = c.nq, head.nk = c.nk, head.d = c.d;
+      head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
+      head.scale = 1.0 / std::sqrt(static_cast<double>(c.d));
+      head.visible = [&](int64_t row) {
+        const spec::KeyRange range = c.visible(row);
+        return std::pair<int64_t, int64_t>(range.begin, range.end);
+      };
+      const ref::ExactResult e = ref::attention_exact(head);
+      for (int64_t n = 0; n < c.nq * c.d; ++n)
+        r.o[static_cast<size_t>(i * c.nq * c.d + n)] =
+            static_cast<float>(e.o[static_cast<size_t>(n)]),
+                                                 r.dq[static_cast<size_t>(i * c.nq * c.d + n)] =
+                                                     static_cast<float>(
+                                                         e.dq[static_cast<size_t>(n)]);
+      for (int64_t n = 0; n < c.nq; ++n)
+        r.lse[static_cast<size_t>(i * c.nq + n)] =
+            static_cast<float>(e.lse[static_cast<size_t>(n)]);
+      for (int64_t n = 0; n < c.nk * c.d; ++n) {
+        r.dk[static_cast<size_t>(kv * c.nk * c.d + n)] +=
+            static_cast<float>(e.dk[static_cast<size_t>(n)]);
+        r.dv[static_cast<size_t>(kv * c.nk * c.d + n)] +=
+            static_cast<float>(e.dv[static_cast<size_t>(n)]);
+      }
+      r.max_logit[static_cast<size_t>(i)] = static_cast<float>(e.max_logit);
+    }
+  });
+  return r;
+}
+
+double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (is_bad(a[i]) != is_bad(b[i])) return std::numeric_limits<double>::infinity();
+    if (is_bad(a[i])) continue;
+    error += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    norm += static_cast<double>(b[i]) * b[i];
+  }
+  // A tensor that is zero but for rounding (dK of a single key) is held against values of 1e-4.
+  norm = std::max(norm, 1e-8 * static_cast<double>(b.size()));
+  return error == 0 ? 0 : std::sqrt(error / norm);
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (is_bad(a[i]) != is_bad(b[i])) return std::numeric_limits<double>::infinity();
+    if (!is_bad(a[i])) worst = std::max(worst, std::fabs(static_cast<double>(a[i]) - b[i]));
+  }
+  return worst;
+}
+
+Candidate device_candidate(const DeviceCase& dc, bool backward) {
+  BackwardArgs g;
+  g.device = Device::cuda;
+  const spec::AttnCase& c = dc.c;
+  g.q = g.o = g.dout = g.dq = c.q_view(nullptr);
+  g.k = g.v = g.dk = g.dv = c.k_view(nullptr);
+  describe(dc, g);
+  ForwardArgs f;
+  static_cast<AttentionArgs&>(f) = g;
+  for (const Candidate& candidate : backward ? explain(g) : explain(f))
+    if (candidate.name == "cuda-sm80") return candidate;
+  throw std::runtime_error("the CUDA implementation is not in the list");
+}
+
+}  // namespace sagebwd::gpu

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// One attention problem run on the GPU through the public interface, and by the recipe oracle and
+// exact attention on the host from the same bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sagebwd/sagebwd.hpp"
+#include "spec/attn_case.h"
+#include "trace/inputs.h"
+
+namespace sagebwd::gpu {
+
+/// Null when there is a GPU, else why not.
+const char* no_device();
+
+enum class Placement {
+  plain,  // the case's layout, contiguous
+  gaps,   // gaps between tokens, heads and batches, and a start that is aligned to two bytes only
+};
+
+struct DeviceCase {
+  spec::AttnCase c;
+  std::vector<int32_t> cu_q, cu_k;  // packed when not empty
+  Placement placement = Placement::plain;
+  trace::InputKind kind = trace::InputKind::gaussian;
+  double sigma = 1.0;
+  bool dlse = false, partial_kv = false, deterministic = false;
+  int poison = 0x7f;  // byte that fills outputs and workspace beforehand
+
+  explicit DeviceCase(const std::string& text) : c(spec::AttnCase::parse(text)) {}
+};
+
+/// Contiguous results: [b, h, nq, d], [b, h, nq], [sequences, h], [b, hk, nk, d].
+struct Results {
+  std::vector<float> o, lse, max_logit, dq, dk, dv;
+  bool operator==(const Results&) const = default;
+};
+
+/// The inputs as the kernels see them, contiguous.
+struct CaseInputs {
+  trace::Inputs x;
+  std::vector<float> dlse;
+};
+CaseInputs make_case_inputs(const DeviceCase& dc);
+
+/// Forward and backward on the GPU. Throws std::runtime_error if memory outside the outputs was
+/// touched. lse_shift is added to LSE on its way to the backward, as if there were more keys
+/// elsewhere.
+Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift = 0.0f);
+
+/// The recipe oracle with the GPU's tiles; its backward gets the O and LSE of `forward`.
+Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& forward,
+                   float lse_shift = 0.0f);
+
+/// Attention in FP64.
+Results run_exact(const DeviceCase& dc, const CaseInputs& in);
+
+/// |a - b| / |b|; NaN and Inf must match in place (NaN or Inf on both sides), else infinite.
+double relative_error(const std::vector<float>& a, const std::vector<float>& b);
+
+/// Largest |a - b|, with the same rule.
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
+
+/// The tiles the GPU implementation says it uses.
+Candidate device_candidate(const DeviceCase& dc, bool backward);
+
+}  // namespace sagebwd::gpu

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold for any kernel: same bits from run to run and from any memory, poison goes where
+// it belongs and nowhere else, zeros stay zeros, and a captured graph replays the call.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "device_case.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+#define NEED_DEVICE() \
+  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
+
+TEST(GpuHazards, PoisonedMemory) {
+  NEED_DEVICE();
+  for (const char* text : {"b2 h2 n300 d64 causal", "h3 nq200 nk333 d128 paper", "h2 n150 d96"}) {
+    DeviceCase a(text), b(text), c(text);
+    a.poison = 0x7f, b.poison = 0x80, c.poison = 0x00;
+    const CaseInputs in = make_case_inputs(a);
+    const Results ra = run_on_device(a, in), rb = run_on_device(b, in), rc = run_on_device(c, in);
+    EXPECT_TRUE(ra == rb) << text;
+    EXPECT_TRUE(ra == rc) << text;
+  }
+}
+
+TEST(GpuHazards, SameBitsEveryTime) {
+  NEED_DEVICE();
+  for (const char* text : {"b4 h4 n512 d64 causal", "b4 h4 n512 d128"}) {
+    DeviceCase dc(text);
+    dc.deterministic = true;
+    const CaseInputs in = make_case_inputs(dc);
+    const Results first = run_on_device(dc, in);
+    for (int i = 0; i < 10; ++i)
+      ASSERT_TRUE(run_on_device(dc, in) == first) << text << " run " << i;
+  }
+}
+
+TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
+                           "h2 n200 d64 pv16=0 window=20,10"})
+    for (int tensor = 0; tensor < 4; ++tensor)
+      for (float bad : {NAN, INFINITY}) {
+        const DeviceCase dc(text);
+        CaseInputs in = make_case_inputs(dc);
+        std::vector<float>& x = tensor == 0   ? in.x.q
+                                : tensor == 1 ? in.x.k
+                                : tensor == 2 ? in.x.v
+                                              : in.x.dout;
+        x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
+        const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+        SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
+        EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
+        EXPECT_LE(relative_error(gpu.dq, oracle.dq), 5e-3);
+        EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
+        EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
+        EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 2e-4);
+      }
+}
+
+TEST(GpuHazards, ZerosStayZeros) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128 paper"})
+    for (int tensor = 0; tensor < 4; ++tensor) {
+      const DeviceCase dc(text);
+      CaseInputs in = make_case_inputs(dc);
+      std::vector<float>& x = tensor == 0   ? in.x.q
+                              : tensor == 1 ? in.x.k
+                              : tensor == 2 ? in.x.v
+                                            : in.x.dout;
+      std::fill(x.begin(), x.end(), 0.0f);
+      const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+      SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
+      EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
+      EXPECT_LE(relative_error(gpu.dq, oracle.dq), 5e-3);
+      EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
+      EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
+    }
+}
+
+TEST(GpuHazards, GradientsAreLinearInDout) {
+  NEED_DEVICE();
+  const DeviceCase dc("h2 n300 d64 causal");
+  const CaseInputs in = make_case_inputs(dc);
+  const Results one = run_on_device(dc, in);
+  for (int power : {-60, -20, 20}) {
+    CaseInputs scaled = in;
+    for (float& x : scaled.x.dout) x = std::ldexp(x, power);
+    Results r = run_on_device(dc, scaled);
+    for (auto* v : {&r.dq, &r.dk, &r.dv})
+      for (float& x : *v) x = std::ldexp(x, -power);
+    EXPECT_LE(relative_error(r.dq, one.dq), 1e-3) << power;
+    EXPECT_LE(relative_error(r.dk, one.dk), 1e-3) << power;
+    EXPECT_LE(relative_error(r.dv, one.dv), 1e-3) << power;
+  }
+}
+
+TEST(GpuHazards, DeclinesWithAReason) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 smooth_q=on", "h1 n64 d64 rounding=dither",
+        "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256"})
+    EXPECT_NE(device_candidate(DeviceCase(text), true).reason, "") << text;
+  const Candidate fine = device_candidate(DeviceCase("h1 n64 d64"), true);
+  EXPECT_EQ(fine.reason, "");
+  EXPECT_TRUE(fine.chosen);
+}
+
+TEST(GpuHazards, EmptyProblems) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq0 nk30 d64", "h2 nq30 nk0 d64", "b0 h2 n30 d64"}) {
+    const DeviceCase dc(text);
+    const Results r = run_on_device(dc, make_case_inputs(dc));
+    for (const auto* v : {&r.o, &r.dq, &r.dk, &r.dv})
+      for (float x : *v) ASSERT_EQ(x, 0.0f) << text;
+    for (float x : r.lse) ASSERT_EQ(x, -INFINITY) << text;
+    for (float x : r.max_logit) ASSERT_EQ(x, -INFINITY) << text;
+  }
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
