@@ -24,10 +24,10 @@ constexpr const char* kHelp = R"(What the columns mean:
   INT8 part      the same, with floating-point multiply-adds taken out of the time at FMA peak:
                  INT8 multiply-adds / ((wall time − floating multiply-adds / FMA peak) × INT8 peak).
 
-The peaks are measured before and after the runs, with as many threads as the calls use, and the
-better one counts: loops that touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512
-VNNI: vpdpbusd; FP32: fused multiply-add). A call is held against the peak of the instruction set its
-implementation uses. Other work on the machine lowers the shares.
+The peaks are measured before every timed run, with as many threads as the calls use, and their
+medians count: loops that touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512 VNNI:
+vpdpbusd; FP32: fused multiply-add). A call is held against the peak of the instruction set its
+implementation uses.
 
 Examples:
   sagebwd bench
@@ -47,7 +47,7 @@ void run(const BenchOptions& o, const std::string& command_line) {
   std::vector<spec::AttnCase> cases;
   for (const std::string& text : o.cases) cases.push_back(spec::AttnCase::parse(text));
   const Benchmark b = run_benchmark(cases, o.settings, o.run.talk());
-  std::fputs((peak_text(b) + "\n" + bench_table(b)).c_str(), stdout);
+  std::fputs((bench_table(b) + "\n" + bench_note(b)).c_str(), stdout);
   if (o.json_path.empty()) return;
   nlohmann::json record = record_head(command_line);
   record.update(bench_json(b));

@@ -24,29 +24,44 @@ double timed(F&& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-Measured measure(const AttnCase& c, const BenchSettings& settings) {
+double median_of(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  const size_t half = x.size() / 2;
+  return x.size() % 2 == 1 ? x[half] : (x[half - 1] + x[half]) / 2;
+}
+
+Measured measure(const AttnCase& c, const BenchSettings& settings, int threads) {
   const AttentionRun run(c, trace::make_inputs(c, trace::InputKind::gaussian));
   const Candidate forward = run.forward_choice(), backward = run.backward_choice();
   const spec::MacCounts f = count_macs(c, Direction::forward, forward.tile_k);
   const spec::MacCounts b = count_macs(c, Direction::backward, backward.tile_k);
-  Measured m{c, backward.name, backward.tile_q, backward.tile_k, {}};
+  Measured m{c, backward.name, backward.tile_q, backward.tile_k, {}, {}};
   if (forward.name != backward.name) m.implementation = forward.name + " / " + backward.name;
   m.passes = {{"forward", {}, f.int8(), f.floating()},
               {"backward", {}, b.int8(), b.floating()},
               {"both", {}, f.int8() + b.int8(), f.floating() + b.floating()}};
+  const PeakLoops* loops = loops_for(peak_loops(), backward.name);
+  std::vector<double> int8, fp32;
   for (int i = 0; i < settings.warmup; ++i) run.forward(), run.backward();
   for (int i = 0; i < settings.reps; ++i) {
+    // Peak and calls in turn: clocks and other work on the machine change both alike.
+    if (loops != nullptr) {
+      const Peak p = measure_peak(*loops, threads, settings.peak_seconds);
+      int8.push_back(p.int8), fp32.push_back(p.fp32);
+    }
     const double tf = timed([&] { run.forward(); }), tb = timed([&] { run.backward(); });
     m.passes[0].seconds.push_back(tf);
     m.passes[1].seconds.push_back(tb);
     m.passes[2].seconds.push_back(tf + tb);
   }
+  if (loops != nullptr)
+    m.peak = Peak{loops->isa, loops->instructions, median_of(int8), median_of(fp32)};
   return m;
 }
 
 std::string share_text(double x) { return fixed(100 * x, 1) + "%"; }
 
-json to_json(const Pass& p, const Peak* peak) {
+json to_json(const Pass& p, const std::optional<Peak>& peak) {
   json j{{"median_ms", p.median() * 1e3},
          {"min_ms", p.fastest() * 1e3},
          {"max_ms", p.slowest() * 1e3},
@@ -54,7 +69,7 @@ json to_json(const Pass& p, const Peak* peak) {
          {"floating_macs", p.floating_macs},
          {"gmacs", p.macs_per_second() / 1e9},
          {"int8_gmacs", p.int8_per_second() / 1e9}};
-  if (peak != nullptr) {
+  if (peak) {
     j["share_of_peak"] = p.share(*peak);
     j["share_of_peak_int8_part"] = p.share_of_int8_part(*peak);
   }
@@ -63,12 +78,7 @@ json to_json(const Pass& p, const Peak* peak) {
 
 }  // namespace
 
-double Pass::median() const {
-  std::vector<double> s = seconds;
-  std::sort(s.begin(), s.end());
-  const size_t half = s.size() / 2;
-  return s.size() % 2 == 1 ? s[half] : (s[half - 1] + s[half]) / 2;
-}
+double Pass::median() const { return median_of(seconds); }
 double Pass::fastest() const { return *std::min_element(seconds.begin(), seconds.end()); }
 double Pass::slowest() const { return *std::max_element(seconds.begin(), seconds.end()); }
 
@@ -89,32 +99,19 @@ Benchmark run_benchmark(const std::vector<AttnCase>& cases, const BenchSettings&
   for (const AttnCase& c : cases) chosen(explain(backward_shape(c)));  // refuse before measuring
   Benchmark b;
   b.threads = default_threads(), b.reps = settings.reps;
-  b.peaks = measure_peaks(b.threads, settings.peak_seconds);
   Progress progress(static_cast<int>(cases.size()), talk);
   for (const AttnCase& c : cases) {
-    b.cases.push_back(measure(c, settings));
+    b.cases.push_back(measure(c, settings, b.threads));
     progress.done(c.to_string());
-  }
-  // Other work on the machine may have slowed the first measurement: the better of two counts.
-  const std::vector<Peak> again = measure_peaks(b.threads, settings.peak_seconds);
-  for (size_t i = 0; i < b.peaks.size(); ++i) {
-    b.peaks[i].int8 = std::max(b.peaks[i].int8, again[i].int8);
-    b.peaks[i].fp32 = std::max(b.peaks[i].fp32, again[i].fp32);
   }
   return b;
 }
 
-std::string peak_text(const Benchmark& b) {
-  std::string text = "Measured peak, " + std::to_string(b.threads) +
-                     (b.threads == 1 ? " thread" : " threads") + "\n";
-  if (b.peaks.empty())
-    return text + "  none of this program's loops runs on this CPU: no shares below\n";
-  for (const Peak& p : b.peaks)
-    text += "  " + p.isa + ": INT8 " + fixed(p.int8 / 1e9, 1) + " GMAC/s (" + p.instructions +
-            "), FP32 FMA " + fixed(p.fp32 / 1e9, 1) + " GMAC/s\n";
+std::string bench_note(const Benchmark& b) {
+  std::string text = "Shares are of the peak measured between the runs, " +
+                     std::to_string(b.threads) + (b.threads == 1 ? " thread.\n" : " threads.\n");
   if (has_feature("amx-int8"))
-    text +=
-        "  This CPU also has AMX. No implementation uses it, and it is not part of these peaks.\n";
+    text += "This CPU also has AMX. No implementation uses it, and no peak counts it.\n";
   return text;
 }
 
@@ -127,10 +124,12 @@ std::string bench_table(const Benchmark& b) {
                {"share of peak"},
                {"INT8 part"}});
   for (const Measured& m : b.cases) {
-    const Peak* peak = peak_for(b.peaks, m.implementation);
+    const std::optional<Peak>& peak = m.peak;
     table.heading(m.c.to_string() + "\n" + m.implementation + ", tiles " +
                   std::to_string(m.tile_q) + "×" + std::to_string(m.tile_k) +
-                  (peak ? ", against the " + peak->isa + " peak" : ""));
+                  (peak ? ", peak of " + peak->isa + ": INT8 " + fixed(peak->int8 / 1e9, 0) +
+                              ", FP32 " + fixed(peak->fp32 / 1e9, 0) + " GMAC/s"
+                        : ""));
     for (const Pass& p : m.passes)
       table.row({p.name, fixed(p.median() * 1e3, 2),
                  fixed(p.fastest() * 1e3, 1) + "…" + fixed(p.slowest() * 1e3, 1),
@@ -142,16 +141,15 @@ std::string bench_table(const Benchmark& b) {
 }
 
 json bench_json(const Benchmark& b) {
-  json j{{"reps", b.reps}, {"peaks", json::array()}, {"results", json::array()}};
-  for (const Peak& p : b.peaks)
-    j["peaks"].push_back({{"isa", p.isa},
-                          {"instructions", p.instructions},
-                          {"int8_gmacs", p.int8 / 1e9},
-                          {"fp32_gmacs", p.fp32 / 1e9}});
+  json j{{"reps", b.reps}, {"results", json::array()}};
   for (const Measured& m : b.cases) {
-    const Peak* peak = peak_for(b.peaks, m.implementation);
+    const std::optional<Peak>& peak = m.peak;
     json r{{"case", m.c.to_string()}, {"impl", m.implementation}, {"tile", {m.tile_q, m.tile_k}}};
-    if (peak != nullptr) r["peak"] = peak->isa;
+    if (peak)
+      r["peak"] = {{"isa", peak->isa},
+                   {"instructions", peak->instructions},
+                   {"int8_gmacs", peak->int8 / 1e9},
+                   {"fp32_gmacs", peak->fp32 / 1e9}};
     for (const Pass& p : m.passes) r[p.name] = to_json(p, peak);
     j["results"].push_back(std::move(r));
   }

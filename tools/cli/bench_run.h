@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,26 +35,28 @@ struct Measured {
   std::string implementation;
   int tile_q = 0, tile_k = 0;
   std::vector<Pass> passes;  // forward, backward, both
+  /// The machine's peak as it was between the timed runs: medians, like the times.
+  std::optional<Peak> peak;
 };
 
 /// The machine and what ran on it.
 struct Benchmark {
   int threads = 0, reps = 0;
-  std::vector<Peak> peaks;
   std::vector<Measured> cases;
 };
 
 struct BenchSettings {
   int reps = 7, warmup = 1;
-  double peak_seconds = 0.3;  // per instruction set
+  double peak_seconds = 0.04;  // before each timed run
 };
 
 Benchmark run_benchmark(const std::vector<spec::AttnCase>& cases, const BenchSettings& settings,
                         Talk talk);
 
-std::string peak_text(const Benchmark& b);
+/// What the shares of the table are of.
+std::string bench_note(const Benchmark& b);
 std::string bench_table(const Benchmark& b);
-/// {"reps", "peaks": […], "results": [{"case", "impl", "tile", "forward": {…}, …}]}
+/// {"reps", "results": [{"case", "impl", "tile", "peak": {…}, "forward": {…}, …}]}
 nlohmann::json bench_json(const Benchmark& b);
 
 }  // namespace sagebwd::cli

@@ -122,12 +122,8 @@ std::string speed_card(const Benchmark& b) {
                    "INT8 GMAC/s",
                    "share of INT8 peak",
                    "INT8 part alone"});
-  std::string peaks;
-  for (const Peak& p : b.peaks)
-    peaks += (peaks.empty() ? "" : ", ") + p.isa + " " + fixed(p.int8 / 1e9, 0) +
-             " GMAC/s in INT8 and " + fixed(p.fp32 / 1e9, 0) + " in FP32";
   for (const Measured& m : b.cases) {
-    const Peak* peak = peak_for(b.peaks, m.implementation);
+    const std::optional<Peak>& peak = m.peak;
     for (const Pass& p : m.passes) {
       const bool first = &p == &m.passes.front();
       const std::string css = first ? "group" : "";
@@ -144,7 +140,7 @@ std::string speed_card(const Benchmark& b) {
       "Median wall time of whole calls through the public API with " + std::to_string(b.threads) +
       (b.threads == 1 ? " thread" : " threads") +
       ": quantisation, softmax and the floating-point dP are inside. " +
-      (peaks.empty() ? "" : "Peaks measured by loops that touch registers only: " + peaks + ". ") +
+      "Shares are of a peak measured between the runs by loops that touch registers only. "
       "The last column takes the floating-point multiply-adds out of the time at FP32 peak.";
   return card("Speed on this machine", paragraphs({words}) + table.to_html());
 }

@@ -61,23 +61,19 @@ const std::vector<PeakLoops>& peak_loops() {
   return loops;
 }
 
-std::vector<Peak> measure_peaks(int threads, double seconds) {
-  std::vector<Peak> peaks;
-  for (const PeakLoops& l : peak_loops())
-    if (l.available())
-      peaks.push_back({l.isa, l.instructions,
-                       best_rate(threads, seconds / 2, l.int8_macs_per_round, l.int8),
-                       best_rate(threads, seconds / 2, l.fp32_macs_per_round, l.fp32)});
-  return peaks;
+Peak measure_peak(const PeakLoops& l, int threads, double seconds) {
+  return {l.isa, l.instructions, best_rate(threads, seconds / 2, l.int8_macs_per_round, l.int8),
+          best_rate(threads, seconds / 2, l.fp32_macs_per_round, l.fp32)};
 }
 
-const Peak* peak_for(const std::vector<Peak>& peaks, const std::string& implementation) {
-  const Peak* best = nullptr;
-  for (const Peak& p : peaks) {
-    if (implementation == "cpu-" + p.isa) return &p;
-    if (best == nullptr || p.int8 > best->int8) best = &p;
+const PeakLoops* loops_for(const std::vector<PeakLoops>& loops, const std::string& implementation) {
+  const PeakLoops* first = nullptr;
+  for (const PeakLoops& l : loops) {
+    if (!l.available()) continue;
+    if (implementation == std::string("cpu-") + l.isa) return &l;
+    if (first == nullptr) first = &l;
   }
-  return best;
+  return first;
 }
 
 }  // namespace sagebwd::cli

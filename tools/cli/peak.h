@@ -18,11 +18,11 @@ struct Peak {
   double int8 = 0, fp32 = 0;  // multiply-adds per second over all threads
 };
 
-/// Measures every instruction set the CPU has, for about `seconds` each.
-std::vector<Peak> measure_peaks(int threads, double seconds);
+/// Best rates of one instruction set, measured for about `seconds`.
+Peak measure_peak(const PeakLoops& loops, int threads, double seconds);
 
-/// The peak an implementation is held against: that of the instruction set in its name
-/// ("cpu-avx2"), or the machine's best where the name has none. Null when the list is empty.
-const Peak* peak_for(const std::vector<Peak>& peaks, const std::string& implementation);
+/// The instruction set an implementation is held against: that of its name ("cpu-avx2"), or the
+/// first one the CPU has where the name has none. Null when the CPU has none of `loops`.
+const PeakLoops* loops_for(const std::vector<PeakLoops>& loops, const std::string& implementation);
 
 }  // namespace sagebwd::cli

@@ -116,8 +116,8 @@ void run(const ReportOptions& o, const std::string& command_line) {
   std::fputs(trace_table(results).c_str(), stdout);
   for (const SourceGroup& g : groups_of(results))
     print(g.sweep() ? sweep_words(results, g) : single_words(results, g));
-  std::printf("\nSpeed, whole calls\n\n%s\n%s", peak_text(speed).c_str(),
-              bench_table(speed).c_str());
+  std::printf("\nSpeed, whole calls\n\n%s\n%s", bench_table(speed).c_str(),
+              bench_note(speed).c_str());
   print_gates(results);
   print(verdict_words(results));
 

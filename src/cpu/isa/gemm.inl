@@ -5,39 +5,46 @@
 
 enum class Signs { us, su, ss };
 
+/// `kRows` rows of a left operand, read as they are stored.
 template <Signs kSigns>
-inline IVec dot_step(IVec acc, decltype(broadcast_quad(nullptr)) a, Quads b, SignedQuads bs) {
-  if constexpr (kSigns == Signs::us) return dot_us(acc, a, b);
-  if constexpr (kSigns == Signs::su) return dot_su(acc, a, b);
-  return dot_ss(acc, a, bs);
-}
+struct StoredRows {
+  const int8_t* at;
+  int64_t stride;
+  StoredRows(const Int8Product& p, int row)
+      : at(static_cast<const int8_t*>(p.left) + row * p.left_stride), stride(p.left_stride) {}
+  IVec start(int, IVec column) const { return column; }
+  auto quad(int r, int k) const { return broadcast_quad(at + r * stride + k); }
+  static IVec step(IVec acc, decltype(broadcast_quad(nullptr)) a, Quads b) {
+    if constexpr (kSigns == Signs::us) return dot_us(acc, a, b);
+    if constexpr (kSigns == Signs::su) return dot_su(acc, a, b);
+#ifndef SAGE_SPLIT_ROWS
+    if constexpr (kSigns == Signs::ss) return dot_ss(acc, a, b);
+#endif
+  }
+};
 
 /// One register block: `kRows` rows by N panels. Epilogue(row, column, sums) consumes the result.
-template <Signs kSigns, int N, typename Epilogue>
-SAGE_INLINE void int8_block(const Int8Product& p, int row, int panel, const Epilogue& epilogue) {
+template <int N, typename Rows, typename Epilogue>
+SAGE_INLINE void int8_block(const Int8Product& p, const Rows& left, int row, int panel,
+                            const Epilogue& epilogue) {
   const int64_t panel_bytes = static_cast<int64_t>(p.k) * kLanes;
-  const auto* left = static_cast<const int8_t*>(p.left) + row * p.left_stride;
   const auto* right = static_cast<const int8_t*>(p.right) + panel * panel_bytes;
   IVec acc[kRows][N];
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) {
     const IVec start = p.start != nullptr ? load(p.start + (panel + n) * kLanes) : set1(0);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) acc[r][n] = start;
+    for (int r = 0; r < kRows; ++r) acc[r][n] = left.start(r, start);
   }
   for (int k = 0; k < p.k; k += 4) {
     Quads b[N];
-    SignedQuads bs[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      b[n] = load_quads(right + n * panel_bytes + k * kLanes);
-      bs[n] = prepare_signed(b[n]);
-    }
+    for (int n = 0; n < N; ++n) b[n] = load_quads(right + n * panel_bytes + k * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const auto a = broadcast_quad(left + r * p.left_stride + k);
+      const auto a = left.quad(r, k);
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) acc[r][n] = dot_step<kSigns>(acc[r][n], a, b[n], bs[n]);
+      for (int n = 0; n < N; ++n) acc[r][n] = Rows::step(acc[r][n], a, b[n]);
     }
   }
 #pragma GCC unroll 8
@@ -48,11 +55,12 @@ SAGE_INLINE void int8_block(const Int8Product& p, int row, int panel, const Epil
 
 template <Signs kSigns, int N, typename Epilogue>
 inline void int8_rows(const Int8Product& p, int panel, const Epilogue& epilogue) {
-  for (int row = 0; row < p.m; row += kRows) int8_block<kSigns, N>(p, row, panel, epilogue);
+  for (int row = 0; row < p.m; row += kRows)
+    int8_block<N>(p, StoredRows<kSigns>(p, row), row, panel, epilogue);
 }
 
 template <Signs kSigns, typename Epilogue>
-inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
+inline void stored_product(const Int8Product& p, const Epilogue& epilogue) {
   const int panels = p.n / kLanes;
   int panel = 0;
   for (; panel + kPanels <= panels; panel += kPanels)
@@ -65,6 +73,23 @@ inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
   }
   if constexpr (kPanels > 1) {
     if (panel < panels) int8_rows<kSigns, 1>(p, panel, epilogue);
+  }
+}
+
+template <Signs kSigns, typename Epilogue>
+inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
+#ifdef SAGE_SPLIT_ROWS
+  if constexpr (kSigns == Signs::ss) {
+    // Rows outside, so that each is split once.
+    for (int row = 0; row < p.m; row += kRows) {
+      const SplitRows left(p, row);
+      for (int panel = 0; panel < p.n / kLanes; ++panel)
+        int8_block<1>(p, left, row, panel, epilogue);
+    }
+  } else
+#endif
+  {
+    stored_product<kSigns>(p, epilogue);
   }
 }
 

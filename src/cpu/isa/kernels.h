@@ -27,9 +27,11 @@ inline constexpr int kLanes = 16;  // columns of a panel
 inline constexpr int kGroup = 64;  // queries a tile kernel keeps in registers; tile_q is a multiple
 inline constexpr int kContract =
     64;  // INT8 contractions are padded with zero codes to a multiple of this
+inline constexpr int kMostContract = 256;  // and none is longer
 
 /// An INT8 product of left [m][k] and right panels [n/16][k/4][16][4]; m a multiple of 4, n of 16,
-/// k of 64.
+/// k of 64
+/// up to 256.
 struct Int8Product {
   int m, n, k;
   const void* left;

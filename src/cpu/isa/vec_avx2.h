@@ -129,19 +129,13 @@ inline float reduce_add(Vec a) {
 }
 
 // vpmaddubsw multiplies unsigned by signed bytes and adds pairs with 16-bit saturation: exact while
-// both are within ±127. A signed pair goes through |b| and a·sign(b).
+// the unsigned ones are within 127 and the signed ones within ±128.
 struct Quads {
   __m256i lo, hi;
-};
-struct SignedQuads {
-  Quads b, magnitude;
 };
 inline Quads load_quads(const void* p) {
   return {_mm256_loadu_si256(static_cast<const __m256i*>(p)),
           _mm256_loadu_si256(static_cast<const __m256i*>(p) + 1)};
-}
-inline SignedQuads prepare_signed(Quads b) {
-  return {b, {_mm256_abs_epi8(b.lo), _mm256_abs_epi8(b.hi)}};
 }
 inline __m256i broadcast_quad(const void* a) {
   int32_t w;
@@ -158,9 +152,40 @@ inline IVec dot_us(IVec acc, __m256i a, Quads b) {
 inline IVec dot_su(IVec acc, __m256i a, Quads b) {
   return {add_quads(acc.lo, b.lo, a), add_quads(acc.hi, b.hi, a)};
 }
-inline IVec dot_ss(IVec acc, __m256i a, SignedQuads b) {
-  return {add_quads(acc.lo, b.magnitude.lo, _mm256_sign_epi8(a, b.b.lo)),
-          add_quads(acc.hi, b.magnitude.hi, _mm256_sign_epi8(a, b.b.hi))};
+
+// Signed by signed. Where a < 0, a·b = |a|·(-b) = |a|·(~b) + |a|. So with the sign of a as a mask
+// the product is |a|·(b XOR mask), and what is missing is a number of the row alone: the sum of its
+// negative magnitudes. XOR runs on every vector port; vpsignb, the obvious way, on the two that the
+// multiplications need.
+struct SplitQuad {
+  __m256i magnitude, mask;
+};
+inline SplitQuad broadcast_split(const int8_t* at) {
+  return {broadcast_quad(at), broadcast_quad(at + 4)};
+}
+inline IVec dot_split(IVec acc, SplitQuad a, Quads b) {
+  return {add_quads(acc.lo, a.magnitude, _mm256_xor_si256(b.lo, a.mask)),
+          add_quads(acc.hi, a.magnitude, _mm256_xor_si256(b.hi, a.mask))};
+}
+/// Splits k (a multiple of 32) codes: dst [k/4][2][4] gets magnitudes and masks in turn. Returns
+/// the sum of the negative magnitudes.
+inline int32_t split_row(const int8_t* codes, int k, int8_t* dst) {
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i sum = zero;
+  for (int i = 0; i < k; i += 32) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+    const __m256i magnitude = _mm256_abs_epi8(a);
+    const __m256i mask = _mm256_cmpgt_epi8(zero, a);
+    sum = _mm256_add_epi64(sum, _mm256_sad_epu8(_mm256_and_si256(magnitude, mask), zero));
+    // The unpacks work inside 128-bit halves.
+    const __m256i low = _mm256_unpacklo_epi32(magnitude, mask);
+    const __m256i high = _mm256_unpackhi_epi32(magnitude, mask);
+    auto* out = reinterpret_cast<__m256i*>(dst + 2 * i);
+    _mm256_store_si256(out, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_store_si256(out + 1, _mm256_permute2x128_si256(low, high, 0x31));
+  }
+  const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two)));
 }
 
 }  // namespace sagebwd::cpu::isa::avx2

@@ -68,9 +68,7 @@ inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a); }
 // vpdpbusd multiplies unsigned by signed bytes. A signed left operand is stored with 128 added; the
 // accumulator then starts at -128 times the column sums (Kernels::flip).
 using Quads = IVec;
-using SignedQuads = IVec;
 inline Quads load_quads(const void* p) { return _mm512_loadu_si512(p); }
-inline SignedQuads prepare_signed(Quads b) { return b; }
 inline IVec broadcast_quad(const void* a) {
   int32_t w;
   std::memcpy(&w, a, 4);
@@ -82,6 +80,6 @@ inline IVec dot_us(IVec acc, IVec a, Quads b) {
   return acc;
 }
 inline IVec dot_su(IVec acc, IVec a, Quads b) { return dot_us(acc, b, a); }
-inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) { return dot_us(acc, a, b); }
+inline IVec dot_ss(IVec acc, IVec a, Quads b) { return dot_us(acc, a, b); }
 
 }  // namespace sagebwd::cpu::isa::avx512

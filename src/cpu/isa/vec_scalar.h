@@ -160,11 +160,7 @@ inline float reduce_add(Vec a) {
 
 // Dot products of four bytes per lane with four broadcast bytes of the left operand.
 using Quads = IVec;  // 64 bytes [16 lanes][4]
-struct SignedQuads {
-  IVec b;
-};
 inline Quads load_quads(const void* p) { return load(static_cast<const int32_t*>(p)); }
-inline SignedQuads prepare_signed(Quads b) { return {b}; }
 inline IVec broadcast_quad(const void* a) {
   int32_t w;
   std::memcpy(&w, a, 4);
@@ -183,9 +179,7 @@ inline IVec dot_bytes(IVec acc, IVec a, IVec b) {
 }
 inline IVec dot_us(IVec acc, IVec a, Quads b) { return dot_bytes<uint8_t, int8_t>(acc, a, b); }
 inline IVec dot_su(IVec acc, IVec a, Quads b) { return dot_bytes<int8_t, uint8_t>(acc, a, b); }
-inline IVec dot_ss(IVec acc, IVec a, SignedQuads b) {
-  return dot_bytes<int8_t, int8_t>(acc, a, b.b);
-}
+inline IVec dot_ss(IVec acc, IVec a, Quads b) { return dot_bytes<int8_t, int8_t>(acc, a, b); }
 
 #undef SAGE_LANES
 

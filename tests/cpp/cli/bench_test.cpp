@@ -21,15 +21,21 @@ TEST(Bench, SharesFollowTheirDefinition) {
 }
 
 TEST(Bench, PeakFollowsTheImplementation) {
-  const std::vector<Peak> peaks{{"avx512-vnni", "", 300, 80}, {"avx2", "", 90, 50}};
-  EXPECT_EQ(peak_for(peaks, "cpu-avx2")->isa, "avx2");
-  EXPECT_EQ(peak_for(peaks, "cpu-avx512-vnni")->isa, "avx512-vnni");
-  EXPECT_EQ(peak_for(peaks, "ref")->isa, "avx512-vnni");  // the machine's best
-  EXPECT_EQ(peak_for({}, "ref"), nullptr);
+  PeakLoops wide{}, narrow{}, absent{};
+  wide.isa = "avx512-vnni", narrow.isa = "avx2", absent.isa = "other";
+  wide.available = narrow.available = [] { return true; };
+  absent.available = [] { return false; };
+  const std::vector<PeakLoops> loops{absent, wide, narrow};
+  EXPECT_STREQ(loops_for(loops, "cpu-avx2")->isa, "avx2");
+  EXPECT_STREQ(loops_for(loops, "cpu-avx512-vnni")->isa, "avx512-vnni");
+  EXPECT_STREQ(loops_for(loops, "ref")->isa, "avx512-vnni");  // the machine's best
+  EXPECT_EQ(loops_for({absent}, "ref"), nullptr);
 }
 
 TEST(Bench, MeasuredPeaksArePlausible) {
-  for (const Peak& p : measure_peaks(1, 0.02)) {
+  for (const PeakLoops& loops : peak_loops()) {
+    if (!loops.available()) continue;
+    const Peak p = measure_peak(loops, 1, 0.02);
     EXPECT_GT(p.fp32, 1e8) << p.isa;
     EXPECT_LT(p.int8, 1e13) << p.isa;  // a loop the compiler removed would be far above
   }
