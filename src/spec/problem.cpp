@@ -186,6 +186,7 @@ Problem resolve(const BackwardArgs& a, bool check_memory) {
   if (a.dlse.data != nullptr) check_stats("dlse", a.dlse, p, false, check_memory);
   p.has_dlse = a.dlse.data != nullptr;
   p.partial_kv = a.partial_kv;
+  p.deterministic = a.deterministic;
   return p;
 }
 

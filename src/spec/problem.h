@@ -37,6 +37,7 @@ struct Problem {
   Recipe recipe;
   bool has_dlse = false;
   bool partial_kv = false;
+  bool deterministic = false;  // dQ bit-equal from run to run
 
   bool packed() const { return documents.count > 0; }
   int64_t group() const { return h / hk; }  // query heads per key head
