@@ -145,7 +145,7 @@ struct Backward {
   void prepare_block(int64_t slot, int64_t item) const;
   void key_chunk(int64_t slot, int64_t item) const;
   void tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, const Scratch& t) const;
-  void products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, float* dq,
+  void products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, int keys, float* dq,
                 const Scratch& t) const;
   void finish_queries(int64_t slot, int64_t item) const;
 
@@ -204,36 +204,36 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
 }
 
 /// dV, dK and dQ of one tile from its codes (or from FP32 where lifted).
-void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, float* dq,
-                        const Scratch& t) const {
+void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, int keys,
+                        float* dq, const Scratch& t) const {
   const spec::Problem& p = plan.p;
   const bool flip = kernels.flip != 0;
   const int64_t key_tile = key_at * plan.bk * plan.dl;
   if (p.lifted(kMatmulDV))
     kernels.add_f32(
-        {plan.bk, plan.dl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.dl},
-        t.dv, plan.dl);
+        {keys, plan.dl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.dl}, t.dv,
+        plan.dl);
   else
-    kernels.row_us({plan.bk, plan.dl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv,
+    kernels.row_us({keys, plan.dl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv,
                    plan.dl);
 
   if (p.lifted(kMatmulDK)) {
-    kernels.add_f32({plan.bk, plan.dl, plan.bq, t.dp, plan.bq, g.q_rows, plan.dl}, t.dk, plan.dl);
+    kernels.add_f32({keys, plan.dl, plan.bq, t.dp, plan.bq, g.q_rows, plan.dl}, t.dk, plan.dl);
   } else {
     kernels.row_ss(
-        {plan.bk, plan.dl, plan.bq, t.ds8_key, plan.bq, g.q8_dk, flip ? g.dk_start : nullptr},
+        {keys, plan.dl, plan.bq, t.ds8_key, plan.bq, g.q8_dk, flip ? g.dk_start : nullptr},
         t.ds_key_scale, t.dk, plan.dl);
     if (p.recipe.smooth_q)
-      for (int j = 0; j < plan.bk; ++j)
+      for (int j = 0; j < keys; ++j)
         for (int c = 0; c < plan.dl; ++c) t.dk[j * plan.dl + c] += t.key_sum[j] * q.mean[c];
   }
 
   if (p.lifted(kMatmulDQ))
     kernels.add_f32(
-        {plan.dl, plan.bq, plan.bk, buffers.keys.kt_float + key_tile, plan.bk, t.dp, plan.bq}, dq,
+        {plan.dl, plan.bq, keys, buffers.keys.kt_float + key_tile, plan.bk, t.dp, plan.bq}, dq,
         plan.bq);
   else
-    kernels.column_ss({plan.dl, plan.bq, plan.bk, buffers.keys.k8t + key_tile, plan.bk, t.ds8_query,
+    kernels.column_ss({plan.dl, plan.bq, keys, buffers.keys.k8t + key_tile, plan.bk, t.ds8_query,
                        flip ? t.ds_query_start : nullptr},
                       t.ds_query_scale, dq, plan.bq);
 }
@@ -241,7 +241,8 @@ void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key
 void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
                     const Scratch& t) const {
   const spec::Problem& p = plan.p;
-  const KeyData& keys = buffers.keys;
+  const KeyData& data = buffers.keys;
+  const int keys = keys_in_use(plan, qb, kb);
   const int64_t at = h * plan.q_blocks + plan.q_start[qb.sequence] + qb.index;
   const int64_t key_at = (h / p.group()) * plan.k_blocks + plan.k_start[kb.sequence] + kb.index;
   const int64_t key_tile = key_at * plan.bk * plan.dl;
@@ -251,28 +252,28 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
 
   if (lifted)
     kernels.store_f32(
-        {plan.bk, plan.bq, plan.dl, keys.k_float + key_tile, plan.dl, q.qt_float, plan.bq},
+        {keys, plan.bq, plan.dl, data.k_float + key_tile, plan.dl, q.qt_float, plan.bq},
         static_cast<float*>(t.s), plan.bq);
   else
-    kernels.store_ss({plan.bk, plan.bq, plan.dk, keys.k8 + key_at * plan.bk * plan.dk, plan.dk,
-                      q.q8, kernels.flip != 0 ? q.start : nullptr},
+    kernels.store_ss({keys, plan.bq, plan.dk, data.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
+                      kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
-  kernels.store_f32({plan.bk, plan.bq, plan.dl, keys.v_float + key_tile, plan.dl, g.dot, plan.bq},
+  kernels.store_f32({keys, plan.bq, plan.dl, data.v_float + key_tile, plan.dl, g.dot, plan.bq},
                     t.dp, plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
   const bool smooth_q = p.recipe.smooth_q;
-  if (smooth_q && !lifted) mean_query_logits(plan, q.mean, keys.k_float + key_tile, t.bias);
+  if (smooth_q && !lifted) mean_query_logits(plan, q.mean, data.k_float + key_tile, t.bias);
   const bool dither = p.recipe.rounding == Rounding::dither;
   const auto uniform = [&](numerics::DitherOperand operand) {
     return dither ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index,
                                              operand)
                   : 0.0f;
   };
-  const float* k_scale = keys.k_scale + key_at * plan.bk;
+  const float* k_scale = data.k_scale + key_at * plan.bk;
   kernels.backward_tile({
       .tile_q = plan.bq,
-      .tile_k = plan.bk,
+      .tile_k = keys,
       .s = t.s,
       .s_is_float = lifted,
       .dp = t.dp,
@@ -305,7 +306,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
                    uniform(numerics::DitherOperand::ds_query),
                    uniform(numerics::DitherOperand::ds_key)},
   });
-  products(q, g, key_at, dq_at(chunk, at), t);
+  products(q, g, key_at, keys, dq_at(chunk, at), t);
 }
 
 /// All key blocks of one chunk of one key head of one sequence.

@@ -92,7 +92,7 @@ struct Forward {
   const Buffers& buffers;
 
   void query_block(int64_t slot, int64_t item) const;
-  void scores(const QueryBlock& q, int64_t key_at, const Scratch& t) const;
+  void scores(const QueryBlock& q, int64_t key_at, int keys, const Scratch& t) const;
   void values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
               const isa::ForwardTile& tile) const;
   void poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const;
@@ -101,15 +101,15 @@ struct Forward {
 };
 
 /// Sᵀ of one tile, as integers, or as FP32 when lifted.
-void Forward::scores(const QueryBlock& q, int64_t key_at, const Scratch& t) const {
+void Forward::scores(const QueryBlock& q, int64_t key_at, int keys, const Scratch& t) const {
   if (plan.p.lifted(kMatmulS)) {
-    kernels.store_f32({plan.bk, plan.bq, plan.dl, buffers.keys.k_float + key_at * plan.bk * plan.dl,
+    kernels.store_f32({keys, plan.bq, plan.dl, buffers.keys.k_float + key_at * plan.bk * plan.dl,
                        plan.dl, q.qt_float, plan.bq},
                       static_cast<float*>(t.s), plan.bq);
     return;
   }
-  kernels.store_ss({plan.bk, plan.bq, plan.dk, buffers.keys.k8 + key_at * plan.bk * plan.dk,
-                    plan.dk, q.q8, kernels.flip != 0 ? q.start : nullptr},
+  kernels.store_ss({keys, plan.bq, plan.dk, buffers.keys.k8 + key_at * plan.bk * plan.dk, plan.dk,
+                    q.q8, kernels.flip != 0 ? q.start : nullptr},
                    static_cast<int32_t*>(t.s), plan.bq);
 }
 
@@ -143,14 +143,14 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
   if (keys.v_poisoned[key_at]) {
     poisoned_values(qb, kb, hk, t);
   } else if (tile.p_float) {
-    kernels.blend_f32({plan.dl, plan.bq, plan.bk, keys.vt_float + at, plan.bk,
+    kernels.blend_f32({plan.dl, plan.bq, tile.tile_k, keys.vt_float + at, plan.bk,
                        static_cast<const float*>(t.s), plan.bq},
                       t.alpha, t.beta, t.ot, plan.bq);
   } else {
     const float unit = keys.v_scale[key_at] / numerics::kLevels;
     for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
-    kernels.blend_su({plan.dl, plan.bq, plan.bk, keys.v8t + at, plan.bk, t.p8, nullptr}, t.alpha,
-                     t.beta, t.ot, plan.bq);
+    kernels.blend_su({plan.dl, plan.bq, tile.tile_k, keys.v8t + at, plan.bk, t.p8, nullptr},
+                     t.alpha, t.beta, t.ot, plan.bq);
   }
 }
 
@@ -176,7 +176,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
     const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
     const int64_t key_at = hk * plan.k_blocks + key_block;
     const Block kb = plan.key_block(key_block);
-    scores(q, key_at, t);
+    const int keys = keys_in_use(plan, qb, kb);
+    scores(q, key_at, keys, t);
     const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
     const bool smooth_q = plan.p.recipe.smooth_q && !lifted;
     if (smooth_q)
@@ -184,7 +185,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
     const bool dither = plan.p.recipe.rounding == Rounding::dither;
     const isa::ForwardTile tile{
         .tile_q = plan.bq,
-        .tile_k = plan.bk,
+        .tile_k = keys,
         .s = t.s,
         .s_is_float = lifted,
         .k_scale = lifted ? buffers.ones : buffers.keys.k_scale + key_at * plan.bk,

@@ -65,6 +65,11 @@ Block Plan::find(const int64_t* start, int64_t block, int tile, bool queries) co
   return {s, t, index, first, static_cast<int>(std::min<int64_t>(tile, n - first))};
 }
 
+int keys_in_use(const Plan& plan, const Block& queries, const Block& keys) {
+  const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
+  return static_cast<int>(round_up(clip(last.end - keys.first, plan.bk), isa::kContract));
+}
+
 bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
                      int32_t* end) {
   const spec::KeyRange first = plan.p.visible(queries.seq, queries.first);
