@@ -24,11 +24,24 @@ def pytest_report_header():
         return f"not installed: {', '.join(_missing)}; only the tests of the command-line tool run"
 
 
-@pytest.fixture(autouse=True)
-def _fixed_seed():
-    if not _missing:
-        import torch
+# SAGEBWD_TEST_DEVICE=cuda puts every tensor a test makes on the GPU; `cpu_only` tests stay away.
+DEVICE = os.environ.get("SAGEBWD_TEST_DEVICE", "cpu")
 
-        torch.manual_seed(0)
-        # The tensors are tiny: more threads only wait for each other.
-        torch.set_num_threads(1)
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cpu_only: says nothing about a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _setting(request):
+    if _missing:
+        return
+    import torch
+
+    if DEVICE != "cpu":
+        if request.node.get_closest_marker("cpu_only"):
+            pytest.skip("cpu_only")
+        torch.set_default_device(DEVICE)
+    torch.manual_seed(0)
+    # The tensors are tiny: more threads only wait for each other.
+    torch.set_num_threads(1)
