@@ -31,6 +31,23 @@ sanitizer() {
   build "$1" "build-$1" --target sagebwd_tests &&
     ${fixed_addresses[@]+"${fixed_addresses[@]}"} ctest --test-dir "build-$1" --output-on-failure --no-tests=error
 }
+# With a GPU its tests run; with only a compiler the kernels are compiled as far as PTX, which finds what a compiler
+# can find in a fraction of the time of a whole build.
+nvcc() { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; }
+has_gpu() { nvidia-smi -L 2> /dev/null | grep -q GPU; }
+cuda() {
+  if has_gpu; then
+    .venv/bin/python tools/gpu_check tests frontend
+  elif nvcc > /dev/null; then
+    cmake -S . -B build-ptx -G Ninja -DSAGEBWD_CUDA=ON -DSAGEBWD_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=80-virtual \
+      -DSAGEBWD_BUILD_TOOLS=OFF -DSAGEBWD_BUILD_TESTS=OFF > /dev/null &&
+      cmake --build build-ptx -j "$jobs" --target sagebwd_cuda_kernels sagebwd_cuda_host &&
+      .venv/bin/python tools/gpu_check --stale
+  else
+    echo 'no nvcc here: the CUDA code was not compiled'
+    .venv/bin/python tools/gpu_check --stale
+  fi
+}
 fuzz() { SAGEBWD_FUZZ_CASES=$FUZZ build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
 
 part build build release build
@@ -39,6 +56,7 @@ if [ ${#failed[@]} -eq 0 ]; then
   part "Python package" tools/setup/package.sh .venv
   part "Python tests" .venv/bin/python -m pytest tests/python
   [ -n "${FUZZ:-}" ] && part "fuzz, $FUZZ cases" fuzz
+  part "CUDA code" cuda
   part "address, undefined" sanitizer asan
   part "thread" sanitizer tsan
   part "installed package" run_ctest build -L package
