@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a Llama with INT8 or full-precision attention.
+
+  python -m sagebwd.train                                   a demo model, on the sources of Python
+  python -m sagebwd.train --attention fpa                   the same in full precision
+  python -m sagebwd.train --preset 124m --data fineweb/ --tokens-per-step 524K
+  python -m sagebwd.train --compare fpa,paper,vectorwise    side by side, with a report
+  python -m sagebwd.train --report DIR DIR ...              a report of runs that are done
+  torchrun --nproc-per-node 8 -m sagebwd.train --parallel fsdp ...
+
+A run writes its directory --out: config.json, log.jsonl (every number of every step), summary.json
+and checkpoints/. Run the same command again with --resume auto to go on after an interruption: the
+result is the same to the last bit.
+
+An arm of --compare is a name, alone or with changes: paper, vectorwise, fpa,
+"dither=paper:rounding=dither". Arms differ in nothing but what they name: same data in the same
+order, same initial weights.
+
+Exit codes: 0 done, 2 bad configuration or data, 3 loss or gradient not finite (state saved), 4 last
+checkpoint not written, 5 stopped by a signal or --time-limit (state saved).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from .config import FIELDS, Config, check, from_dict
+from .errors import RunError
+from .presets import PRESETS
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m sagebwd.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", choices=PRESETS, default="demo", help="size (default demo)")
+    parser.add_argument("--config", metavar="FILE", help="a config.json instead of a preset")
+    parser.add_argument("--compare", metavar="ARMS", help="several arms, one report")
+    parser.add_argument("--report", nargs="+", metavar="DIR", help="only a report, of these runs")
+    groups = {}
+    for name, f in FIELDS.items():
+        group = f.metadata["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        kind = f.type if isinstance(f.type, str) else f.type.__name__
+        options = dict(default=argparse.SUPPRESS, help=_help(f, kind))
+        flag = "--" + name.replace("_", "-")
+        if kind == "bool":
+            groups[group].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        else:
+            metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else kind.upper()
+            groups[group].add_argument(flag, metavar=metavar, **options)
+    return parser
+
+
+def _help(f, kind):
+    default = f.default
+    shown = f" (default {default})" if default != "" and kind != "bool" else ""
+    if kind == "bool":
+        shown = f" (default {'on' if default else 'off'})"
+    return (f.metadata["help"] + shown).replace("%", "%%")
+
+
+def _config(args):
+    base = Config()
+    if args.config:
+        import json
+
+        base = from_dict(json.loads(Path(args.config).read_text()))
+    else:
+        base = from_dict(PRESETS[args.preset])
+    given = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
+    config = from_dict(given, base)
+    check(config)
+    return config
+
+
+def main(arguments=None):
+    args = _parser().parse_args(arguments)
+    try:
+        if args.report:
+            from .compare import report_runs
+
+            print(f"the report is {report_runs([Path(d) for d in args.report])}")
+            return 0
+        config = _config(args)
+        if args.compare:
+            from .compare import compare
+
+            compare(config, args.compare, sys.argv[1:] if arguments is None else arguments)
+        else:
+            from .loop import train
+
+            train(config)
+    except RunError as error:
+        print(f"sagebwd.train: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

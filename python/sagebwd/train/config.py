@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of a run: one flat dataclass, whose fields are also the command line's options
+and the keys of ``config.json``."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from ..recipe import MATMULS, Recipe
+from .errors import BadInput
+from .presets import PRESETS
+
+SMOOTHING = ("recipe", "none", "k", "qk")
+
+
+def _option(default, group, text, choices=None):
+    return field(default=default, metadata={"group": group, "help": text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Config:
+    # --- model
+    layers: int = _option(4, "model", "transformer blocks")
+    width: int = _option(128, "model", "residual stream")
+    heads: int = _option(2, "model", "query heads; the head dim is width / heads")
+    kv_heads: int = _option(
+        0, "model", "key and value heads (grouped queries); 0: as many as heads"
+    )
+    ffn: int = _option(384, "model", "hidden width of the SwiGLU")
+    context: int = _option(512, "model", "tokens of a sequence")
+    vocab: int = _option(0, "model", "token ids; 0: what the data's format says")
+    qk_norm: bool = _option(True, "model", "RMSNorm with a gain on every q and k head vector")
+    tied: bool = _option(True, "model", "one matrix for the embedding and the output")
+    rope_base: float = _option(10_000.0, "model", "base of the rotary position embedding")
+
+    # --- attention
+    attention: str = _option(
+        "sagebwd",
+        "attention",
+        "fpa: PyTorch's own, in the run's dtype; sagebwd: INT8; exact: PyTorch's in float32",
+        ("fpa", "sagebwd", "exact"),
+    )
+    recipe: str = _option("vectorwise", "attention", "INT8 recipe", ("vectorwise", "paper"))
+    rounding: str = _option(
+        "nearest",
+        "attention",
+        "of P and dS; dither has no bias, a new seed every step",
+        ("nearest", "dither"),
+    )
+    smoothing: str = _option(
+        "recipe",
+        "attention",
+        "mean subtracted before quantising: none, of k, of q and k; recipe: the recipe's own",
+        SMOOTHING,
+    )
+    lift: str = _option(
+        "", "attention", f"matmuls kept in floating point, of {' '.join(MATMULS)}, with commas"
+    )
+
+    # --- batch and optimizer
+    tokens_per_step: int = _option(
+        4096, "optimizer", "tokens of an optimizer step, over all ranks; 2.1M works too"
+    )
+    micro_batch: int = _option(
+        0, "optimizer", "sequences of one forward on one rank; 0: chosen for the device"
+    )
+    steps: int = _option(100, "optimizer", "optimizer steps of the whole run")
+    lr: float = _option(3e-3, "optimizer", "peak learning rate")
+    min_lr: float = _option(0.1, "optimizer", "last learning rate, as a share of the peak")
+    warmup: int = _option(10, "optimizer", "steps of linear warm-up; then a cosine")
+    weight_decay: float = _option(0.1, "optimizer", "AdamW, on matrices only")
+    beta1: float = _option(0.9, "optimizer", "AdamW")
+    beta2: float = _option(0.95, "optimizer", "AdamW")
+    eps: float = _option(1e-8, "optimizer", "AdamW")
+    clip: float = _option(1.0, "optimizer", "largest gradient norm; 0: no clipping")
+
+    # --- data
+    data: str = _option(
+        "",
+        "data",
+        "file or directory (commas between several): llm.c or nanoGPT .bin, .u16.xz, plain text; "
+        "nothing: the sources of Python's standard library as bytes",
+    )
+    val: str = _option("", "data", "held-out data; nothing: val* files, else the end of the data")
+    tokenizer: str = _option(
+        "bytes", "data", "for plain text: bytes, or a directory with GPT-2's BPE files"
+    )
+    as_bytes: bool = _option(
+        False, "data", "read token shards as the bytes they stand for (needs --tokenizer DIR)"
+    )
+    eval_every: int = _option(50, "data", "steps between evaluations; 0: only at the end")
+    eval_tokens: int = _option(65_536, "data", "tokens of an evaluation, always the same ones")
+
+    # --- seeds
+    seed: int = _option(0, "seeds", "initial weights, and dithered rounding")
+    data_seed: int = _option(0, "seeds", "order of the data")
+    deterministic: bool = _option(False, "seeds", "same bits from run to run, on CUDA too")
+
+    # --- device
+    device: str = _option(
+        "auto", "device", "auto: CUDA where there is one", ("auto", "cpu", "cuda")
+    )
+    dtype: str = _option(
+        "auto", "device", "of autocast; auto: bf16 on CUDA, fp32 on a CPU", ("auto", "fp32", "bf16")
+    )
+    compile: str = _option(
+        "off",
+        "device",
+        "torch.compile of every block, by backend",
+        ("off", "inductor", "aot_eager"),
+    )
+    recompute: bool = _option(False, "device", "activation checkpointing: recompute every block")
+    threads: int = _option(0, "device", "CPU threads; 0: PyTorch's choice")
+
+    # --- distributed (start with torchrun)
+    parallel: str = _option("ddp", "distributed", "copies or shards", ("ddp", "fsdp"))
+    context_parallel: int = _option(1, "distributed", "ranks that share one sequence (a ring)")
+
+    # --- output
+    out: str = _option("runs-out/run", "output", "directory of the run")
+    resume: str = _option(
+        "", "output", "auto: the newest complete checkpoint of --out, if any; or a checkpoint"
+    )
+    save_every: int = _option(0, "output", "steps between checkpoints; 0: only at the end")
+    keep: int = _option(2, "output", "checkpoints to keep")
+    time_limit: float = _option(
+        0.0, "output", "seconds after which the run saves and stops (exit code 5); 0: none"
+    )
+    log_every: int = _option(1, "output", "steps between console lines; log.jsonl has every step")
+    tensorboard: bool = _option(False, "output", "also write TensorBoard events")
+    wandb: str = _option("", "output", "also log to this Weights & Biases project")
+    audit_every: int = _option(
+        0, "output", "steps between gradient audits of one attention layer; 0: none"
+    )
+    sample_tokens: int = _option(0, "output", "tokens of sample text at the end")
+    prompt: str = _option("", "output", "how the sample text begins")
+
+    # --- derived
+
+    @property
+    def head_dim(self):
+        return self.width // self.heads
+
+    @property
+    def sequences(self):
+        """Of one optimizer step, over all ranks."""
+        return self.tokens_per_step // self.context
+
+    def lifted(self):
+        return tuple(name.strip() for name in self.lift.split(",") if name.strip())
+
+    def make_recipe(self, seed=0):
+        """The INT8 recipe these fields describe."""
+        changes = dict(rounding=self.rounding, high_precision=self.lifted(), seed=seed)
+        if self.smoothing != "recipe":
+            changes.update(smooth_k="k" in self.smoothing, smooth_q="q" in self.smoothing)
+        return getattr(Recipe, self.recipe)(**changes)
+
+    def describe_attention(self):
+        """A short name: ``fpa``, ``vectorwise``, ``paper dither lift dQ,dK``."""
+        if self.attention != "sagebwd":
+            return self.attention
+        words = [self.recipe]
+        if self.rounding != "nearest":
+            words.append(self.rounding)
+        if self.smoothing != "recipe":
+            words.append(f"smoothing {self.smoothing}")
+        if self.lift:
+            words.append(f"lift {self.lift}")
+        return " ".join(words)
+
+    def to_json(self):
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+FIELDS = {f.name: f for f in fields(Config)}
+
+#: Fields that say what is computed. Two runs that agree in these (and in their data) compute the
+#: same losses; a checkpoint resumes only into a run that agrees with it.
+NUMERIC = tuple(
+    name
+    for name, f in FIELDS.items()
+    if f.metadata["group"] in ("model", "attention", "optimizer", "seeds")
+    and name not in ("micro_batch", "deterministic")
+) + ("context_parallel",)
+
+
+def from_dict(values, base=None):
+    """A Config from strings or values by field name, over ``base``."""
+    changes = {}
+    for name, value in values.items():
+        if name not in FIELDS:
+            raise BadInput(f"config: no field is named {name!r}; see --help for the list")
+        changes[name] = _convert(name, value)
+    return replace(base or Config(), **changes)
+
+
+def preset(name, **changes):
+    if name not in PRESETS:
+        raise BadInput(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+    return replace(Config(), **{**PRESETS[name], **changes})
+
+
+def _convert(name, value):
+    kind, choices = FIELDS[name].type, FIELDS[name].metadata["choices"]
+    try:
+        if kind is bool or kind == "bool":
+            value = _boolean(value)
+        elif kind is int or kind == "int":
+            value = count(value)
+        elif kind is float or kind == "float":
+            value = float(value)
+        else:
+            value = str(value)
+    except (TypeError, ValueError):
+        words = getattr(kind, "__name__", kind)
+        raise BadInput(f"{name}: expected a value of type {words}, got {value!r}") from None
+    if choices and value not in choices:
+        raise BadInput(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def _boolean(value):
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False,
+            "off": False, "0": False}[str(value).lower()]  # fmt: skip
+
+
+def count(value):
+    """An integer; ``"16K"`` and ``"2M"`` are powers of two times it, ``"2.1M"`` is 2^21."""
+    if isinstance(value, str):
+        text = value.strip().replace("_", "").replace(",", "")
+        factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper(), 1)
+        if factor > 1:
+            # People write 2.1M and 262K for 2^21 and 2^18: the power of two within 3 %, if any.
+            exact = float(text[:-1]) * factor
+            plain = float(text[:-1]) * (1000 if factor == 1 << 10 else 10**6)
+            for power in range(10, 40):
+                if abs(plain - 2**power) <= 0.03 * 2**power:
+                    return 2**power
+            return int(exact)
+        return int(text)
+    if isinstance(value, bool) or int(value) != value:
+        raise ValueError(value)
+    return int(value)
+
+
+def check(config):
+    """Raises BadInput for a configuration that contradicts itself. Data and devices are checked
+    where they are opened."""
+    positive = ("layers", "width", "heads", "ffn", "context", "tokens_per_step", "steps",
+                "context_parallel", "keep", "log_every", "eval_tokens")  # fmt: skip
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise BadInput(f"{name}: expected at least 1, got {getattr(config, name)}")
+    for name in ("kv_heads", "vocab", "micro_batch", "warmup", "eval_every", "save_every",
+                 "audit_every", "sample_tokens", "threads", "clip", "time_limit"):  # fmt: skip
+        if getattr(config, name) < 0:
+            raise BadInput(f"{name}: expected 0 or more, got {getattr(config, name)}")
+    c = config
+    if c.width % c.heads:
+        raise BadInput(f"heads: expected a divisor of the width {c.width}, got {c.heads}")
+    if c.head_dim % 8 or c.head_dim > 256:
+        raise BadInput(
+            f"head dim: expected a multiple of 8 up to 256, got {c.head_dim} (width / heads)"
+        )
+    if c.kv_heads and c.heads % c.kv_heads:
+        raise BadInput(f"kv_heads: expected a divisor of {c.heads} heads, got {c.kv_heads}")
+    if c.tokens_per_step % c.context:
+        near = max(1, round(c.tokens_per_step / c.context)) * c.context
+        raise BadInput(
+            f"tokens_per_step: expected a multiple of the context {c.context}, got "
+            f"{c.tokens_per_step}; {near} would do"
+        )
+    if c.lr <= 0:
+        raise BadInput(f"lr: expected a positive number, got {c.lr}")
+    if not 0 <= c.min_lr <= 1:
+        raise BadInput(f"min_lr: expected a share of the peak from 0 to 1, got {c.min_lr}")
+    try:
+        c.make_recipe()
+    except ValueError as error:
+        raise BadInput(str(error)) from None
