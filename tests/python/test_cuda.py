@@ -104,3 +104,73 @@ def test_other_devices_are_refused():
     q = torch.randn(1, 16, 2, 64)
     with pytest.raises(ValueError, match="device"):
         sagebwd.attention(q.cuda(), q.cpu(), q.cuda())
+
+
+def test_thousand_repeats():
+    """K14. dq is only promised in deterministic mode."""
+    make = lambda: torch.randn(60, 130, 2, 64, device="cuda", dtype=torch.bfloat16)
+    leaves, dout = [make().requires_grad_() for _ in range(3)], make()
+
+    def run(deterministic):
+        out, lse = sagebwd.attention(
+            *leaves, causal=True, deterministic=deterministic, return_lse=True
+        )
+        return out, lse, *torch.autograd.grad(out, leaves, dout)
+
+    for deterministic in (True, False):
+        first = run(deterministic)
+        different = torch.zeros(5, dtype=torch.int64, device="cuda")
+        for _ in range(1000):
+            for i, (a, b) in enumerate(zip(run(deterministic), first)):
+                different[i] += (a != b).sum()
+        different = different.tolist()
+        if not deterministic:
+            del different[2]
+        assert not any(different), (deterministic, different)
+
+
+def exact_rows(q, k, v, dout, rows, scale):
+    """out and dq of some query rows in float64; q, k, v, dout are [n, d] of one head, causal."""
+    keys, values = k.double(), v.double()
+    s = q[rows].double() @ keys.T * scale
+    s = s.masked_fill(torch.arange(len(k), device=q.device)[None] > rows[:, None], -torch.inf)
+    p = s.softmax(-1)
+    out = p @ values
+    dp = dout[rows].double() @ values.T
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+    return out, ds @ keys * scale
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1025, 512, 32, 128), (1, 140_000, 1, 64)],
+    ids=["more than 2^31 elements", "more than 133144 tokens"],
+)
+def test_large_sizes(shape):
+    """K16: offsets beyond 32 bits, sums beyond what one int32 holds."""
+    b, n, h, d = shape
+    make = lambda: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    leaves, dout = [make().requires_grad_() for _ in range(3)], make()
+    out, *grads = step(leaves, dout)
+    rows = torch.tensor([0, 1, n // 2, n - 2, n - 1], device="cuda")
+    for batch, head in {(0, 0), (b - 1, h - 1), (b // 2, h // 2)}:
+        one = [t.detach()[batch, :, head] for t in (*leaves, dout)]
+        want_out, want_dq = exact_rows(*one, rows, d**-0.5)
+        check("out", out[batch, rows, head], want_out, 0.03)
+        # Rows 0 and 1 see too few keys to have a relative accuracy.
+        check("dq", grads[0][batch, rows[2:], head], want_dq[2:], 0.04)
+    if n <= 512:
+        last = [t.detach()[-1:, :, -1:].transpose(1, 2) for t in (*leaves, dout)]
+        want = exact_grads(*last, mask=visible(n, n, True).cuda())
+        for name, got, exact in zip(("dk", "dv"), grads[1:], want[3:]):
+            check(name, got[-1:, :, -1:].transpose(1, 2), exact, 0.04)
+
+
+def test_stride_products_beyond_32_bits():
+    """A dout whose last token lies more than 2^31 elements after its first."""
+    leaves, dout = tensors(s=64, h=1)
+    memory = torch.empty(2 * 64 * (1 << 25), device="cuda", dtype=torch.bfloat16)
+    wide = memory.view(2, 64, 1, 1 << 25)[..., :64]
+    wide.copy_(dout)
+    for name, a, b in zip(NAMES, step(leaves, wide), step(leaves, dout)):
+        assert torch.equal(a, b), name
