@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the mma.sync kernels serve, and why they decline the rest.
+// What the tuned kernels serve, and why they decline the rest; the plain ones serve that.
 #include <cuda_runtime_api.h>
 
 #include <sstream>
@@ -7,6 +7,7 @@
 
 #include "cuda/cuda.h"
 #include "cuda/host/plan.h"
+#include "cuda/plain/plain.h"
 
 namespace sagebwd::cuda {
 namespace {
@@ -52,6 +53,12 @@ std::string decline(const spec::Problem& p) {
   return decline_device();
 }
 
+std::string decline_plain(const spec::Problem& p) {
+  if (p.device != Device::cuda) return "runs on CUDA memory only";
+  const std::string why = plain::decline(p);
+  return why.empty() ? decline_device() : why;
+}
+
 }  // namespace
 
 std::vector<const dispatch::Implementation*> implementations() {
@@ -63,7 +70,15 @@ std::vector<const dispatch::Implementation*> implementations() {
       .forward = forward,
       .backward = backward,
   };
-  return {&sm80};
+  static const dispatch::Implementation everything{
+      .name = "cuda-plain",
+      .decline = decline_plain,
+      .tiles = plain::tiles_of,
+      .workspace = plain::workspace_of,
+      .forward = plain::forward,
+      .backward = plain::backward,
+  };
+  return {&sm80, &everything};
 }
 
 }  // namespace sagebwd::cuda

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -58,33 +59,31 @@ struct Placed {
       start += 1;
       token = c.d + 3, head = n * token + 5, batch = heads * head + 7;
     }
-    const int64_t elements = start + batch * c.b + kGuard;
-    bytes.assign(static_cast<size_t>(elements * 2), static_cast<std::byte>(poison));
-    view = {bytes.data() + start * 2, c.dtype, {c.b, heads, n, c.d}, {batch, head, token, 1}};
+    const int64_t elements = start + batch * c.b + kGuard, size = dtype_size(c.dtype);
+    bytes.assign(static_cast<size_t>(elements * size), static_cast<std::byte>(poison));
+    view = {bytes.data() + start * size, c.dtype, {c.b, heads, n, c.d}, {batch, head, token, 1}};
   }
   void write(const std::vector<float>& x) {
-    for_each([&](uint16_t& to, size_t i) {
-      to = view.dtype == Dtype::bf16 ? from_float<bf16>(x[i]).bits : from_float<f16>(x[i]).bits;
-    });
+    for_each([&](auto& to, size_t i) { to = from_float<std::decay_t<decltype(to)>>(x[i]); });
   }
   std::vector<float> read() {
     std::vector<float> x(
         static_cast<size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]));
-    for_each([&](uint16_t& from, size_t i) {
-      x[i] = view.dtype == Dtype::bf16 ? to_float(bf16{from}) : to_float(f16{from});
-    });
+    for_each([&](auto& from, size_t i) { x[i] = to_float(from); });
     return x;
   }
+  /// f(element, i) for every element, i in contiguous order.
   template <typename F>
   void for_each(F f) {
-    size_t i = 0;
-    for (int64_t b = 0; b < view.shape[0]; ++b)
-      for (int64_t h = 0; h < view.shape[1]; ++h)
-        for (int64_t n = 0; n < view.shape[2]; ++n)
-          for (int64_t d = 0; d < view.shape[3]; ++d)
-            f(static_cast<uint16_t*>(
-                  view.data)[b * view.stride[0] + h * view.stride[1] + n * view.stride[2] + d],
-              i++);
+    with_dtype(view.dtype, [&](auto type) {
+      auto* data = static_cast<decltype(type)*>(view.data);
+      size_t i = 0;
+      for (int64_t b = 0; b < view.shape[0]; ++b)
+        for (int64_t h = 0; h < view.shape[1]; ++h)
+          for (int64_t n = 0; n < view.shape[2]; ++n)
+            for (int64_t d = 0; d < view.shape[3]; ++d)
+              f(data[b * view.stride[0] + h * view.stride[1] + n * view.stride[2] + d], i++);
+    });
   }
   TensorView on(const Memory& m) const {
     TensorView v = view;
@@ -105,12 +104,12 @@ struct Output {
     std::vector<std::byte> outside = host.bytes;  // what must not have changed
     std::memcpy(host.bytes.data(), got.data(), got.size());
     std::vector<float> x = host.read();
-    std::vector<bool> inside(got.size() / 2, false);
-    host.for_each([&](uint16_t& at, size_t) {
-      inside[static_cast<size_t>(&at - reinterpret_cast<uint16_t*>(host.bytes.data()))] = true;
+    host.for_each([&](auto& at, size_t) {
+      const auto first = reinterpret_cast<std::byte*>(&at) - host.bytes.data();
+      std::memcpy(&outside[static_cast<size_t>(first)], &at, sizeof(at));
     });
-    for (size_t i = 0; i < inside.size(); ++i)
-      if (!inside[i] && std::memcmp(&got[2 * i], &outside[2 * i], 2) != 0)
+    for (size_t i = 0; i < got.size(); ++i)
+      if (got[i] != outside[i])
         throw std::runtime_error(std::string(name) + ": memory outside the tensor was written");
     return x;
   }
@@ -137,7 +136,16 @@ std::vector<float> read_floats(const Memory& m) {
   return x;
 }
 
+/// The implementation of a case for as long as this lives.
+class Pin {
+ public:
+  explicit Pin(const std::string& name) { setenv("SAGEBWD_IMPL", name.c_str(), 1); }
+  ~Pin() { unsetenv("SAGEBWD_IMPL"); }
+  Pin(const Pin&) = delete;
+};
+
 void describe(const DeviceCase& dc, AttentionArgs& a) {
+  a.scale = dc.scale;
   a.mask = dc.c.mask;
   a.recipe = dc.c.recipe;
   if (!dc.cu_q.empty())
@@ -183,6 +191,7 @@ CaseInputs make_case_inputs(const DeviceCase& dc) {
 
 Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift) {
   const spec::AttnCase& c = dc.c;
+  const Pin pin(dc.impl);
   const Input q(dc, c.h, c.nq, in.x.q), k(dc, c.hk, c.nk, in.x.k), v(dc, c.hk, c.nk, in.x.v),
       dout(dc, c.h, c.nq, in.x.dout);
   Output o(dc, c.h, c.nq), dq(dc, c.h, c.nq), dk(dc, c.hk, c.nk), dv(dc, c.hk, c.nk);
@@ -274,7 +283,11 @@ Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
       ref::ExactHead head;
       head.nq = c.nq, head.nk = c.nk, head.d = c.d;
       head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
-      head.scale = 1.0 / std::sqrt(static_cast<double>(c.d));
+      head.scale = dc.scale != 0.0f ? static_cast<double>(dc.scale)
+                                    : 1.0 / std::sqrt(static_cast<double>(c.d));
+      const std::vector<double> dlse(in.dlse.begin() + (dc.dlse ? i * c.nq : 0),
+                                     in.dlse.begin() + (dc.dlse ? (i + 1) * c.nq : 0));
+      if (dc.dlse) head.dlse = dlse.data();
       head.visible = [&](int64_t row) {
         const spec::KeyRange range = c.visible(row);
         return std::pair<int64_t, int64_t>(range.begin, range.end);
@@ -329,13 +342,14 @@ Candidate device_candidate(const DeviceCase& dc, bool backward) {
   BackwardArgs g;
   g.device = Device::cuda;
   const spec::AttnCase& c = dc.c;
+  g.partial_kv = dc.partial_kv, g.deterministic = dc.deterministic;
   g.q = g.o = g.dout = g.dq = c.q_view(nullptr);
   g.k = g.v = g.dk = g.dv = c.k_view(nullptr);
   describe(dc, g);
   ForwardArgs f;
   static_cast<AttentionArgs&>(f) = g;
   for (const Candidate& candidate : backward ? explain(g) : explain(f))
-    if (candidate.name == "cuda-sm80") return candidate;
+    if (candidate.name == dc.impl) return candidate;
   throw std::runtime_error("the CUDA implementation is not in the list");
 }
 

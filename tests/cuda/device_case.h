@@ -18,7 +18,7 @@ const char* no_device();
 
 enum class Placement {
   plain,  // the case's layout, contiguous
-  gaps,   // gaps between tokens, heads and batches, and a start that is aligned to two bytes only
+  gaps,   // gaps between tokens, heads and batches, and a start aligned to one element only
 };
 
 struct DeviceCase {
@@ -27,8 +27,10 @@ struct DeviceCase {
   Placement placement = Placement::plain;
   trace::InputKind kind = trace::InputKind::gaussian;
   double sigma = 1.0;
+  float scale = 0.0f;  // of the logits; 0: the default
   bool dlse = false, partial_kv = false, deterministic = false;
-  int poison = 0x7f;  // byte that fills outputs and workspace beforehand
+  std::string impl = "cuda-sm80";  // pinned
+  int poison = 0x7f;               // byte that fills outputs and workspace beforehand
 
   explicit DeviceCase(const std::string& text) : c(spec::AttnCase::parse(text)) {}
 };
@@ -64,7 +66,7 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b);
 /// Largest |a - b|, with the same rule.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
 
-/// The tiles the GPU implementation says it uses.
+/// What the pinned implementation answers, with the tiles it uses.
 Candidate device_candidate(const DeviceCase& dc, bool backward);
 
 }  // namespace sagebwd::gpu

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// One gradient is a sum over tiles of dS·K (dQ), dSᵀ·Q (dK) or Pᵀ·dO (dV). A thread block owns 64
+// lines of it, queries for dQ and keys for the others, and 128 channels; it walks over the tiles of
+// the other side.
+//
+// A scale covers a line of a tile, or the whole tile in `paper`. So a tile of more than one block
+// is walked twice: first for the maxima, then, backwards because the last values are still there,
+// for the codes. In `paper` the first walk also covers the lines of the tile that other thread
+// blocks own.
+#include "cuda/host/launch.h"
+#include "cuda/plain/backward.h"
+#include "cuda/plain/scores.cuh"
+
+namespace sagebwd::cuda::plain {
+namespace {
+
+enum class Gradient { dq, dk, dv };
+
+/// Sum over the lanes whose index differs in the bits of a mask.
+template <typename T>
+__device__ T sum_lanes(T x, int first, int last) {
+  for (int m = first; m <= last; m *= 2) x += __shfl_xor_sync(0xffffffffu, x, m);
+  return x;
+}
+__device__ int max_lanes(int x, int first, int last) {
+  for (int m = first; m <= last; m *= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, m));
+  return x;
+}
+
+/// One thread block's work.
+template <Gradient kGradient>
+struct Block {
+  static constexpr bool kByQuery = kGradient == Gradient::dq;  // lines are queries
+  static constexpr uint32_t kMatmul = kGradient == Gradient::dq   ? kMatmulDQ
+                                      : kGradient == Gradient::dk ? kMatmulDK
+                                                                  : kMatmulDV;
+  static constexpr numerics::DitherOperand kOperand =
+      kGradient == Gradient::dq   ? numerics::DitherOperand::ds_query
+      : kGradient == Gradient::dk ? numerics::DitherOperand::ds_key
+                                  : numerics::DitherOperand::p_backward;
+
+  const BackwardParams& p;
+  Shared& shared;
+  Lane at;
+  int own_head, channel;
+  int64_t block;
+  const Sequence& s;
+  int64_t line0;         // first line inside the sequence
+  int64_t lines, steps;  // tokens of the sequence on this side and on the other
+  int tile_lines, tile_steps;
+  Result result = {};
+  double row_sum[2] = {};  // this thread's share of Σ dS (partial_kv)
+
+  __device__ static int64_t blocks(const Params& p) {
+    return kByQuery ? p.seq.q_blocks : p.seq.k_blocks;
+  }
+  __device__ Block(const BackwardParams& params, Shared& memory)
+      : p(params),
+        shared(memory),
+        own_head(static_cast<int>(blockIdx.x / blocks(params))),
+        channel(static_cast<int>(blockIdx.y) * kResultChannels),
+        block(blockIdx.x % blocks(params)),
+        s(memory.sequence),
+        line0((block - (kByQuery ? s.q_block : s.k_block)) * kBlock),
+        lines(kByQuery ? s.nq : s.nk),
+        steps(kByQuery ? s.nk : s.nq),
+        tile_lines(kByQuery ? params.tile_q : params.tile_k),
+        tile_steps(kByQuery ? params.tile_k : params.tile_q) {}
+
+  __device__ Pair pair(int head, int64_t line, int64_t step) const {
+    return {p, s, head, kByQuery ? line : step, kByQuery ? step : line};
+  }
+  __device__ bool visible(int64_t line, int64_t step) const {
+    return any_visible(p.seq, s, kByQuery ? line : step, kByQuery ? step : line);
+  }
+  /// As the mask says, but for rows without any key.
+  __device__ Spans spans_of(const Pair& here) const {
+    Spans spans(here, at);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (at.row(r) < here.rows() && p.lse2[here.q_at() + at.row(r)] == -INFINITY)
+        spans.begin[r] = spans.end[r] = 0;
+    return spans;
+  }
+
+  /// P for dV, dS for the others; zero where masked.
+  __device__ void gradients(const Pair& here, Fragment<float>& x) {
+    logits(here, at, (p.lifted & kMatmulSRecompute) != 0, shared, x);
+    const Spans spans = spans_of(here);
+    float lse2[2], delta[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool exists = at.row(r) < here.rows();
+      lse2[r] = exists ? p.lse2[here.q_at() + at.row(r)] : 0.0f;
+      delta[r] = exists ? p.delta[here.q_at() + at.row(r)] : 0.0f;
+    }
+    for_elements(at, x, [&](float& y, int r, int, int col) {
+      y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
+    });
+    if constexpr (kGradient == Gradient::dv) return;
+    Fragment<float> dp;
+    const Rows<float> dout = here.queries(p.dout.values), v = here.keys(p.v.values);
+    if (p.exact_inputs)
+      channel_product<true>(at, dout, v, false, shared, dp);
+    else
+      channel_product<false>(at, dout, v, false, shared, dp);
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        x[b][e] = spans.sees(e / 2, at.col(b, e % 2)) ? x[b][e] * (dp[b][e] - delta[e / 2]) : 0.0f;
+  }
+
+  /// A visible value times the token scale of the other operand: a scale along the contraction
+  /// cannot leave the integer sum.
+  __device__ float folded(const Pair& here, float x, int row, int col) const {
+    return x * (kGradient == Gradient::dq   ? p.k.scale[here.k_at() + col]
+                : kGradient == Gradient::dk ? p.q.scale[here.q_at() + row]
+                                            : p.dout.scale[here.q_at() + row]);
+  }
+
+  /// Largest folded magnitudes of 64 lines over a tile, into shared.line; NaN stays. `held` is the
+  /// step whose values are left in x, or -1.
+  __device__ void measure(int head, int64_t line, int64_t begin, int64_t end, Fragment<float>& x,
+                          int64_t& held) {
+    // Magnitudes are not negative, so their bits have their order, with NaN above all.
+    int by_row[2] = {}, by_col[4][2] = {};
+    held = -1;
+    for (int64_t step = begin; step < end; step += kBlock) {
+      if (!visible(line, step)) continue;
+      const Pair here = pair(head, line, step);
+      gradients(here, x);
+      held = step;
+      const Spans spans = spans_of(here);
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int r = e / 2, col = at.col(b, e % 2);
+          if (!spans.sees(r, col)) continue;
+          const int bits = __float_as_int(fabsf(folded(here, x[b][e], at.row(r), col)));
+          if constexpr (kByQuery)
+            by_row[r] = max(by_row[r], bits);
+          else
+            by_col[b][e % 2] = max(by_col[b][e % 2], bits);
+        }
+    }
+    if constexpr (kByQuery) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int top = max_lanes(by_row[r], 1, 2);
+        if (at.t == 0) shared.part[at.warp_col][at.row(r)] = __int_as_float(top);
+      }
+    } else {
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int top = max_lanes(by_col[b][e], 4, 16);
+          if (at.g == 0) shared.part[at.warp_row][at.col(b, e)] = __int_as_float(top);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < kBlock) {
+      int top = 0;
+      for (int part = 0; part < (kByQuery ? 2 : 4); ++part)
+        top = max(top, __float_as_int(shared.part[part][threadIdx.x]));
+      shared.line[threadIdx.x] = __int_as_float(top);
+    }
+    __syncthreads();
+  }
+
+  /// Scales of the own lines in one tile, into shared.line and shared.inverse.
+  __device__ void find_scales(int head, int64_t begin, int64_t end, Fragment<float>& x,
+                              int64_t& held) {
+    float tile_amax = 0.0f;
+    const auto share = [&] {
+      for (int n = 0; n < kBlock; ++n)
+        if (numerics::is_finite(shared.line[n])) tile_amax = fmaxf(tile_amax, shared.line[n]);
+      __syncthreads();
+    };
+    if (p.paper) {
+      const int64_t first = line0 / tile_lines * tile_lines;
+      for (int64_t line = first; line < smaller(first + tile_lines, lines); line += kBlock) {
+        if (line == line0) continue;
+        measure(head, line, begin, end, x, held);
+        share();
+      }
+    }
+    measure(head, line0, begin, end, x, held);
+    if (p.paper) share();
+    if (threadIdx.x < kBlock) {
+      const float amax = shared.line[threadIdx.x];
+      const float scale =
+          numerics::scale_of(p.paper && numerics::is_finite(amax) ? tile_amax : amax);
+      shared.line[threadIdx.x] = scale;
+      shared.inverse[threadIdx.x] = numerics::inverse_of(scale);
+    }
+    __syncthreads();
+  }
+
+  /// Adds the tile that begins at step `begin`.
+  __device__ void tile(int head, int64_t begin) {
+    const int64_t end = smaller(begin + tile_steps, steps);
+    const bool floating = (p.lifted & kMatmul) != 0;
+    Fragment<float> x;
+    int64_t held = -1;
+    float scale[2] = {1.0f, 1.0f};
+    if (!floating) {
+      find_scales(head, begin, end, x, held);
+      scale[0] = shared.line[at.row(0)], scale[1] = shared.line[at.row(1)];
+    }
+    for (int64_t step = begin + (end - begin - 1) / kBlock * kBlock; step >= begin;
+         step -= kBlock) {
+      if (!visible(line0, step)) continue;
+      const Pair here = pair(head, line0, step);
+      if (step != held) gradients(here, x);
+      if (kGradient == Gradient::dq && p.partial_kv)
+        for_elements(at, x,
+                     [&](float& y, int r, int, int) { row_sum[r] += static_cast<double>(y); });
+      if (floating)
+        add_values(here, x, scale);
+      else
+        add_codes(here, x, scale);
+      if (kGradient == Gradient::dk && p.q_mean != nullptr && !floating) add_query_mean(here, x);
+    }
+    __syncthreads();  // before the next tile's scales
+  }
+
+  __device__ void add_codes(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {
+    const Rounder round(here, kOperand);
+    const Spans spans = spans_of(here);
+    for_elements(at, x, [&](float& y, int r, int row, int col) {
+      const int line = kByQuery ? row : col, step = kByQuery ? col : row;
+      shared.codes[line * kTokenLine + step] =
+          spans.sees(r, col) ? round(folded(here, y, row, col), shared.inverse[line], row, col)
+                             : int8_t{0};
+    });
+    const Rows<int8_t> right = kGradient == Gradient::dq   ? here.keys(p.k.codes)
+                               : kGradient == Gradient::dk ? here.queries(p.q.codes)
+                                                           : here.queries(p.dout.codes);
+    add_product(at, right, scale, channel, shared, result);
+  }
+
+  __device__ void add_values(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {
+    for_elements(at, x, [&](float& y, int, int row, int col) {
+      shared.weights[(kByQuery ? row : col) * kWeightLine + (kByQuery ? col : row)] = y;
+    });
+    const Rows<float> right = kGradient == Gradient::dq   ? here.keys(p.k.values)
+                              : kGradient == Gradient::dk ? here.queries(p.q.values)
+                                                          : here.queries(p.dout.values);
+    const int poisoned = kGradient == Gradient::dq   ? p.k.poisoned[here.k_block()]
+                         : kGradient == Gradient::dk ? p.q.poisoned[here.q_block()]
+                                                     : p.dout.poisoned[here.q_block()];
+    add_product(at, right, poisoned != 0, scale, channel, shared, result, [&](int line, int step) {
+      const int row = kByQuery ? line : step, col = kByQuery ? step : line;
+      return here.sees(row, col) && p.lse2[here.q_at() + row] != -INFINITY;
+    });
+  }
+
+  /// The codes are of Q without the mean of its tile: result += (Σ over queries of dS)·mean.
+  __device__ void add_query_mean(const Pair& here, Fragment<float>& x) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float sum = sum_lanes(x[b][e] + x[b][2 + e], 4, 16);
+        if (at.g == 0) shared.part[at.warp_row][at.col(b, e)] = sum;
+      }
+    __syncthreads();
+    const float* mean = p.q_mean + here.q_block() * p.d;
+#pragma unroll
+    for (int part = 0; part < kResultChannels / kChannels; ++part)
+      for_elements(at, result[part], [&](float& y, int, int line, int col) {
+        const int c = channel + part * kChannels + col;
+        const float sum = (shared.part[0][line] + shared.part[1][line]) +
+                          (shared.part[2][line] + shared.part[3][line]);
+        if (c < p.d) y += sum * mean[c];
+      });
+    __syncthreads();
+  }
+
+  /// dS·K = dS·(K - mean) + rowsum(dS)·mean. The row sum is zero for whole rows, exactly dLSE when
+  /// that is given, and known only as the sum itself when the call sees part of the keys.
+  __device__ void find_row_sums(float (&sum)[2]) {
+    if (p.partial_kv) {
+      double* part = reinterpret_cast<double*>(shared.staging);  // [2][kBlock]
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const double mine = sum_lanes(row_sum[r], 1, 2);
+        if (at.t == 0) part[at.warp_col * kBlock + at.row(r)] = mine;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        sum[r] = static_cast<float>(part[at.row(r)] + part[kBlock + at.row(r)]);
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t i = line0 + at.row(r);
+      sum[r] = 0.0f;
+      if (p.dlse.data != nullptr && i < s.nq &&
+          p.lse2[own_head * p.tq + s.q_first + i] != -INFINITY)
+        sum[r] = *stat_of(p.dlse, s, own_head, s.q_begin + i);
+    }
+  }
+
+  __device__ void finish() {
+    float sum[2] = {};
+    const float* mean = nullptr;
+    if (kGradient == Gradient::dq && p.k_mean != nullptr) {
+      find_row_sums(sum);
+      mean = p.k_mean + (static_cast<int64_t>(s.index) * p.hk + own_head / p.group) * p.d;
+    }
+    const Strided& to = kGradient == Gradient::dq ? p.dq : kGradient == Gradient::dk ? p.dk : p.dv;
+    const float factor = kGradient == Gradient::dv ? 1.0f : p.scale;
+#pragma unroll
+    for (int part = 0; part < kResultChannels / kChannels; ++part)
+      for_elements(at, result[part], [&](float& y, int r, int line, int col) {
+        const int c = channel + part * kChannels + col;
+        if (line0 + line >= lines || c >= p.d) return;
+        const float value = mean == nullptr ? y : y + sum[r] * mean[c];
+        const int64_t token = (kByQuery ? s.q_begin : s.k_begin) + line0 + line;
+        write(to, offset_of(to, s, own_head, token) + c, factor * value);
+      });
+  }
+};
+
+template <Gradient kGradient>
+__global__ void __launch_bounds__(kThreads, 2)
+    gradient_kernel(const __grid_constant__ BackwardParams p) {
+  __shared__ Shared shared;
+  if (threadIdx.x == 0)
+    shared.sequence = sequence_of_block(p.seq, blockIdx.x % Block<kGradient>::blocks(p),
+                                        Block<kGradient>::kByQuery);
+  __syncthreads();
+  Block<kGradient> b(p, shared);
+  const int64_t last = smaller(b.line0 + kBlock, b.lines) - 1;
+  if constexpr (kGradient == Gradient::dq) {
+    const Range keys{visible_keys(p.seq, b.s, b.line0).begin, visible_keys(p.seq, b.s, last).end};
+    for (int64_t k = keys.begin / p.tile_k * p.tile_k; k < keys.end; k += p.tile_k)
+      b.tile(b.own_head, k);
+  } else {
+    const Range queries = visible_queries(p.seq, b.s, b.line0, last);
+    for (int head = b.own_head * p.group; head < (b.own_head + 1) * p.group; ++head)
+      for (int64_t q = queries.begin / p.tile_q * p.tile_q; q < queries.end; q += p.tile_q)
+        b.tile(head, q);
+  }
+  b.finish();
+}
+
+template <Gradient kGradient>
+void run(const BackwardParams& p, int heads, cudaStream_t stream) {
+  const int64_t blocks = kGradient == Gradient::dq ? p.seq.q_blocks : p.seq.k_blocks;
+  launch(gradient_kernel<kGradient>,
+         dim3(static_cast<unsigned>(blocks * heads),
+              static_cast<unsigned>((p.d + kResultChannels - 1) / kResultChannels)),
+         kThreads, 0, p, stream);
+}
+
+}  // namespace
+
+void launch_backward(const BackwardParams& p, cudaStream_t stream) {
+  run<Gradient::dv>(p, p.hk, stream);
+  run<Gradient::dk>(p, p.hk, stream);
+  run<Gradient::dq>(p, p.h, stream);
+}
+
+}  // namespace sagebwd::cuda::plain

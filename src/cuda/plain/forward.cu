@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Online softmax over key tiles. A thread block has 64 queries and 128 channels of O; head dims
+// above 128 take two thread blocks, which find the same logits.
+//
+// Codes of P need the largest logit of the whole tile, so a tile of more than one block is walked
+// twice: first for the maximum, then, backwards because the last logits are still there, for P.
+#include "cuda/host/launch.h"
+#include "cuda/plain/forward.h"
+#include "cuda/plain/scores.cuh"
+
+namespace sagebwd::cuda::plain {
+namespace {
+
+/// Largest value of the four lanes that share a row.
+__device__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ bool quad_any(bool x) {
+  int y = x;
+  y |= __shfl_xor_sync(0xffffffffu, y, 1);
+  return (y | __shfl_xor_sync(0xffffffffu, y, 2)) != 0;
+}
+
+/// A thread's two rows on their way through the tiles.
+struct RowState {
+  float top = -INFINITY;   // running maximum
+  float sum = 0.0f;        // this thread's share of Σ 2^(logit - top)
+  bool seen = false;       // whether the row had a visible key
+  bool nan_logit = false;  // this thread's share; the maximum drops NaN, P does not
+};
+
+/// One thread block's work.
+struct Block {
+  const ForwardParams& p;
+  Shared& shared;
+  Lane at;
+  int head, channel;
+  int64_t block;
+  const Sequence& s;
+  int64_t q0;
+  RowState row[2];
+  Result result = {};
+
+  __device__ Block(const ForwardParams& params, Shared& memory)
+      : p(params),
+        shared(memory),
+        head(static_cast<int>(blockIdx.x / params.seq.q_blocks)),
+        channel(static_cast<int>(blockIdx.y) * kResultChannels),
+        block(blockIdx.x % params.seq.q_blocks),
+        s(memory.sequence),
+        q0((block - s.q_block) * kBlock) {}
+
+  __device__ Pair pair(int64_t k0) const { return {p, s, head, q0, k0}; }
+  __device__ void logits_at(int64_t k0, Fragment<float>& x) {
+    logits(pair(k0), at, (p.lifted & kMatmulS) != 0, shared, x);
+  }
+
+  /// Largest logit of each of the thread's rows over the keys of a tile. `held` is the block whose
+  /// logits are left in x, or -1.
+  __device__ void measure(int64_t begin, int64_t end, Fragment<float>& x, int64_t& held,
+                          float (&top)[2]) {
+    top[0] = top[1] = -INFINITY;
+    held = -1;
+    for (int64_t k0 = begin; k0 < end; k0 += kBlock) {
+      if (!any_visible(p.seq, s, q0, k0)) continue;
+      logits_at(k0, x);
+      held = k0;
+      const Spans spans(pair(k0), at);
+      for_elements(at, x, [&](float& logit, int r, int, int col) {
+        if (!spans.sees(r, col)) return;
+        row[r].nan_logit |= isnan(logit);
+        top[r] = fmaxf(top[r], logit);
+      });
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = quad_max(top[r]);
+      if (at.t == 0) shared.part[at.warp_col][at.row(r)] = top[r];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      top[r] = fmaxf(shared.part[0][at.row(r)], shared.part[1][at.row(r)]);
+    __syncthreads();
+  }
+
+  __device__ void tile(int64_t index) {
+    const int64_t begin = index * p.tile_k, end = smaller(begin + p.tile_k, s.nk);
+    Fragment<float> x;
+    int64_t held;
+    float tile_top[2];
+    measure(begin, end, x, held, tile_top);
+    if (held < 0) return;
+
+    const float v_scale = p.v_scale[head / p.group * p.seq.k_blocks + s.k_block + begin / kBlock];
+    const bool floating = index < p.pv_floating_tiles || isnan(v_scale);
+    float alpha[2], beta[2], factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      alpha[r] = 1.0f, beta[r] = factor[r] = 0.0f;
+      if (q0 + at.row(r) >= s.nq) continue;
+      const Range keys = visible_keys(p.seq, s, q0 + at.row(r));
+      if (keys.begin >= end || keys.end <= begin || keys.begin >= keys.end) continue;
+      const float top = fmaxf(row[r].top, tile_top[r]);
+      alpha[r] = row[r].seen ? exp2f(row[r].top - top) : 0.0f;
+      beta[r] = exp2f(tile_top[r] - top);
+      factor[r] = floating ? beta[r] : beta[r] * v_scale / numerics::kLevels;
+      row[r].top = top, row[r].seen = true;
+      row[r].sum *= alpha[r];
+    }
+#pragma unroll
+    for (auto& part : result)
+      for_elements(at, part, [&](float& o, int r, int, int) { o *= alpha[r]; });
+
+    for (int64_t k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
+      if (!any_visible(p.seq, s, q0, k0)) continue;
+      const Pair here = pair(k0);
+      if (k0 != held) logits_at(k0, x);
+      const Spans spans(here, at);
+      for_elements(at, x, [&](float& y, int r, int, int col) {
+        y = spans.sees(r, col) ? exp2f(y - tile_top[r]) : 0.0f;
+        row[r].sum += y * beta[r];
+      });
+      values(here, x, floating, factor);
+    }
+  }
+
+  /// result += P·V of one block of keys.
+  __device__ void values(const Pair& here, Fragment<float>& x, bool floating,
+                         const float (&factor)[2]) {
+    if (floating) {
+      for_elements(at, x, [&](float& y, int, int line, int col) {
+        shared.weights[line * kWeightLine + col] = y;
+      });
+      add_product(at, here.keys(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel,
+                  shared, result, [&](int line, int key) { return here.sees(line, key); });
+      return;
+    }
+    const Rounder round(here, numerics::DitherOperand::p_forward);
+    const Spans spans(here, at);
+    for_elements(at, x, [&](float& y, int r, int line, int col) {
+      shared.codes[line * kTokenLine + col] =
+          spans.sees(r, col) ? round(y, numerics::kLevels, line, col) : int8_t{0};
+    });
+    add_product(at, here.keys(p.v.codes), factor, channel, shared, result);
+  }
+
+  __device__ void finish() {
+    float sum[2];
+    bool nan_logit[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = quad_sum(row[r].sum);
+      nan_logit[r] = quad_any(row[r].nan_logit);
+      if (at.t == 0) {
+        shared.part[at.warp_col][at.row(r)] = sum[r];
+        shared.part[2 + at.warp_col][at.row(r)] = nan_logit[r] ? 1.0f : 0.0f;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int line = at.row(r);
+      sum[r] = shared.part[0][line] + shared.part[1][line];
+      nan_logit[r] = shared.part[2][line] + shared.part[3][line] != 0.0f;
+    }
+    const float* mean =
+        p.v_mean == nullptr
+            ? nullptr
+            : p.v_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * p.d;
+#pragma unroll
+    for (int part = 0; part < kResultChannels / kChannels; ++part)
+      for_elements(at, result[part], [&](float& o, int r, int line, int col) {
+        const int c = channel + part * kChannels + col;
+        if (q0 + line >= s.nq || c >= p.d) return;
+        const float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
+        write(p.o, offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
+      });
+    if (blockIdx.y != 0) return;
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (at.t != 0 || at.warp_col != 0) continue;
+      const int64_t i = q0 + at.row(r);
+      float logit = -INFINITY;
+      if (i < s.nq) {
+        float lse = -INFINITY;
+        if (row[r].seen) {
+          const double mean_logit = p.mean_logit[head * p.tq + s.q_first + i],
+                       top = static_cast<double>(row[r].top);
+          lse = static_cast<float>(numerics::kLn2 * (top + log2(static_cast<double>(sum[r]))) +
+                                   mean_logit);
+          logit = nan_logit[r] ? NAN : static_cast<float>(numerics::kLn2 * top + mean_logit);
+        }
+        *stat_of(p.lse, s, head, s.q_begin + i) = lse;
+      }
+      shared.line[at.row(r)] = logit;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    float largest = -INFINITY;
+    for (int line = 0; line < kBlock; ++line)
+      if (isnan(shared.line[line]) || largest < shared.line[line]) largest = shared.line[line];
+    p.block_max[head * p.seq.q_blocks + block] = largest;
+  }
+};
+
+__global__ void __launch_bounds__(kThreads, 2)
+    forward_kernel(const __grid_constant__ ForwardParams p) {
+  __shared__ Shared shared;
+  if (threadIdx.x == 0)
+    shared.sequence = sequence_of_block(p.seq, blockIdx.x % p.seq.q_blocks, true);
+  __syncthreads();
+  Block b(p, shared);
+  const Range first = visible_keys(p.seq, b.s, b.q0),
+              last = visible_keys(p.seq, b.s, smaller(b.q0 + kBlock, b.s.nq) - 1);
+  for (int64_t tile = first.begin / p.tile_k; tile * p.tile_k < last.end; ++tile) b.tile(tile);
+  b.finish();
+}
+
+}  // namespace
+
+void launch_forward(const ForwardParams& p, cudaStream_t stream) {
+  launch(forward_kernel,
+         dim3(static_cast<unsigned>(p.seq.q_blocks * p.h),
+              static_cast<unsigned>((p.d + kResultChannels - 1) / kResultChannels)),
+         kThreads, 0, p, stream);
+}
+
+}  // namespace sagebwd::cuda::plain

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward as a sequence of kernels on the caller's stream: nothing here waits for the
+// device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "base/math.h"
+#include "cuda/host/plan.h"
+#include "cuda/plain/backward.h"
+#include "cuda/plain/forward.h"
+#include "cuda/plain/plain.h"
+#include "cuda/plain/prepare.h"
+
+namespace sagebwd::cuda::plain {
+namespace {
+
+using spec::Problem;
+
+/// Blocks of all sequences.
+struct Blocks {
+  explicit Blocks(const Problem& p) {
+    if (!p.packed()) {
+      q = p.b * ceil_div(p.nq, kBlock), k = p.b * ceil_div(p.nk, kBlock);
+      return;
+    }
+    for (int64_t t = 0; t < p.documents.count; ++t) {
+      const spec::Sequence s = p.sequence(t);
+      q += ceil_div(s.nq, kBlock), k += ceil_div(s.nk, kBlock);
+    }
+  }
+  int64_t q = 0, k = 0;
+};
+
+Strided strided(const TensorView& t) {
+  return {t.data, t.stride[0], t.stride[1], t.stride[2], t.dtype};
+}
+StridedStats stats(const StatsView& s) { return {s.data, s.stride[0], s.stride[1], s.stride[2]}; }
+
+/// The workspace of a call, and the parameters that point into it.
+struct Space {
+  Space(const Problem& p, void* base) : arena(base), blocks(p) {
+    pitch = round_up(p.d, 16);
+    tq = p.b * p.nq, tk = p.b * p.nk;
+    forward = p.direction == spec::Direction::forward;
+    const Recipe& r = p.recipe;
+    if (p.packed()) documents = arena.take<DocumentStart>(p.documents.count + 1);
+    const bool mean_v = forward && r.smooth_v;
+    if (r.smooth_k || mean_v) {
+      mean_part = arena.take<double>(p.hk * blocks.k * p.d);
+      mean_counted = arena.take<int>(p.hk * blocks.k);
+    }
+    if (r.smooth_k) k_mean = arena.take<float>(p.num_sequences() * p.hk * p.d);
+    if (mean_v) v_mean = arena.take<float>(p.num_sequences() * p.hk * p.d);
+    if (r.smooth_q) q_mean = arena.take<float>(p.h * blocks.q * p.d);
+    mean_logit = arena.take<double>(p.h * tq);
+    const bool lifted_s = p.lifted(forward ? kMatmulS : kMatmulSRecompute);
+    q = operand(p.h, tq, blocks.q, true, lifted_s || (!forward && p.lifted(kMatmulDK)));
+    k = operand(p.hk, tk, blocks.k, true,
+                lifted_s || r.smooth_q || (!forward && p.lifted(kMatmulDQ)));
+    v = operand(p.hk, tk, blocks.k, forward, true);
+    if (forward) {
+      v_scale = arena.take<float>(p.hk * blocks.k);
+      block_max = arena.take<float>(p.h * blocks.q);
+    } else {
+      dout = operand(p.h, tq, blocks.q, true, true);
+      lse2 = arena.take<float>(p.h * tq);
+      delta = arena.take<float>(p.h * tq);
+    }
+  }
+
+  Operand operand(int64_t heads, int64_t tokens, int64_t token_blocks, bool codes, bool values) {
+    Operand o{};
+    if (codes) o.codes = arena.take<int8_t>(heads * tokens * pitch);
+    if (codes) o.scale = arena.take<float>(heads * tokens);
+    if (values) o.values = arena.take<float>(heads * tokens * pitch);
+    o.poisoned = arena.take<int>(heads * token_blocks);
+    return o;
+  }
+
+  Arena arena;
+  Blocks blocks;
+  int64_t pitch, tq, tk;
+  bool forward;
+  DocumentStart* documents = nullptr;
+  double *mean_part = nullptr, *mean_logit = nullptr;
+  int* mean_counted = nullptr;
+  float *k_mean = nullptr, *v_mean = nullptr, *q_mean = nullptr;
+  Operand q{}, k{}, v{}, dout{};
+  float *v_scale = nullptr, *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
+};
+
+/// The workspace has a smaller alignment than the kernels want.
+void* aligned(void* workspace) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(workspace);
+  return reinterpret_cast<void*>((at + kDeviceAlign - 1) / kDeviceAlign * kDeviceAlign);
+}
+
+/// One call on its way: the steps both directions share.
+struct Call {
+  Call(const Problem& problem, const AttentionArgs& a, void* workspace)
+      : p(problem),
+        args(a),
+        ws(problem, aligned(workspace)),
+        tiles(tiles_of(problem)),
+        stream(static_cast<cudaStream_t>(a.stream)) {
+    seq.count = static_cast<int>(p.num_sequences());
+    seq.nq = p.nq, seq.nk = p.nk;
+    seq.q_blocks = ws.blocks.q, seq.k_blocks = ws.blocks.k;
+    seq.documents = ws.documents;
+    seq.bottom_right = p.align == Align::bottom_right;
+    seq.left = p.left, seq.right = p.right;
+  }
+
+  void documents() const {
+    if (!p.packed()) return;
+    DocumentJob job{};
+    DocumentStart next{};
+    job.to = ws.documents;
+    for (int64_t t = 0; t <= p.documents.count; ++t) {
+      next.q = p.documents.cu_q[t], next.k = p.documents.cu_k[t];
+      job.start[job.count++] = next;
+      if (job.count == kDocumentsPerLaunch || t == p.documents.count) {
+        launch_documents(job, stream);
+        job.to += job.count, job.count = 0;
+      }
+      if (t == p.documents.count) break;
+      const spec::Sequence s = p.sequence(t);
+      next.q_block += static_cast<int32_t>(ceil_div(s.nq, kBlock));
+      next.k_block += static_cast<int32_t>(ceil_div(s.nk, kBlock));
+    }
+  }
+
+  /// Mean of K or V, where `to` asks for it.
+  void mean(const TensorView& x, float* to) const {
+    if (to == nullptr) return;
+    launch_mean({.seq = seq,
+                 .heads = static_cast<int>(p.hk),
+                 .d = static_cast<int>(p.d),
+                 .x = strided(x),
+                 .part = ws.mean_part,
+                 .counted = ws.mean_counted,
+                 .mean = to},
+                stream);
+  }
+
+  TokenJob tokens(const TensorView& x, bool queries, const Operand& to) const {
+    return {.seq = seq,
+            .queries = queries,
+            .heads = static_cast<int>(queries ? p.h : p.hk),
+            .d = static_cast<int>(p.d),
+            .pitch = static_cast<int>(ws.pitch),
+            .tokens = queries ? ws.tq : ws.tk,
+            .x = strided(x),
+            .mean = nullptr,
+            .tile = queries ? tiles.q : tiles.k,
+            .scale_by_tile = p.recipe.scheme == Scheme::paper,
+            .tile_mean = nullptr,
+            .to = to,
+            .tile_scale = nullptr};
+  }
+  void queries_and_keys() const {
+    TokenJob q = tokens(args.q, true, ws.q), k = tokens(args.k, false, ws.k);
+    q.tile_mean = ws.q_mean;
+    k.mean = ws.k_mean;
+    launch_tokens(q, stream);
+    launch_tokens(k, stream);
+  }
+
+  RowJob rows() const {
+    RowJob job{};
+    job.seq = seq;
+    job.h = static_cast<int>(p.h), job.d = static_cast<int>(p.d);
+    job.group = group();
+    job.tq = ws.tq;
+    job.scale = p.scale;
+    job.q = strided(args.q);
+    job.k_mean = ws.k_mean;
+    job.mean_logit = ws.mean_logit;
+    return job;
+  }
+
+  Params params() const {
+    const Recipe& r = p.recipe;
+    return {.seq = seq,
+            .h = static_cast<int>(p.h),
+            .hk = static_cast<int>(p.hk),
+            .group = group(),
+            .d = static_cast<int>(p.d),
+            .pitch = static_cast<int>(ws.pitch),
+            .tq = ws.tq,
+            .tk = ws.tk,
+            .tile_q = tiles.q,
+            .tile_k = tiles.k,
+            .paper = r.scheme == Scheme::paper,
+            .dither = r.rounding == Rounding::dither,
+            .exact_inputs = p.dtype != Dtype::f32,
+            .seed = r.seed,
+            .lifted = r.high_precision,
+            .scale = p.scale,
+            .q = ws.q,
+            .k = ws.k,
+            .q_mean = ws.q_mean,
+            .k_mean = ws.k_mean,
+            .mean_logit = ws.mean_logit};
+  }
+
+  int group() const { return p.hk > 0 ? static_cast<int>(p.group()) : 1; }
+
+  const Problem& p;
+  const AttentionArgs& args;
+  Space ws;
+  dispatch::Tiles tiles;
+  cudaStream_t stream;
+  Sequences seq{};
+};
+
+}  // namespace
+
+std::string decline(const Problem& p) {
+  // One grid dimension holds all blocks of all heads.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (p.num_sequences() > kMost || p.num_sequences() * std::max<int64_t>(p.hk, 1) > kMost)
+    return "takes up to 2^31 sequences times key heads";
+  const Blocks blocks(p);
+  if (blocks.q * p.h > kMost || blocks.k * p.hk > kMost)
+    return "takes up to 2^31 blocks of 64 tokens, over all heads";
+  return "";
+}
+
+dispatch::Tiles tiles_of(const Problem& p) {
+  const Recipe& r = p.recipe;
+  const bool paper = r.scheme == Scheme::paper;
+  return {r.tile_q != 0 ? r.tile_q : paper ? 128 : 64, r.tile_k != 0 ? r.tile_k : paper ? 64 : 128};
+}
+
+size_t workspace_of(const Problem& p) { return Space(p, nullptr).arena.used() + kDeviceAlign; }
+
+void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
+  const Call call(p, args, workspace);
+  const Space& ws = call.ws;
+  call.documents();
+  call.mean(args.k, ws.k_mean);
+  call.mean(args.v, ws.v_mean);
+  call.queries_and_keys();
+
+  TokenJob values = call.tokens(args.v, false, ws.v);
+  values.scale_by_tile = true;
+  values.mean = ws.v_mean;
+  values.tile_scale = ws.v_scale;
+  launch_tokens(values, call.stream);
+  launch_rows(call.rows(), call.stream);
+
+  ForwardParams params{};
+  static_cast<Params&>(params) = call.params();
+  params.v = ws.v;
+  params.v_scale = ws.v_scale;
+  params.v_mean = ws.v_mean;
+  params.pv_floating_tiles = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)
+                                 ? std::numeric_limits<int64_t>::max()
+                                 : p.recipe.pv16_tiles;
+  params.o = strided(args.o);
+  params.lse = stats(args.lse);
+  params.block_max = ws.block_max;
+  launch_forward(params, call.stream);
+  if (args.max_logit != nullptr)
+    launch_max({.seq = call.seq,
+                .h = static_cast<int>(p.h),
+                .block_max = ws.block_max,
+                .max_logit = args.max_logit},
+               call.stream);
+}
+
+void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
+  const Call call(p, args, workspace);
+  const Space& ws = call.ws;
+  call.documents();
+  call.mean(args.k, ws.k_mean);
+  call.queries_and_keys();
+  launch_tokens(call.tokens(args.v, false, ws.v), call.stream);
+  launch_tokens(call.tokens(args.dout, true, ws.dout), call.stream);
+
+  RowJob rows = call.rows();
+  rows.lse2 = ws.lse2, rows.delta = ws.delta;
+  rows.lse = stats(args.lse), rows.dlse = stats(args.dlse);
+  rows.o = strided(args.o), rows.dout = strided(args.dout);
+  launch_rows(rows, call.stream);
+
+  BackwardParams params{};
+  static_cast<Params&>(params) = call.params();
+  params.v = ws.v, params.dout = ws.dout;
+  params.lse2 = ws.lse2, params.delta = ws.delta;
+  params.dlse = stats(args.dlse);
+  params.partial_kv = p.partial_kv;
+  params.dq = strided(args.dq), params.dk = strided(args.dk), params.dv = strided(args.dv);
+  launch_backward(params, call.stream);
+}
+
+}  // namespace sagebwd::cuda::plain

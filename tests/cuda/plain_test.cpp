@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda-plain pinned, on every feature of the library: against the recipe oracle (same tiles, same
+// bits in), against exact attention, and against itself.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "base/half.h"
+#include "base/math.h"
+#include "cuda/plain/prepare.h"
+#include "device_case.h"
+#include "ref/recipe_inputs.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+#define NEED_DEVICE() \
+  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
+
+/// Device memory of `count` values.
+template <typename T>
+struct Array {
+  explicit Array(size_t n) : count(n) {
+    void* memory = nullptr;
+    if (cudaMalloc(&memory, n * sizeof(T)) != cudaSuccess) throw std::bad_alloc();
+    data = static_cast<T*>(memory);
+  }
+  explicit Array(const std::vector<T>& x) : Array(x.size()) { write(x, 0); }
+  ~Array() { cudaFree(data); }
+  Array(const Array&) = delete;
+  void write(const std::vector<T>& x, int64_t at) {
+    cudaMemcpy(data + at, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice);
+  }
+  std::vector<T> read() const {
+    std::vector<T> x(count);
+    cudaMemcpy(x.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost);
+    return x;
+  }
+  T* data = nullptr;
+  size_t count;
+};
+
+DeviceCase plain_case(const std::string& text) {
+  DeviceCase dc(text);
+  dc.impl = "cuda-plain";
+  return dc;
+}
+
+/// The two sides differ by the rounding of the outputs and by a few codes of P and dS that are off
+/// by one; in a short row one such code weighs 1e-3. A wrong scale, a lost tile or a swapped index
+/// is a hundred times larger.
+double budget(const DeviceCase& dc) {
+  return dc.c.dtype == Dtype::f32 ? 1.5e-3 : dc.c.dtype == Dtype::f16 ? 1.5e-3 : 3e-3;
+}
+
+/// Lines of d channels that differ by more than the arithmetic explains: each has a code that is
+/// off by one, which weighs near 1 % of the line.
+int64_t lines_off(const std::vector<float>& a, const std::vector<float>& b, int64_t d) {
+  double norm = 0;
+  for (float x : b) norm += static_cast<double>(x) * x;
+  const double typical = norm / static_cast<double>(b.size()) * static_cast<double>(d);
+  int64_t off = 0;
+  for (size_t i = 0; i < a.size(); i += static_cast<size_t>(d)) {
+    double error = 0, line = 0;
+    for (size_t c = i; c < i + static_cast<size_t>(d); ++c) {
+      error += (static_cast<double>(a[c]) - b[c]) * (static_cast<double>(a[c]) - b[c]);
+      line += static_cast<double>(b[c]) * b[c];
+    }
+    off += error > 1e-7 * std::max(line, 0.01 * typical);
+  }
+  return off;
+}
+
+void expect_parity(const DeviceCase& dc, float lse_shift = 0.0f) {
+  SCOPED_TRACE(dc.c.to_string());
+  const CaseInputs in = make_case_inputs(dc);
+  const Results gpu = run_on_device(dc, in, lse_shift);
+  const Results oracle = run_oracle(dc, in, gpu, lse_shift);
+  const double o = relative_error(gpu.o, oracle.o), dq = relative_error(gpu.dq, oracle.dq),
+               dk = relative_error(gpu.dk, oracle.dk), dv = relative_error(gpu.dv, oracle.dv),
+               lse = largest_difference(gpu.lse, oracle.lse),
+               top = largest_difference(gpu.max_logit, oracle.max_logit);
+  int64_t off = 0;  // 16-bit outputs hide single codes
+  if (dc.c.dtype == Dtype::f32)
+    for (const auto& [a, b] : {std::pair(&gpu.o, &oracle.o), std::pair(&gpu.dq, &oracle.dq),
+                               std::pair(&gpu.dk, &oracle.dk), std::pair(&gpu.dv, &oracle.dv)})
+      off += lines_off(*a, *b, dc.c.d);
+  std::printf("plain  %-78s o %.1e dq %.1e dk %.1e dv %.1e lse %.1e off %d\n",
+              dc.c.to_string().c_str(), o, dq, dk, dv, lse, static_cast<int>(off));
+  EXPECT_LE(o, budget(dc));
+  EXPECT_LE(dq, budget(dc));
+  EXPECT_LE(dk, budget(dc));
+  EXPECT_LE(dv, budget(dc));
+  EXPECT_LE(lse, 6e-5);
+  EXPECT_LE(top, 6e-5);
+  // Four matmuls with codes of P or dS; 0.01 % of them may be off.
+  EXPECT_LE(off, 2 + 4e-4 * static_cast<double>(dc.c.visible_pairs() * dc.c.b * dc.c.h));
+}
+
+class PlainCase : public testing::TestWithParam<std::string> {};
+
+TEST_P(PlainCase, Parity) {
+  NEED_DEVICE();
+  expect_parity(plain_case(GetParam()));
+}
+
+std::vector<std::string> shapes() {
+  std::vector<std::string> all;
+  for (const char* d : {"d8", "d40", "d64", "d72", "d128", "d160", "d256"})
+    for (const char* rest :
+         {"f32 vectorwise", "bf16 vectorwise causal", "f16 paper", "f32 paper causal"})
+      all.push_back(std::string("b2 h2 n230 ") + d + " " + rest);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, PlainCase, testing::ValuesIn(shapes()));
+
+std::vector<std::string> lifts() {
+  std::vector<std::string> all;
+  for (const char* lift :
+       {"S", "O", "S2", "dV", "dP", "dQ", "dK", "S,S2", "dQ,dK", "S,O,S2,dV,dP,dQ,dK"})
+    for (const char* rest : {"f32 vectorwise causal d72", "bf16 paper d64"})
+      all.push_back(std::string("h2 n200 ") + rest + " lift=" + lift);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Lifts, PlainCase, testing::ValuesIn(lifts()));
+
+INSTANTIATE_TEST_SUITE_P(
+    Dither, PlainCase,
+    testing::Values("h2 n300 d64 f32 rounding=dither", "h2 n300 d64 f32 paper rounding=dither",
+                    "b2 h4 hk2 n300 d40 bf16 causal rounding=dither seed9",
+                    "h2 nq200 nk400 d136 f16 paper causal rounding=dither tile=64x256",
+                    "h2 n500 d32 f32 rounding=dither tile=256x64 pv16=0"));
+
+INSTANTIATE_TEST_SUITE_P(
+    Smoothing, PlainCase,
+    testing::Values("h2 n300 d64 f32 smooth_q=on", "h2 n300 d64 f32 paper smooth_q=on causal",
+                    "h2 n300 d64 f32 smooth_q=on lift=S", "h2 n300 d64 f32 smooth_q=on lift=S2",
+                    "h2 n300 d64 bf16 smooth_q=on lift=dK",
+                    "h4 hk2 n300 d160 f32 smooth_q=on smooth_k=off smooth_v=off",
+                    "h2 n300 d64 f32 smooth_k=off", "h2 n300 d64 f32 smooth_v=off",
+                    "h2 n300 d64 f32 paper smooth_v=on smooth_k=off"));
+
+std::vector<std::string> tiles() {
+  std::vector<std::string> all;
+  for (const char* tile : {"64x64", "64x256", "256x64", "256x256", "192x128", "128x192"})
+    for (const char* rest : {"vectorwise f32", "paper f32 causal"})
+      all.push_back(std::string("h2 nq420 nk600 d40 ") + rest + " tile=" + tile);
+  all.push_back("h2 n700 d64 bf16 paper tile=256x256 window=100,30");
+  all.push_back("h2 n700 d64 bf16 smooth_q=on tile=192x192 causal");
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Tiles, PlainCase, testing::ValuesIn(tiles()));
+
+INSTANTIATE_TEST_SUITE_P(
+    Masks, PlainCase,
+    testing::Values("h4 hk2 nq300 nk500 d64 f32 causal", "h4 hk1 nq500 nk300 d64 f32 causal",
+                    "h2 nq300 nk500 d128 f32 causal align=top_left",
+                    "h2 nq500 nk300 d24 f32 causal align=top_left", "h6 hk2 n400 d128 causal",
+                    "h2 n700 d64 f32 window=100,0", "h2 n700 d64 f32 window=65,130",
+                    "h2 n500 d128 f32 window=-1,37",
+                    "h2 nq333 nk650 d64 f32 window=10,20 align=top_left",
+                    "h2 n600 d64 f32 paper window=130,3", "h6 hk3 nq129 nk700 d128 paper causal",
+                    "h2 nq700 nk129 d192 f16 paper causal"));
+
+INSTANTIATE_TEST_SUITE_P(FloatingTiles, PlainCase,
+                         testing::Values("h2 n500 d64 f32 pv16=0", "h2 n500 d64 f32 pv16=all",
+                                         "h2 n500 d128 f32 pv16=2 causal",
+                                         "h2 n300 d64 f32 paper pv16=1"));
+
+std::vector<std::string> lengths() {
+  std::vector<std::string> all;
+  for (int n : {1, 2, 63, 64, 65, 127, 128, 129, 257})
+    for (const char* rest : {"f32 full d16 vectorwise", "f32 causal d16 paper"})
+      all.push_back("h2 n" + std::to_string(n) + " " + rest);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Lengths, PlainCase, testing::ValuesIn(lengths()));
+
+TEST(Plain, Scales) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n300 d64 f32", "h2 n300 d64 paper causal", "h2 n300 d40 f32 lift=S"})
+    for (float scale : {-0.125f, 0.3f, -1.0f}) {
+      DeviceCase dc = plain_case(text);
+      dc.scale = scale;
+      expect_parity(dc);
+    }
+}
+
+TEST(Plain, Placements) {
+  NEED_DEVICE();
+  for (const char* text : {"b2 h3 n200 d64 f32 causal bshd", "b2 h2 n200 d72 f16 bshd"})
+    expect_parity(plain_case(text));
+  for (const char* text :
+       {"b2 h3 n200 d64 f32 causal", "b2 h2 n140 d128 f16 paper", "b2 h4 hk2 nq77 nk210 d40",
+        "b2 h2 n100 d256 f32 lift=S,O,S2,dV,dQ,dK"}) {
+    DeviceCase dc = plain_case(text);
+    dc.placement = Placement::gaps;
+    expect_parity(dc);
+  }
+}
+
+TEST(Plain, Documents) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 nq700 nk650 d64 f32 causal", "h4 hk2 nq700 nk650 d136", "h2 nq700 nk650 d64 paper",
+        "h2 nq700 nk650 d64 f32 smooth_q=on rounding=dither tile=128x256"}) {
+    DeviceCase dc = plain_case(text);
+    dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
+    dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+    expect_parity(dc);
+  }
+  DeviceCase many = plain_case("h1 n900 d16 f32 causal");  // more than one chunk of the table
+  for (int i = 0; i <= 300; ++i) many.cu_q.push_back(3 * i);
+  many.cu_k = many.cu_q;
+  expect_parity(many);
+}
+
+TEST(Plain, LseGradientAndPartialKeys) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n300 d64 f32 causal", "h2 n300 d160", "h4 hk2 n300 d64 f32 paper",
+                           "h2 n300 d64 f32 lift=dQ"})
+    for (bool dlse : {true, false})
+      for (bool partial : {true, false}) {
+        DeviceCase dc = plain_case(text);
+        dc.dlse = dlse, dc.partial_kv = partial;
+        dc.kind = trace::InputKind::offset;  // the key mean matters
+        expect_parity(dc, partial ? 0.4f : 0.0f);
+      }
+}
+
+TEST(Plain, HardInputs) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n512 d64 f32 causal", "h2 n512 d64 f32 paper"})
+    for (auto kind :
+         {trace::InputKind::outlier, trace::InputKind::sink, trace::InputKind::long_rows}) {
+      DeviceCase dc = plain_case(text);
+      dc.kind = kind;
+      expect_parity(dc);
+    }
+}
+
+TEST(Plain, NanAndInfGoWhereTheyBelong) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 pv16=0 window=20,10",
+        "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK", "h2 n200 d64 f32 smooth_q=on causal"})
+    for (int tensor = 0; tensor < 4; ++tensor)
+      for (float bad : {NAN, INFINITY}) {
+        const DeviceCase dc = plain_case(text);
+        CaseInputs in = make_case_inputs(dc);
+        std::vector<float>& x = tensor == 0   ? in.x.q
+                                : tensor == 1 ? in.x.k
+                                : tensor == 2 ? in.x.v
+                                              : in.x.dout;
+        x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
+        const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+        SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
+        EXPECT_LE(relative_error(gpu.o, oracle.o), budget(dc));
+        EXPECT_LE(relative_error(gpu.dq, oracle.dq), budget(dc));
+        EXPECT_LE(relative_error(gpu.dk, oracle.dk), budget(dc));
+        EXPECT_LE(relative_error(gpu.dv, oracle.dv), budget(dc));
+        EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 6e-5);
+        EXPECT_LE(largest_difference(gpu.max_logit, oracle.max_logit), 6e-5);
+      }
+}
+
+TEST(Plain, ZerosStayZeros) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n200 d64 f32 causal", "h2 n200 d72 paper"})
+    for (int tensor = 0; tensor < 4; ++tensor) {
+      const DeviceCase dc = plain_case(text);
+      CaseInputs in = make_case_inputs(dc);
+      std::vector<float>& x = tensor == 0   ? in.x.q
+                              : tensor == 1 ? in.x.k
+                              : tensor == 2 ? in.x.v
+                                            : in.x.dout;
+      std::fill(x.begin(), x.end(), 0.0f);
+      const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+      SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
+      EXPECT_LE(relative_error(gpu.o, oracle.o), budget(dc));
+      EXPECT_LE(relative_error(gpu.dq, oracle.dq), budget(dc));
+      EXPECT_LE(relative_error(gpu.dk, oracle.dk), budget(dc));
+      EXPECT_LE(relative_error(gpu.dv, oracle.dv), budget(dc));
+    }
+}
+
+TEST(Plain, AgainstExact) {
+  NEED_DEVICE();
+  struct Bound {
+    const char* text;
+    double o, gradient;
+  };
+  for (const Bound& b :
+       {Bound{"h4 n512 d64 f32", 0.03, 0.03}, Bound{"h4 hk2 n512 d160 f32 causal", 0.03, 0.04},
+        Bound{"h4 n512 d256 bf16", 0.03, 0.04},
+        Bound{"h4 n512 d40 f32 rounding=dither", 0.04, 0.05},
+        Bound{"h4 n512 d64 f32 paper", 0.03, 0.12},
+        Bound{"h4 n512 d64 f32 causal lift=S,O,S2,dV,dP,dQ,dK", 1e-5, 1e-5},
+        Bound{"h4 n512 d64 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on paper", 1e-5, 1e-5}})
+    for (bool dlse : {false, true}) {
+      DeviceCase dc = plain_case(b.text);
+      dc.dlse = dlse;
+      dc.scale = dlse ? -0.1f : 0.0f;
+      SCOPED_TRACE(dc.c.to_string());
+      const CaseInputs in = make_case_inputs(dc);
+      const Results gpu = run_on_device(dc, in), exact = run_exact(dc, in);
+      const double o = relative_error(gpu.o, exact.o), dq = relative_error(gpu.dq, exact.dq),
+                   dk = relative_error(gpu.dk, exact.dk), dv = relative_error(gpu.dv, exact.dv);
+      std::printf("exact  %-70s o %.1e dq %.1e dk %.1e dv %.1e\n", dc.c.to_string().c_str(), o, dq,
+                  dk, dv);
+      EXPECT_LE(o, b.o);
+      EXPECT_LE(dq, b.gradient);
+      EXPECT_LE(dk, b.gradient);
+      EXPECT_LE(dv, b.gradient);
+      EXPECT_LE(largest_difference(gpu.lse, exact.lse), b.o);
+    }
+}
+
+TEST(Plain, PoisonedMemoryAndSameBits) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"b2 h2 n300 d64 f32 causal", "h3 nq200 nk333 d136 paper smooth_q=on",
+        "h4 hk2 n150 d96 f16 rounding=dither", "h2 n200 d64 f32 lift=S,O,S2,dV,dQ,dK"}) {
+    DeviceCase a = plain_case(text), b = a, c = a;
+    a.poison = 0x7f, b.poison = 0xff, c.poison = 0x00;
+    const CaseInputs in = make_case_inputs(a);
+    const Results ra = run_on_device(a, in), rb = run_on_device(b, in), rc = run_on_device(c, in);
+    EXPECT_TRUE(ra == rb) << text;
+    EXPECT_TRUE(ra == rc) << text;
+    for (int i = 0; i < 5; ++i) ASSERT_TRUE(run_on_device(a, in) == ra) << text << " run " << i;
+  }
+}
+
+TEST(Plain, EmptyProblems) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq0 nk30 d64 f32", "h2 nq30 nk0 d64 f32", "b0 h2 n30 d64 f32"}) {
+    const DeviceCase dc = plain_case(text);
+    const Results r = run_on_device(dc, make_case_inputs(dc));
+    for (const auto* v : {&r.o, &r.dq, &r.dk, &r.dv})
+      for (float x : *v) ASSERT_EQ(x, 0.0f) << text;
+    for (float x : r.lse) ASSERT_EQ(x, -INFINITY) << text;
+    for (float x : r.max_logit) ASSERT_EQ(x, -INFINITY) << text;
+  }
+}
+
+TEST(Plain, TakesWhatTheTunedKernelsDecline) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 smooth_q=on", "h1 n64 d64 rounding=dither",
+        "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256"})
+    for (bool backward : {false, true}) {
+      const Candidate plain = device_candidate(plain_case(text), backward);
+      EXPECT_EQ(plain.reason, "") << text;
+      EXPECT_TRUE(plain.chosen || !backward) << text;
+    }
+  EXPECT_FALSE(device_candidate(plain_case("h1 n64 d64"), true).chosen);
+}
+
+/// Two batches more than 2^31 elements apart give the bits of a compact call.
+TEST(Plain, LongStrides) {
+  NEED_DEVICE();
+  const int64_t far = (int64_t{1} << 31) + 64;
+  const int64_t n = 100, d = 64, size = n * d;
+  size_t free = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  if (free < size_t{5} << 30) GTEST_SKIP() << "needs 5 GiB of device memory";
+  setenv("SAGEBWD_IMPL", "cuda-plain", 1);
+  std::vector<std::vector<uint16_t>> results;
+  for (const int64_t batch : {4 * size, far}) {
+    Array<uint16_t> in(static_cast<size_t>(batch + 4 * size)), out(static_cast<size_t>(8 * size));
+    Array<float> lse(static_cast<size_t>(2 * n));
+    for (int64_t b = 0; b < 2; ++b) {
+      std::vector<uint16_t> x(static_cast<size_t>(4 * size));
+      for (size_t i = 0; i < x.size(); ++i)
+        x[i] =
+            from_float<bf16>(std::sin(static_cast<float>(i % 7919) + 31.0f * static_cast<float>(b)))
+                .bits;
+      in.write(x, b * batch);
+    }
+    const auto input = [&](int64_t slot) {
+      return TensorView{in.data + slot * size, Dtype::bf16, {2, 1, n, d}, {batch, size, d, 1}};
+    };
+    const auto output = [&](int64_t slot) {
+      return contiguous(out.data + slot * 2 * size, Dtype::bf16, {2, 1, n, d});
+    };
+    ForwardArgs f;
+    f.device = Device::cuda;
+    f.q = input(0), f.k = input(1), f.v = input(2), f.o = output(0);
+    f.lse = contiguous_stats(lse.data, 1, n);
+    BackwardArgs g;
+    static_cast<AttentionArgs&>(g) = f;
+    g.dout = input(3), g.dq = output(1), g.dk = output(2), g.dv = output(3);
+    Array<std::byte> workspace(std::max(workspace_size(f), workspace_size(g)));
+    f.workspace = g.workspace = workspace.data;
+    f.workspace_bytes = g.workspace_bytes = workspace.count;
+    forward(f);
+    backward(g);
+    results.push_back(out.read());
+  }
+  unsetenv("SAGEBWD_IMPL");
+  EXPECT_TRUE(results[0] == results[1]);
+}
+
+TEST(Plain, CodesEqualTheOracles) {
+  NEED_DEVICE();
+  for (int d : {8, 72, 256})
+    for (int tile : {64, 192, 256})
+      for (bool by_tile : {false, true})
+        for (bool smooth : {false, true}) {
+          const int64_t n = 500;
+          const int pitch = static_cast<int>(round_up(d, 16));
+          std::vector<float> x(static_cast<size_t>(n * d));
+          for (size_t i = 0; i < x.size(); ++i)
+            x[i] = std::sin(0.37f * static_cast<float>(i * i % 9973)) *
+                       (1.0f + static_cast<float>(i % 13)) +
+                   0.5f;
+          if (by_tile) x[static_cast<size_t>(77 * d + 3)] = NAN;
+          ref::RecipeHead head;
+          head.nq = head.nk = n, head.d = d;
+          head.q = head.k = head.v = x.data();
+          head.recipe = by_tile ? Recipe::paper() : Recipe::vectorwise();
+          head.recipe.tile_q = head.recipe.tile_k = tile;
+          head.recipe.smooth_k = head.recipe.smooth_q = smooth;
+          const ref::RecipeInputs oracle = ref::make_operands(head).inputs;
+
+          const size_t blocks = static_cast<size_t>(ceil_div(n, 64)), dim = static_cast<size_t>(d);
+          Array<float> in(x), scale(static_cast<size_t>(n)), mean(oracle.mu_k),
+              tile_mean(blocks * dim);
+          Array<int8_t> codes(static_cast<size_t>(n * pitch));
+          Array<int> poisoned(blocks);
+          cuda::plain::TokenJob job{};
+          job.seq.count = 1, job.seq.nq = job.seq.nk = n;
+          job.seq.q_blocks = job.seq.k_blocks = static_cast<int64_t>(blocks);
+          job.heads = 1, job.d = d, job.pitch = pitch, job.tokens = n;
+          job.x = {in.data, n * d, n * d, d, Dtype::f32};
+          job.tile = tile, job.scale_by_tile = by_tile;
+          job.to = {codes.data, scale.data, nullptr, poisoned.data};
+          const auto expect_codes = [&](const std::vector<int8_t>& want,
+                                        const std::vector<float>& want_scale) {
+            const std::vector<int8_t> got = codes.read();
+            const std::vector<float> got_scale = scale.read();
+            for (int64_t i = 0; i < n; ++i) {
+              const size_t row = static_cast<size_t>(i);
+              ASSERT_TRUE(got_scale[row] == want_scale[row] ||
+                          (std::isnan(got_scale[row]) && std::isnan(want_scale[row])))
+                  << "token " << i;
+              for (int c = 0; c < pitch; ++c)
+                ASSERT_EQ(got[static_cast<size_t>(i * pitch + c)],
+                          c < d ? want[static_cast<size_t>(i * d + c)] : 0)
+                    << "token " << i << " channel " << c;
+            }
+          };
+          SCOPED_TRACE(testing::Message() << "d" << d << " tile " << tile << " by_tile " << by_tile
+                                          << " smooth " << smooth);
+          job.mean = smooth ? mean.data : nullptr;
+          cuda::plain::launch_tokens(job, nullptr);
+          expect_codes(oracle.k8, oracle.k_scale);
+          job.mean = nullptr, job.queries = true;
+          job.tile_mean = smooth ? tile_mean.data : nullptr;
+          cuda::plain::launch_tokens(job, nullptr);
+          expect_codes(oracle.q8, oracle.q_scale);
+          const std::vector<float> means = tile_mean.read();
+          for (size_t b = 0; smooth && b < blocks; ++b)
+            for (size_t c = 0; c < dim; ++c)
+              ASSERT_EQ(means[b * dim + c],
+                        oracle.mu_q[b * 64 / static_cast<size_t>(tile) * dim + c]);
+        }
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
