@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import sagebwd
-from reference import LSE, check, exact, exact_grads, grads_of, qkv, visible
+from reference import LSE, LSE_ONE_KEY, check, exact, exact_grads, grads_of, qkv, visible
 
 ORIGINALS = {
     # Of flash-attn 2.8, SageAttention 2.2 (less its **kwargs) and PyTorch.
@@ -34,7 +34,7 @@ def test_signature(name):
 
 @pytest.mark.parametrize("sq, sk", [(50, 50), (30, 80), (80, 30)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_is_bottom_right(sq, sk, causal):
+def test_19_flash_is_bottom_right(sq, sk, causal):
     q, k, v, dout = qkv(h=4, hk=2, s=sq, sk=sk)
     want = exact_grads(q, k, v, dout, visible(sq, sk, causal), scale=0.2)
     f = lambda *t: sagebwd.flash_attn_func(
@@ -79,10 +79,10 @@ def test_sageattn(layout):
     ):
         check(name, a, b)
     _, lse = sagebwd.sageattn(*map(turn, (q, k, v)), layout, True, 0.15, return_lse=True)
-    torch.testing.assert_close(lse.double(), want[1], atol=LSE, rtol=0)
+    torch.testing.assert_close(lse.double(), want[1], atol=LSE_ONE_KEY, rtol=0)
 
 
-def test_sageattn_causal_is_square_only():
+def test_19_sageattn_causal_is_square_only():
     q, k = torch.randn(1, 2, 8, 64), torch.randn(1, 2, 12, 64)
     with pytest.raises(NotImplementedError, match="as many keys as queries"):
         sagebwd.sageattn(q, k, k, is_causal=True)
@@ -114,7 +114,7 @@ def test_sageattn_varlen():
 
 @pytest.mark.parametrize("sq, sk", [(50, 50), (30, 80), (80, 30)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_sdpa_is_top_left(sq, sk, causal):
+def test_19_sdpa_is_top_left(sq, sk, causal):
     q, k, v, dout = qkv(h=4, hk=2, s=sq, sk=sk)
     options = dict(is_causal=causal, scale=0.2, enable_gqa=True)
     want = grads_of(
@@ -153,7 +153,7 @@ CU = torch.tensor([0, 8], dtype=torch.int32)
     ],
     ids=["flash", "flash_varlen", "sage", "sage_varlen", "sdpa", "attention"],
 )
-def test_unknown_keywords_raise(call):
+def test_25_unknown_keywords_raise(call):
     q = torch.randn(1, 8, 2, 64)
     for keyword in ("mask", "attention_mask", "smooth_q", "bias", "pv_accum_dtype", "attn_bias"):
         with pytest.raises(TypeError, match=keyword):
@@ -187,7 +187,7 @@ def test_unknown_keywords_raise(call):
         (lambda q: sagebwd.scaled_dot_product_attention(q, q, q, None, 0.1), "dropout_p"),
     ],
 )
-def test_unsupported_values_raise(call, words):
+def test_25_unsupported_values_raise(call, words):
     with pytest.raises(NotImplementedError, match=words):
         call(torch.randn(1, 8, 2, 64))
 

@@ -79,7 +79,7 @@ def _step(q, k, v):
     return (out * 2).sum() + lse.sum()
 
 
-def test_compile_fullgraph_without_recompilation():
+def test_27_no_recompilation_for_new_lengths():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(_step, fullgraph=True, dynamic=True, backend=counter)
@@ -92,7 +92,7 @@ def test_compile_fullgraph_without_recompilation():
     assert counter.frame_count == 1
 
 
-def test_compile_varlen_new_lengths():
+def test_27_no_recompilation_for_new_packed_lengths():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
@@ -109,7 +109,7 @@ def test_compile_varlen_new_lengths():
     assert counter.frame_count == 1
 
 
-def test_compile_inductor_runs_each_kernel_once():
+def test_28_compiled_code_runs_each_kernel_once():
     torch._dynamo.reset()
     q, k, v, dout = qkv(s=80)
     leaves = [t.requires_grad_() for t in (q, k, v)]

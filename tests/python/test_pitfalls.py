@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known pitfalls of low-bit attention training, one test each; the numbers are those of the design
-note.
+"""Known pitfalls of low-bit attention training, one test each, numbered as in docs/pitfalls.md, which
+says how each test was seen to fail.
 
 19 and 25 are in test_drop_ins.py, 22's grouped queries in test_attention.py, 27 and 28 in
-test_ops.py, 29 in test_torch_sdpa.py. 7, 8 and 11 to 13 are tested in C++ and 30 on are of GPU
-kernels.
+test_ops.py, 29 in test_torch_sdpa.py and test_diffusers.py; 24 is also in the tests of the
+integrations. 7, 8 and 11 to 13 are tested in C++ and 30 on are of GPU kernels.
 """
 
 import math
@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import sagebwd
-from reference import LSE, check, exact, exact_grads, grads_of, qkv, rel, visible
+from reference import LSE, check, exact, exact_grads, grads_of, oracle, qkv, rel, visible
 from sagebwd import ops
+from sagebwd.recipe import MATMULS
 
 
 def run(q, k, v, dout, **options):
@@ -157,13 +158,18 @@ def test_09_channel_outliers():
         check(name, a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_10_large_values_stay_finite(dtype):
-    q, k, v, dout = qkv(s=300)
-    v = v * (100 if dtype == torch.float16 else 1e18)
-    q, k, v, dout = (t.to(dtype) for t in (q, k, v, dout * 0.01))
-    want = exact_grads(q, k, v, dout)
-    for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout), (want[0], *want[2:])):
+@pytest.mark.parametrize("dtype, size", [(torch.float16, 1e4), (torch.bfloat16, 1e18)], ids=str)
+def test_10_large_values_stay_finite(dtype, size):
+    """Early rows see only values far from the mean: their sum before the division by the sum of P
+    is some hundred times the result, beyond float16 for both sizes."""
+    q, k, v, dout = qkv(s=400)
+    q, dout = q * 0.1, dout * 1e-3
+    v[:, :, :200] += 2
+    v[:, :, 200:] -= 2
+    q, k, v, dout = (t.to(dtype) for t in (q, k, v * size, dout))
+    want = exact_grads(q, k, v, dout, visible(400, 400, True))
+    got = run(q, k, v, dout, causal=True)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
         check(name, a, b)
 
 
@@ -204,12 +210,16 @@ def test_15_documents_do_not_see_each_other():
 
 
 def test_16_the_future_is_seen_only_through_rounding():
+    """The mean key and the block scales of v hold later tokens, so that results move, but within
+    the gate; rows of P, and with them dv of the past, stay as close."""
     q, k, v, dout = qkv(s=200)
-    before = run(q, k, v, dout, causal=True)[0][:, :, :100]
+    dout[:, :, 100:] = 0
+    before = run(q, k, v, dout, causal=True)
     k, v = k.clone(), v.clone()
     k[:, :, 100:] = 20 * torch.randn(1, 2, 100, 64)
     v[:, :, 100:] *= 3
-    check("out", run(q, k, v, dout, causal=True)[0][:, :, :100], before)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout, causal=True), before):
+        check(name, a[:, :, :100], b[:, :, :100])
 
 
 def test_17_zeros():
@@ -223,9 +233,13 @@ def test_17_zeros():
         (zero, k, v, dout),
         (zero,) * 4,
     ]:
-        want = exact_grads(*tensors)
-        for name, a, b in zip(("out", "dq", "dk", "dv"), run(*tensors), (want[0], *want[2:])):
-            check(name, a, b)
+        for recipe in ("vectorwise", "paper", sagebwd.Recipe(rounding="dither")):
+            want = exact_grads(*tensors)
+            got = run(*tensors, recipe=recipe)
+            for name, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
+                if not b.any():
+                    assert (a == 0).all(), f"{name}: expected zeros"
+                check(name, a, b)
 
 
 def test_18_shape_fuzz():
@@ -233,21 +247,53 @@ def test_18_shape_fuzz():
     pick = lambda *choices: choices[int(torch.randint(len(choices), (), generator=generator))]
     for _ in range(40):
         hk, d = pick(1, 2, 3), pick(8, 24, 64, 128)
-        sq, sk, b = pick(0, 1, 2, 8, 63, 64, 65, 130), pick(1, 2, 7, 64, 127, 129, 200), pick(1, 2)
-        q, k, v, dout = qkv(b, hk * pick(1, 2), sq or 1, d, hk, sk)
-        q, dout = q[:, :, :sq], dout[:, :, :sq]
+        sq, sk = pick(0, 1, 2, 8, 63, 64, 65, 130), pick(0, 1, 2, 7, 64, 127, 129, 200)
+        b = pick(1, 2)
+        q, k, v, dout = qkv(b, hk * pick(1, 2), 130, d, hk, 200)
+        q, k, v, dout = q[:, :, :sq], k[:, :, :sk], v[:, :, :sk], dout[:, :, :sq]
         mask = dict(causal=pick(True, False), window_size=pick((-1, -1), (5, 3), (0, 0), (40, -1)))
-        align = pick("bottom_right", "top_left")
-        case = f"b{b} hk{hk} {tuple(q.shape)} sk{sk} {mask} {align}"
-        visible_keys = visible(sq, sk, mask["causal"], mask["window_size"], align)
-        want = exact_grads(q, k, v, dout, visible_keys)
-        got = run(q, k, v, dout, align=align, **mask)
-        for name, a, w in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
+        mask["align"] = pick("bottom_right", "top_left")
+        case = f"b{b} hk{hk} {tuple(q.shape)} sk{sk} {mask}"
+        want = exact_grads(q, k, v, dout, visible(sq, sk, *mask.values()))
+        got = run(q, k, v, dout, **mask)
+        with oracle():
+            recipe = run(q, k, v, dout, **mask)
+        size = dout.double().norm().item()
+        names = ("out", "dq", "dk", "dv")
+        for name, a, r, w in zip(names, got, recipe, (want[0], *want[2:])):
             assert torch.isfinite(a).all(), case
-            # dS of few visible keys is a difference of nearly equal numbers (none at all for one
-            # key): what INT8 leaves of it is small against dout, not against the difference.
-            scale = max(w.norm().item(), 0.3 * dout.double().norm().item())
-            assert (a.double() - w).norm().item() < 0.06 * scale + 1e-6, f"{name} {case}"
+            error, inherent = ((x.double() - w).norm().item() for x in (a, r))
+            # The kernel adds nothing to the error of the recipe but the odd code that falls on the
+            # other side of a tie; one code is at most 1/127 of its row.
+            apart = (a - r).double().norm().item()
+            assert apart <= 0.05 * inherent + 2e-3 * size, f"{name} {case}"
+            # With one visible key the true dS is 0 and D = dO·O keeps the rounding of v, whose
+            # deviation is max|v| / 127 / sqrt(12) = 0.01: so much of |dO| is left in dq and dk, and
+            # up to three times that where a few rows do not average out.
+            floor = 0.2 if dout.shape[:3].numel() >= 50 else 0.5
+            assert error < 0.06 * max(w.norm().item(), floor * size) + 1e-6, f"{name} {case}"
+
+
+def test_18_empty_documents():
+    """Documents without queries, without keys, without both, at either end."""
+    lengths_q, lengths_k = [0, 3, 0, 40, 5, 0], [0, 0, 4, 70, 5, 0]
+    cu_q, cu_k = (
+        torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    )
+    q, dout = torch.randn(48, 2, 64), torch.randn(48, 2, 64)
+    k, v = torch.randn(79, 2, 64), torch.randn(79, 2, 64)
+    f = lambda *t: sagebwd.attention_varlen(*t, cu_q, cu_k, causal=True)
+    out, dq, dk, dv = grads_of(f, q, k, v, dout)
+    assert (out[:3] == 0).all() and (dq[:3] == 0).all(), "no keys"
+    assert (dk[:4] == 0).all() and (dv[:4] == 0).all(), "no queries"
+    rows = lambda t, a, b: t[a:b].transpose(0, 1)[None]
+    for a, b, c, d in ((3, 43, 4, 74), (43, 48, 74, 79)):
+        doc = rows(q, a, b), rows(k, c, d), rows(v, c, d), rows(dout, a, b)
+        want = exact_grads(*doc, visible(b - a, d - c, True))
+        got = rows(out, a, b), rows(dq, a, b), rows(dk, c, d), rows(dv, c, d)
+        for name, x, w in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
+            check(name, x, w)
 
 
 @pytest.mark.parametrize("s", [63, 64, 65, 127, 128, 129])
@@ -291,13 +337,25 @@ def test_22_inputs_stay_as_they_were():
 
 
 def test_23_gradients_are_summed_in_float32():
+    """Without INT8 what remains is the rounding of the result, once, at any length: a sum kept in
+    bfloat16 between tiles rounds at every tile."""
+    recipe = sagebwd.Recipe(high_precision=tuple(MATMULS))
     errors = []
-    for s in (128, 1024):
+    for s in (64, 1024):
         q, k, v, dout = qkv(h=1, s=s, dtype=torch.bfloat16)
         want = exact_grads(q, k, v, dout)
-        got = run(q, k, v, dout)
+        got = run(q, k, v, dout, recipe=recipe)
         assert all(t.dtype == torch.bfloat16 for t in got)
         errors.append([rel(a, b) for a, b in zip(got[1:], want[2:])])
+    assert all(long < 1.2 * short for short, long in zip(*errors)), errors
+
+
+def test_23_long_sequences_do_not_add_error():
+    errors = []
+    for s in (128, 1024):
+        q, k, v, dout = qkv(h=1, s=s)
+        want = exact_grads(q, k, v, dout)
+        errors.append([rel(a, b) for a, b in zip(run(q, k, v, dout)[1:], want[2:])])
     assert all(long < 1.5 * short for short, long in zip(*errors)), errors
 
 
@@ -325,7 +383,9 @@ def test_24_every_entry_point_gives_gradients():
 
 
 def test_26_runs_are_bit_equal():
-    q, k, v, dout = qkv(h=3, s=200)
+    """Several threads and eight partial sums of every dq: an order of arrival would show."""
+    q, k, v, dout = qkv(h=2, s=1040)
+    torch.set_num_threads(4)
     first = run(q, k, v, dout, causal=True, deterministic=True)
     for _ in range(20):
         for a, b in zip(run(q, k, v, dout, causal=True, deterministic=True), first):
