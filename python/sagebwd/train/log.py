@@ -4,7 +4,6 @@ Only the first rank logs."""
 
 import json
 import os
-import sys
 from pathlib import Path
 
 from .errors import BadInput
@@ -13,7 +12,7 @@ from .errors import BadInput
 class Log:
     def __init__(self, config, world, label="", stream=None):
         self.config, self.label = config, label
-        self.stream = stream or sys.stdout
+        self.stream = stream  # None: standard output
         self.quiet = not world.is_main
         self.path = Path(config.out) / "log.jsonl"
         self._file = self._tensorboard = self._wandb = None

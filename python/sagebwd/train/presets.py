@@ -14,7 +14,7 @@ PRESETS = {
         tokens_per_step=4096, steps=150, warmup=15, lr=3e-3,
     ),
     # One GPU at 2.1M tokens per step, many steps a minute.
-    "9m": dict(
+    "18m": dict(
         layers=6, width=256, heads=4, ffn=768, context=1024,
         tokens_per_step=262_144, steps=2000, warmup=100, lr=2e-3,
     ),

@@ -2,7 +2,10 @@
 """Two gloo ranks give the losses of one process: DDP, FSDP2, and one sequence over two ranks."""
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +17,8 @@ sys.path.insert(0, os.path.dirname(__file__))  # for the ranks, which import thi
 
 import ranks
 import tiny
-from sagebwd.train import checkpoint
-from sagebwd.train.errors import BadInput
+from sagebwd.train import checkpoint, train
+from sagebwd.train.errors import BadInput, Stopped
 from sagebwd.train.loop import Trainer
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
@@ -92,6 +95,45 @@ def test_fsdp_resumes_bit_for_bit(two_ranks):
     straight, resumed = tiny.losses(two_ranks / "fsdp"), tiny.losses(two_ranks / "resumed")
     assert resumed == straight[3:]
     assert tiny.weights(two_ranks / "resumed") == tiny.weights(two_ranks / "fsdp")
+
+
+def _torchrun(config, *more):
+    flags = ["--preset", "nano", "--deterministic", "--save-every", 5, *more]
+    for name in ("data", "out", "context", "tokens_per_step", "steps", "warmup", "eval_every"):
+        flags += ["--" + name.replace("_", "-"), getattr(config, name)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.Popen(
+        [*launcher, "-m", "sagebwd.train", *map(str, flags)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=tiny.environment(),
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_a_killed_rank_ends_the_run_and_resume_goes_on(tmp_path):
+    """T7, and torchrun."""
+    config = tiny.config(tmp_path, steps=400)
+    process = _torchrun(config)
+    log = Path(config.out) / "log.jsonl"
+    deadline = time.time() + 90
+    while time.time() < deadline and not (log.exists() and '"step": 12,' in log.read_text()):
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode != 0, "the other rank does not wait for ever"
+    reached = tiny.losses(config.out)
+    assert 12 <= len(reached) < 400, output
+    # A shorter run to its end, from the same checkpoint directory, must give the same steps.
+    process = _torchrun(config, "--resume", "auto", "--time-limit", "0.2")
+    output, _ = process.communicate(timeout=90)
+    assert "goes on after step" in output and "the time limit" in output, output
+    alone = replace(config, out=str(tmp_path / "alone"), steps=400, time_limit=0.8)
+    with pytest.raises(Stopped):
+        train(alone)
+    both = list(zip(tiny.losses(config.out), tiny.losses(alone.out)))
+    assert len(both) > 12
+    for (_, loss, _), (_, want, _) in both:
+        assert loss == pytest.approx(want, rel=1e-3)
 
 
 def test_checkpoint_of_two_ranks_is_read_by_one(two_ranks, tmp_path):

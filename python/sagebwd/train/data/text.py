@@ -71,8 +71,8 @@ class Gpt2Tokenizer:
         symbols = {symbol: byte for byte, symbol in _byte_symbols().items()}
         by_id = [b""] * (max(words.values()) + 1)
         for word, i in words.items():
-            is_text = all(c in symbols for c in word)  # not so: the end-of-text mark
-            by_id[i] = bytes(symbols[c] for c in word) if is_text else b"\n"
+            is_mark = word == "<|endoftext|>"  # where a document begins
+            by_id[i] = b"\n" if is_mark else bytes(symbols[c] for c in word)
         offsets = np.cumsum([0] + [len(b) for b in by_id])
         return np.frombuffer(b"".join(by_id), np.uint8), offsets
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration: presets, refusals, schedule, batches."""
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+
+import tiny
+from sagebwd.train import Config, Trainer, preset
+from sagebwd.train.__main__ import main
+from sagebwd.train.attend import dither_seed
+from sagebwd.train.batch_plan import plan_batch
+from sagebwd.train.config import check, count, from_dict
+from sagebwd.train.errors import BadInput
+from sagebwd.train.flops import per_token
+from sagebwd.train.model import Llama
+from sagebwd.train.presets import PRESETS
+from sagebwd.train.schedule import learning_rate
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_sound(name):
+    config = preset(name)
+    check(config)
+    plan = plan_batch(config, 1, CUDA)
+    assert plan.micro * plan.accumulate * config.context == config.tokens_per_step
+    with torch.device("meta"):
+        model = Llama(config, 50257)
+    parameters = sum(p.numel() for p in model.parameters())
+    if name in ("18m", "45m", "124m", "325m"):
+        assert parameters == pytest.approx(1e6 * int(name[:-1]), rel=0.05)
+    assert per_token(config, 50304) > 6 * (parameters - 50304 * config.width)
+
+
+def test_the_published_model():
+    config = preset("325m")
+    assert (config.width, config.layers, config.heads, config.head_dim) == (1024, 20, 16, 64)
+    assert (config.ffn, config.context, config.tokens_per_step) == (3072, 4096, 2**21)
+    assert config.steps * config.tokens_per_step == pytest.approx(78e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("2.1M", 2**21), ("2M", 2**21), ("260K", 2**18), ("16K", 2**14), ("1M", 2**20), ("512", 512),
+     ("262_144", 2**18), ("100K", 102_400)],
+)  # fmt: skip
+def test_counts(text, value):
+    assert count(text) == value
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(heads=3), "heads: expected a divisor"),
+        (dict(heads=16), "head dim: expected a multiple of 8"),
+        (dict(kv_heads=3, heads=2), "kv_heads: expected a divisor"),
+        (dict(tokens_per_step=1000), "expected a multiple of the context 128, got 1000; 1024"),
+        (dict(steps=0), "steps: expected at least 1"),
+        (dict(lr=0.0), "lr: expected a positive"),
+        (dict(lift="dX"), "expected names of"),
+        (dict(warmup=-1), "warmup: expected 0 or more"),
+    ],
+)
+def test_refusals(changes, words):
+    with pytest.raises(BadInput, match=words):
+        check(preset("nano", **changes))
+
+
+def test_refusals_of_values():
+    for values, words in (
+        (dict(attention="int4"), "attention: expected one of fpa, sagebwd"),
+        (dict(steps="many"), "steps: expected a value of type int"),
+        (dict(colour="red"), "no field is named 'colour'"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            from_dict(values)
+    with pytest.raises(BadInput, match="cannot be dealt to 3 ranks"):
+        plan_batch(preset("nano"), 3, CPU)
+    with pytest.raises(BadInput, match="micro_batch: expected a divisor of the 4"):
+        plan_batch(preset("nano", micro_batch=3), 1, CPU)
+
+
+def test_json_round_trip():
+    config = preset("demo", recipe="paper", qk_norm=False, lift="dQ", lr=1.25e-3)
+    assert from_dict(json.loads(config.to_json())) == config
+
+
+def test_attention_fields_make_the_recipe():
+    make = lambda **changes: Config(**changes).make_recipe()
+    assert make().text() == "vectorwise"
+    assert make(recipe="paper", rounding="dither").text() == "paper rounding=dither"
+    assert make(smoothing="none").smooth_k is False
+    assert make(smoothing="qk").smooth_q is True and make(smoothing="qk").smooth_k is True
+    assert make(lift="dQ, dK").high_precision == ("dQ", "dK")
+    assert make(recipe="paper").pv16_tiles == 0
+
+
+def test_dither_seeds_differ():
+    seeds = {
+        dither_seed(s, step, micro, layer)
+        for s in range(3) for step in range(20) for micro in range(5) for layer in range(8)
+    }  # fmt: skip
+    assert len(seeds) == 3 * 20 * 5 * 8
+    assert all(0 <= s < 2**63 for s in seeds)
+
+
+def test_schedule():
+    config = preset("nano", steps=110, warmup=10, lr=1.0, min_lr=0.1)
+    rates = [learning_rate(config, s) for s in range(110)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == pytest.approx(1.0)
+    assert rates[60] == pytest.approx(0.55)
+    assert rates[109] == pytest.approx(0.1 + 0.45 * (1 + math.cos(math.pi * 0.99)))
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_help_and_bad_option(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("--tokens-per-step", "--attention", "torchrun", "Exit codes", "--resume"):
+        assert word in text
+    assert main(["--preset", "nano", "--tokens-per-step", "1000"]) == 2
+    assert "1024 would do" in capsys.readouterr().err
+
+
+def test_missing_loggers_are_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for changes in (dict(wandb="project"), dict(tensorboard=True)):
+        name = next(iter(changes))
+        with pytest.raises(BadInput, match=f"{name}: asked for, but it is not installed"):
+            Trainer(tiny.config(tmp_path, **changes))
