@@ -7,6 +7,8 @@ NotImplementedError; nothing is accepted and ignored.
 
 from dataclasses import replace
 
+import torch
+
 from .attention import attention, attention_varlen
 from .recipe import Recipe
 
@@ -128,8 +130,9 @@ def sageattn_varlen(
     smooth_k=True,
 ):
     """SageAttention's packed form, with gradients: q [t, h, d]. A causal mask needs documents with
-    as many keys as queries; the lengths must then come in the same tensor or in equal ones."""
-    if is_causal and cu_seqlens_q is not cu_seqlens_k and max_seqlen_q != max_seqlen_k:
+    as many keys as queries: the same offsets for both. Compiled code compares the longest lengths
+    only."""
+    if is_causal and not _same_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         raise NotImplementedError(
             "sageattn_varlen: is_causal needs documents with as many keys as queries; "
             "sagebwd.attention_varlen takes align="
@@ -146,6 +149,13 @@ def sageattn_varlen(
         softmax_scale=sm_scale,
         recipe=replace(Recipe(), smooth_k=bool(smooth_k)),
     )
+
+
+def _same_lengths(cu_q, cu_k, max_q, max_k):
+    if cu_q is cu_k:
+        return True
+    # Values of a tensor are out of reach for a traced graph.
+    return max_q == max_k and (torch.compiler.is_compiling() or torch.equal(cu_q, cu_k))
 
 
 def scaled_dot_product_attention(

@@ -88,6 +88,19 @@ def test_19_sageattn_causal_is_square_only():
         sagebwd.sageattn(q, k, k, is_causal=True)
 
 
+def test_19_sageattn_varlen_causal_is_square_only():
+    q, k = torch.randn(20, 2, 64), torch.randn(24, 2, 64)
+    cu = lambda *ends: torch.tensor([0, *ends], dtype=torch.int32)
+    # The second has equal longest lengths, and documents that differ.
+    for cu_k, longest in ((cu(12, 24), 12), (cu(14, 24), 14)):
+        with pytest.raises(NotImplementedError, match="as many keys as queries"):
+            sagebwd.sageattn_varlen(q, k, k, cu(6, 20), cu_k, 14, longest, is_causal=True)
+    x = q.requires_grad_()
+    same = sagebwd.sageattn_varlen(x, x, x, cu(6, 20), cu(6, 20), 14, 14, is_causal=True)
+    want = sagebwd.attention_varlen(x, x, x, cu(6, 20), cu(6, 20), causal=True)
+    assert torch.equal(same, want)
+
+
 def test_lora_trainers_probe():
     """B1 H2 L8 D64 fp16 must give a grad_fn and finite gradients, and sageattn_varlen must
     exist."""
@@ -137,6 +150,52 @@ def test_sdpa_three_dimensions():
         sagebwd.scaled_dot_product_attention(q[0], q[0], q[0])
 
 
+def _flash_varlen(q, k, v, **kw):
+    cu = torch.tensor([0, 12, 30], dtype=torch.int32)
+    return sagebwd.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 18, 18, **kw)
+
+
+def _sage_varlen(q, k, v, **kw):
+    cu = torch.tensor([0, 12, 30], dtype=torch.int32)
+    return sagebwd.sageattn_varlen(q[0], k[0], v[0], cu, cu, 18, 18, **kw)
+
+
+@pytest.mark.parametrize(
+    "call, arguments",
+    [
+        (sagebwd.flash_attn_func, dict(softmax_scale=0.3, causal=True, window_size=(4, 2))),
+        (_flash_varlen, dict(softmax_scale=0.3, causal=True, window_size=(4, 2))),
+        (sagebwd.sageattn, dict(sm_scale=0.3, is_causal=True, tensor_layout="NHD")),
+        (_sage_varlen, dict(sm_scale=0.3, is_causal=True, smooth_k=False)),
+        (sagebwd.scaled_dot_product_attention, dict(scale=0.3, is_causal=True)),
+    ],
+    ids=["flash", "flash_varlen", "sage", "sage_varlen", "sdpa"],
+)
+def test_25_every_argument_counts(call, arguments):
+    q, k, v = (torch.randn(1, 30, 30, 64) for _ in range(3))  # layouts differ in meaning, not shape
+    k = k + 1
+    plain = call(q, k, v)
+    for name, value in arguments.items():
+        assert not torch.equal(call(q, k, v, **{name: value}), plain), f"{name} was ignored"
+
+
+def test_25_deterministic_counts(monkeypatch):
+    """The flag changes no result on a CPU: it must reach the operator."""
+    seen = []
+    forward = sagebwd.ops.forward
+
+    def watched(*args, deterministic, **kw):
+        seen.append(deterministic)
+        return forward(*args, deterministic=deterministic, **kw)
+
+    monkeypatch.setattr(sagebwd.ops, "forward", watched)
+    q = torch.randn(1, 30, 2, 64)
+    for call in (sagebwd.flash_attn_func, _flash_varlen, sagebwd.attention):
+        call(q, q, q, deterministic=True)
+        call(q, q, q, deterministic=False)
+    assert seen == [True, False] * 3
+
+
 SLOPES = torch.ones(2)
 CU = torch.tensor([0, 8], dtype=torch.int32)
 
@@ -173,6 +232,12 @@ def test_25_unknown_keywords_raise(call):
         (
             lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, softcap=1.0),
             "softcap",
+        ),
+        (
+            lambda q: sagebwd.flash_attn_varlen_func(
+                q[0], q[0], q[0], CU, CU, 8, 8, alibi_slopes=SLOPES
+            ),
+            "alibi_slopes",
         ),
         (
             lambda q: sagebwd.flash_attn_varlen_func(

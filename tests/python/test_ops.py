@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -81,10 +82,10 @@ def _step(q, k, v):
 
 def test_27_no_recompilation_for_new_lengths():
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(_step, fullgraph=True, dynamic=True, backend=counter)
-    for s in (40, 72, 97, 130, 65, 48, 51):
-        leaves = [torch.randn(2, s, 2, 64, requires_grad=True) for _ in range(3)]
+    for s in (40, 72, *range(97, 145)):
+        leaves = [torch.randn(1, s, 2, 32, requires_grad=True) for _ in range(3)]
         got = torch.autograd.grad(compiled(*leaves), leaves)
         want = torch.autograd.grad(_step(*leaves), leaves)
         for a, b in zip(got, want):
@@ -94,13 +95,13 @@ def test_27_no_recompilation_for_new_lengths():
 
 def test_27_no_recompilation_for_new_packed_lengths():
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
 
     def step(q, cu, longest):
         return sagebwd.attention_varlen(q, q, q, cu, cu, longest, longest, causal=True).sum()
 
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
-    for a, b in ((10, 30), (24, 7), (33, 41), (5, 64)):
+    for a, b in ((10, 30), (24, 7), (33, 41), (5, 64), (64, 128), (128, 5)):
         q = torch.randn(a + b, 2, 64, requires_grad=True)
         cu = torch.tensor([0, a, a + b], dtype=torch.int32)
         (got,) = torch.autograd.grad(compiled(q, cu, max(a, b)), q)

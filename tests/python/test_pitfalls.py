@@ -7,6 +7,7 @@ test_ops.py, 29 in test_torch_sdpa.py and test_diffusers.py; 24 is also in the t
 integrations. 7, 8 and 11 to 13 are tested in C++ and 30 on are of GPU kernels.
 """
 
+import contextlib
 import math
 
 import pytest
@@ -359,27 +360,91 @@ def test_23_long_sequences_do_not_add_error():
     assert all(long < 1.5 * short for short, long in zip(*errors)), errors
 
 
-def test_24_every_entry_point_gives_gradients():
-    cu = torch.tensor([0, 8], dtype=torch.int32)
-    calls = {
-        "attention": lambda q, k, v: sagebwd.attention(q, k, v),
-        "varlen": lambda q, k, v: sagebwd.attention_varlen(q[0], k[0], v[0], cu, cu),
-        "flash": sagebwd.flash_attn_func,
-        "flash varlen": lambda q, k, v: sagebwd.flash_attn_varlen_func(
-            q[0], k[0], v[0], cu, cu, 8, 8
-        ),
-        "sage": lambda q, k, v: sagebwd.sageattn(q, k, v, "NHD"),
-        "sage varlen": lambda q, k, v: sagebwd.sageattn_varlen(q[0], k[0], v[0], cu, cu, 8, 8),
-        "sdpa": lambda q, k, v: sagebwd.scaled_dot_product_attention(
-            *(t.transpose(1, 2) for t in (q, k, v))
-        ),
-    }
-    for name, call in calls.items():
-        leaves = [torch.randn(1, 8, 2, 64, requires_grad=True) for _ in range(3)]
-        out = call(*leaves)
-        assert out.grad_fn is not None, name
-        for g in torch.autograd.grad(out.square().sum(), leaves):
-            assert torch.isfinite(g).all() and g.abs().sum() > 0, name
+def _gradients(call):
+    leaves = [torch.randn(1, 8, 2, 64, requires_grad=True) for _ in range(3)]
+    out = call(*leaves)
+    assert out.grad_fn is not None
+    return torch.autograd.grad(out.square().sum(), leaves)
+
+
+CU = torch.tensor([0, 8], dtype=torch.int32)
+ENTRY_POINTS = {
+    "attention": lambda q, k, v: sagebwd.attention(q, k, v),
+    "varlen": lambda q, k, v: sagebwd.attention_varlen(q[0], k[0], v[0], CU, CU),
+    "flash": lambda q, k, v: sagebwd.flash_attn_func(q, k, v),
+    "flash varlen": lambda q, k, v: sagebwd.flash_attn_varlen_func(
+        q[0], k[0], v[0], CU, CU, 8, 8
+    ),
+    "sage": lambda q, k, v: sagebwd.sageattn(q, k, v, "NHD"),
+    "sage varlen": lambda q, k, v: sagebwd.sageattn_varlen(q[0], k[0], v[0], CU, CU, 8, 8),
+    "sdpa": lambda q, k, v: sagebwd.scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in (q, k, v))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_24_every_entry_point_gives_gradients(name):
+    for g in _gradients(ENTRY_POINTS[name]):
+        assert torch.isfinite(g).all() and g.abs().sum() > 0
+
+
+def _through_sdpa(scope):
+    from sagebwd.integrations import torch_sdpa
+
+    scope.enter_context(torch_sdpa.enabled())
+    return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in (q, k, v))
+    )
+
+
+def _through_transformers(scope, mask=None):
+    transformers = pytest.importorskip("transformers")
+    from sagebwd.integrations import transformers as sage
+
+    name = sage.register("sage-24")
+    scope.callback(sage.unregister, name)
+    call = transformers.AttentionInterface()[name]
+    module = torch.nn.Module()
+    module.is_causal = False
+    return lambda q, k, v: call(module, *(t.transpose(1, 2) for t in (q, k, v)), mask)[0]
+
+
+def _through_padded_transformers(scope):
+    return _through_transformers(scope, torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]]))
+
+
+def _through_diffusers(scope):
+    pytest.importorskip("diffusers")
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    from sagebwd.integrations import diffusers as sage
+
+    scope.enter_context(sage.enabled())
+    return dispatch_attention_fn
+
+
+def _through_torchtitan(scope):
+    from sagebwd.integrations import torchtitan
+
+    return torchtitan.InnerAttention()
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        _through_sdpa,
+        _through_transformers,
+        _through_padded_transformers,
+        _through_diffusers,
+        _through_torchtitan,
+    ],
+    ids=lambda f: f.__name__[9:],
+)
+def test_24_every_adapter_gives_gradients(adapter):
+    with contextlib.ExitStack() as scope:
+        for g in _gradients(adapter(scope)):
+            assert torch.isfinite(g).all() and g.abs().sum() > 0
 
 
 def test_26_runs_are_bit_equal():
