@@ -41,11 +41,11 @@ struct Block {
 
   const BackwardParams& p;
   Shared& shared;
-  Lane at;
   int own_head, channel;
   int64_t block;
   const Sequence& s;
   int64_t line0;         // first line inside the sequence
+  Range seen;            // tokens of the other side that they see
   int64_t lines, steps;  // tokens of the sequence on this side and on the other
   int tile_lines, tile_steps;
   Result result = {};
@@ -62,48 +62,51 @@ struct Block {
         block(blockIdx.x % blocks(params)),
         s(memory.sequence),
         line0((block - (kByQuery ? s.q_block : s.k_block)) * kBlock),
+        seen(seen_by(line0)),
         lines(kByQuery ? s.nq : s.nk),
         steps(kByQuery ? s.nk : s.nq),
         tile_lines(kByQuery ? params.tile_q : params.tile_k),
         tile_steps(kByQuery ? params.tile_k : params.tile_q) {}
 
   __device__ Pair pair(int head, int64_t line, int64_t step) const {
-    return {p, s, head, kByQuery ? line : step, kByQuery ? step : line};
+    return {p,
+            s,
+            head,
+            kByQuery ? head / p.group : own_head,
+            kByQuery ? line : step,
+            kByQuery ? step : line};
   }
-  __device__ bool visible(int64_t line, int64_t step) const {
-    return any_visible(p.seq, s, kByQuery ? line : step, kByQuery ? step : line);
-  }
-  /// As the mask says, but for rows without any key.
-  __device__ Spans spans_of(const Pair& here) const {
-    Spans spans(here, at);
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (at.row(r) < here.rows() && p.lse2[here.q_at() + at.row(r)] == -INFINITY)
-        spans.begin[r] = spans.end[r] = 0;
-    return spans;
+  /// Tokens of the other side that have visible pairs with the block of lines.
+  __device__ Range seen_by(int64_t line) const {
+    return kByQuery ? keys_of_block(p.seq, s, line) : queries_of_block(p.seq, s, line);
   }
 
   /// P for dV, dS for the others; zero where masked.
   __device__ void gradients(const Pair& here, Fragment<float>& x) {
-    logits(here, at, (p.lifted & kMatmulSRecompute) != 0, shared, x);
-    const Spans spans = spans_of(here);
-    float lse2[2], delta[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool exists = at.row(r) < here.rows();
-      lse2[r] = exists ? p.lse2[here.q_at() + at.row(r)] : 0.0f;
-      delta[r] = exists ? p.delta[here.q_at() + at.row(r)] : 0.0f;
+    const Lane at;
+    load_pair(here, shared, [&](int row) { return p.lse2[here.q_at() + row] != -INFINITY; });
+    if (threadIdx.x >= kThreads - kBlock) {
+      const int row = static_cast<int>(threadIdx.x) % kBlock;
+      if (row < here.rows()) {
+        const int64_t i = here.q_at() + row;
+        shared.lse2[row] = p.lse2[i], shared.delta[row] = p.delta[i];
+        shared.fold[row] = kGradient == Gradient::dv ? p.dout.scale[i] : p.q.scale[i];
+      }
     }
-    for_elements(at, x, [&](float& y, int r, int, int col) {
+    logits(here, (p.lifted & kMatmulSRecompute) != 0, shared, x);
+    const Spans spans(shared);
+    const float lse2[2] = {shared.lse2[at.row(0)], shared.lse2[at.row(1)]},
+                delta[2] = {shared.delta[at.row(0)], shared.delta[at.row(1)]};
+    for_elements(x, [&](float& y, int r, int, int col) {
       y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
     });
     if constexpr (kGradient == Gradient::dv) return;
     Fragment<float> dp;
     const Rows<float> dout = here.queries(p.dout.values), v = here.keys(p.v.values);
     if (p.exact_inputs)
-      channel_product<true>(at, dout, v, false, shared, dp);
+      channel_product<true>(dout, v, false, shared, dp);
     else
-      channel_product<false>(at, dout, v, false, shared, dp);
+      channel_product<false>(dout, v, false, shared, dp);
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
@@ -113,32 +116,31 @@ struct Block {
 
   /// A visible value times the token scale of the other operand: a scale along the contraction
   /// cannot leave the integer sum.
-  __device__ float folded(const Pair& here, float x, int row, int col) const {
-    return x * (kGradient == Gradient::dq   ? p.k.scale[here.k_at() + col]
-                : kGradient == Gradient::dk ? p.q.scale[here.q_at() + row]
-                                            : p.dout.scale[here.q_at() + row]);
+  __device__ float folded(float x, int row, int col) const {
+    return x * (kByQuery ? shared.k_scale[col] : shared.fold[row]);
   }
 
   /// Largest folded magnitudes of 64 lines over a tile, into shared.line; NaN stays. `held` is the
   /// step whose values are left in x, or -1.
   __device__ void measure(int head, int64_t line, int64_t begin, int64_t end, Fragment<float>& x,
                           int64_t& held) {
+    const Lane at;
     // Magnitudes are not negative, so their bits have their order, with NaN above all.
     int by_row[2] = {}, by_col[4][2] = {};
     held = -1;
+    const Range seen = seen_by(line);
     for (int64_t step = begin; step < end; step += kBlock) {
-      if (!visible(line, step)) continue;
-      const Pair here = pair(head, line, step);
-      gradients(here, x);
+      if (!overlaps(seen, step)) continue;
+      gradients(pair(head, line, step), x);
       held = step;
-      const Spans spans = spans_of(here);
+      const Spans spans(shared);
 #pragma unroll
       for (int b = 0; b < 4; ++b)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int r = e / 2, col = at.col(b, e % 2);
           if (!spans.sees(r, col)) continue;
-          const int bits = __float_as_int(fabsf(folded(here, x[b][e], at.row(r), col)));
+          const int bits = __float_as_int(fabsf(folded(x[b][e], at.row(r), col)));
           if constexpr (kByQuery)
             by_row[r] = max(by_row[r], bits);
           else
@@ -201,6 +203,7 @@ struct Block {
 
   /// Adds the tile that begins at step `begin`.
   __device__ void tile(int head, int64_t begin) {
+    const Lane at;
     const int64_t end = smaller(begin + tile_steps, steps);
     const bool floating = (p.lifted & kMatmul) != 0;
     Fragment<float> x;
@@ -212,12 +215,11 @@ struct Block {
     }
     for (int64_t step = begin + (end - begin - 1) / kBlock * kBlock; step >= begin;
          step -= kBlock) {
-      if (!visible(line0, step)) continue;
+      if (!overlaps(seen, step)) continue;
       const Pair here = pair(head, line0, step);
       if (step != held) gradients(here, x);
       if (kGradient == Gradient::dq && p.partial_kv)
-        for_elements(at, x,
-                     [&](float& y, int r, int, int) { row_sum[r] += static_cast<double>(y); });
+        for_elements(x, [&](float& y, int r, int, int) { row_sum[r] += static_cast<double>(y); });
       if (floating)
         add_values(here, x, scale);
       else
@@ -229,21 +231,21 @@ struct Block {
 
   __device__ void add_codes(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {
     const Rounder round(here, kOperand);
-    const Spans spans = spans_of(here);
-    for_elements(at, x, [&](float& y, int r, int row, int col) {
+    const Spans spans(shared);
+    for_elements(x, [&](float& y, int r, int row, int col) {
       const int line = kByQuery ? row : col, step = kByQuery ? col : row;
       shared.codes[line * kTokenLine + step] =
-          spans.sees(r, col) ? round(folded(here, y, row, col), shared.inverse[line], row, col)
+          spans.sees(r, col) ? round(folded(y, row, col), shared.inverse[line], row, col)
                              : int8_t{0};
     });
     const Rows<int8_t> right = kGradient == Gradient::dq   ? here.keys(p.k.codes)
                                : kGradient == Gradient::dk ? here.queries(p.q.codes)
                                                            : here.queries(p.dout.codes);
-    add_product(at, right, scale, channel, shared, result);
+    add_product(right, scale, channel, shared, result);
   }
 
   __device__ void add_values(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {
-    for_elements(at, x, [&](float& y, int, int row, int col) {
+    for_elements(x, [&](float& y, int, int row, int col) {
       shared.weights[(kByQuery ? row : col) * kWeightLine + (kByQuery ? col : row)] = y;
     });
     const Rows<float> right = kGradient == Gradient::dq   ? here.keys(p.k.values)
@@ -252,14 +254,15 @@ struct Block {
     const int poisoned = kGradient == Gradient::dq   ? p.k.poisoned[here.k_block()]
                          : kGradient == Gradient::dk ? p.q.poisoned[here.q_block()]
                                                      : p.dout.poisoned[here.q_block()];
-    add_product(at, right, poisoned != 0, scale, channel, shared, result, [&](int line, int step) {
+    add_product(right, poisoned != 0, scale, channel, shared, result, [&](int line, int step) {
       const int row = kByQuery ? line : step, col = kByQuery ? step : line;
-      return here.sees(row, col) && p.lse2[here.q_at() + row] != -INFINITY;
+      return col >= shared.begin[row] && col < shared.end[row];
     });
   }
 
   /// The codes are of Q without the mean of its tile: result += (Σ over queries of dS)·mean.
   __device__ void add_query_mean(const Pair& here, Fragment<float>& x) {
+    const Lane at;
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
@@ -271,7 +274,7 @@ struct Block {
     const float* mean = p.q_mean + here.q_block() * p.d;
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
-      for_elements(at, result[part], [&](float& y, int, int line, int col) {
+      for_elements(result[part], [&](float& y, int, int line, int col) {
         const int c = channel + part * kChannels + col;
         const float sum = (shared.part[0][line] + shared.part[1][line]) +
                           (shared.part[2][line] + shared.part[3][line]);
@@ -283,6 +286,7 @@ struct Block {
   /// dS·K = dS·(K - mean) + rowsum(dS)·mean. The row sum is zero for whole rows, exactly dLSE when
   /// that is given, and known only as the sum itself when the call sees part of the keys.
   __device__ void find_row_sums(float (&sum)[2]) {
+    const Lane at;
     if (p.partial_kv) {
       double* part = reinterpret_cast<double*>(shared.staging);  // [2][kBlock]
 #pragma unroll
@@ -317,7 +321,7 @@ struct Block {
     const float factor = kGradient == Gradient::dv ? 1.0f : p.scale;
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
-      for_elements(at, result[part], [&](float& y, int r, int line, int col) {
+      for_elements(result[part], [&](float& y, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
         if (line0 + line >= lines || c >= p.d) return;
         const float value = mean == nullptr ? y : y + sum[r] * mean[c];
@@ -336,17 +340,12 @@ __global__ void __launch_bounds__(kThreads, 2)
                                         Block<kGradient>::kByQuery);
   __syncthreads();
   Block<kGradient> b(p, shared);
-  const int64_t last = smaller(b.line0 + kBlock, b.lines) - 1;
-  if constexpr (kGradient == Gradient::dq) {
-    const Range keys{visible_keys(p.seq, b.s, b.line0).begin, visible_keys(p.seq, b.s, last).end};
-    for (int64_t k = keys.begin / p.tile_k * p.tile_k; k < keys.end; k += p.tile_k)
-      b.tile(b.own_head, k);
-  } else {
-    const Range queries = visible_queries(p.seq, b.s, b.line0, last);
-    for (int head = b.own_head * p.group; head < (b.own_head + 1) * p.group; ++head)
-      for (int64_t q = queries.begin / p.tile_q * p.tile_q; q < queries.end; q += p.tile_q)
-        b.tile(head, q);
-  }
+  const int first_head = Block<kGradient>::kByQuery ? b.own_head : b.own_head * p.group,
+            heads = Block<kGradient>::kByQuery ? 1 : p.group;
+  for (int head = first_head; head < first_head + heads; ++head)
+    for (int64_t step = b.seen.begin / b.tile_steps * b.tile_steps; step < b.seen.end;
+         step += b.tile_steps)
+      b.tile(head, step);
   b.finish();
 }
 

@@ -11,17 +11,24 @@ namespace sagebwd::cuda::plain {
 
 inline constexpr int kThreads = 256;
 
+/// threadIdx.x, asked anew each time: what is made from it then need not stay in registers through
+/// the loops over tiles, which have none to spare.
+__device__ __forceinline__ int thread_index() {
+  int i;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+  return i;
+}
+
 /// A thread's share of a 64 x 64 result: element [f][2r + e] is line row(r) of the left operand and
 /// line col(f, e) of the right one.
 template <typename T>
 using Fragment = T[4][4];
 
 struct Lane {
-  __device__ Lane()
-      : warp_row(static_cast<int>(threadIdx.x) / 32 % 4),
-        warp_col(static_cast<int>(threadIdx.x) / 128),
-        g(static_cast<int>(threadIdx.x) % 32 / 4),
-        t(static_cast<int>(threadIdx.x) % 4) {}
+  __device__ __forceinline__ Lane() {
+    const int i = thread_index();
+    warp_row = i / 32 % 4, warp_col = i / 128, g = i % 32 / 4, t = i % 4;
+  }
   __device__ int row(int r) const { return warp_row * 16 + g + 8 * r; }
   __device__ int col(int f, int e) const { return warp_col * 32 + 8 * f + 2 * t + e; }
   int warp_row, warp_col, g, t;
@@ -29,7 +36,8 @@ struct Lane {
 
 /// f(element, r, row(r), column) for each of a thread's elements.
 template <typename T, typename F>
-__device__ __forceinline__ void for_elements(const Lane& at, Fragment<T>& x, F&& f) {
+__device__ __forceinline__ void for_elements(Fragment<T>& x, F&& f) {
+  const Lane at;
 #pragma unroll
   for (int b = 0; b < 4; ++b)
 #pragma unroll
@@ -48,29 +56,29 @@ __device__ __forceinline__ void clear(Fragment<T>& x) {
 
 // Distances between lines in shared memory, chosen so that the loads of a warp spread over all
 // banks.
-inline constexpr int kCodeChannels = 128;              // per piece of a product along channels
-inline constexpr int kCodeLine = kCodeChannels + 16;   // bytes
-inline constexpr int kTokenLine = kBlock + 16;         // bytes; codes along tokens
-inline constexpr int kValueChannels = 32;              // per piece of a product along channels
-inline constexpr int kValueLine = kValueChannels + 4;  // floats
-inline constexpr int kChannels = 64;                   // of a piece of a product along tokens
-inline constexpr int kChannelLine = kChannels + 8;     // floats
-inline constexpr int kWeightLine = kBlock + 4;         // floats
+inline constexpr int kCodeChannels = 128;             // per piece of a product along channels
+inline constexpr int kCodeLine = kCodeChannels + 16;  // bytes
+inline constexpr int kTokenLine = kBlock + 16;        // bytes; codes along tokens
+inline constexpr int kChannels = 64;                  // per piece of a product of values
+inline constexpr int kValueLine = kChannels + 4;      // floats; product along channels
+inline constexpr int kChannelLine = kChannels + 8;    // floats; product along tokens
+inline constexpr int kWeightLine = kBlock + 4;        // floats
+inline constexpr int kResultChannels = 128;           // of a thread block
 inline constexpr int kStagingBytes = 2 * kBlock * kCodeLine;
-static_assert(kStagingBytes >= 2 * kBlock * kValueLine * 4 &&
+static_assert(kStagingBytes >= kBlock * kValueLine * 4 &&
               kStagingBytes >= kBlock * kChannelLine * 4 &&
-              kStagingBytes >= kChannels * kTokenLine);
+              kStagingBytes >= kResultChannels * kTokenLine && kWeightLine == kValueLine);
 
 struct BlockShared {
   alignas(16) unsigned char staging[kStagingBytes];
-  union {  // the left operand of a product along tokens
+  union {  // the left operand of a product along tokens, or the right one of a product of values
     alignas(16) float weights[kBlock * kWeightLine];
     int8_t codes[kBlock * kTokenLine];
   };
   __device__ int8_t* left_codes() { return reinterpret_cast<int8_t*>(staging); }
   __device__ int8_t* right_codes() { return left_codes() + kBlock * kCodeLine; }
   __device__ float* left_values() { return reinterpret_cast<float*>(staging); }
-  __device__ float* right_values() { return left_values() + kBlock * kValueLine; }
+  __device__ float* right_values() { return weights; }
 };
 
 /// A block of tokens in a row-major array: `rows` of them exist, the rest count as zero.
@@ -82,11 +90,11 @@ struct Rows {
 
 /// Channels c0 … of a block of codes.
 __device__ inline void stage_codes(int8_t* to, const Rows<int8_t>& x, int c0) {
-  for (int i = static_cast<int>(threadIdx.x); i < kBlock * (kCodeChannels / 16); i += kThreads) {
+  for (int i = thread_index(); i < kBlock * (kCodeChannels / 16); i += kThreads) {
     const int row = i / (kCodeChannels / 16), c = i % (kCodeChannels / 16) * 16;
     uint4 bits = make_uint4(0, 0, 0, 0);
     if (row < x.rows && c0 + c < x.pitch)
-      bits = *reinterpret_cast<const uint4*>(x.data + static_cast<int64_t>(row) * x.pitch + c0 + c);
+      bits = *reinterpret_cast<const uint4*>(x.data + row * x.pitch + c0 + c);
     *reinterpret_cast<uint4*>(to + row * kCodeLine + c) = bits;
   }
 }
@@ -94,15 +102,14 @@ __device__ inline void stage_codes(int8_t* to, const Rows<int8_t>& x, int c0) {
 /// Channels c0 … c0 + 63 of a block of codes, a line per channel.
 __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x, int c0) {
   // Each thread turns four tokens by four channels.
-  const int i = static_cast<int>(threadIdx.x);
+  const int i = thread_index();
   static_assert(kThreads == kBlock / 4 * (kChannels / 4));
   const int row = i / 4 % 16 * 4, c = (i % 4 + i / 64 * 4) * 4;
   uint32_t in[4];
 #pragma unroll
   for (int r = 0; r < 4; ++r)
     in[r] = row + r < x.rows && c0 + c < x.pitch
-                ? *reinterpret_cast<const uint32_t*>(
-                      x.data + static_cast<int64_t>(row + r) * x.pitch + c0 + c)
+                ? *reinterpret_cast<const uint32_t*>(x.data + (row + r) * x.pitch + c0 + c)
                 : 0u;
   const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140),
                  low23 = __byte_perm(in[2], in[3], 0x5140),
@@ -116,22 +123,22 @@ __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x,
     *reinterpret_cast<uint32_t*>(to + (c + e) * kTokenLine + row) = out[e];
 }
 
-/// kWidth channels from c0 on of a block of values.
-template <int kWidth, int kLine>
+/// Channels c0 … c0 + 63 of a block of values.
+template <int kLine>
 __device__ inline void stage_values(float* to, const Rows<float>& x, int c0) {
-  for (int i = static_cast<int>(threadIdx.x); i < kBlock * (kWidth / 4); i += kThreads) {
-    const int row = i / (kWidth / 4), c = i % (kWidth / 4) * 4;
+  for (int i = thread_index(); i < kBlock * (kChannels / 4); i += kThreads) {
+    const int row = i / (kChannels / 4), c = i % (kChannels / 4) * 4;
     float4 v = make_float4(0, 0, 0, 0);
     if (row < x.rows && c0 + c < x.pitch)
-      v = *reinterpret_cast<const float4*>(x.data + static_cast<int64_t>(row) * x.pitch + c0 + c);
+      v = *reinterpret_cast<const float4*>(x.data + row * x.pitch + c0 + c);
     *reinterpret_cast<float4*>(to + row * kLine + c) = v;
   }
 }
 
 /// sum += left·right over `steps` times 32 codes; lines of both are `line` bytes apart.
-__device__ __forceinline__ void multiply_codes(const Lane& at, Fragment<int>& sum,
-                                               const int8_t* left, const int8_t* right, int line,
-                                               int steps) {
+__device__ __forceinline__ void multiply_codes(Fragment<int>& sum, const int8_t* left,
+                                               const int8_t* right, int line, int steps) {
+  const Lane at;
   const auto word = [](const int8_t* p) { return *reinterpret_cast<const uint32_t*>(p); };
 #pragma unroll 1
   for (int k = 4 * at.t; k < 32 * steps; k += 32) {
@@ -157,9 +164,10 @@ struct RightValues {
 /// sum += left·right over `depth` values. kExact: the values are TF32 numbers as they are; else
 /// each is split in two, for nearly the precision of FP32.
 template <bool kExact>
-__device__ __forceinline__ void multiply_values(const Lane& at, Fragment<float>& sum,
-                                                const float* left, int left_line,
-                                                const RightValues& right, int depth) {
+__device__ __forceinline__ void multiply_values(Fragment<float>& sum, const float* left,
+                                                int left_line, const RightValues& right,
+                                                int depth) {
+  const Lane at;
 #pragma unroll 1
   for (int k = at.t; k < depth; k += 8) {
     const float *low = left + at.row(0) * left_line + k, *high = left + at.row(1) * left_line + k;
@@ -187,11 +195,11 @@ __device__ __forceinline__ void multiply_values(const Lane& at, Fragment<float>&
 /// The same one product at a time, over the pairs `seen(row, k)` names: for operands that hold NaN
 /// or Inf, which must reach nothing they are masked from.
 template <typename F>
-__device__ void multiply_poisoned(const Lane& at, Fragment<float>& sum, const float* left,
-                                  int left_line, const RightValues& right, int depth, F&& seen) {
+__device__ void multiply_poisoned(Fragment<float>& sum, const float* left, int left_line,
+                                  const RightValues& right, int depth, F&& seen) {
 #pragma unroll 1
   for (int k = 0; k < depth; ++k)
-    for_elements(at, sum, [&](float& to, int, int row, int col) {
+    for_elements(sum, [&](float& to, int, int row, int col) {
       if (seen(row, k)) to += left[row * left_line + k] * right(col, k);
     });
 }

@@ -38,11 +38,11 @@ struct RowState {
 struct Block {
   const ForwardParams& p;
   Shared& shared;
-  Lane at;
-  int head, channel;
+  int head, kv, channel;
   int64_t block;
   const Sequence& s;
   int64_t q0;
+  Range seen;  // keys that any of the queries sees
   RowState row[2];
   Result result = {};
 
@@ -50,28 +50,32 @@ struct Block {
       : p(params),
         shared(memory),
         head(static_cast<int>(blockIdx.x / params.seq.q_blocks)),
+        kv(head / params.group),
         channel(static_cast<int>(blockIdx.y) * kResultChannels),
         block(blockIdx.x % params.seq.q_blocks),
         s(memory.sequence),
-        q0((block - s.q_block) * kBlock) {}
+        q0((block - s.q_block) * kBlock),
+        seen(keys_of_block(params.seq, s, q0)) {}
 
-  __device__ Pair pair(int64_t k0) const { return {p, s, head, q0, k0}; }
+  __device__ Pair pair(int64_t k0) const { return {p, s, head, kv, q0, k0}; }
   __device__ void logits_at(int64_t k0, Fragment<float>& x) {
-    logits(pair(k0), at, (p.lifted & kMatmulS) != 0, shared, x);
+    load_pair(pair(k0), shared, [](int) { return true; });
+    logits(pair(k0), (p.lifted & kMatmulS) != 0, shared, x);
   }
 
   /// Largest logit of each of the thread's rows over the keys of a tile. `held` is the block whose
   /// logits are left in x, or -1.
   __device__ void measure(int64_t begin, int64_t end, Fragment<float>& x, int64_t& held,
                           float (&top)[2]) {
+    const Lane at;
     top[0] = top[1] = -INFINITY;
     held = -1;
     for (int64_t k0 = begin; k0 < end; k0 += kBlock) {
-      if (!any_visible(p.seq, s, q0, k0)) continue;
+      if (!overlaps(seen, k0)) continue;
       logits_at(k0, x);
       held = k0;
-      const Spans spans(pair(k0), at);
-      for_elements(at, x, [&](float& logit, int r, int, int col) {
+      const Spans spans(shared);
+      for_elements(x, [&](float& logit, int r, int, int col) {
         if (!spans.sees(r, col)) return;
         row[r].nan_logit |= isnan(logit);
         top[r] = fmaxf(top[r], logit);
@@ -90,6 +94,7 @@ struct Block {
   }
 
   __device__ void tile(int64_t index) {
+    const Lane at;
     const int64_t begin = index * p.tile_k, end = smaller(begin + p.tile_k, s.nk);
     Fragment<float> x;
     int64_t held;
@@ -97,7 +102,7 @@ struct Block {
     measure(begin, end, x, held, tile_top);
     if (held < 0) return;
 
-    const float v_scale = p.v_scale[head / p.group * p.seq.k_blocks + s.k_block + begin / kBlock];
+    const float v_scale = p.v_scale[kv * p.seq.k_blocks + s.k_block + begin / kBlock];
     const bool floating = index < p.pv_floating_tiles || isnan(v_scale);
     float alpha[2], beta[2], factor[2];
 #pragma unroll
@@ -114,15 +119,14 @@ struct Block {
       row[r].sum *= alpha[r];
     }
 #pragma unroll
-    for (auto& part : result)
-      for_elements(at, part, [&](float& o, int r, int, int) { o *= alpha[r]; });
+    for (auto& part : result) for_elements(part, [&](float& o, int r, int, int) { o *= alpha[r]; });
 
     for (int64_t k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
-      if (!any_visible(p.seq, s, q0, k0)) continue;
+      if (!overlaps(seen, k0)) continue;
       const Pair here = pair(k0);
       if (k0 != held) logits_at(k0, x);
-      const Spans spans(here, at);
-      for_elements(at, x, [&](float& y, int r, int, int col) {
+      const Spans spans(shared);
+      for_elements(x, [&](float& y, int r, int, int col) {
         y = spans.sees(r, col) ? exp2f(y - tile_top[r]) : 0.0f;
         row[r].sum += y * beta[r];
       });
@@ -134,23 +138,25 @@ struct Block {
   __device__ void values(const Pair& here, Fragment<float>& x, bool floating,
                          const float (&factor)[2]) {
     if (floating) {
-      for_elements(at, x, [&](float& y, int, int line, int col) {
+      for_elements(x, [&](float& y, int, int line, int col) {
         shared.weights[line * kWeightLine + col] = y;
       });
-      add_product(at, here.keys(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel,
-                  shared, result, [&](int line, int key) { return here.sees(line, key); });
+      add_product(
+          here.keys(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel, shared, result,
+          [&](int line, int key) { return key >= shared.begin[line] && key < shared.end[line]; });
       return;
     }
     const Rounder round(here, numerics::DitherOperand::p_forward);
-    const Spans spans(here, at);
-    for_elements(at, x, [&](float& y, int r, int line, int col) {
+    const Spans spans(shared);
+    for_elements(x, [&](float& y, int r, int line, int col) {
       shared.codes[line * kTokenLine + col] =
           spans.sees(r, col) ? round(y, numerics::kLevels, line, col) : int8_t{0};
     });
-    add_product(at, here.keys(p.v.codes), factor, channel, shared, result);
+    add_product(here.keys(p.v.codes), factor, channel, shared, result);
   }
 
   __device__ void finish() {
+    const Lane at;
     float sum[2];
     bool nan_logit[2];
 #pragma unroll
@@ -169,13 +175,12 @@ struct Block {
       sum[r] = shared.part[0][line] + shared.part[1][line];
       nan_logit[r] = shared.part[2][line] + shared.part[3][line] != 0.0f;
     }
-    const float* mean =
-        p.v_mean == nullptr
-            ? nullptr
-            : p.v_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * p.d;
+    const float* mean = p.v_mean == nullptr
+                            ? nullptr
+                            : p.v_mean + (static_cast<int64_t>(s.index) * p.hk + kv) * p.d;
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
-      for_elements(at, result[part], [&](float& o, int r, int line, int col) {
+      for_elements(result[part], [&](float& o, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.d) return;
         const float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
@@ -217,9 +222,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     shared.sequence = sequence_of_block(p.seq, blockIdx.x % p.seq.q_blocks, true);
   __syncthreads();
   Block b(p, shared);
-  const Range first = visible_keys(p.seq, b.s, b.q0),
-              last = visible_keys(p.seq, b.s, smaller(b.q0 + kBlock, b.s.nq) - 1);
-  for (int64_t tile = first.begin / p.tile_k; tile * p.tile_k < last.end; ++tile) b.tile(tile);
+  for (int64_t tile = b.seen.begin / p.tile_k; tile * p.tile_k < b.seen.end; ++tile) b.tile(tile);
   b.finish();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of queries by a block of keys: which pairs are visible, their logits, and the rounding of
-// P and dS.
+// A block of queries by a block of keys: which pairs are visible, their logits, the rounding of P
+// and dS, and the products along tokens.
 #pragma once
 
 #include "cuda/plain/block.cuh"
@@ -11,10 +11,17 @@
 namespace sagebwd::cuda::plain {
 
 struct Shared : BlockShared {
-  Sequence sequence;      // of the thread block
-  float bias[kBlock];     // of the logits of each key (Q-smoothing)
+  Sequence sequence;  // of the thread block
+  // Of the pair of blocks at hand.
+  int begin[kBlock], end[kBlock];     // columns each row sees
+  float lane[kBlock];                 // scale of each row's codes, times that of the logits
+  float k_scale[kBlock];              // of each column's codes
+  float bias[kBlock];                 // of each column's logits (Q-smoothing)
+  float lse2[kBlock], delta[kBlock];  // of each row (backward)
+  float fold[kBlock];                 // of each row: token scale of the other operand of dK or dV
+  // Of the lines of the result.
   float part[4][kBlock];  // what the warps of a line found, before it is put together
-  float line[kBlock];     // per line of the result: first maxima, then scales
+  float line[kBlock];     // first maxima, then scales
   float inverse[kBlock];  // of the scales
 };
 
@@ -22,19 +29,18 @@ struct Shared : BlockShared {
 struct Pair {
   const Params& p;
   const Sequence& s;
-  int head;
+  int head, kv;
   int64_t q0, k0;
 
-  __device__ int kv() const { return head / p.group; }
   // Tokens that exist.
   __device__ int rows() const { return static_cast<int>(smaller(kBlock, s.nq - q0)); }
   __device__ int cols() const { return static_cast<int>(smaller(kBlock, s.nk - k0)); }
   // First token in arrays [heads, tokens].
   __device__ int64_t q_at() const { return head * p.tq + s.q_first + q0; }
-  __device__ int64_t k_at() const { return kv() * p.tk + s.k_first + k0; }
+  __device__ int64_t k_at() const { return kv * p.tk + s.k_first + k0; }
   // Place in arrays [heads, blocks].
   __device__ int64_t q_block() const { return head * p.seq.q_blocks + s.q_block + q0 / kBlock; }
-  __device__ int64_t k_block() const { return kv() * p.seq.k_blocks + s.k_block + k0 / kBlock; }
+  __device__ int64_t k_block() const { return kv * p.seq.k_blocks + s.k_block + k0 / kBlock; }
   template <typename T>
   __device__ Rows<T> queries(const T* x) const {
     return {x + q_at() * p.pitch, rows(), p.pitch};
@@ -43,37 +49,45 @@ struct Pair {
   __device__ Rows<T> keys(const T* x) const {
     return {x + k_at() * p.pitch, cols(), p.pitch};
   }
-  __device__ bool sees(int row, int col) const {
-    if (row >= rows()) return false;
-    const Range keys = visible_keys(p.seq, s, q0 + row);
-    return k0 + col >= keys.begin && k0 + col < keys.end;
-  }
 };
 
-/// The columns of a pair of blocks that a thread's two rows see.
-struct Spans {
-  __device__ Spans(const Pair& x, const Lane& at) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      begin[r] = end[r] = 0;
-      if (at.row(r) >= x.rows()) continue;
-      const Range keys = visible_keys(x.p.seq, x.s, x.q0 + at.row(r));
-      begin[r] = clip(keys.begin - x.k0), end[r] = clip(keys.end - x.k0);
+/// What a pair's rows and columns carry, into shared memory; `active(row)` is false for rows that
+/// see nothing whatever the mask says. Begins with a barrier; the caller sees to one afterwards.
+template <typename F>
+__device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
+  const Params& p = x.p;
+  const int i = static_cast<int>(threadIdx.x) % kBlock;
+  const auto clip = [](int64_t n) { return n < 0 ? 0 : n > kBlock ? kBlock : static_cast<int>(n); };
+  __syncthreads();
+  if (threadIdx.x < kBlock) {
+    Range keys{0, 0};
+    float scale = 0.0f;
+    if (i < x.rows()) {
+      if (active(i)) keys = visible_keys(p.seq, x.s, x.q0 + i);
+      scale = p.q.scale[x.q_at() + i];
     }
+    shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
+    shared.lane[i] = scale * (p.scale * numerics::kLog2e);
+  } else if (threadIdx.x < 2 * kBlock) {
+    shared.k_scale[i] = i < x.cols() ? p.k.scale[x.k_at() + i] : 0.0f;
+  }
+}
+
+/// The columns that a thread's two rows see.
+struct Spans {
+  __device__ explicit Spans(const Shared& shared) {
+    const Lane at;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) begin[r] = shared.begin[at.row(r)], end[r] = shared.end[at.row(r)];
   }
   __device__ bool sees(int r, int col) const { return col >= begin[r] && col < end[r]; }
   int begin[2], end[2];
-
- private:
-  __device__ static int clip(int64_t x) {
-    return x < 0 ? 0 : x > kBlock ? kBlock : static_cast<int>(x);
-  }
 };
 
 /// What Q-smoothing took out of the logits of each key, into shared memory.
 __device__ inline void mean_query_logits(const Pair& x, Shared& shared) {
-  const Params& p = x.p;
   constexpr int kLanes = kThreads / kBlock;  // per key
+  const Params& p = x.p;
   const int key = static_cast<int>(threadIdx.x) / kLanes,
             lane = static_cast<int>(threadIdx.x) % kLanes;
   const float* mean = p.q_mean + x.q_block() * p.d;
@@ -89,34 +103,33 @@ __device__ inline void mean_query_logits(const Pair& x, Shared& shared) {
 
 /// left·right of two blocks of tokens over their channels, in floating point. Ends with a barrier.
 template <bool kExact>
-__device__ inline void channel_product(const Lane& at, const Rows<float>& left,
-                                       const Rows<float>& right, bool poisoned, Shared& shared,
-                                       Fragment<float>& sum) {
+__device__ inline void channel_product(const Rows<float>& left, const Rows<float>& right,
+                                       bool poisoned, Shared& shared, Fragment<float>& sum) {
   clear(sum);
   const RightValues b{shared.right_values(), kValueLine, 1};
 #pragma unroll 1
-  for (int c = 0; c < left.pitch; c += kValueChannels) {
-    stage_values<kValueChannels, kValueLine>(shared.left_values(), left, c);
-    stage_values<kValueChannels, kValueLine>(shared.right_values(), right, c);
+  for (int c = 0; c < left.pitch; c += kChannels) {
+    stage_values<kValueLine>(shared.left_values(), left, c);
+    stage_values<kValueLine>(shared.right_values(), right, c);
     __syncthreads();
+    const int depth = left.pitch - c < kChannels ? left.pitch - c : kChannels;
     if (poisoned)
-      multiply_poisoned(at, sum, shared.left_values(), kValueLine, b, kValueChannels,
+      multiply_poisoned(sum, shared.left_values(), kValueLine, b, depth,
                         [](int, int) { return true; });
     else
-      multiply_values<kExact>(at, sum, shared.left_values(), kValueLine, b, kValueChannels);
+      multiply_values<kExact>(sum, shared.left_values(), kValueLine, b, depth);
     __syncthreads();
   }
 }
 
-/// Logits in log2 units, of masked pairs too. Ends with a barrier.
-__device__ inline void logits(const Pair& x, const Lane& at, bool lifted, Shared& shared,
-                              Fragment<float>& s) {
+/// Logits in log2 units, of masked pairs too, after load_pair. Ends with a barrier.
+__device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragment<float>& s) {
   const Params& p = x.p;
-  const float factor = p.scale * numerics::kLog2e;
   if (lifted) {
+    const float factor = p.scale * numerics::kLog2e;
     const bool poisoned = p.q.poisoned[x.q_block()] != 0 || p.k.poisoned[x.k_block()] != 0;
-    channel_product<false>(at, x.queries(p.q.values), x.keys(p.k.values), poisoned, shared, s);
-    for_elements(at, s, [&](float& to, int, int, int) { to *= factor; });
+    channel_product<false>(x.queries(p.q.values), x.keys(p.k.values), poisoned, shared, s);
+    for_elements(s, [&](float& to, int, int, int) { to *= factor; });
     return;
   }
   const bool biased = p.q_mean != nullptr;
@@ -129,41 +142,34 @@ __device__ inline void logits(const Pair& x, const Lane& at, bool lifted, Shared
     stage_codes(shared.right_codes(), x.keys(p.k.codes), c);
     __syncthreads();
     const int left = p.pitch - c < kCodeChannels ? p.pitch - c : kCodeChannels;
-    multiply_codes(at, sum, shared.left_codes(), shared.right_codes(), kCodeLine, (left + 31) / 32);
+    multiply_codes(sum, shared.left_codes(), shared.right_codes(), kCodeLine, (left + 31) / 32);
     __syncthreads();
   }
-  float lane[2], k_scale[4][2], bias[4][2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r)
-    lane[r] = at.row(r) < x.rows() ? p.q.scale[x.q_at() + at.row(r)] * factor : 0.0f;
+  const Lane at;
+  const float lane[2] = {shared.lane[at.row(0)], shared.lane[at.row(1)]};
 #pragma unroll
   for (int b = 0; b < 4; ++b)
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int col = at.col(b, e);
-      k_scale[b][e] = col < x.cols() ? p.k.scale[x.k_at() + col] : 0.0f;
-      bias[b][e] = biased ? shared.bias[col] : 0.0f;
+    for (int e = 0; e < 4; ++e) {
+      const int col = at.col(b, e % 2);
+      s[b][e] = static_cast<float>(sum[b][e]) * shared.k_scale[col] * lane[e / 2];
+      if (biased) s[b][e] += shared.bias[col];
     }
-#pragma unroll
-  for (int b = 0; b < 4; ++b)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[b][e] = static_cast<float>(sum[b][e]) * k_scale[b][e % 2] * lane[e / 2] + bias[b][e % 2];
-  if (biased) __syncthreads();  // before the next pair writes its bias
 }
 
 /// Rounds values of a pair of blocks as the recipe asks.
 class Rounder {
  public:
-  __device__ Rounder(const Pair& x, numerics::DitherOperand operand)
-      : dither_(x.p.dither),
-        row0_(static_cast<int>(x.q0 % x.p.tile_q)),
-        col0_(static_cast<int>(x.k0 % x.p.tile_k)),
-        u_(dither_ ? numerics::dither_uniform(x.p.seed, x.s.index, x.head, x.q0 / x.p.tile_q,
-                                              x.k0 / x.p.tile_k, operand)
-                   : 0.0f) {}
+  __device__ Rounder(const Pair& x, numerics::DitherOperand operand) : dither_(x.p.dither) {
+    if (!dither_) return;
+    const int64_t q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
+    row0_ = static_cast<int>(x.q0 - q_tile * x.p.tile_q);
+    col0_ = static_cast<int>(x.k0 - k_tile * x.p.tile_k);
+    u_ = numerics::dither_uniform(x.p.seed, x.s.index, x.head, q_tile, k_tile, operand);
+  }
   __device__ int8_t operator()(float value, float inverse, int row, int col) const {
-    if (!dither_) return static_cast<int8_t>(numerics::code_nearest(value, inverse));
+    // As numerics::code_nearest: the conversion makes 0 of NaN.
+    if (!dither_) return static_cast<int8_t>(__float2int_rn(value * inverse));
     const float t = numerics::dither_offset(numerics::dither_query_term(row0_ + row),
                                             numerics::dither_key_term(col0_ + col, u_));
     return static_cast<int8_t>(numerics::code_dither(value, inverse, t));
@@ -171,56 +177,57 @@ class Rounder {
 
  private:
   bool dither_;
-  int row0_, col0_;
-  float u_;
+  int row0_ = 0, col0_ = 0;
+  float u_ = 0.0f;
 };
 
 /// Result of a thread block: 64 lines (queries or keys) by 128 channels.
-inline constexpr int kResultChannels = 2 * kChannels;
-using Result = Fragment<float>[kResultChannels / kChannels];
+inline constexpr int kParts = kResultChannels / kChannels;
+using Result = Fragment<float>[kParts];
 
 /// result += scale · codes·right: shared.codes by a block of tokens, scale[r] being that of line
-/// row(r). Begins and ends with a barrier.
-__device__ inline void add_product(const Lane& at, const Rows<int8_t>& right,
-                                   const float (&scale)[2], int channel, Shared& shared,
-                                   Result& result) {
+/// row(r). Has a barrier before it reads shared.codes, and ends with one.
+__device__ inline void add_product(const Rows<int8_t>& right, const float (&scale)[2], int channel,
+                                   Shared& shared, Result& result) {
 #pragma unroll
-  for (int part = 0; part < kResultChannels / kChannels; ++part) {
-    const int c = channel + part * kChannels;
-    if (c >= right.pitch) break;
-    stage_transposed_codes(shared.left_codes(), right, c);
-    __syncthreads();
+  for (int part = 0; part < kParts; ++part)
+    if (channel + part * kChannels < right.pitch)
+      stage_transposed_codes(shared.left_codes() + part * kChannels * kTokenLine, right,
+                             channel + part * kChannels);
+  __syncthreads();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (channel + part * kChannels >= right.pitch) break;
     Fragment<int> sum;
     clear(sum);
-    multiply_codes(at, sum, shared.codes, shared.left_codes(), kTokenLine, kBlock / 32);
+    multiply_codes(sum, shared.codes, shared.left_codes() + part * kChannels * kTokenLine,
+                   kTokenLine, kBlock / 32);
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         result[part][b][e] += scale[e / 2] * static_cast<float>(sum[b][e]);
-    __syncthreads();
   }
+  __syncthreads();
 }
 
 /// result += scale · weights·right in floating point: shared.weights by a block of tokens. `seen`
 /// says which pairs (line, token) are visible; it is asked where the tokens are poisoned.
 template <typename F>
-__device__ inline void add_product(const Lane& at, const Rows<float>& right, bool poisoned,
-                                   const float (&scale)[2], int channel, Shared& shared,
-                                   Result& result, F&& seen) {
+__device__ inline void add_product(const Rows<float>& right, bool poisoned, const float (&scale)[2],
+                                   int channel, Shared& shared, Result& result, F&& seen) {
   const RightValues b{shared.left_values(), 1, kChannelLine};
 #pragma unroll
-  for (int part = 0; part < kResultChannels / kChannels; ++part) {
-    const int c = channel + part * kChannels;
-    if (c >= right.pitch) break;
-    stage_values<kChannels, kChannelLine>(shared.left_values(), right, c);
+  for (int part = 0; part < kParts; ++part) {
+    if (channel + part * kChannels >= right.pitch) break;
+    stage_values<kChannelLine>(shared.left_values(), right, channel + part * kChannels);
     __syncthreads();
     Fragment<float> sum;
     clear(sum);
     if (poisoned)
-      multiply_poisoned(at, sum, shared.weights, kWeightLine, b, kBlock, seen);
+      multiply_poisoned(sum, shared.weights, kWeightLine, b, kBlock, seen);
     else
-      multiply_values<false>(at, sum, shared.weights, kWeightLine, b, kBlock);
+      multiply_values<false>(sum, shared.weights, kWeightLine, b, kBlock);
 #pragma unroll
     for (int n = 0; n < 4; ++n)
 #pragma unroll

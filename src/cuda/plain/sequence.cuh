@@ -54,23 +54,29 @@ __device__ inline Range visible_keys(const Sequences& m, const Sequence& s, int6
   return {begin, end};
 }
 
-/// Queries that see at least one of the keys first … last.
-__device__ inline Range visible_queries(const Sequences& m, const Sequence& s, int64_t first,
-                                        int64_t last) {
+__device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/// Keys that at least one query of the block at q0 sees.
+__device__ inline Range keys_of_block(const Sequences& m, const Sequence& s, int64_t q0) {
+  const Range r{visible_keys(m, s, q0).begin,
+                visible_keys(m, s, smaller(q0 + kBlock, s.nq) - 1).end};
+  return r.begin < r.end ? r : Range{0, 0};
+}
+
+/// Queries that see at least one key of the block at k0.
+__device__ inline Range queries_of_block(const Sequences& m, const Sequence& s, int64_t k0) {
   const int64_t shift = m.bottom_right ? s.nk - s.nq : 0;
-  int64_t begin = m.right < 0 ? 0 : first - shift - m.right;
+  const int64_t last = smaller(k0 + kBlock, s.nk) - 1;
+  int64_t begin = m.right < 0 ? 0 : k0 - shift - m.right;
   int64_t end = m.left < 0 ? s.nq : last - shift + m.left + 1;
   begin = begin < 0 ? 0 : begin;
   end = end > s.nq ? s.nq : end;
   return begin < end ? Range{begin, end} : Range{0, 0};
 }
 
-__device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/// Whether any query of the block at q0 sees any key of the block at k0.
-__device__ inline bool any_visible(const Sequences& m, const Sequence& s, int64_t q0, int64_t k0) {
-  const int64_t last = smaller(q0 + kBlock, s.nq) - 1;
-  return visible_keys(m, s, last).end > k0 && visible_keys(m, s, q0).begin < k0 + kBlock;
+/// Whether the block at `first` has tokens of the range.
+__device__ inline bool overlaps(const Range& r, int64_t first) {
+  return r.end > first && r.begin < first + kBlock;
 }
 
 /// Element of the first channel of a token.
