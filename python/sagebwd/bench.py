@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times this library against the attention that is installed beside it.
 
-    python -m sagebwd.bench                                       # a few default cases
-    python -m sagebwd.bench "b1 h8 n4096 d64 causal f32" --json results/speed/cpu.json
+    python -m sagebwd.bench                                       # the default cases
+    python -m sagebwd.bench "b1 h8 n4096 d64 causal f32" --json cpu.json --plot cpu.png
 
 A case is a line of sizes and words: ``b1 h8 hk2 n4096 d64 causal bf16 vectorwise``. All contestants
 of a case run in turn within every round, so that a busy machine slows all alike; medians over the
-rounds are reported. Times of this library hold everything: smoothing, quantisation, both
-directions' set-up, allocation.
+rounds are reported. This library runs in the dtype of the case and in those of the peers, and a
+peer is compared with it in the peer's dtype. Its times hold everything: smoothing, quantisation,
+both directions' set-up, allocation.
+
+A peer that is not installed, fails or crashes on a small case is named and left out. On a CPU that
+announces AMX and traps it, PyTorch's bfloat16 attention crashes: it then runs, as does all else in
+this process, under ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, and the record says so.
 """
 
 import argparse
 import json
+import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,9 +35,10 @@ from .attention import attention
 
 DEFAULT_CASES = {
     "cpu": [
-        "b1 h8 n1024 d64 causal f32",
-        "b1 h8 n1024 d64 full f32",
-        "b1 h8 n1024 d128 causal f32",
+        "b1 h8 n4096 d64 causal f32",
+        "b1 h8 n4096 d64 full f32",
+        "b1 h8 n4096 d128 causal f32",
+        "b1 h8 n4096 d128 full f32",
     ],
     "cuda": [
         "b2 h16 n8192 d128 causal bf16",
@@ -89,6 +97,7 @@ class Contestant:
 
     def __init__(self, name, call, dtype, case, device):
         self.name, self.call, self.causal, self.device = name, call, case.causal, device
+        self.dtype = dtype
         g = torch.Generator().manual_seed(1)
         make = lambda h: torch.randn(case.b, h, case.n, case.d, generator=g).to(device, dtype)
         self.leaves = [make(h).requires_grad_() for h in (case.h, case.hk, case.hk)]
@@ -118,7 +127,12 @@ def contestants(case, device, found):
     ours = lambda q, k, v, causal: attention(
         q, k, v, layout="bhsd", causal=causal, recipe=case.recipe
     )
-    all_ = [Contestant(f"sagebwd {case.dtype}", ours, _DTYPES[case.dtype], case, device)]
+    here = {_DTYPES[case.dtype], *(p.dtype for p in found)}
+    all_ = [
+        Contestant(f"sagebwd {name}", ours, dtype, case, device)
+        for name, dtype in sorted(_DTYPES.items(), key=lambda item: item[0] != case.dtype)
+        if dtype in here
+    ]
     return all_ + [Contestant(p.name, p.call, p.dtype, case, device) for p in found]
 
 
@@ -131,7 +145,8 @@ def run_case(case, device, found, rounds, warmup=1):
     for r in range(rounds):
         for c in all_[r % len(all_) :] + all_[: r % len(all_)]:
             c.record()
-    return [_summary(case, c, all_[0]) for c in all_]
+    ours = {c.dtype: c for c in reversed(all_)}  # the first of a dtype is this library
+    return [_summary(case, c, ours[c.dtype]) for c in all_]
 
 
 def _summary(case, contestant, ours):
@@ -148,7 +163,7 @@ def _summary(case, contestant, ours):
             "min_ms": min(ms),
             "max_ms": max(ms),
             "gflops": case.flops(direction) / median / 1e6,
-            # How many times the time of this library, round by round.
+            # How many times the time of this library in the same dtype, round by round.
             "ratio_to_sagebwd": statistics.median(ratios),
         }
     return entry
@@ -165,7 +180,7 @@ def table(entries):
             )
             lines.append(f"  {e['implementation']:20}{cells}")
     lines.append(
-        "x: time in units of sagebwd's, median over the rounds; above 1 is slower than sagebwd"
+        "x: time in units of sagebwd's in the same dtype, median over the rounds; above 1 is slower"
     )
     return "\n".join(lines)
 
@@ -183,6 +198,8 @@ def machine(device):
     else:
         where["cpu"] = _cpu_name()
         where["threads"] = torch.get_num_threads()
+        if peers.ISA_VARIABLE in os.environ:
+            where[peers.ISA_VARIABLE] = os.environ[peers.ISA_VARIABLE]
     return where
 
 
@@ -201,12 +218,15 @@ def _commit():
         return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "clean": git("status", "--porcelain") == ""}
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "clean": commit != "" and git("status", "--porcelain") == ""}
     except OSError:
         return {"commit": "", "clean": False}
 
 
 def plot(entries, path):
+    """Bars of median times, a row per case and a column per direction, with their length relative
+    to this library in the same dtype."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -215,20 +235,33 @@ def plot(entries, path):
     cases = list(dict.fromkeys(e["case"] for e in entries))
     names = list(dict.fromkeys(e["implementation"] for e in entries))
     figure, axes = pyplot.subplots(
-        1, len(DIRECTIONS), figsize=(4 * len(DIRECTIONS), 1 + 0.8 * len(cases)), sharey=True
+        len(cases),
+        len(DIRECTIONS),
+        figsize=(4 * len(DIRECTIONS), 0.6 + len(cases) * (0.6 + 0.28 * len(names))),
+        squeeze=False,
+        sharey=True,
     )
-    for axis, direction in zip(axes, DIRECTIONS):
-        for i, name in enumerate(names):
-            times = {
-                e["case"]: e[direction]["median_ms"] for e in entries if e["implementation"] == name
-            }
-            at = [y + 0.8 * i / len(names) for y in range(len(cases))]
-            axis.barh(at, [times.get(c, 0.0) for c in cases], 0.8 / len(names), label=name)
-        axis.set_xlabel(f"{direction}, ms")
-    axes[0].set_yticks([y + 0.4 for y in range(len(cases))], cases)
-    axes[0].invert_yaxis()
-    axes[-1].legend()
-    figure.tight_layout()
+    # This library in blue, lighter from dtype to dtype; the others in greys and browns.
+    ours = iter(("#1f5fa8", "#6fa3d8", "#b5cfea"))
+    others = iter(("#555555", "#a0a0a0", "#8c6d4f", "#c2a988", "#d0d0d0"))
+    colours = [next(ours if name.startswith("sagebwd") else others) for name in names]
+    for row, case in zip(axes, cases):
+        shown = {e["implementation"]: e for e in entries if e["case"] == case}
+        for axis, direction in zip(row, DIRECTIONS):
+            cells = [shown[name][direction] for name in names]
+            bars = axis.barh(names, [c["median_ms"] for c in cells], color=colours)
+            axis.bar_label(
+                bars, [f"{c['ratio_to_sagebwd']:.2f}x" for c in cells], padding=3, fontsize=8
+            )
+            axis.margins(x=0.18)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.set_title(f"{direction}, ms" if axis is not row[0] else f"{case}\n{direction}, ms",
+                           loc="left", fontsize=9)  # fmt: skip
+    axes[0][0].invert_yaxis()  # of all: they share it
+    figure.text(
+        0.01, 0.005, "x: times sagebwd in the same dtype; above 1 is slower", fontsize=8
+    )
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
     figure.savefig(path, dpi=120)
 
 
@@ -238,7 +271,9 @@ def main(arguments=None):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", help="case lines; default: a few for the device")
+    parser.add_argument(
+        "cases", nargs="*", help=f"case lines; default on a CPU: {', '.join(DEFAULT_CASES['cpu'])}"
+    )
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
     )
@@ -255,7 +290,7 @@ def main(arguments=None):
         parser.error(str(error))
     found, missing = peers.find(args.device)
     for name, why in missing.items():
-        print(f"{name}: not here: {why}", file=sys.stderr)
+        print(f"{name}: not usable here: {why}", file=sys.stderr)
     entries = []
     for case in cases:
         entries += run_case(case, args.device, found, args.rounds)
@@ -263,7 +298,7 @@ def main(arguments=None):
     if args.json:
         record = {
             "command": "python -m sagebwd.bench "
-            + " ".join(arguments if arguments is not None else sys.argv[1:]),
+            + shlex.join(arguments if arguments is not None else sys.argv[1:]),
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **_commit(),
             "machine": machine(args.device),

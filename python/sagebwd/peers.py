@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other attention implementations that are installed here, for the benchmark. Each is a function of
-q, k, v as [b, h, n, d] and a causal flag."""
+q, k, v as [b, h, n, d] and a causal flag.
+
+Every candidate first computes a small case, forward and backward, in a process of its own: one that
+cannot be imported, raises, or takes its process down is left out with the reason.
+``python -m sagebwd.peers cpu`` is that process.
+"""
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,9 +27,9 @@ class Peer:
     call: Callable  # (q, k, v, causal) -> out
 
 
-def _sdpa(*backends):
+def _sdpa(backend):
     def call(q, k, v, causal):
-        with sdpa_kernel(list(backends)):
+        with sdpa_kernel([backend]):
             return F.scaled_dot_product_attention(
                 q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
             )
@@ -60,47 +67,93 @@ def _flash(module):
     return call
 
 
-_PROBE = """
-import torch, torch.nn.functional as F
-q = torch.randn(1, 2, 128, 64).to(torch.{dtype}).requires_grad_()
-F.scaled_dot_product_attention(q, q, q).float().sum().backward()
-"""
-
-
-def _survives(dtype):
-    """Whether PyTorch's own CPU attention runs in this dtype. Some virtual machines announce AMX
-    and then trap it, which ends the process; better another process than this one."""
-    probe = [sys.executable, "-c", _PROBE.format(dtype=str(dtype)[6:])]
-    return subprocess.run(probe, capture_output=True).returncode == 0
+_CANDIDATES = {  # device -> name -> (dtype, what makes the function)
+    "cpu": {
+        "torch f32": (torch.float32, lambda: _sdpa(SDPBackend.FLASH_ATTENTION)),
+        "torch bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.FLASH_ATTENTION)),
+    },
+    "cuda": {
+        "torch flash bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.FLASH_ATTENTION)),
+        "torch cudnn bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.CUDNN_ATTENTION)),
+        "flex bf16": (torch.bfloat16, _flex),
+        "flash-attn 2 bf16": (torch.bfloat16, lambda: _flash("flash_attn")),
+        "flash-attn 3 bf16": (torch.bfloat16, lambda: _flash("flash_attn_interface")),
+    },
+}
 
 
 def find(device):
-    """(peers, {name: why it is missing})."""
-    if device == "cpu":
-        return _cpu_peers()
-    peers, missing = [], {}
-    half = torch.bfloat16
-    peers.append(Peer("torch flash bf16", half, _sdpa(SDPBackend.FLASH_ATTENTION)))
-    peers.append(Peer("torch cudnn bf16", half, _sdpa(SDPBackend.CUDNN_ATTENTION)))
-    candidates = {
-        "flex bf16": _flex,
-        "flash-attn 2 bf16": lambda: _flash("flash_attn"),
-        "flash-attn 3 bf16": lambda: _flash("flash_attn_interface"),
-    }
-    for name, make in candidates.items():
-        try:
-            peers.append(Peer(name, half, make()))
-        except ImportError as error:
-            missing[name] = str(error)
-    return peers, missing
+    """(peers, {name: why it cannot be used here}). Where PyTorch's bfloat16 attention needs
+    oneDNN's instruction sets limited, they are for the rest of this process."""
+    peers, unusable = [], {}
+    for name, why in _usable(device).items():
+        if why is None:
+            dtype, make = _CANDIDATES[device][name]
+            peers.append(Peer(name, dtype, make()))
+        else:
+            unusable[name] = why
+    return peers, unusable
 
 
-def _cpu_peers():
-    peers, missing = [Peer("torch f32", torch.float32, _sdpa(SDPBackend.FLASH_ATTENTION))], {}
-    if _survives(torch.bfloat16):
-        peers.append(Peer("torch bf16", torch.bfloat16, _sdpa(SDPBackend.FLASH_ATTENTION)))
-    else:
-        missing["torch bf16"] = (
-            "PyTorch's own bfloat16 attention dies on this CPU (try ONEDNN_MAX_CPU_ISA)"
+# --- trying them out ------------------------------------------------------------------------------
+
+# Some virtual machines announce AMX and then trap it; oneDNN, which PyTorch's bfloat16 products go
+# through, believes the announcement. It reads this variable when it first runs.
+ISA_VARIABLE, ISA_WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
+
+
+def _usable(device):
+    """{name: None, or why not}"""
+    found = _try(device, list(_CANDIDATES[device]))
+    trapped = [name for name, why in found.items() if why == _death(-signal.SIGILL)]
+    if trapped and ISA_VARIABLE not in os.environ:
+        again = _try(device, trapped, {ISA_VARIABLE: ISA_WITHOUT_AMX})
+        if None in again.values():
+            os.environ[ISA_VARIABLE] = ISA_WITHOUT_AMX
+            found.update(again)
+    return found
+
+
+_MARK = "sagebwd.peers\t"  # of the lines that answer; packages print things too
+
+
+def _try(device, names, environment=None):
+    """One process for all of them, and another for those after one that ended it."""
+    found = {}
+    while len(found) < len(names):
+        left = [name for name in names if name not in found]
+        done = subprocess.run(
+            [sys.executable, "-m", "sagebwd.peers", device, *left],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(environment or {})},
         )
-    return peers, missing
+        lines = [line.split("\t") for line in done.stdout.splitlines() if line.startswith(_MARK)]
+        found.update({name: why or None for _, name, why in lines})
+        if len(lines) < len(left):
+            last = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+            found[left[len(lines)]] = _death(done.returncode) if done.returncode < 0 else last
+    return found
+
+
+def _death(returncode):
+    return f"its process died of {signal.Signals(-returncode).name}"
+
+
+def _answer(device, name):
+    """None, or why the candidate cannot run."""
+    dtype, make = _CANDIDATES[device][name]
+    try:
+        call = make()
+        q = torch.randn(1, 2, 128, 64, device=device).to(dtype).requires_grad_()
+        call(q, q, q, True).float().sum().backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:  # whatever is wrong with a foreign package
+        return f"{type(error).__name__}: {error}".split("\n")[0]
+    return None
+
+
+if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        print(f"{_MARK}{_name}\t{_answer(sys.argv[1], _name) or ''}", flush=True)

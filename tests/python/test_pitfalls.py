@@ -199,6 +199,17 @@ def test_14_masked_keys_do_not_leak():
     assert not torch.isfinite(out[:, :, 100:]).any(), "a visible NaN must not become a number"
 
 
+def test_14_masked_queries_do_not_leak():
+    """NaN in queries and gradients that later keys are hidden from, within one tile."""
+    q, k, v, dout = qkv(s=140)
+    clean = exact_grads(q[:, :, 30:], k, v, dout[:, :, 30:], visible(140, 140, True)[30:])
+    q[:, :, :20], dout[:, :, 20:30] = math.nan, math.inf
+    _, _, dk, dv = run(q, k, v, dout, causal=True)
+    for name, a, b in (("dk", dk, clean[3]), ("dv", dv, clean[4])):
+        check(name, a[:, :, 30:], b[:, :, 30:])
+        assert not torch.isfinite(a[:, :, :20]).any(), "a visible NaN must not become a number"
+
+
 def test_15_documents_do_not_see_each_other():
     cu = torch.tensor([0, 40, 130], dtype=torch.int32)
     q, k, v, dout = (torch.randn(130, 2, 64) for _ in range(4))
