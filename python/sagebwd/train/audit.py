@@ -135,9 +135,9 @@ def _alarms(audit):
         projection, cosine = audit.projection[name], audit.cosine[name]
         # Written so that NaN alarms too.
         if not projection >= PROJECTION:
-            alarms.append(f"layer {audit.layer} {name}: projection {projection:.4f} < {PROJECTION}")
+            alarms.append(f"{name} projection {projection:.4f} < {PROJECTION}")
         if not cosine >= COSINE:
-            alarms.append(f"layer {audit.layer} {name}: cosine {cosine:.4f} < {COSINE}")
+            alarms.append(f"{name} cosine {cosine:.4f} < {COSINE}")
     if audit.row_sum is not None and not audit.row_sum <= ROW_SUM:
-        alarms.append(f"layer {audit.layer} dS: row sums {audit.row_sum:.4f} > {ROW_SUM}")
+        alarms.append(f"dS row sums {audit.row_sum:.4f} > {ROW_SUM}")
     return alarms

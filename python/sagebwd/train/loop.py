@@ -68,7 +68,7 @@ class Trainer:
         self.config = config
         self.world = World(config)
         self.device = self.world.device
-        self.dtype = _dtype(config, self.device)
+        self.dtype = run_dtype(config, self.device)
         self.plan = plan_batch(config, self.world.readers, self.device)
         self.source = source or open_data(config)
         self.batches = Batches(self.source.train, config.context, config.data_seed, self.device)
@@ -160,7 +160,7 @@ class Trainer:
         for micro in range(plan.accumulate):
             model.clock.step = step
             model.clock.micro = world.reader * plan.accumulate + micro
-            tokens, targets = self._pair(self.batches.rows(first + micro * plan.micro, plan.micro))
+            tokens, targets = self.pair(self.batches.rows(first + micro * plan.micro, plan.micro))
             with (
                 world.accumulating(self.wrapped, micro == plan.accumulate - 1),
                 world.sharing(model, tokens, targets),
@@ -178,7 +178,8 @@ class Trainer:
         return loss, norm, wish > 0
 
     @staticmethod
-    def _pair(rows):
+    def pair(rows):
+        """Tokens and targets of sequences of context + 1 tokens."""
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def _time_is_up(self):
@@ -207,7 +208,7 @@ class Trainer:
         mine = windows[world.reader :: world.readers]
         total, parts = torch.zeros((), device=self.device), 0
         for at in range(0, len(mine), plan.micro):
-            tokens, targets = self._pair(self._held_out.windows(mine[at : at + plan.micro]))
+            tokens, targets = self.pair(self._held_out.windows(mine[at : at + plan.micro]))
             with world.sharing(self.model, tokens, targets), self.autocast():
                 total += self.wrapped(tokens, targets)
             parts += 1
@@ -218,16 +219,40 @@ class Trainer:
         self.log.say(f"{self.log.label}eval after step {self.step_count}: loss {loss:.4f}")
         return loss
 
+    def held_out_rows(self, count):
+        """Held-out sequences, always the same: [count, context + 1]."""
+        return self._held_out.windows(evaluation_windows(self._held_out, 1, count)[:count])
+
+    def activation_bytes(self):
+        """What the forward of a micro-batch keeps for its backward."""
+        kept = {}
+
+        def note(t):
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        tokens, targets = self.pair(self.batches.rows(0, self.plan.micro))
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.autograd.graph.saved_tensors_hooks(note, lambda t: t),
+            self.world.sharing(self.model, tokens, targets),
+            self.autocast(),
+        ):
+            self.model(tokens, targets)
+        self.world.settle(self.model)
+        weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        return sum(size for at, size in kept.items() if at not in weights)
+
     def audit(self):
         """Errors of one layer's attention on a held-out sequence; alarms are printed."""
-        rows = self._held_out.windows(evaluation_windows(self._held_out, 1, 1)[:1])
-        tokens, targets = self._pair(rows)
+        tokens, targets = self.pair(self.held_out_rows(1))
         with self.autocast():
             result = self.auditor.run(self.step_count, tokens, targets)
         self.world.settle(self.model)
         self.log.record("audit", self.step_count, **result.to_dict())
-        for alarm in result.alarms:
-            self.log.say(f"{self.log.label}AUDIT after step {self.step_count}: {alarm}")
+        if result.alarms:
+            words = f"layer {result.layer}: {'; '.join(result.alarms)}"
+            self.log.say(f"{self.log.label}AUDIT after step {self.step_count}: {words}")
         return result
 
     def sample(self):
@@ -235,7 +260,7 @@ class Trainer:
         text = sample(self.model, self.source.tokenizer, c.prompt, c.sample_tokens, self.autocast)
         self.world.settle(self.model)
         self.log.record("sample", self.step_count, text=text)
-        self.log.say(f"sample text:\n{text}")
+        self.log.say(f"{self.log.label}sample text:\n{text}")
         return text
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -317,7 +342,7 @@ class Trainer:
     def run(self):
         """Trains to the last step. Raises Stopped, NonFinite or NotSaved; returns the summary."""
         self.introduce()
-        if self.done and self._summary_path.exists():
+        if self.is_finished:
             self.log.say("this run is finished; nothing was done")
             return json.loads(self._summary_path.read_text())
         self.start_clock()
@@ -348,6 +373,11 @@ class Trainer:
         return summary
 
     @property
+    def is_finished(self):
+        """At the last step, evaluated and saved."""
+        return self.done and self._summary_path.exists()
+
+    @property
     def _summary_path(self):
         return Path(self.config.out) / "summary.json"
 
@@ -364,6 +394,7 @@ class Trainer:
             "seconds": self.seconds,
             "tokens_per_second": statistics.median(speeds),
             "peak_memory": torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+            "activation_bytes": self.activation_bytes(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "data": self.source.fingerprint,
             "machine": describe_machine(self.device),
@@ -376,7 +407,7 @@ class Trainer:
         self.world.close()
 
 
-def _dtype(config, device):
+def run_dtype(config, device):
     if config.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]

@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 
 
 def _captured(trainer, layer=1):
-    tokens, targets = trainer._pair(trainer._held_out.rows(0, 1))
+    tokens, targets = trainer.pair(trainer._held_out.rows(0, 1))
     return trainer.auditor.capture(layer, tokens, targets)
 
 
@@ -96,10 +96,10 @@ def test_dead_zone_by_hand():
 @pytest.mark.parametrize(
     "change, word",
     [
-        (lambda a: a.projection.update(dQ=-0.011), "dQ: projection"),
-        (lambda a: a.cosine.update(dK=0.98), "dK: cosine"),
+        (lambda a: a.projection.update(dQ=-0.011), "dQ projection"),
+        (lambda a: a.cosine.update(dK=0.98), "dK cosine"),
         (lambda a: setattr(a, "row_sum", 0.021), "row sums"),
-        (lambda a: a.cosine.update(dV=float("nan")), "dV: cosine nan"),
+        (lambda a: a.cosine.update(dV=float("nan")), "dV cosine nan"),
     ],
 )
 def test_alarms(trained, change, word):

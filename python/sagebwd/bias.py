@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the gradient error average out over a batch? The error of the accumulated weight gradients
+of every attention projection against exact attention, at a checkpoint, as tokens grow.
+
+    python -m sagebwd.bias RUN                              16K to 1M tokens of the run's own data
+    python -m sagebwd.bias RUN --tokens 16K,256K,2M
+    python -m sagebwd.bias RUN --recipes fpa,vectorwise,dither=paper:rounding=dither
+
+For each batch the model runs once with exact (float32) attention and once with every recipe; the
+gradients of Wq, Wk, Wv and Wo are added up, and at every number of tokens the relative error
+|g - g_exact| / |g_exact| is noted: over all layers, and the worst layer. Rounding noise shrinks as
+tokens grow; what stays or grows is bias. The gradient noise of the batch itself, estimated from the
+scatter of the parts, stands beside it: an error far below it cannot be seen in training.
+
+Writes bias.json and bias.html to the run's directory, or to --out.
+"""
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from .train import checkpoint, state
+from .train.batch_plan import plan_batch
+from .train.compare import parse_arms
+from .train.config import check, count, from_dict
+from .train.data import Batches, open_data
+from .train.errors import BadInput, RunError
+from .train.loop import run_dtype
+from .train.machine import describe_machine
+from .train.model import build
+from .train.report import html
+from .train.report.svg import Chart, Line, to_svg
+
+PROJECTIONS = ("Wq", "Wk", "Wv", "Wo")
+DEFAULT_TOKENS = "16K,32K,64K,128K,256K,512K,1M"
+
+
+class Measurement:
+    """Gradient sums of one model under several kinds of attention."""
+
+    def __init__(self, config, weights, vocab, arms, device):
+        self.config, self.device = config, device
+        self.dtype = run_dtype(config, device)
+        self.model = build(config, vocab, device)
+        state.restore_weights(self.model, weights)
+        # Exact attention needs no compiled blocks of its own: attention is swapped between runs.
+        self.arms = {"exact": replace(config, attention="exact"), **arms}
+        self.sums = {name: self._zeros() for name in self.arms}
+        self.squares = [dict.fromkeys(PROJECTIONS, 0.0) for _ in self.model.blocks]
+        self.parts = 0
+
+    def _zeros(self):
+        like = lambda p: torch.zeros_like(p, dtype=torch.float32)
+        return [
+            (like(b.attention.qkv.weight), like(b.attention.out.weight)) for b in self.model.blocks
+        ]
+
+    def add(self, rows):
+        """One batch of sequences [n, context + 1] under every arm."""
+        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        self.model.clock.step += 1  # new seeds for dithered rounding
+        parameters = [
+            w for b in self.model.blocks for w in (b.attention.qkv.weight, b.attention.out.weight)
+        ]
+        for name, arm in self.arms.items():
+            self.model.set_attention(arm)
+            bf16 = self.dtype == torch.bfloat16
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+                loss = self.model(tokens, targets)
+            grads = torch.autograd.grad(loss, parameters)
+            for (qkv, out), gq, go in zip(self.sums[name], grads[::2], grads[1::2]):
+                qkv += gq
+                out += go
+            if name == "exact":
+                self._note_squares(grads)
+        self.parts += 1
+
+    def _note_squares(self, grads):
+        pairs = zip(grads[::2], grads[1::2])
+        norms = [[g.square().sum() for g in self._projections(i, *p)] for i, p in enumerate(pairs)]
+        for layer, values in zip(self.squares, torch.tensor(norms).tolist()):
+            for name, value in zip(PROJECTIONS, values):
+                layer[name] += value
+
+    def _projections(self, layer, qkv, out):
+        rows = self.model.blocks[layer].attention.row_slices()
+        return [qkv[rows["Wq"]], qkv[rows["Wk"]], qkv[rows["Wv"]], out]
+
+    def table(self):
+        """{arm: {projection: {"all": error, "worst": error, "worst_layer": index}}}, and the
+        gradient noise as arm "noise"."""
+        exact = [self._projections(i, *pair) for i, pair in enumerate(self.sums["exact"])]
+        size = [[g.double().square().sum().item() for g in layer] for layer in exact]
+        result = {}
+        for name in self.arms:
+            if name == "exact":
+                continue
+            error = [
+                [(a - b).double().square().sum().item() for a, b in zip(mine, layer)]
+                for mine, layer in zip(
+                    (self._projections(i, *pair) for i, pair in enumerate(self.sums[name])), exact
+                )
+            ]
+            result[name] = _by_projection(error, size)
+        if self.parts > 1:
+            noise = [
+                [scatter(layer[p], whole, self.parts) for p, whole in zip(PROJECTIONS, sizes)]
+                for layer, sizes in zip(self.squares, size)
+            ]
+            result["noise"] = _by_projection(noise, size)
+        return result
+
+
+def scatter(squares, whole, parts):
+    """Squared deviation of a sum of ``parts`` random vectors, estimated without bias from the sum of
+    their squared norms and the squared norm of their sum."""
+    return max(0.0, parts * (squares - whole / parts) / (parts - 1))
+
+
+def _by_projection(error, size):
+    """Relative errors from squared norms [layer][projection]."""
+    result = {}
+    for i, name in enumerate(PROJECTIONS):
+        column = [(e[i], s[i]) for e, s in zip(error, size)]
+        layers = [math.sqrt(e / s) if s > 0 else 0.0 for e, s in column]
+        total = sum(s for _, s in column)
+        result[name] = {
+            "all": math.sqrt(sum(e for e, _ in column) / total) if total > 0 else 0.0,
+            "worst": max(layers),
+            "worst_layer": layers.index(max(layers)),
+        }
+    return result
+
+
+def measure(run, recipes, tokens, changes=None, say=print):
+    """The record of a checkpoint: {"tokens": [...], "rows": [{"tokens", "errors"}], ...}."""
+    path = checkpoint.find(run)
+    saved, tensors = checkpoint.load(path)
+    config = from_dict({**saved["config"], **(changes or {}), "resume": "", "compile": "off"})
+    config = replace(config, context_parallel=1, recompute=False)
+    check(config)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device: cuda was asked for, but PyTorch sees no CUDA device")
+    use_gpu = config.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if use_gpu else "cpu")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    source = open_data(config)
+    arms = parse_arms(recipes, config)
+    arms.pop("exact", None)
+    measurement = Measurement(config, tensors["weights"], saved["vocab"], arms, device)
+    # Sequences the run has not seen: after those it has read.
+    batches = Batches(source.train, config.context, config.data_seed, device)
+    first, done = saved["sequences_read"], 0
+    # At least two parts up to the first row: the noise is estimated from their scatter.
+    part = max(1, tokens[0] // config.context // 2) * config.context
+    plan = plan_batch(replace(config, tokens_per_step=part), 1, device)
+    say(f"{path}: {config.describe_attention()}, step {saved['step']}; {describe_machine(device)}")
+    rows = []
+    for goal in tokens:
+        while done * config.context < goal:
+            measurement.add(batches.rows(first + done, plan.micro))
+            done += plan.micro
+        rows.append({"tokens": done * config.context, "errors": measurement.table()})
+        say(row_text(rows[-1]))
+    return {
+        "checkpoint": str(path),
+        "step": saved["step"],
+        "config": json.loads(config.to_json()),
+        "machine": describe_machine(device),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+
+
+def tokens_text(n):
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if n % size == 0:
+            return f"{n // size}{unit}"
+    return str(n)
+
+
+def row_text(row):
+    lines = [
+        f"{tokens_text(row['tokens']):>6} tokens     " + "".join(f"{p:>16}" for p in PROJECTIONS)
+    ]
+    for name, errors in row["errors"].items():
+        cells = "".join(f"{errors[p]['all']:9.4f} ({errors[p]['worst']:.3f})" for p in PROJECTIONS)
+        lines.append(f"  {name:16}{cells}")
+    return "\n".join(lines)
+
+
+def verdict(record):
+    """Whether each arm's error stays small and flat, in words."""
+    parts = []
+    for name in record["rows"][0]["errors"]:
+        if name == "noise":
+            continue
+        first, last = (record["rows"][i]["errors"][name] for i in (0, -1))
+        worst = max(("Wq", "Wk", "Wv"), key=lambda p: last[p]["all"])
+        a, b = first[worst]["all"], last[worst]["all"]
+        trend = "grows" if b > 1.25 * a else "shrinks" if b < 0.8 * a else "stays"
+        parts.append(f"`{name}`: {worst} {trend} from {a:.3f} to {b:.3f}")
+    return "; ".join(parts) + "."
+
+
+def write_page(record, path):
+    names = list(record["rows"][0]["errors"])
+    arms = [n for n in names if n != "noise"]
+    css = html.colours(arms)
+    charts = []
+    for projection in PROJECTIONS:
+        chart = Chart(f"{projection}, relative error", "tokens", log_x=True, log_y=True)
+        for name in arms:
+            points = [(r["tokens"], r["errors"][name][projection]["all"]) for r in record["rows"]]
+            chart.lines.append(Line(name, css[name], points, dots=True))
+        charts.append(to_svg(chart))
+    titles = ["tokens", ("attention", "words")]
+    titles += [t for p in PROJECTIONS for t in (p, "worst layer")]
+    rows = []
+    for row in record["rows"]:
+        for name, errors in row["errors"].items():
+            cells = [
+                c
+                for p in PROJECTIONS
+                for c in (f"{errors[p]['all']:.4f}", f"{errors[p]['worst']:.4f}")
+            ]
+            rows.append([tokens_text(row["tokens"]), (f"`{name}`", "words"), *cells])
+    c = record["config"]
+    lead = (
+        f"Weight gradients of the attention projections, added up over more and more tokens, "
+        f"against the same with exact attention. Checkpoint of step {record['step']}: "
+        f"{c['layers']} layers, width {c['width']}, context {c['context']}."
+    )
+    body = (
+        f"<header>\n<h1>Does the gradient error average out?</h1>\n"
+        f"{html.paragraph(lead, css, 'lead')}</header>\n"
+        + html.card(
+            "Error against tokens",
+            html.paragraph(verdict(record), css, "verdict"),
+            html.paragraph(
+                "Rounding noise shrinks as the batch grows. What stays, or grows, is bias: a large "
+                "batch sees it in full."
+            ),
+            html.legend(css),
+            f'<div class="charts">\n{"".join(charts)}</div>\n',
+        )
+        + html.card(
+            "Figures",
+            html.paragraph(
+                "Relative error over all layers, and of the worst layer. `noise` is the gradient "
+                "noise of the batch itself: what a batch of that size cannot tell apart anyway."
+            ),
+            html.table(titles, rows, css),
+        )
+        + html.card(
+            "Where the figures come from",
+            f"<dl><dt>checkpoint</dt><dd>{html.prose(record['checkpoint'])}</dd>\n"
+            f"<dt>machine</dt><dd>{html.prose(record['machine'])}</dd>\n"
+            f"<dt>torch</dt><dd>{record['torch']}</dd></dl>",
+        )
+    )
+    Path(path).write_text(html.page("sagebwd bias", body), encoding="utf-8")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m sagebwd.bias",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", help="directory of a run of sagebwd.train, or one checkpoint")
+    parser.add_argument("--recipes", default="fpa,paper,vectorwise", help="arms, as in --compare")
+    parser.add_argument("--tokens", default=DEFAULT_TOKENS, help=f"default {DEFAULT_TOKENS}")
+    parser.add_argument("--out", help="directory of bias.json and bias.html (default: the run's)")
+    for name in ("data", "device", "threads", "micro_batch", "dtype"):
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, help=f"instead of the run's own {name}")
+    args = parser.parse_args(arguments)
+    given = {n: getattr(args, n) for n in ("data", "device", "threads", "micro_batch", "dtype")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    try:
+        tokens = sorted(count(t) for t in args.tokens.split(","))
+        record = measure(args.run, args.recipes, tokens, changes)
+    except RunError as error:
+        print(f"sagebwd.bias: {error}", file=sys.stderr)
+        return error.exit_code
+    out = Path(args.out) if args.out else checkpoint.find(args.run).parent.parent
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bias.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_page(record, out / "bias.html")
+    print(f"{verdict(record).replace('`', '')}\nThe page is {out / 'bias.html'}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

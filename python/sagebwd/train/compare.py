@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several configurations on the same data: trained in step, so that a busy machine slows all alike,
+and put into one report."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from ..diagnosis import diagnose
+from .config import check, from_dict
+from .data import open_data
+from .errors import BadInput, NonFinite, Stopped
+from .loop import StopRequest, Trainer
+from .report import read_runs, write_report
+from .report.verdict import plain_table
+
+#: Names that stand for fields. Anything else is written out: name=base:field=value:field=value.
+BASES = {
+    "fpa": dict(attention="fpa"),
+    "exact": dict(attention="exact"),
+    "vectorwise": dict(attention="sagebwd", recipe="vectorwise"),
+    "paper": dict(attention="sagebwd", recipe="paper"),
+}
+_DIAGNOSED = 1024  # tokens: float64 attention holds [heads, n, n]
+
+
+def parse_arms(text, config):
+    """{name: Config} from ``fpa,paper,dither=paper:rounding=dither``."""
+    arms = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        spec, *changes = part.split(":")
+        name, _, base = spec.rpartition("=")
+        if base not in BASES:
+            raise BadInput(f"compare: expected an arm of {', '.join(BASES)}, got {base!r}")
+        values = dict(BASES[base])
+        for change in changes:
+            field, separator, value = change.partition("=")
+            if not separator:
+                raise BadInput(f"compare: expected field=value in {part!r}, got {change!r}")
+            values[field] = value.replace("+", ",")  # commas separate arms: lift=dQ+dK
+        name = name or base
+        if name in arms:
+            raise BadInput(f"compare: two arms are named {name!r}")
+        arms[name] = from_dict({**values, "out": os.path.join(config.out, name)}, config)
+        check(arms[name])
+    if not arms:
+        raise BadInput("compare: no arms were given")
+    return arms
+
+
+def compare(config, arms, arguments=()):
+    """Trains all arms and writes ``report.html`` to ``config.out``. An arm that becomes non-finite
+    ends; the others go on. Returns the runs."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("compare: runs in one process; train the arms one by one with torchrun")
+    arms = parse_arms(arms, config)
+    source = open_data(next(iter(arms.values())))
+    width = max(map(len, arms))
+    trainers = {name: Trainer(arm, source, label=f"{name:{width}} ") for name, arm in arms.items()}
+    failed = {}
+    try:
+        _introduce(trainers)
+        _in_step(trainers, failed)
+        if not trainers:
+            raise NonFinite("; ".join(f"{name}: {why}" for name, why in failed.items()))
+        for trainer in trainers.values():
+            if not trainer.is_finished:
+                trainer.finish()
+        layers = diagnose_layers(trainers)
+    finally:
+        for trainer in trainers.values():
+            trainer.close()
+    out = Path(config.out)
+    (out / "layers.json").write_text(json.dumps(layers, indent=1) + "\n")
+    command = " ".join(["python -m sagebwd.train", *map(str, arguments)])
+    runs, said, page = make_report([Path(t.config.out) for t in trainers.values()], out, command)
+    print(f"\n{plain_table(runs)}\n\n{said.replace('`', '')}")
+    for name, why in failed.items():
+        print(f"{name} did not finish: {why}")
+    print(f"The report is {page}; its figures are in {page.with_suffix('.json')}.")
+    return runs
+
+
+def _introduce(trainers):
+    first = next(iter(trainers.values()))
+    first.introduce()
+    first.log.say(f"arms     {', '.join(trainers)}, in step\n")
+    for trainer in trainers.values():
+        trainer.start_clock()
+
+
+def _in_step(trainers, failed):
+    """The arm that is furthest behind takes the next step, until all are done."""
+    with StopRequest() as stop:
+        while waiting := {n: t for n, t in trainers.items() if not t.done}:
+            name = min(waiting, key=lambda n: waiting[n].step_count)
+            trainer = waiting[name]
+            try:
+                wanted = trainer.step(stop)
+            except NonFinite as error:
+                failed[name] = str(error)
+                trainer.log.say(f"{name}: {error}")
+                trainers.pop(name).close()
+                continue
+            trainer.after_step()
+            if wanted:
+                for other in trainers.values():
+                    other.save()
+                raise Stopped(
+                    f"stopped by {stop.wanted or 'the time limit'}; continue with --resume auto"
+                )
+
+
+def diagnose_layers(trainers):
+    """Errors of every layer of the full-precision model, for each recipe among the arms."""
+    names = [n for n, t in trainers.items() if t.config.attention == "sagebwd"]
+    if not names:
+        return {}
+    fpa = [t for t in trainers.values() if t.config.attention == "fpa"]
+    trainer = (fpa or list(trainers.values()))[0]
+    rows = trainer.held_out_rows(1)[:, : _DIAGNOSED + 1]
+    layers = {}
+    for name in names:
+        recipe = trainers[name].config.make_recipe()
+        with torch.compiler.set_stance("force_eager"), trainer.autocast():
+            report = diagnose(
+                trainer.model, trainer.pair(rows), loss=lambda y: y, recipe=recipe, file=None
+            )
+        layers[name] = [
+            {"layer": r.index, "errors": r.errors, "max_logit": r.max_logit, "verdict": r.verdict}
+            for r in report.layers
+        ]
+    return layers
+
+
+def make_report(directories, out, command):
+    """(runs, verdict, path) of a report on finished runs."""
+    runs = read_runs(directories)
+    file = out / "layers.json"
+    layers = json.loads(file.read_text()) if file.exists() else {}
+    page = out / "report.html"
+    return runs, write_report(runs, page, layers, command), page
+
+
+def report_runs(directories):
+    """A report of runs that are done, in the directory above the first."""
+    words = " ".join(map(str, directories))
+    out = directories[0].resolve().parent
+    runs, said, page = make_report(directories, out, f"python -m sagebwd.train --report {words}")
+    print(f"{plain_table(runs)}\n\n{said.replace('`', '')}")
+    return page

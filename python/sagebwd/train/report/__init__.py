@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs side by side as one HTML page that needs nothing beside itself, and its figures as JSON."""
+
+from .page import write_report
+from .runs import Run, read_runs
+
+__all__ = ["Run", "read_runs", "write_report"]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Line charts as SVG text."""
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+
+_WIDTH, _HEIGHT = 480, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, _WIDTH - 12, 34, _HEIGHT - 44
+
+
+@dataclass
+class Line:
+    label: str
+    colour: str
+    points: list  # of (x, y)
+    thin: bool = False
+    dots: bool = False
+
+
+@dataclass
+class Chart:
+    title: str
+    x_label: str
+    lines: list = field(default_factory=list)
+    log_x: bool = False
+    log_y: bool = False
+    zero: bool = False  # the y axis holds 0, drawn as a line
+    whole_x: bool = False  # no ticks between whole numbers
+
+
+def ticks(low, high, count=5):
+    """Round numbers that cover low to high."""
+    if not high > low:
+        high = low + (abs(low) or 1.0) * 1e-3
+    rough = (high - low) / count
+    decade = 10 ** math.floor(math.log10(rough))
+    step = next(s * decade for s in (1, 2, 2.5, 5, 10) if s * decade >= rough * 0.999)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def log_ticks(low, high):
+    marks = (1, 2, 5) if high / low < 300 else (1,)
+    all_ = [s * 10.0**e for e in range(-18, 19) for s in marks]
+    first = max(i for i, t in enumerate(all_) if t <= low * 1.001)
+    last = min(i for i, t in enumerate(all_) if t >= high * 0.999)
+    return all_[first : last + 1]
+
+
+def number(value):
+    if value == 0:
+        return "0"
+    if abs(value) >= 10_000:
+        for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
+            if abs(value) >= size:
+                return f"{value / size:.4g}{unit}"
+    return f"{value:.3g}"
+
+
+class _Axis:
+    def __init__(self, values, log, begin, end, zero=False, tight=False):
+        self.log = log
+        values = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [1.0]
+        low, high = min(values), max(values)
+        if zero:
+            low, high = min(low, 0.0), max(high, 0.0)
+        self.ticks = log_ticks(low, high) if log else ticks(low, high)
+        if tight:  # the data fills the axis; ticks beyond it are not shown
+            self.low, self.high = low, high if high > low else low + 1
+            self.ticks = [t for t in self.ticks if low * 0.999 <= t <= high * 1.001]
+        else:
+            self.low, self.high = self.ticks[0], self.ticks[-1]
+        self.begin, self.end = begin, end
+
+    def at(self, value):
+        f = math.log if self.log else float
+        span = f(self.high) - f(self.low)
+        share = (f(value) - f(self.low)) / span if span else 0.5
+        return self.begin + share * (self.end - self.begin)
+
+    def shows(self, value):
+        return math.isfinite(value) and (value > 0 or not self.log)
+
+
+def to_svg(chart):
+    points = [p for line in chart.lines for p in line.points]
+    x = _Axis([p[0] for p in points], chart.log_x, _LEFT, _RIGHT, tight=True)
+    if chart.whole_x:
+        x.ticks = [t for t in x.ticks if t == round(t)]
+    y = _Axis([p[1] for p in points], chart.log_y, _BOTTOM, _TOP, chart.zero)
+    out = [
+        f'<svg class="chart" role="img" aria-label="{escape(chart.title)}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}">',
+        _text(0, 18, "start", chart.title, "title"),
+    ]
+    for t in y.ticks:
+        kind = "axis" if chart.zero and t == 0 else "grid"
+        out.append(_rule(_LEFT, y.at(t), _RIGHT, y.at(t), kind))
+        out.append(_text(_LEFT - 8, y.at(t) + 4, "end", number(t)))
+    out.append(_rule(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, "axis"))
+    for t in x.ticks:
+        out.append(_rule(x.at(t), _BOTTOM, x.at(t), _BOTTOM + 4, "axis"))
+        anchor = "end" if x.at(t) > _RIGHT - 8 else "middle"
+        out.append(_text(x.at(t), _BOTTOM + 18, anchor, number(t)))
+    out.append(_text((_LEFT + _RIGHT) / 2, _HEIGHT - 8, "middle", chart.x_label))
+    out += [_line(line, x, y) for line in chart.lines]
+    return "<figure>" + "\n".join(out) + "\n</svg></figure>\n"
+
+
+def _line(line, x, y):
+    shown = [(px, py) for px, py in line.points if x.shows(px) and y.shows(py)]
+    path = "".join(
+        f"{'L' if i else 'M'}{x.at(px):.1f} {y.at(py):.1f}" for i, (px, py) in enumerate(shown)
+    )
+    out = (
+        f'<g class="c-{line.colour}"><path class="line{" thin" if line.thin else ""}" d="{path}"/>'
+    )
+    if line.dots:
+        for px, py in shown:
+            hint = escape(f"{line.label} at {number(px)}: {py:.4g}")
+            out += (
+                f'<circle class="dot" cx="{x.at(px):.1f}" cy="{y.at(py):.1f}" r="3.5">'
+                f"<title>{hint}</title></circle>"
+            )
+    return out + "</g>"
+
+
+def _text(x, y, anchor, content, kind="label"):
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{escape(content)}</text>"
+    )
+
+
+def _rule(x1, y1, x2, y2, kind):
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def smoothed(points, share=0.04):
+    """A running mean over about ``share`` of the points, exponential, without a start at zero."""
+    keep = 1 - 1 / max(1.0, share * len(points))
+    out, value, weight = [], 0.0, 0.0
+    for x, y in points:
+        value, weight = keep * value + (1 - keep) * y, keep * weight + (1 - keep)
+        out.append((x, value / weight))
+    return out
+
+
+def thinned(points, most=400):
+    """At most that many points, the last among them."""
+    step = max(1, -(-len(points) // most))
+    return points[::-1][::step][::-1]

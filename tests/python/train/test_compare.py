@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare mode and its report."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import tiny
+from sagebwd.train import train
+from sagebwd.train.compare import compare, parse_arms, report_runs
+from sagebwd.train.errors import BadInput
+from sagebwd.train.report import html, svg
+from sagebwd.train.report.verdict import verdict
+
+
+class Tags(HTMLParser):
+    """Fails on tags that do not close; keeps what refers to something outside the page."""
+
+    VOID = {"meta", "line", "path", "circle"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.links = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def check_page(text):
+    parser = Tags()
+    parser.feed(text)
+    assert parser.open == [] and parser.links == []
+    assert "http" not in text and "nan" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.S)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    config = tiny.config(
+        tmp_path_factory.mktemp("compare"), steps=12, eval_every=4, audit_every=3, sample_tokens=5
+    )
+    arms = "fpa,paper,vectorwise,two=vectorwise:smoothing=none:lift=dQ+dK"
+    return config, compare(config, arms, ["--compare", arms])
+
+
+def test_arms_are_what_a_single_run_is(compared, tmp_path):
+    config, runs = compared
+    alone = tiny.config(tmp_path, steps=12, recipe="paper", data=config.data)
+    train(alone)
+    assert tiny.losses(alone.out) == tiny.losses(Path(config.out) / "paper")
+    assert [r.name for r in runs] == ["fpa", "paper", "vectorwise", "two"]
+    assert runs[3].config["lift"] == "dQ,dK"
+
+
+def test_report(compared):
+    config, runs = compared
+    text = (Path(config.out) / "report.html").read_text()
+    check_page(text)
+    for words in ("Difference to fpa", "Errors by layer", "Gradient audit", "Sample text",
+                  "kept for backward", "prefers-color-scheme: dark"):  # fmt: skip
+        assert words in text
+    for run in runs:
+        assert f"{run.eval_loss:.4f}" in text
+    figures = json.loads((Path(config.out) / "report.json").read_text())
+    assert [len(r["log"]) > 12 for r in figures["runs"]] == [True] * 4
+    layers = figures["layers"]
+    assert set(layers) == {"paper", "vectorwise", "two"}
+    assert layers["vectorwise"][1]["errors"]["dQ"] < layers["paper"][1]["errors"]["dQ"]
+
+
+def test_a_finished_comparison_is_not_trained_again(compared, capsys):
+    from dataclasses import replace
+
+    config, runs = compared
+    again = compare(replace(config, resume="auto"), "fpa,paper")
+    assert "step" not in capsys.readouterr().out.split("arms")[1].split("attention")[0].replace(
+        "in step", ""
+    )
+    assert again[0].eval_loss == runs[0].eval_loss
+
+
+def test_report_of_single_runs(compared, capsys):
+    config, _ = compared
+    page = report_runs([Path(config.out) / "fpa", Path(config.out) / "two"])
+    check_page(page.read_text())
+    assert "two" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="not the directory of a finished run"):
+        report_runs([Path(config.data).parent])
+
+
+def test_an_arm_that_blows_up_does_not_stop_the_others(tmp_path, capsys):
+    config = tiny.config(tmp_path, steps=6, clip=0.0, warmup=0)
+    runs = compare(config, "fpa,wild=fpa:lr=1e20:qk_norm=no")
+    assert [r.name for r in runs] == ["fpa"]
+    assert "wild did not finish: step" in capsys.readouterr().out
+
+
+def test_refusals(tmp_path, monkeypatch):
+    config = tiny.config(tmp_path)
+    for text, words in (
+        ("fpa,int4", "expected an arm of"),
+        ("fpa,fpa", "two arms are named"),
+        ("paper:rounding", "expected field=value"),
+        ("paper:colour=red", "no field is named"),
+        ("", "no arms"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            parse_arms(text, config)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="one process"):
+        compare(config, "fpa")
+
+
+class FakeRun:
+    def __init__(self, name, attention, eval_loss):
+        self.name, self.config, self.eval_loss = name, {"attention": attention}, eval_loss
+
+
+def test_verdict():
+    fpa = FakeRun("fpa", "fpa", 2.0)
+    say = lambda loss: verdict([fpa, FakeRun("x", "sagebwd", loss)])
+    assert say(2.004) == "`x` matches full precision (+0.0040)."
+    assert "falls behind" in say(2.01) and "ahead" in say(1.9)
+
+
+def test_ticks_and_text():
+    assert svg.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert svg.ticks(2.73, 4.13)[0] <= 2.73 and svg.ticks(2.73, 4.13)[-1] >= 4.13
+    assert svg.log_ticks(0.011, 0.4) == pytest.approx([0.01, 0.02, 0.05, 0.1, 0.2, 0.5])
+    assert svg.number(2_097_152) == "2.097M" and svg.number(0.0001) == "0.0001"
+    chart = svg.Chart("flat & <odd>", "x", [svg.Line("a", "fpa", [(1, 2.0), (1, float("nan"))])])
+    text = svg.to_svg(chart)
+    assert "nan" not in text and "&lt;odd&gt;" in text
+    assert html.prose("`<b>` & `paper`", {"paper": "paper"}) == (
+        '<code>&lt;b&gt;</code> &amp; <code class="arm c-paper">paper</code>'
+    )
+    flat = [(x, 1.0) for x in range(50)]
+    assert [y for _, y in svg.smoothed(flat)] == pytest.approx([1.0] * 50)
+    assert svg.thinned(flat, 10)[-1] == (49, 1.0) and len(svg.thinned(flat, 10)) <= 10
