@@ -117,8 +117,8 @@ class Measurement:
 
 
 def scatter(squares, whole, parts):
-    """Squared deviation of a sum of ``parts`` random vectors, estimated without bias from the sum of
-    their squared norms and the squared norm of their sum."""
+    """Squared deviation of a sum of ``parts`` random vectors, estimated without bias from the sum
+    of their squared norms and the squared norm of their sum."""
     return max(0.0, parts * (squares - whole / parts) / (parts - 1))
 
 
