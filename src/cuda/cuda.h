@@ -2,6 +2,7 @@
 // The CUDA backend as the dispatcher sees it.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "dispatch/implementation.h"
@@ -10,5 +11,8 @@ namespace sagebwd::cuda {
 
 /// Best first.
 std::vector<const dispatch::Implementation*> implementations();
+
+/// One line per GPU, with the driver; or a single line that says why there is none.
+std::vector<std::string> describe_devices();
 
 }  // namespace sagebwd::cuda

@@ -41,12 +41,10 @@ std::string show_machine() {
   for (const Feature& f : cpu_features()) (f.present ? text : missing) += std::string(" ") + f.name;
   if (!missing.empty()) text += "\n  lacks   " + missing;
   text += "\n  threads  " + std::to_string(default_threads()) + "\n  GPU      ";
-  const auto gpus = gpu_devices();
-  if (gpus.empty()) {
-    text += "none (no /dev/nvidia0)\n";
-  } else {
-    text += std::to_string(gpus.size()) + " NVIDIA device" + (gpus.size() > 1 ? "s" : "") +
-            "; this build has no CUDA implementation, calls run on the CPU\n";
+  const char* indent = "";
+  for (const std::string& gpu : gpu_devices()) {
+    text += indent + gpu + "\n";
+    indent = "           ";
   }
   return text;
 }
@@ -63,6 +61,14 @@ std::string show_candidates(const std::vector<Candidate>& candidates) {
   return table.to_string();
 }
 
+std::string show_case(const spec::AttnCase& c, Device device, const std::string& where) {
+  ForwardArgs forward = forward_shape(c);
+  BackwardArgs backward = backward_shape(c);
+  forward.device = backward.device = device;
+  return "\nForward" + where + ", best first\n" + show_candidates(explain(forward)) + "\nBackward" +
+         where + ", best first\n" + show_candidates(explain(backward));
+}
+
 void run(const InfoOptions& o) {
   std::string text = show_machine();
   text += "\nEnvironment\n";
@@ -71,9 +77,8 @@ void run(const InfoOptions& o) {
       environment("SAGEBWD_THREADS", "number of threads where the caller brings none of its own");
   for (const std::string& line : o.cases) {
     const auto c = spec::AttnCase::parse(line);
-    text += "\nCase " + c.to_string() + "\n\nForward, best first\n" +
-            show_candidates(explain(forward_shape(c))) + "\nBackward, best first\n" +
-            show_candidates(explain(backward_shape(c)));
+    text += "\nCase " + c.to_string() + "\n" + show_case(c, Device::cpu, "");
+    if (has_cuda()) text += show_case(c, Device::cuda, " in GPU memory");
   }
   std::fputs(text.c_str(), stdout);
 }

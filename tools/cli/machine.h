@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the program can say about the machine it runs on, without any vendor library.
+// What the program can say about the machine it runs on.
 #pragma once
 
 #include <string>
@@ -17,8 +17,10 @@ struct Feature {
 std::vector<Feature> cpu_features();
 bool has_feature(const std::string& name);
 
-/// Device nodes of NVIDIA GPUs ("/dev/nvidia0").
+/// One line per NVIDIA GPU; a single line that says why when there is none to use.
 std::vector<std::string> gpu_devices();
+/// Whether this build has CUDA implementations.
+bool has_cuda();
 
 /// Today's date in UTC, 2026-01-31.
 std::string today();
