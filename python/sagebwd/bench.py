@@ -279,6 +279,12 @@ def main(arguments=None):
     )
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default 7)")
     parser.add_argument("--threads", type=int, help="CPU threads of all contestants")
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        metavar="WORD",
+        help="only peers whose names start with one of these, such as torch (default: all)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the record")
     parser.add_argument("--plot", metavar="FILE", help="draw the times (needs matplotlib)")
     args = parser.parse_args(arguments)
@@ -288,7 +294,7 @@ def main(arguments=None):
         cases = [Case.parse(text) for text in args.cases or DEFAULT_CASES[args.device]]
     except ValueError as error:
         parser.error(str(error))
-    found, missing = peers.find(args.device)
+    found, missing = peers.find(args.device, args.peers)
     for name, why in missing.items():
         print(f"{name}: not usable here: {why}", file=sys.stderr)
     entries = []

@@ -82,11 +82,13 @@ _CANDIDATES = {  # device -> name -> (dtype, what makes the function)
 }
 
 
-def find(device):
-    """(peers, {name: why it cannot be used here}). Where PyTorch's bfloat16 attention needs
-    oneDNN's instruction sets limited, they are for the rest of this process."""
+def find(device, wanted=None):
+    """(peers, {name: why it cannot be used here}) of those whose names start with one of
+    ``wanted``, or of all. Where PyTorch's bfloat16 attention needs oneDNN's instruction sets
+    limited, they are for the rest of this process."""
     peers, unusable = [], {}
-    for name, why in _usable(device).items():
+    names = [n for n in _CANDIDATES[device] if not wanted or n.startswith(tuple(wanted))]
+    for name, why in _usable(device, names).items():
         if why is None:
             dtype, make = _CANDIDATES[device][name]
             peers.append(Peer(name, dtype, make()))
@@ -102,9 +104,9 @@ def find(device):
 ISA_VARIABLE, ISA_WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 
 
-def _usable(device):
+def _usable(device, names=None):
     """{name: None, or why not}"""
-    found = _try(device, list(_CANDIDATES[device]))
+    found = _try(device, list(_CANDIDATES[device]) if names is None else names)
     trapped = [name for name, why in found.items() if why == _death(-signal.SIGILL)]
     if trapped and ISA_VARIABLE not in os.environ:
         again = _try(device, trapped, {ISA_VARIABLE: ISA_WITHOUT_AMX})
