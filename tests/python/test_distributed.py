@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two gloo ranks: ring attention through PyTorch's context parallel and called directly, FSDP2."""
+"""Two gloo ranks: ring attention through PyTorch's context parallel and called directly, FSDP2,
+DTensors."""
 
 import pytest
 import torch
@@ -128,3 +129,77 @@ def fsdp(rank):
 
 def test_fsdp2_equals_one_process():
     ranks.run("test_distributed", "fsdp")
+
+
+def _sharded(mesh, placements, *tensors):
+    from torch.distributed.tensor import distribute_tensor
+
+    return [distribute_tensor(t, mesh, placements).requires_grad_() for t in tensors]
+
+
+def _attend(*tensors, dout, dlse):
+    """(out, lse, max_logit, dq, dk, dv)"""
+    out, lse, top = sagebwd.attention(
+        *tensors, layout="bhsd", causal=True, return_lse=True, return_max_logit=True
+    )
+    return out, lse, top, *torch.autograd.grad((out, lse), tensors, (dout, dlse))
+
+
+def dtensor(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from sagebwd.integrations import dtensor as sage
+
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    g = torch.Generator().manual_seed(7)
+    make = lambda *shape: torch.randn(*shape, generator=g)
+    q, dout, dlse = make(4, 4, 70, 64), make(4, 4, 70, 64), make(4, 4, 70)
+    k, v = make(4, 2, 70, 64) + 3, make(4, 2, 70, 64)
+    with pytest.raises(Exception, match="sharding strategy"):
+        sagebwd.attention(*_sharded(mesh, [Shard(0)], q, k, v), layout="bhsd")
+    sage.register()
+    want = _attend(*(t.clone().requires_grad_() for t in (q, k, v)), dout=dout, dlse=dlse)
+
+    # How q comes, how the result must lie. One tile of keys: dq has nothing to add up.
+    for given, expected in [
+        (Shard(0), Shard(0)),
+        (Shard(1), Shard(1)),
+        (Replicate(), Replicate()),
+    ]:
+        leaves = _sharded(mesh, [given], q, k, v)
+        grads = (distribute_tensor(t, mesh, [given]) for t in (dout, dlse))
+        got = _attend(*leaves, dout=next(grads), dlse=next(grads))
+        for a, b in zip(got, want):
+            assert a.placements == (expected,), (given, a.placements)
+            assert torch.equal(a.full_tensor(), b), given
+
+    # Heads over one dimension of a mesh with two, the batch over the other.
+    square = init_device_mesh("cpu", (1, ranks.RANKS))
+    leaves = _sharded(square, [Shard(0), Shard(1)], q, k, v)
+    out = sagebwd.attention(*leaves, layout="bhsd", causal=True)
+    assert out.placements == (Shard(0), Shard(1)) and torch.equal(out.full_tensor(), want[0])
+
+    # Three groups cannot be shared out, though six heads can: all is gathered.
+    groups = make(2, 6, 40, 64), make(2, 3, 40, 64), make(2, 3, 40, 64)
+    out = sagebwd.attention(*_sharded(mesh, [Shard(1)], *groups), layout="bhsd")
+    assert torch.equal(out.full_tensor(), sagebwd.attention(*groups, layout="bhsd"))
+
+    # A sharded sequence is gathered.
+    out = sagebwd.attention(*_sharded(mesh, [Shard(2)], q, k, v), layout="bhsd", causal=True)
+    assert torch.equal(out.full_tensor(), want[0])
+
+    # Packed: heads only.
+    cu = torch.tensor([0, 30, 70], dtype=torch.int32)
+    tokens = [t[0].transpose(0, 1).contiguous() for t in (q, k, v)]
+    wanted = sagebwd.attention_varlen(*tokens, cu, cu, causal=True, return_lse=True)
+    offsets = distribute_tensor(cu, mesh, [Replicate()])
+    got = sagebwd.attention_varlen(
+        *_sharded(mesh, [Shard(1)], *tokens), offsets, offsets, causal=True, return_lse=True
+    )
+    for a, b, placement in zip(got, wanted, (Shard(1), Shard(0))):
+        assert a.placements == (placement,) and torch.equal(a.full_tensor(), b)
+
+
+def test_dtensor():
+    ranks.run("test_distributed", "dtensor")

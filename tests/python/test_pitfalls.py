@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known pitfalls of low-bit attention training, one test each, numbered as in docs/pitfalls.md, which
-says how each test was seen to fail.
+"""Known pitfalls of low-bit attention training, one test each, numbered as in docs/pitfalls.md,
+which says how each test was seen to fail.
 
 19 and 25 are in test_drop_ins.py, 22's grouped queries in test_attention.py, 27 and 28 in
 test_ops.py, 29 in test_torch_sdpa.py and test_diffusers.py; 24 is also in the tests of the

@@ -8,4 +8,5 @@ when called and can be undone.
     torchtitan        an inner-attention module
     megatron          a core-attention module for a layer spec
     context_parallel  ring attention over several ranks
+    dtensor           how distributed tensors may be sharded: batches and heads
 """

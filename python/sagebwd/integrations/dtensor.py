@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""INT8 attention on distributed tensors (``torch.distributed.tensor``): batches and heads may be
+sharded.
+
+    from sagebwd.integrations import dtensor as sage
+    sage.register()
+    out = sagebwd.attention(q, k, v, causal=True)     # q, k, v are DTensors
+
+Batch entries and heads do not touch each other, so that shards compute what one process would: bit
+for bit in out, dk and dv, and in dq but for the order of its float32 sums, which follows the number
+of heads. (With ``rounding="dither"`` the noise counts heads from the first of a shard.)
+
+Grouped queries stay with their keys: heads are sharded where every shard gets whole groups, else
+gathered. A sharded sequence is gathered too; to keep it apart is the work of
+:mod:`sagebwd.integrations.context_parallel`.
+"""
+
+import math
+
+import torch
+
+
+def register():
+    """Tells PyTorch how the operators of this library may be sharded. A second call changes
+    nothing."""
+    from torch.distributed.tensor.experimental import register_sharding
+
+    register_sharding(torch.ops.sagebwd.fwd.default)(_forward)
+    register_sharding(torch.ops.sagebwd.bwd.default)(_backward)
+
+
+def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
+    return_max_logit = rest[-1]
+    choices = []
+    for tensor, lse, max_logit in _placements(q, k, v):
+        outputs = [tensor, lse, max_logit if return_max_logit else _replicate()]
+        offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
+        choices.append((outputs, [tensor] * 3 + offsets + [None] * len(rest)))
+    return choices
+
+
+def _backward(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
+    choices = []
+    for tensor, stats, _ in _placements(q, k, v):
+        inputs = [tensor] * 5 + [stats, None if dlse is None else stats]
+        offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
+        choices.append(([tensor] * 3, inputs + offsets + [None] * len(rest)))
+    return choices
+
+
+def _replicate():
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def _whole(offsets):
+    return None if offsets is None else _replicate()
+
+
+def _placements(q, k, v):
+    """How q and all tensors of its layout, lse and max_logit may lie over one dimension of a
+    mesh."""
+    from torch.distributed.tensor import Shard
+
+    packed = len(q.shape) == 3
+    yield _replicate(), _replicate(), _replicate()
+    if not packed:
+        yield Shard(0), Shard(0), Shard(0)
+    if _whole_groups(q, k, v):
+        # [b, h, n, d], [b, h, n], [b, h]; packed [t, h, d], [h, t], [documents, h]
+        yield Shard(1), Shard(0 if packed else 1), Shard(1)
+
+
+def _whole_groups(q, k, v):
+    """Whether the key heads divide evenly over the ranks that the heads are sharded over."""
+    sharded = [
+        any(placement.is_shard(1) for placement in placements)
+        for placements in zip(q.placements, k.placements, v.placements)
+    ]
+    ranks = math.prod(n for n, here in zip(q.mesh.shape, sharded) if here)
+    return k.shape[1] % ranks == 0
