@@ -6,9 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import sagebwd
-from reference import check, exact, exact_grads, grads_of, qkv, visible
+from reference import check, exact, exact_grads, grads_of, qkv, rel, visible
 from sagebwd.integrations import torchtitan
 
 
@@ -73,6 +74,53 @@ def test_torchtitan_convert_and_refusals():
         module(q, k, k)
     with pytest.raises(TypeError):
         module(q, q, q, score_mod=None)
+
+
+class ExactDocuments(torch.nn.Module):
+    """What torchtitan's inner attention computes, document by document in float32."""
+
+    def forward(self, q, k, v, *, attention_masks, scale=None, enable_gqa=False):
+        rows = [t.flatten(0, 1).transpose(0, 1) for t in (q, k, v)]
+        ends = attention_masks.cu_seq_q.tolist()
+        out = [
+            F.scaled_dot_product_attention(
+                *(t[:, a:b] for t in rows), is_causal=True, scale=scale, enable_gqa=enable_gqa
+            )
+            for a, b in zip(ends, ends[1:])
+        ]
+        return torch.cat(out, 1).transpose(0, 1).view(q.shape)
+
+
+def test_torchtitan_trains_its_llama():
+    """The model of torchtitan itself, packed documents in both rows of the batch."""
+    llama3 = pytest.importorskip("torchtitan.models.llama3", exc_type=ImportError)
+    from torchtitan.models.common import attention as titan
+
+    torch.manual_seed(0)
+    config = llama3.llama3_configs["debugmodel"]("varlen")
+    config.layers = config.layers[:2]
+    model = config.build()
+    model.init_states()
+    ids = torch.randint(0, 2048, (2, 40))
+    positions = torch.cat([torch.arange(15), torch.arange(25)]).expand(2, 40)
+    cu = torch.tensor([0, 15, 40, 55, 80], dtype=torch.int32)
+    documents = titan.VarlenMetadata(cu, cu, 25, 25)
+
+    def step():
+        model.zero_grad()
+        out = model(ids, positions, documents)
+        F.cross_entropy(out.flatten(0, 1).float(), ids.flatten()).backward()
+        grads = [p.grad.flatten() for n, p in model.named_parameters() if "attention." in n]
+        return out.detach(), torch.cat(grads)
+
+    for layer in model.layers.values():
+        layer.attention.inner_attention = ExactDocuments()
+    want, want_grads = step()
+    undo = torchtitan.convert(model)
+    got, got_grads = step()
+    undo()
+    assert 0 < rel(got, want) < 0.03 and 0 < rel(got_grads, want_grads) < 0.06
+    assert torch.equal(step()[0], want), "undone"
 
 
 @pytest.fixture
