@@ -69,12 +69,8 @@ struct Block {
         tile_steps(kByQuery ? params.tile_k : params.tile_q) {}
 
   __device__ Pair pair(int head, int64_t line, int64_t step) const {
-    return {p,
-            s,
-            head,
-            kByQuery ? head / p.group : own_head,
-            kByQuery ? line : step,
-            kByQuery ? step : line};
+    return Pair(p, s, head, kByQuery ? head / p.group : own_head, kByQuery ? line : step,
+                kByQuery ? step : line);
   }
   /// Tokens of the other side that have visible pairs with the block of lines.
   __device__ Range seen_by(int64_t line) const {
@@ -84,11 +80,11 @@ struct Block {
   /// P for dV, dS for the others; zero where masked.
   __device__ void gradients(const Pair& here, Fragment<float>& x) {
     const Lane at;
-    load_pair(here, shared, [&](int row) { return p.lse2[here.q_at() + row] != -INFINITY; });
+    load_pair(here, shared, [&](int row) { return p.lse2[here.q_at + row] != -INFINITY; });
     if (threadIdx.x >= kThreads - kBlock) {
       const int row = static_cast<int>(threadIdx.x) % kBlock;
-      if (row < here.rows()) {
-        const int64_t i = here.q_at() + row;
+      if (row < here.rows) {
+        const int64_t i = here.q_at + row;
         shared.lse2[row] = p.lse2[i], shared.delta[row] = p.delta[i];
         shared.fold[row] = kGradient == Gradient::dv ? p.dout.scale[i] : p.q.scale[i];
       }

@@ -16,6 +16,7 @@ inline constexpr int kThreads = 256;
 __device__ __forceinline__ int thread_index() {
   int i;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+  __builtin_assume(i >= 0 && i < kThreads);
   return i;
 }
 
@@ -88,15 +89,26 @@ struct Rows {
   int rows, pitch;
 };
 
-/// Channels c0 … of a block of codes.
-__device__ inline void stage_codes(int8_t* to, const Rows<int8_t>& x, int c0) {
-  for (int i = thread_index(); i < kBlock * (kCodeChannels / 16); i += kThreads) {
-    const int row = i / (kCodeChannels / 16), c = i % (kCodeChannels / 16) * 16;
-    uint4 bits = make_uint4(0, 0, 0, 0);
-    if (row < x.rows && c0 + c < x.pitch)
-      bits = *reinterpret_cast<const uint4*>(x.data + row * x.pitch + c0 + c);
-    *reinterpret_cast<uint4*>(to + row * kCodeLine + c) = bits;
-  }
+/// 16 bytes of a row; zero where there is none.
+template <typename T>
+__device__ __forceinline__ uint4 load_piece(const Rows<T>& x, int row, int c) {
+  if (row < x.rows && c < x.pitch)
+    return *reinterpret_cast<const uint4*>(x.data + row * x.pitch + c);
+  return make_uint4(0, 0, 0, 0);
+}
+
+/// kWidth channels from c0 on of a block of tokens, lines of kLine elements.
+template <int kWidth, int kLine, typename T>
+__device__ __forceinline__ void stage(T* to, const Rows<T>& x, int c0) {
+  constexpr int kPiece = 16 / sizeof(T), kPieces = kWidth / kPiece;  // elements; per row
+  constexpr int kCount = kBlock * kPieces / kThreads;
+  const int row = thread_index() / kPieces, c = thread_index() % kPieces * kPiece;
+  uint4 bits[kCount];  // all loads first: one wait instead of several
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) bits[n] = load_piece(x, row + n * (kThreads / kPieces), c0 + c);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+    *reinterpret_cast<uint4*>(to + (row + n * (kThreads / kPieces)) * kLine + c) = bits[n];
 }
 
 /// Channels c0 … c0 + 63 of a block of codes, a line per channel.
@@ -121,18 +133,6 @@ __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x,
 #pragma unroll
   for (int e = 0; e < 4; ++e)
     *reinterpret_cast<uint32_t*>(to + (c + e) * kTokenLine + row) = out[e];
-}
-
-/// Channels c0 … c0 + 63 of a block of values.
-template <int kLine>
-__device__ inline void stage_values(float* to, const Rows<float>& x, int c0) {
-  for (int i = thread_index(); i < kBlock * (kChannels / 4); i += kThreads) {
-    const int row = i / (kChannels / 4), c = i % (kChannels / 4) * 4;
-    float4 v = make_float4(0, 0, 0, 0);
-    if (row < x.rows && c0 + c < x.pitch)
-      v = *reinterpret_cast<const float4*>(x.data + row * x.pitch + c0 + c);
-    *reinterpret_cast<float4*>(to + row * kLine + c) = v;
-  }
 }
 
 /// sum += left·right over `steps` times 32 codes; lines of both are `line` bytes apart.

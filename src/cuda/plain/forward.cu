@@ -57,10 +57,10 @@ struct Block {
         q0((block - s.q_block) * kBlock),
         seen(keys_of_block(params.seq, s, q0)) {}
 
-  __device__ Pair pair(int64_t k0) const { return {p, s, head, kv, q0, k0}; }
-  __device__ void logits_at(int64_t k0, Fragment<float>& x) {
-    load_pair(pair(k0), shared, [](int) { return true; });
-    logits(pair(k0), (p.lifted & kMatmulS) != 0, shared, x);
+  __device__ Pair pair(int64_t k0) const { return Pair(p, s, head, kv, q0, k0); }
+  __device__ void logits_of(const Pair& here, Fragment<float>& x) {
+    load_pair(here, shared, [](int) { return true; });
+    logits(here, (p.lifted & kMatmulS) != 0, shared, x);
   }
 
   /// Largest logit of each of the thread's rows over the keys of a tile. `held` is the block whose
@@ -72,7 +72,7 @@ struct Block {
     held = -1;
     for (int64_t k0 = begin; k0 < end; k0 += kBlock) {
       if (!overlaps(seen, k0)) continue;
-      logits_at(k0, x);
+      logits_of(pair(k0), x);
       held = k0;
       const Spans spans(shared);
       for_elements(x, [&](float& logit, int r, int, int col) {
@@ -124,7 +124,7 @@ struct Block {
     for (int64_t k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
       if (!overlaps(seen, k0)) continue;
       const Pair here = pair(k0);
-      if (k0 != held) logits_at(k0, x);
+      if (k0 != held) logits_of(here, x);
       const Spans spans(shared);
       for_elements(x, [&](float& y, int r, int, int col) {
         y = spans.sees(r, col) ? exp2f(y - tile_top[r]) : 0.0f;

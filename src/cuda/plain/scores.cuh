@@ -27,27 +27,35 @@ struct Shared : BlockShared {
 
 /// Queries q0 … by keys k0 … of one sequence, positions inside the sequence.
 struct Pair {
+  __device__ Pair(const Params& params, const Sequence& sequence, int query_head, int key_head,
+                  int64_t q_first, int64_t k_first)
+      : p(params),
+        s(sequence),
+        head(query_head),
+        kv(key_head),
+        rows(static_cast<int>(smaller(kBlock, s.nq - q_first))),
+        cols(static_cast<int>(smaller(kBlock, s.nk - k_first))),
+        q0(q_first),
+        k0(k_first),
+        q_at(head * p.tq + s.q_first + q0),
+        k_at(kv * p.tk + s.k_first + k0) {}
   const Params& p;
   const Sequence& s;
   int head, kv;
+  int rows, cols;  // tokens that exist
   int64_t q0, k0;
+  int64_t q_at, k_at;  // first token in arrays [heads, tokens]
 
-  // Tokens that exist.
-  __device__ int rows() const { return static_cast<int>(smaller(kBlock, s.nq - q0)); }
-  __device__ int cols() const { return static_cast<int>(smaller(kBlock, s.nk - k0)); }
-  // First token in arrays [heads, tokens].
-  __device__ int64_t q_at() const { return head * p.tq + s.q_first + q0; }
-  __device__ int64_t k_at() const { return kv * p.tk + s.k_first + k0; }
   // Place in arrays [heads, blocks].
   __device__ int64_t q_block() const { return head * p.seq.q_blocks + s.q_block + q0 / kBlock; }
   __device__ int64_t k_block() const { return kv * p.seq.k_blocks + s.k_block + k0 / kBlock; }
   template <typename T>
   __device__ Rows<T> queries(const T* x) const {
-    return {x + q_at() * p.pitch, rows(), p.pitch};
+    return {x + q_at * p.pitch, rows, p.pitch};
   }
   template <typename T>
   __device__ Rows<T> keys(const T* x) const {
-    return {x + k_at() * p.pitch, cols(), p.pitch};
+    return {x + k_at * p.pitch, cols, p.pitch};
   }
 };
 
@@ -62,14 +70,14 @@ __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
   if (threadIdx.x < kBlock) {
     Range keys{0, 0};
     float scale = 0.0f;
-    if (i < x.rows()) {
+    if (i < x.rows) {
       if (active(i)) keys = visible_keys(p.seq, x.s, x.q0 + i);
-      scale = p.q.scale[x.q_at() + i];
+      scale = p.q.scale[x.q_at + i];
     }
     shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
     shared.lane[i] = scale * (p.scale * numerics::kLog2e);
   } else if (threadIdx.x < 2 * kBlock) {
-    shared.k_scale[i] = i < x.cols() ? p.k.scale[x.k_at() + i] : 0.0f;
+    shared.k_scale[i] = i < x.cols ? p.k.scale[x.k_at + i] : 0.0f;
   }
 }
 
@@ -92,10 +100,10 @@ __device__ inline void mean_query_logits(const Pair& x, Shared& shared) {
             lane = static_cast<int>(threadIdx.x) % kLanes;
   const float* mean = p.q_mean + x.q_block() * p.d;
   double dot = 0;
-  if (key < x.cols())
+  if (key < x.cols)
     for (int c = lane; c < p.d; c += kLanes)
       dot += static_cast<double>(mean[c]) *
-             static_cast<double>(p.k.values[(x.k_at() + key) * p.pitch + c]);
+             static_cast<double>(p.k.values[(x.k_at + key) * p.pitch + c]);
   for (int m = 1; m < kLanes; m *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, m);
   if (lane == 0)
     shared.bias[key] = static_cast<float>(static_cast<double>(p.scale * numerics::kLog2e) * dot);
@@ -109,8 +117,8 @@ __device__ inline void channel_product(const Rows<float>& left, const Rows<float
   const RightValues b{shared.right_values(), kValueLine, 1};
 #pragma unroll 1
   for (int c = 0; c < left.pitch; c += kChannels) {
-    stage_values<kValueLine>(shared.left_values(), left, c);
-    stage_values<kValueLine>(shared.right_values(), right, c);
+    stage<kChannels, kValueLine>(shared.left_values(), left, c);
+    stage<kChannels, kValueLine>(shared.right_values(), right, c);
     __syncthreads();
     const int depth = left.pitch - c < kChannels ? left.pitch - c : kChannels;
     if (poisoned)
@@ -138,8 +146,8 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
   clear(sum);
 #pragma unroll 1
   for (int c = 0; c < p.pitch; c += kCodeChannels) {
-    stage_codes(shared.left_codes(), x.queries(p.q.codes), c);
-    stage_codes(shared.right_codes(), x.keys(p.k.codes), c);
+    stage<kCodeChannels, kCodeLine>(shared.left_codes(), x.queries(p.q.codes), c);
+    stage<kCodeChannels, kCodeLine>(shared.right_codes(), x.keys(p.k.codes), c);
     __syncthreads();
     const int left = p.pitch - c < kCodeChannels ? p.pitch - c : kCodeChannels;
     multiply_codes(sum, shared.left_codes(), shared.right_codes(), kCodeLine, (left + 31) / 32);
@@ -220,7 +228,7 @@ __device__ inline void add_product(const Rows<float>& right, bool poisoned, cons
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     if (channel + part * kChannels >= right.pitch) break;
-    stage_values<kChannelLine>(shared.left_values(), right, channel + part * kChannels);
+    stage<kChannels, kChannelLine>(shared.left_values(), right, channel + part * kChannels);
     __syncthreads();
     Fragment<float> sum;
     clear(sum);
