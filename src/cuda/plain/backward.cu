@@ -16,7 +16,7 @@ namespace {
 
 enum class Gradient { dq, dk, dv };
 
-/// Sum over the lanes whose index differs in the bits of a mask.
+/// Sum over the lanes whose indices differ in the bits first … last.
 template <typename T>
 __device__ T sum_lanes(T x, int first, int last) {
   for (int m = first; m <= last; m *= 2) x += __shfl_xor_sync(0xffffffffu, x, m);
