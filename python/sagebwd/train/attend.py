@@ -65,6 +65,7 @@ class _Dithered:
     def __init__(self, config, layer, clock):
         self.config, self.layer, self.clock = config, layer, clock
 
+    @torch.compiler.disable  # the seed is arithmetic on whole numbers, new in every call
     def __call__(self, q, k, v):
         clock = self.clock
         seed = dither_seed(self.config.seed, clock.step, clock.micro, self.layer)

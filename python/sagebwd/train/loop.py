@@ -156,11 +156,12 @@ class Trainer:
         """Gradients of a step, clipped; (loss, gradient norm, whether to stop) as numbers."""
         plan, world, model = self.plan, self.world, self.model
         first = step * plan.sequences + world.reader * plan.local
+        rows = self.batches.rows(first, plan.local)
         total = torch.zeros((), device=self.device)
         for micro in range(plan.accumulate):
             model.clock.step = step
             model.clock.micro = world.reader * plan.accumulate + micro
-            tokens, targets = self.pair(self.batches.rows(first + micro * plan.micro, plan.micro))
+            tokens, targets = self.pair(rows[micro * plan.micro : (micro + 1) * plan.micro])
             with (
                 world.accumulating(self.wrapped, micro == plan.accumulate - 1),
                 world.sharing(model, tokens, targets),

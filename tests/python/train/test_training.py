@@ -202,11 +202,15 @@ def test_accumulation_and_recomputation_change_nothing_but_rounding(tmp_path):
         "parts": dict(micro_batch=1),
         "recompute": dict(micro_batch=4, recompute=True),
         "compiled": dict(micro_batch=4, compile="aot_eager"),
+        "dither": dict(micro_batch=4, rounding="dither"),
+        "dither-compiled": dict(micro_batch=4, rounding="dither", compile="aot_eager"),
     }.items():
-        config = tiny.config(tmp_path, steps=8, out=str(tmp_path / name), **changes)
+        config = tiny.config(tmp_path, steps=4, layers=1, out=str(tmp_path / name), **changes)
         train(config)
         curves[name] = [loss for _, loss, _ in tiny.losses(config.out)]
     assert curves["recompute"] == curves["whole"], "recomputation is bit-equal"
+    assert curves["dither-compiled"] == pytest.approx(curves["dither"], rel=1e-4)
+    assert curves["dither"] != curves["whole"]
     for name in ("parts", "compiled"):
         assert curves[name] == pytest.approx(curves["whole"], rel=1e-4)
 

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What each choice of the recipe is worth in training.
+#   ablation.sh DATA OUT smoothing|lift [RECIPE]
+# smoothing: none, of K, of Q and K. lift: one matmul at a time in floating point (S and S' together: the backward
+# must rebuild the logits of the forward). RECIPE: paper (default) or vectorwise.
+source "$(dirname "$0")/model.sh"
+data=$1 out=$2 which=$3 recipe=${4:-paper}
+case $which in
+  smoothing) arms=fpa,none=$recipe:smoothing=none,k=$recipe:smoothing=k,qk=$recipe:smoothing=qk ;;
+  lift)
+    arms=fpa,int8=$recipe
+    for matmul in O dV dQ dK; do arms+=,$matmul=$recipe:lift=$matmul; done
+    arms+=,S=$recipe:lift=S+"S'"
+    ;;
+  *) echo "expected smoothing or lift, got $which" >&2; exit 2 ;;
+esac
+per_step=$(number "${TOKENS:-1M}") total=$(number "${TOTAL:-100M}")
+steps=$((total / per_step))
+name=ablation_${which}_$recipe
+compare "$arms" "$out/$name" --data "$data" --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) \
+  --lr "${LR:-2e-3}" --eval-every $((steps / 5 + 1)) --audit-every $((steps / 10 + 1)) --log-every $((steps / 20 + 1)) \
+  --save-every $((steps / 3 + 1)) --keep 1
+record "$name" "$out/$name"/*/
