@@ -98,13 +98,18 @@ def test_key_padding(shape):
         assert rel(a, b) < 0.06
 
 
-def test_refusals_fallback_and_restore():
+def _registered():
+    registry = _AttentionBackendRegistry
+    return [
+        dict(table)
+        for table in (registry._backends, registry._constraints, registry._supported_arg_names)
+    ]
+
+
+def test_29_refusals_fallback_and_restore():
     q, k, v, _ = qkv(s=24)
     bias = torch.randn(1, 1, 24, 24)
-    before = (
-        dict(_AttentionBackendRegistry._supported_arg_names),
-        dict(_AttentionBackendRegistry._backends),
-    )
+    before = _registered()
     want = call(q, k, v, attn_mask=bias)
     with sage.enabled():
         for options, words in (
@@ -116,10 +121,7 @@ def test_refusals_fallback_and_restore():
     with sage.enabled(fallback=True):
         with pytest.warns(UserWarning, match="attn_mask"):
             assert torch.equal(call(q, k, v, attn_mask=bias), want)
-    assert before == (
-        dict(_AttentionBackendRegistry._supported_arg_names),
-        dict(_AttentionBackendRegistry._backends),
-    )
+    assert _registered() == before
     assert (
         _AttentionBackendRegistry._backends[AttentionBackendName.NATIVE].__name__
         != "sagebwd_attention"

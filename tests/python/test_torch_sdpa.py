@@ -73,7 +73,7 @@ def test_settings():
         torch_sdpa.activate(devices=("xpu",))
 
 
-def test_unsupported_calls_raise_and_nothing_stays_behind():
+def test_25_unsupported_calls_raise_and_nothing_stays_behind():
     q, k, v, dout = qkv(s=40)
     mask = torch.zeros(40, 40)
     before = sdpa(q, k, v)

@@ -236,7 +236,7 @@ def test_exact_layers():
     assert errors[0] > errors[1] > errors[2] and errors[2] < 1e-5
 
 
-def test_refusals():
+def test_25_refusals():
     _, ours = pair(attention_dropout=0.1)
     ours.train()
     with pytest.raises(NotImplementedError, match="dropout"):
