@@ -10,7 +10,8 @@ export JOBS
 
 .PHONY: help
 help:
-	@echo 'make demo               build, and write a report of accuracy and speed on this machine (build/report.html)'
+	@echo 'make demo               build, report accuracy and speed here (build/report.html), then train a small Llama with'
+	@echo '                        full-precision and INT8 attention side by side (build/demo/report.html)'
 	@echo 'make test               build, and run all tests: C++, Python, sanitizers, installed package'
 	@echo 'make build              library, tool and tests in build/'
 	@echo 'make bench ARGS=…       build, and run the benchmark'
@@ -38,10 +39,12 @@ test: setup
 	@tools/run_tests.sh
 
 .PHONY: demo
-demo: build/build.ninja
+demo: setup build/build.ninja
 	@cmake --build build -j $(JOBS) --target bin/sagebwd
 	@build/bin/sagebwd report --html build/report.html --json build/report.json
 	@echo 'The report is build/report.html; its figures are in build/report.json.'
+	@tools/setup/package.sh $(VENV)
+	@OMP_WAIT_POLICY=passive $(VENV)/bin/python -m sagebwd.train.demo --out build/demo
 
 .PHONY: bench
 bench: build/build.ninja

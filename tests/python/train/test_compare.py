@@ -129,6 +129,10 @@ def test_verdict():
     say = lambda loss: verdict([fpa, FakeRun("x", "sagebwd", loss)])
     assert say(2.004) == "`x` matches full precision (+0.0040)."
     assert "falls behind" in say(2.01) and "ahead" in say(1.9)
+    again = verdict([fpa, FakeRun("again", "fpa", 2.02), FakeRun("x", "sagebwd", 2.015)])
+    assert again == (
+        "`x` matches full precision (+0.0150). 2 full-precision runs are 0.0200 apart themselves."
+    )
 
 
 def test_ticks_and_text():

@@ -61,9 +61,11 @@ def read_runs(directories):
     return runs
 
 
+def repeats_of(runs):
+    """All full-precision runs: how far they are apart is what the comparison cannot resolve."""
+    return [run for run in runs if run.config["attention"] == REFERENCE]
+
+
 def reference_of(runs):
     """The run the others are compared with: full precision, if there is one."""
-    for run in runs:
-        if run.config["attention"] == REFERENCE:
-            return run
-    return None
+    return next(iter(repeats_of(runs)), None)

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the figures of several runs say, in words and as a table."""
 
-from .runs import reference_of
+import statistics
 
-#: Final eval losses closer than this count as equal: what the published comparison resolves.
+from .runs import reference_of, repeats_of
+
+#: Final eval losses closer than this count as equal, whatever the spread: what the published
+#: comparison resolves.
 EQUAL = 0.005
+
+
+def allowed(runs):
+    """Difference that counts as equal: 0.005, or twice the deviation of the full-precision runs
+    among themselves where there are several."""
+    losses = [r.eval_loss for r in repeats_of(runs)]
+    return max(EQUAL, 2 * statistics.stdev(losses)) if len(losses) > 1 else EQUAL
 
 
 def verdict(runs):
@@ -12,19 +22,24 @@ def verdict(runs):
     if base is None:
         best = min(runs, key=lambda r: r.eval_loss)
         return f"`{best.name}` has the lowest held-out loss, {best.eval_loss:.4f}."
-    parts = []
+    parts, limit = [], allowed(runs)
+    full = repeats_of(runs)
     for run in runs:
-        if run is base:
+        if run in full:
             continue
         gap = run.eval_loss - base.eval_loss
-        how = "matches" if abs(gap) <= EQUAL else "is ahead of" if gap < 0 else "falls behind"
+        how = "matches" if abs(gap) <= limit else "is ahead of" if gap < 0 else "falls behind"
         parts.append(f"`{run.name}` {how} full precision ({gap:+.4f})")
-    return "; ".join(parts) + "." if parts else "Nothing to compare with."
+    words = "; ".join(parts) + "." if parts else "Nothing to compare with."
+    if len(full) > 1 and parts:
+        spread = max(r.eval_loss for r in full) - min(r.eval_loss for r in full)
+        words += f" {len(full)} full-precision runs are {spread:.4f} apart themselves."
+    return words
 
 
 def table_rows(runs):
     """(titles, rows) for an HTML table."""
-    base = reference_of(runs)
+    base, limit = reference_of(runs), allowed(runs)
     titles = [
         "attention", "eval loss", "difference", "train loss", "tokens/s", "speed",
         "worst gradient error", "kept for backward",
@@ -34,7 +49,7 @@ def table_rows(runs):
         gap, speed = ("–", ""), "–"
         if base is not None and run is not base:
             difference = run.eval_loss - base.eval_loss
-            gap = (f"{difference:+.4f}", "good" if difference <= EQUAL else "bad")
+            gap = (f"{difference:+.4f}", "good" if difference <= limit else "bad")
             speed = f"{run.speed / base.speed:.2f}×"
         worst = run.worst_audit()
         memory = run.summary.get("activation_bytes")
