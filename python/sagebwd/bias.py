@@ -24,15 +24,13 @@ from pathlib import Path
 
 import torch
 
-from .train import checkpoint, state
+from .train import checkpoint
 from .train.batch_plan import plan_batch
 from .train.compare import parse_arms
-from .train.config import check, count, from_dict
-from .train.data import Batches, open_data
-from .train.errors import BadInput, RunError
-from .train.loop import run_dtype
+from .train.config import count
+from .train.errors import RunError
+from .train.load import load_model
 from .train.machine import describe_machine
-from .train.model import build
 from .train.report import html
 from .train.report.svg import Chart, Line, to_svg
 
@@ -43,13 +41,9 @@ DEFAULT_TOKENS = "16K,32K,64K,128K,256K,512K,1M"
 class Measurement:
     """Gradient sums of one model under several kinds of attention."""
 
-    def __init__(self, config, weights, vocab, arms, device):
-        self.config, self.device = config, device
-        self.dtype = run_dtype(config, device)
-        self.model = build(config, vocab, device)
-        state.restore_weights(self.model, weights)
-        # Exact attention needs no compiled blocks of its own: attention is swapped between runs.
-        self.arms = {"exact": replace(config, attention="exact"), **arms}
+    def __init__(self, loaded, arms):
+        self.model, self.autocast = loaded.model, loaded.autocast
+        self.arms = {"exact": replace(loaded.config, attention="exact"), **arms}
         self.sums = {name: self._zeros() for name in self.arms}
         self.squares = [dict.fromkeys(PROJECTIONS, 0.0) for _ in self.model.blocks]
         self.parts = 0
@@ -69,8 +63,7 @@ class Measurement:
         ]
         for name, arm in self.arms.items():
             self.model.set_attention(arm)
-            bf16 = self.dtype == torch.bfloat16
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+            with self.autocast():
                 loss = self.model(tokens, targets)
             grads = torch.autograd.grad(loss, parameters)
             for (qkv, out), gq, go in zip(self.sums[name], grads[::2], grads[1::2]):
@@ -139,28 +132,17 @@ def _by_projection(error, size):
 
 def measure(run, recipes, tokens, changes=None, say=print):
     """The record of a checkpoint: {"tokens": [...], "rows": [{"tokens", "errors"}], ...}."""
-    path = checkpoint.find(run)
-    saved, tensors = checkpoint.load(path)
-    config = from_dict({**saved["config"], **(changes or {}), "resume": "", "compile": "off"})
-    config = replace(config, context_parallel=1, recompute=False)
-    check(config)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device: cuda was asked for, but PyTorch sees no CUDA device")
-    use_gpu = config.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if use_gpu else "cpu")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    source = open_data(config)
+    loaded = load_model(run, **(changes or {}))
+    config, device = loaded.config, loaded.device
     arms = parse_arms(recipes, config)
     arms.pop("exact", None)
-    measurement = Measurement(config, tensors["weights"], saved["vocab"], arms, device)
-    # Sequences the run has not seen: after those it has read.
-    batches = Batches(source.train, config.context, config.data_seed, device)
-    first, done = saved["sequences_read"], 0
+    measurement = Measurement(loaded, arms)
+    batches = loaded.unseen()
+    first, done = loaded.sequences_read, 0
     # At least two parts up to the first row: the noise is estimated from their scatter.
     part = max(1, tokens[0] // config.context // 2) * config.context
     plan = plan_batch(replace(config, tokens_per_step=part), 1, device)
-    say(f"{path}: {config.describe_attention()}, step {saved['step']}; {describe_machine(device)}")
+    say(f"{loaded.path}: {config.describe_attention()}; {describe_machine(device)}")
     rows = []
     for goal in tokens:
         while done * config.context < goal:
@@ -169,8 +151,8 @@ def measure(run, recipes, tokens, changes=None, say=print):
         rows.append({"tokens": done * config.context, "errors": measurement.table()})
         say(row_text(rows[-1]))
     return {
-        "checkpoint": str(path),
-        "step": saved["step"],
+        "checkpoint": str(loaded.path),
+        "step": loaded.step,
         "config": json.loads(config.to_json()),
         "machine": describe_machine(device),
         "torch": torch.__version__,

@@ -28,13 +28,21 @@ def slice_loss(x, weight, targets, scale, with_grad):
     return loss, dlogits @ weight, dlogits.mT @ x
 
 
+def slice_rows(tokens, vocab):
+    """Tokens of a slice: equal slices where that costs few more of them, so that a compiled slice
+    is compiled once."""
+    least = -(-tokens * vocab // _LOGITS)
+    equal = next((n for n in range(least, 2 * least + 1) if tokens % n == 0), least)
+    return -(-tokens // equal)
+
+
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, slice_fn):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         tokens, scale = x.shape[0], 1.0 / x.shape[0]
-        rows = max(1, min(tokens, _LOGITS // weight.shape[0]))
+        rows = slice_rows(tokens, weight.shape[0])
         need = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         loss = torch.zeros((), device=x.device)
         dx = torch.empty_like(x) if need else None

@@ -225,22 +225,23 @@ class Trainer:
         return self._held_out.windows(evaluation_windows(self._held_out, 1, count)[:count])
 
     def activation_bytes(self):
-        """What the forward of a micro-batch keeps for its backward."""
+        """What the forward of one sequence keeps for its backward, weights not counted. None where
+        ranks share the weights or the sequence."""
+        if self.world.size > 1:
+            return None
         kept = {}
 
         def note(t):
             kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
             return t
 
-        tokens, targets = self.pair(self.batches.rows(0, self.plan.micro))
+        tokens, targets = self.pair(self.held_out_rows(1))
         with (
             torch.compiler.set_stance("force_eager"),
             torch.autograd.graph.saved_tensors_hooks(note, lambda t: t),
-            self.world.sharing(self.model, tokens, targets),
             self.autocast(),
         ):
             self.model(tokens, targets)
-        self.world.settle(self.model)
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         return sum(size for at, size in kept.items() if at not in weights)
 

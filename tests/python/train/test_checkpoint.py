@@ -58,7 +58,7 @@ def test_kill_while_saving(tmp_path):
             finally:
                 os._exit(1)
         os.close(write_end)
-        time.sleep(rng.uniform(0, 3 * once))
+        time.sleep(rng.uniform(0, 6 * once))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         saved = _saved_steps(read_end)

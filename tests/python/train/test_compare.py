@@ -65,7 +65,7 @@ def test_report(compared):
     text = (Path(config.out) / "report.html").read_text()
     check_page(text)
     for words in ("Difference to fpa", "Errors by layer", "Gradient audit", "Sample text",
-                  "kept for backward", "prefers-color-scheme: dark"):  # fmt: skip
+                  "kept per sequence", "prefers-color-scheme: dark"):  # fmt: skip
         assert words in text
     for run in runs:
         assert f"{run.eval_loss:.4f}" in text

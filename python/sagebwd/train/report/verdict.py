@@ -42,7 +42,7 @@ def table_rows(runs):
     base, limit = reference_of(runs), allowed(runs)
     titles = [
         "attention", "eval loss", "difference", "train loss", "tokens/s", "speed",
-        "worst gradient error", "kept for backward",
+        "worst gradient error", "kept per sequence",
     ]  # fmt: skip
     rows = []
     for run in runs:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model from its checkpoint, with its configuration and data: where instruments begin."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from . import checkpoint, state
+from .config import Config, check, from_dict
+from .data import Batches, Source, open_data
+from .errors import BadInput
+from .loop import run_dtype
+from .model import Llama, build
+
+
+@dataclass
+class Loaded:
+    path: Path
+    step: int
+    sequences_read: int
+    config: Config
+    source: Source
+    model: Llama
+    device: torch.device
+
+    def autocast(self):
+        bf16 = run_dtype(self.config, self.device) == torch.bfloat16
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)
+
+    def unseen(self):
+        """The run's training data in its order; sequences from ``sequences_read`` on are new to
+        the model until an epoch is over."""
+        c = self.config
+        return Batches(self.source.train, c.context, c.data_seed, self.device)
+
+
+def load_model(run, **changes):
+    """The newest checkpoint of a run, or one checkpoint, in one process. ``changes``: fields of the
+    configuration to replace, such as data or device."""
+    path = checkpoint.find(run)
+    saved, tensors = checkpoint.load(path)
+    config = from_dict({**saved["config"], "micro_batch": 0, **changes})
+    config = replace(config, context_parallel=1, recompute=False, compile="off", resume="")
+    check(config)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device: cuda was asked for, but PyTorch sees no CUDA device")
+    use_gpu = config.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if use_gpu else "cpu")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    source = open_data(config)
+    model = build(config, saved["vocab"], device)
+    state.restore_weights(model, tensors["weights"])
+    return Loaded(path, saved["step"], saved["sequences_read"], config, source, model, device)
