@@ -228,10 +228,11 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
   }
   buffers.block_max[item] =
       poisoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(largest);
-  for (int i = 0; i < qb.rows; ++i)
-    for (int c = 0; c < plan.dl; ++c)
-      q.rows[static_cast<int64_t>(i) * plan.dl + c] =
-          t.ot[static_cast<int64_t>(c) * plan.bq + i] * t.alpha[i] + mean_v[c] * t.beta[i];
+  kernels.transpose_f32(t.ot, plan.bq, plan.dl, plan.bq, q.rows, plan.dl);
+  for (int i = 0; i < qb.rows; ++i) {
+    float* row = q.rows + static_cast<int64_t>(i) * plan.dl;
+    for (int c = 0; c < plan.dl; ++c) row[c] = row[c] * t.alpha[i] + mean_v[c] * t.beta[i];
+  }
   kernels.store_rows(a.o.dtype, row_at(a.o, qb.seq.batch, h, qb.seq.q_begin + qb.first),
                      a.o.stride[2], qb.rows, static_cast<int>(plan.p.d), q.rows, plan.dl, 1.0f);
 }

@@ -22,14 +22,18 @@ inline IVec start_of(IVec) { return set1(0); }
 
 /// Rows of a signed left operand, split for dot_split.
 struct SplitRows {
-  alignas(32) int8_t quads[kRows][2 * kMostContract];
+  alignas(32) uint8_t magnitudes[kRows][kMostContract];
+  alignas(32) uint8_t masks[kRows][kMostContract];
   int32_t offset[kRows];
   SplitRows(const Int8Product& p, int row) {
     const auto* at = static_cast<const int8_t*>(p.left) + row * p.left_stride;
-    for (int r = 0; r < kRows; ++r) offset[r] = split_row(at + r * p.left_stride, p.k, quads[r]);
+    for (int r = 0; r < kRows; ++r)
+      offset[r] = split_row(at + r * p.left_stride, p.k, magnitudes[r], masks[r]);
   }
   IVec start(int r, IVec column) const { return add(column, set1(offset[r])); }
-  SplitQuad quad(int r, int k) const { return broadcast_split(quads[r] + 2 * k); }
+  SplitQuad quad(int r, int k) const {
+    return {broadcast_quad(magnitudes[r] + k), broadcast_quad(masks[r] + k)};
+  }
   static IVec step(IVec acc, SplitQuad a, Quads b) { return dot_split(acc, a, b); }
 };
 #define SAGE_SPLIT_ROWS

@@ -160,16 +160,13 @@ inline IVec dot_su(IVec acc, __m256i a, Quads b) {
 struct SplitQuad {
   __m256i magnitude, mask;
 };
-inline SplitQuad broadcast_split(const int8_t* at) {
-  return {broadcast_quad(at), broadcast_quad(at + 4)};
-}
 inline IVec dot_split(IVec acc, SplitQuad a, Quads b) {
   return {add_quads(acc.lo, a.magnitude, _mm256_xor_si256(b.lo, a.mask)),
           add_quads(acc.hi, a.magnitude, _mm256_xor_si256(b.hi, a.mask))};
 }
-/// Splits k (a multiple of 32) codes: dst [k/4][2][4] gets magnitudes and masks in turn. Returns
-/// the sum of the negative magnitudes.
-inline int32_t split_row(const int8_t* codes, int k, int8_t* dst) {
+/// Splits k (a multiple of 32) codes into magnitudes and masks. Returns the sum of the negative
+/// magnitudes.
+inline int32_t split_row(const int8_t* codes, int k, uint8_t* magnitudes, uint8_t* masks) {
   const __m256i zero = _mm256_setzero_si256();
   __m256i sum = zero;
   for (int i = 0; i < k; i += 32) {
@@ -177,12 +174,8 @@ inline int32_t split_row(const int8_t* codes, int k, int8_t* dst) {
     const __m256i magnitude = _mm256_abs_epi8(a);
     const __m256i mask = _mm256_cmpgt_epi8(zero, a);
     sum = _mm256_add_epi64(sum, _mm256_sad_epu8(_mm256_and_si256(magnitude, mask), zero));
-    // The unpacks work inside 128-bit halves.
-    const __m256i low = _mm256_unpacklo_epi32(magnitude, mask);
-    const __m256i high = _mm256_unpackhi_epi32(magnitude, mask);
-    auto* out = reinterpret_cast<__m256i*>(dst + 2 * i);
-    _mm256_store_si256(out, _mm256_permute2x128_si256(low, high, 0x20));
-    _mm256_store_si256(out + 1, _mm256_permute2x128_si256(low, high, 0x31));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(magnitudes + i), magnitude);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(masks + i), mask);
   }
   const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
   return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two)));
