@@ -2,6 +2,8 @@
 """Causal attention of a layer, chosen by the configuration: the one place where full precision and
 INT8 differ."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -39,7 +41,12 @@ def make_attend(config, layer, clock):
         return _exact
     if config.rounding == "dither":
         return _Dithered(config, layer, clock)
-    recipe = config.make_recipe()
+    return _int8(config.make_recipe())
+
+
+@functools.cache
+def _int8(recipe):
+    # One function per recipe, not per layer: torch.compile then compiles one block for all.
     return lambda q, k, v: attention(q, k, v, causal=True, recipe=recipe)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of a token, and the peak they are compared with (MFU)."""
 
+import functools
 import time
 
 import torch
@@ -23,8 +24,10 @@ def per_token(config, padded_vocab):
     return 6 * weights + attention
 
 
+@functools.cache
 def peak(device, dtype):
-    """(operations per second, where the figure comes from)."""
+    """(operations per second, where the figure comes from). Asked once: runs side by side share
+    it."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
         for word, tera in _BF16_PEAKS.items():

@@ -83,7 +83,6 @@ class Trainer:
         self.step_count, self.seconds = 0, 0.0
         self.last = {}  # loss of the last step, last evaluation
         self.save_error = None
-        self._peak = None
         self._speeds = []
         self._resume()
         self.log.open(self.step_count)
@@ -115,9 +114,7 @@ class Trainer:
         )
 
     def peak(self):
-        if self._peak is None:
-            self._peak = flops.peak(self.device, self.dtype)
-        return self._peak
+        return flops.peak(self.device, self.dtype)
 
     def autocast(self):
         return torch.autocast(

@@ -133,6 +133,8 @@ class Llama(nn.Module):
             block.attention.attend = make_attend(config, i, self.clock)
 
     def compile_blocks(self, backend):
+        # All blocks of all models of a process share one cache; PyTorch gives up at 8 entries.
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in self.blocks:
             block.compile(backend=backend)
         self.slice_loss = torch.compile(slice_loss, backend=backend)

@@ -215,6 +215,17 @@ def test_accumulation_and_recomputation_change_nothing_but_rounding(tmp_path):
         assert curves[name] == pytest.approx(curves["whole"], rel=1e-4)
 
 
+def test_blocks_are_compiled_once(tmp_path):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    train(tiny.config(tmp_path, steps=3, layers=3, compile="aot_eager"))
+    # A block and the head, each with and without gradients.
+    assert counters["stats"]["unique_graphs"] <= 4
+    assert not counters["graph_break"]
+
+
 def test_bf16_grouped_queries_untied(tmp_path):
     config = tiny.config(
         tmp_path, steps=25, dtype="bf16", kv_heads=1, tied=False, qk_norm=False, smoothing="qk",
