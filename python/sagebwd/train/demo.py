@@ -15,7 +15,8 @@ import torch
 
 from .__main__ import main
 
-_CPU = ["--preset", "demo", "--log-every", "10", "--eval-every", "30", "--audit-every", "5"]
+_CPU = ["--preset", "demo", "--log-every", "10", "--eval-every", "25", "--audit-every", "5",
+        "--eval-tokens", "32K"]  # fmt: skip
 _GPU = [
     "--preset", "45m", "--steps", "300", "--warmup", "30", "--tokens-per-step", "128K",
     "--log-every", "20", "--eval-every", "50", "--audit-every", "10", "--eval-tokens", "512K",

@@ -11,7 +11,7 @@ PRESETS = {
     # `make demo` on a CPU: learns the look of source code in a minute or two.
     "demo": dict(
         layers=4, width=128, heads=2, ffn=384, context=1024,
-        tokens_per_step=4096, steps=120, warmup=12, lr=1e-3,
+        tokens_per_step=4096, steps=100, warmup=10, lr=1e-3,
     ),
     # One GPU at 2.1M tokens per step, many steps a minute.
     "18m": dict(

@@ -10,7 +10,7 @@ from pathlib import Path
 from . import html
 from .runs import reference_of
 from .svg import Chart, Line, smoothed, thinned, to_svg
-from .verdict import table_rows, verdict
+from .verdict import signed, table_rows, verdict
 
 _TENSORS = ("O", "dQ", "dK", "dV")
 
@@ -63,7 +63,7 @@ def _tiles(runs, css):
     for run in runs:
         note = f"{run.speed:.0f} tokens/s"
         if base is not None and run is not base:
-            note = f"{run.eval_loss - base.eval_loss:+.4f} against `{base.name}`; {note}"
+            note = f"{signed(run.eval_loss - base.eval_loss)} against `{base.name}`; {note}"
         out += html.tile(
             f"`{run.name}`, eval loss", f"{run.eval_loss:.4f}", note, css, css[run.name]
         )

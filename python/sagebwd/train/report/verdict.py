@@ -10,6 +10,12 @@ from .runs import reference_of, repeats_of
 EQUAL = 0.005
 
 
+def signed(difference):
+    """Four digits and a sign; what rounds to nothing has none."""
+    text = f"{difference:+.4f}"
+    return "0.0000" if float(text) == 0 else text
+
+
 def allowed(runs):
     """Difference that counts as equal: 0.005, or twice the deviation of the full-precision runs
     among themselves where there are several."""
@@ -29,7 +35,7 @@ def verdict(runs):
             continue
         gap = run.eval_loss - base.eval_loss
         how = "matches" if abs(gap) <= limit else "is ahead of" if gap < 0 else "falls behind"
-        parts.append(f"`{run.name}` {how} full precision ({gap:+.4f})")
+        parts.append(f"`{run.name}` {how} full precision ({signed(gap)})")
     words = "; ".join(parts) + "." if parts else "Nothing to compare with."
     if len(full) > 1 and parts:
         spread = max(r.eval_loss for r in full) - min(r.eval_loss for r in full)
@@ -49,7 +55,7 @@ def table_rows(runs):
         gap, speed = ("–", ""), "–"
         if base is not None and run is not base:
             difference = run.eval_loss - base.eval_loss
-            gap = (f"{difference:+.4f}", "good" if difference <= limit else "bad")
+            gap = (signed(difference), "good" if difference <= limit else "bad")
             speed = f"{run.speed / base.speed:.2f}×"
         worst = run.worst_audit()
         memory = run.summary.get("activation_bytes")
