@@ -26,7 +26,7 @@ std::string decline_device() {
 }
 
 std::string decline(const spec::Problem& p) {
-  constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 30;
+  constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 29;
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
@@ -39,7 +39,7 @@ std::string decline(const spec::Problem& p) {
   if (p.h > kMostHeads) return "takes up to 65535 heads";
   if (p.num_sequences() * (p.nq + kBlock) > kMostTokens * kBlock || p.nq > kMostTokens ||
       p.nk > kMostTokens)
-    return "takes up to 2^30 tokens of a sequence and 2^37 in all";
+    return "takes up to 2^29 tokens of a sequence and 2^36 in all";
   const dispatch::Tiles t = tiles_of(p);
   const bool backward = p.direction == spec::Direction::backward;
   // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the

@@ -19,6 +19,9 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+/// Makes the compiler keep a number instead of working it out again wherever it is used.
+__device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
+
 /// max(a, b) that keeps NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;

@@ -83,9 +83,13 @@ struct QueryRow {
 
 /// The same for dK and dV, with φ = the token scale of dO folded into the exponent of P:
 ///   φ·P = 2^(lane·x - lse2)     φ·P·(dP·slope + offset) = dS·lane
-/// where x is the integer logit times the key's scale. A row with dO = 0 has a tiny φ instead.
-struct QueryFold {
-  float lane, lse2, slope, offset;
+/// where x is the integer logit times the key's scale. A row with dO = 0 has a tiny φ instead, and
+/// a row with Q = 0 a tiny lane.
+struct QueryExponent {
+  float lane, lse2;
+};
+struct QueryGradient {
+  float slope, offset;
 };
 
 struct BackwardParams {
@@ -94,20 +98,23 @@ struct BackwardParams {
   int d, h, hk, group;
   int64_t tq, tk;
   float scale;
-  const int8_t* q8;         // [h, tq, D]
-  const int8_t* q8t;        // [h, tq / kGroup, D, kGroup]
-  const QueryRow* q_row;    // [h, tq]
-  const QueryFold* q_fold;  // [h, tq]
-  const int8_t* k8;         // [hk, tk, D]
-  const int8_t* k8t;        // [hk, tk / kGroup, D, kGroup]
-  const KeyScale* k_scale;  // [hk, tk]
-  const void* v16;          // [hk, tk, D]
-  const void* do16;         // [h, tq, D]
-  const int8_t* do8t;       // [h, tq / kGroup, D, kGroup]
-  const float* k_mean;      // [sequences, hk, D]
-  StridedStats dlse;        // data null: none
+  const int8_t* q8;                 // [h, tq, D]
+  const int8_t* q8t;                // [h, tq / kGroup, D, kGroup]
+  const QueryRow* q_row;            // [h, tq]
+  const QueryExponent* q_exponent;  // [h, tq]
+  const QueryGradient* q_gradient;  // [h, tq]
+  const int8_t* k8;                 // [hk, tk, D]
+  const int8_t* k8t;                // [hk, tk / kGroup, D, kGroup]
+  const KeyScale* k_scale;          // [hk, tk]
+  const void* v16;                  // [hk, tk, D]
+  const void* do16;                 // [h, tq, D]
+  const int8_t* do8t;               // [h, tq / kGroup, D, kGroup]
+  float* dq_sum;        // [h, tq / 16, D / 8, 128]: dQ·lane/c (arch/global_add.cuh), or null
+  const float* k_mean;  // [sequences, hk, D]
+  StridedStats dlse;    // data null: none
   bool partial_kv;
   Strided dq, dk, dv;
+  bool dq_chunks;  // rows of dQ start at multiples of 16 bytes
 };
 
 }  // namespace sagebwd::cuda

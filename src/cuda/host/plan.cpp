@@ -26,10 +26,15 @@ Plan::Plan(const spec::Problem& p) {
   tq = q * kBlock, tk = k * kBlock;
 }
 
+bool fused(const spec::Problem& p) {
+  return !p.deterministic && !p.partial_kv && p.recipe.scheme == Scheme::vectorwise;
+}
+
 dispatch::Tiles tiles_of(const spec::Problem& p) {
   const bool paper = p.recipe.scheme == Scheme::paper;
   if (p.direction == spec::Direction::forward) return {128, paper ? 64 : 128};
-  const sm80::BackwardTiles t = sm80::backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128);
+  const sm80::BackwardTiles t =
+      sm80::backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128, fused(p));
   return {t.q, t.k};
 }
 

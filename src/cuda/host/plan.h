@@ -45,6 +45,9 @@ struct Plan {
   std::vector<DocumentStart> documents;  // [count + 1] when packed
 };
 
+/// Whether dQ is added up in memory by the kernel that makes dK and dV, rather than by its own.
+bool fused(const spec::Problem& p);
+
 dispatch::Tiles tiles_of(const spec::Problem& p);
 size_t workspace_of(const spec::Problem& p);
 void forward(const spec::Problem& p, const ForwardArgs& args, void* workspace);

@@ -80,12 +80,19 @@ struct BackwardSpace : SharedSpace {
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
-    fold = arena.take<QueryFold>(p.h * plan.tq);
+    exponent = arena.take<QueryExponent>(p.h * plan.tq);
+    gradient = arena.take<QueryGradient>(p.h * plan.tq);
+    dq_sum = fused(p) ? arena.take<float>(dq_sums(p, plan)) : nullptr;
   }
   int8_t *q8t, *k8t, *do8t;
   uint16_t* do16;
   QueryRow* row;
-  QueryFold* fold;
+  QueryExponent* exponent;
+  QueryGradient* gradient;
+  float* dq_sum;
+  static int64_t dq_sums(const Problem& p, const Plan& plan) {
+    return p.h * plan.tq * plan.padded_d;
+  }
 };
 
 /// The workspace has a smaller alignment than the kernels want.
@@ -168,6 +175,7 @@ struct Call {
   void keys(const SharedSpace& ws, int8_t* transposed) const {
     KeyJob job{key_job(ws, args.k), ws.k_scale};
     job.codes = ws.k8, job.codes_t = transposed, job.mean = ws.k_mean;
+    job.for_turned = transposed != nullptr && fused(p);
     launch_keys(job, p.dtype, stream);
   }
   QueryJob queries(const SharedSpace& ws) const {
@@ -269,7 +277,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   static_cast<TokenJob&>(dout) = call.query_job(ws, args.dout);
   dout.codes_t = ws.do8t, dout.raw = ws.do16;
   dout.o = input(args.o), dout.dlse = stats(args.dlse);
-  dout.row = ws.row, dout.fold = ws.fold;
+  dout.row = ws.row, dout.exponent = ws.exponent, dout.gradient = ws.gradient;
   launch_dout(dout, p.dtype, call.stream);
 
   const BackwardParams params{.seq = call.sequences(ws),
@@ -284,19 +292,26 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .q8 = ws.q8,
                               .q8t = ws.q8t,
                               .q_row = ws.row,
-                              .q_fold = ws.fold,
+                              .q_exponent = ws.exponent,
+                              .q_gradient = ws.gradient,
                               .k8 = ws.k8,
                               .k8t = ws.k8t,
                               .k_scale = ws.k_scale,
                               .v16 = ws.v16,
                               .do16 = ws.do16,
                               .do8t = ws.do8t,
+                              .dq_sum = ws.dq_sum,
                               .k_mean = ws.k_mean,
                               .dlse = stats(args.dlse),
                               .partial_kv = p.partial_kv,
                               .dq = output(args.dq),
                               .dk = output(args.dk),
-                              .dv = output(args.dv)};
+                              .dv = output(args.dv),
+                              .dq_chunks = input(args.dq).vector};
+  if (ws.dq_sum != nullptr)
+    SAGE_CUDA(cudaMemsetAsync(ws.dq_sum, 0,
+                              static_cast<size_t>(BackwardSpace::dq_sums(p, plan)) * sizeof(float),
+                              call.stream));
   sm80::launch_backward(params, p.dtype, p.recipe.scheme, plan.padded_d, plan.q_blocks,
                         plan.k_blocks, call.stream);
 }

@@ -30,6 +30,7 @@ struct TokenJob {
   int tokens_per_scale;         // 1, 64 or 128
   int8_t* codes = nullptr;      // [heads, tokens, D]
   int8_t* codes_t = nullptr;    // [heads, tokens / kGroup, D, kGroup]
+  bool for_turned = false;      // order of codes_t: tile::turned instead of tile::permuted
   void* raw = nullptr;          // [heads, tokens, D]
   const float* mean = nullptr;  // [sequences, heads, D]: subtracted first (keys and values)
 };
@@ -55,7 +56,8 @@ struct DoutJob : TokenJob {
   Strided o;
   StridedStats dlse;
   QueryRow* row;  // lane and lse2 are there already; delta is added
-  QueryFold* fold;
+  QueryExponent* exponent;
+  QueryGradient* gradient;
 };
 void launch_keys(const KeyJob& job, Dtype dtype, cudaStream_t stream);
 void launch_values(const ValueJob& job, Dtype dtype, cudaStream_t stream);

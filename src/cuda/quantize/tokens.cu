@@ -16,8 +16,12 @@
 namespace sagebwd::cuda {
 namespace {
 
-constexpr int kMaxGroups =
-    2;  // scale groups in a block of tokens, when a group is 64 or 128 tokens
+// Scale groups in a block of tokens, when a group is 64 or 128 tokens.
+constexpr int kMaxGroups = 2;
+
+// Scale of Q or K for codes that are all zero. The backward folds scales into dS and takes them out
+// again, so they must not vanish; being small, this one does not disturb the maxima of dS.
+constexpr float kZeroScale = 0x1p-60f;
 
 template <typename T, int D>
 struct TokenBlock {
@@ -147,6 +151,9 @@ struct TokenBlock {
   /// order that 8-bit A operands made from accumulators want.
   __device__ void write_transposed(const TokenJob& job, const Shared& shared) const {
     constexpr int kItems = D / 4 * (kBlock / 16);
+    const bool turned = job.for_turned;
+    const auto token_at = [turned](int p) { return turned ? tile::turned(p) : tile::permuted(p); };
+    const auto row_of = [turned](int ch) { return turned ? tile::turned_row(ch) : ch; };
     for (int item = static_cast<int>(threadIdx.x); item < kItems; item += Shape::kThreads) {
       const int piece = item % 4 + item / D * 4;  // 16 tokens
       const int c = item % D / 4 * 4;
@@ -156,8 +163,8 @@ struct TokenBlock {
         uint32_t r[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          r[e] = *reinterpret_cast<const uint32_t*>(
-              shared.codes + (piece * 16 + tile::permuted(4 * w + e)) * kLine + c);
+          r[e] = *reinterpret_cast<const uint32_t*>(shared.codes +
+                                                    (piece * 16 + token_at(4 * w + e)) * kLine + c);
         const uint32_t ab_low = __byte_perm(r[0], r[1], 0x5140),
                        cd_low = __byte_perm(r[2], r[3], 0x5140);
         const uint32_t ab_high = __byte_perm(r[0], r[1], 0x7362),
@@ -170,7 +177,7 @@ struct TokenBlock {
       const int64_t group = (head * job.tokens + padded) / kGroup + piece / (kGroup / 16);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        *reinterpret_cast<uint4*>(job.codes_t + (group * D + c + e) * kGroup +
+        *reinterpret_cast<uint4*>(job.codes_t + (group * D + row_of(c + e)) * kGroup +
                                   piece % (kGroup / 16) * 16) =
             make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
     }
@@ -196,6 +203,7 @@ __global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
       // 22 significant bits, so that offset is exact.
       float scale = b.scale(step);
       if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
+      if (scale == 0.0f) scale = kZeroScale;
       job.scale[b.head * job.tokens + b.slot(step)] = {scale, -tile::kMagicFloat * scale};
     }
   b.write_codes(job, shared);
@@ -268,7 +276,7 @@ __global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
       const float lse = *tile::stat_of(job.lse, b.s, b.head, b.s.q_begin + b.token(step));
       if (lse != -INFINITY) lse2 = (lse - mean_logit) * numerics::kLog2e;
     }
-    job.row[at].lane = lane, job.row[at].lse2 = lse2;
+    job.row[at].lane = lane == 0.0f ? kZeroScale : lane, job.row[at].lse2 = lse2;
   }
   b.write_codes(job, shared);
 }
@@ -306,7 +314,8 @@ __global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
     // A row with dO = 0 still has dS when dLSE is given, so its φ is small instead of zero.
     const float phi = b.scale(step) == 0.0f ? 0x1p-90f : b.scale(step);
     const float slope = row.lane / phi;
-    job.fold[at] = {row.lane, row.lse2 - log2f(phi), slope, -delta * slope};
+    job.exponent[at] = {row.lane, row.lse2 - log2f(phi)};
+    job.gradient[at] = {slope, -delta * slope};
   }
   b.write_codes(job, shared);
 }

@@ -25,6 +25,16 @@ __host__ __device__ constexpr int permuted(int p) {
   return (p >> 2) * 2 + (p & 1) + ((p & 2) << 2);
 }
 
+/// The same for accumulators that were turned around with arch::transpose_8x8, pairs of rows g and
+/// g + 8 being 16-bit elements.
+__host__ __device__ constexpr int turned(int p) { return (p >> 1) + (p & 1) * 8; }
+
+/// Where a channel of the operand that meets turned codes is stored: with this order the four 8-
+/// channel blocks of an accumulator give a lane eight neighbouring channels.
+__host__ __device__ constexpr int turned_row(int channel) {
+  return (channel & ~31) + ((channel >> 1) & 3) * 8 + ((channel >> 3) & 3) * 2 + (channel & 1);
+}
+
 /// First step of a biased integer sum.
 __device__ __forceinline__ void start_sum(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
@@ -103,37 +113,54 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
                                                const uint32_t (&other)[kM][kSteps][4],
                                                const float (&weight)[kM][2], uint32_t b,
                                                uint32_t member, uint32_t lane) {
+  // Two blocks of channels at a time: four chains of products that do not wait for each other.
 #pragma unroll
-  for (int c = 0; c < kChannelBlocks; ++c) {
-    int sum[kM][4];
-    uint32_t f[4];
+  for (int c = 0; c < kChannelBlocks; c += 2) {
+    int sum[2][kM][4];
+    uint32_t f[2][4];
     if constexpr (kSteps == 2) {  // a row of 64 is one warp's share, the next sub-tile the other's
-      load_b<kGroup>(f, b + member * D * kGroup + c * 8 * kGroup, 0, lane);
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        start_sum(sum[m], mine[m][0], f[0], f[1]);
-        arch::mma_s8(sum[m], mine[m][1], f[2], f[3]);
-      }
-      load_b<kGroup>(f, b + (member ^ 1) * D * kGroup + c * 8 * kGroup, 0, lane);
+      for (int h = 0; h < 2; ++h)
+        load_b<kGroup>(f[h], b + member * D * kGroup + (c + h) * 8 * kGroup, 0, lane);
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        arch::mma_s8(sum[m], other[m][0], f[0], f[1]);
-        arch::mma_s8(sum[m], other[m][1], f[2], f[3]);
-      }
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+            k == 0 ? start_sum(sum[h][m], mine[m][0], f[h][0], f[h][1])
+                   : arch::mma_s8(sum[h][m], mine[m][1], f[h][2], f[h][3]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        load_b<kGroup>(f[h], b + (member ^ 1) * D * kGroup + (c + h) * 8 * kGroup, 0, lane);
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+            arch::mma_s8(sum[h][m], other[m][k], f[h][2 * k], f[h][2 * k + 1]);
     } else {  // a row of 64 holds both shares: this warp's first
       static_assert(kSteps == 1);
-      load_b<kGroup>(f, b + c * 8 * kGroup, 0, lane, member * 2);
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        start_sum(sum[m], mine[m][0], f[0], f[1]);
-        arch::mma_s8(sum[m], other[m][0], f[2], f[3]);
-      }
+      for (int h = 0; h < 2; ++h)
+        load_b<kGroup>(f[h], b + (c + h) * 8 * kGroup, 0, lane, member * 2);
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+            k == 0 ? start_sum(sum[h][m], mine[m][0], f[h][0], f[h][1])
+                   : arch::mma_s8(sum[h][m], other[m][0], f[h][2], f[h][3]);
     }
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        acc[m][c][e] = fmaf(sum_of(sum[m][e]), weight[m][e >> 1], acc[m][c][e]);
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          acc[m][c + h][e] = fmaf(sum_of(sum[h][m][e]), weight[m][e >> 1], acc[m][c + h][e]);
   }
 }
 

@@ -46,6 +46,22 @@ __device__ inline Sequence sequence_of_block(const Sequences& s, int block, bool
   return sequence_at(s, low);
 }
 
+/// The mask as a band of the score matrix: query i sees key j when begin <= j - i < end, and both
+/// are inside the sequence. 32 bits, because the inner loops ask for every score.
+struct Band {
+  int begin, end;
+  __device__ uint32_t width() const { return static_cast<uint32_t>(end - begin); }
+};
+__device__ inline Band band_of(const MaskParams& m, const Sequence& s) {
+  constexpr int64_t kFar = int64_t{1} << 29;  // no sequence is longer
+  const int64_t shift = m.bottom_right ? s.nk - s.nq : 0;
+  const int64_t begin = m.left < 0 ? -kFar : shift - m.left,
+                end = m.right < 0 ? kFar : shift + m.right + 1;
+  return {static_cast<int>(begin < -kFar ? -kFar : begin), static_cast<int>(end > kFar    ? kFar
+                                                                            : end < -kFar ? -kFar
+                                                                                          : end)};
+}
+
 struct KeyRange {
   int begin, end;
 };

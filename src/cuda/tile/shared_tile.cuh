@@ -41,6 +41,23 @@ __device__ __forceinline__ void load_linear(uint32_t to, const void* from, uint3
     arch::cp_async_16(to + thread * 16, static_cast<const char*>(from) + thread * 16);
 }
 
+/// Fragments of one contraction step of 32 bytes (k32 of bytes, k16 of 16-bit values), for loops
+/// that go step by step through all blocks of a tile, so that neighbouring products do not wait for
+/// each other. The lane's part of an address is one number, made once; a step changes some of its
+/// bits. Tiles start at multiples of 128 bytes.
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t a_lane(uint32_t lane) {
+  return swizzled<kRowBytes>(lane & 15, lane >> 4);
+}
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t b_lane(uint32_t lane) {
+  return swizzled<kRowBytes>((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+}
+/// `at` = tile + a_lane or b_lane.
+__device__ __forceinline__ uint32_t step_of(uint32_t at, int step) {
+  return (at ^ ((step & 3) << 5)) + (step >> 2) * 128;
+}
+
 /// A operand: rows 0 … 15 of `tile`, 32 bytes from chunk `chunk` on (k32 of bytes, k16 of 16-bit
 /// values).
 template <int kRowBytes>

@@ -12,6 +12,11 @@ namespace {
 
 template <typename T, int D>
 void run(const BackwardParams& p, bool paper, int q_blocks, int k_blocks, cudaStream_t stream) {
+  if (p.dq_sum != nullptr) {
+    launch_fused<T, D>(p, k_blocks, stream);
+    launch_query_sums<T, D>(p, q_blocks, stream);
+    return;
+  }
   launch_key_blocks<T, D>(p, paper, k_blocks, stream);
   launch_query_blocks<T, D>(p, paper, q_blocks, stream);
 }
@@ -20,13 +25,17 @@ void run(const BackwardParams& p, bool paper, int q_blocks, int k_blocks, cudaSt
 
 int shared_memory_limit() {
   int device = 0, bytes = 0;
-  SAGE_CUDA(cudaGetDevice(&device));
-  SAGE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bytes;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+          cudaSuccess)
+    return bytes;
+  cudaGetLastError();  // the next call must not find our question's answer
+  return 0;
 }
 
-BackwardTiles backward_tiles(Scheme scheme, int padded_d) {
+BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused) {
   if (scheme == Scheme::paper) return {128, 64};
+  if (fused) return fused_tiles(padded_d);
   return {64, padded_d == 64 ? kQueryTileK<64> : kQueryTileK<128>};
 }
 

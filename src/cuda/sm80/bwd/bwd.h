@@ -15,7 +15,7 @@ namespace sagebwd::cuda::sm80 {
 struct BackwardTiles {
   int q, k;
 };
-BackwardTiles backward_tiles(Scheme scheme, int padded_d);
+BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused);
 
 void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, int padded_d,
                      int q_blocks, int k_blocks, cudaStream_t stream);

@@ -1,6 +1,5 @@
-// SPDdim3(static_cast<unsigned>(k_blocks * (kBlock / kKeyRows)), static_cast<unsigned>(p.hk)),
-// kKeyThreads,-License-Identifier: Apache-2.0 Instances of the dK, dV kernel. Two stages where
-// shared memory allows.
+// SPDX-License-Identifier: Apache-2.0
+// Instances of the dK, dV kernel. Two stages where shared memory allows.
 #include "cuda/host/launch.h"
 #include "cuda/sm80/bwd/key_block.cuh"
 #include "cuda/sm80/bwd/launch.h"

@@ -37,7 +37,8 @@ struct KeyBlockShared {
     alignas(128) uint8_t q8t[kTileQ * D];
     alignas(128) uint8_t do16[kTileQ * D * 2];
     alignas(128) uint8_t do8t[kTileQ * D];
-    alignas(16) QueryFold fold[kTileQ];
+    alignas(16) QueryExponent exponent[kTileQ];
+    alignas(16) QueryGradient gradient[kTileQ];
   };
   alignas(128) uint8_t k8[kKeyRows * D];
   alignas(128) uint8_t v16[kKeyRows * D * 2];
@@ -116,13 +117,13 @@ struct KeyBlock {
                                                 static_cast<const T*>(p.do16) + row * D, thread);
     tile::load_tile<D, kGroup, kKeyThreads>(arch::shared_address(st.do8t), p.do8t + row * D,
                                             thread);
-    tile::load_linear<kTileQ * 16, kKeyThreads>(arch::shared_address(st.fold), p.q_fold + row,
-                                                thread);
+    tile::load_linear<kTileQ * 8, kKeyThreads>(arch::shared_address(st.exponent),
+                                               p.q_exponent + row, thread);
+    tile::load_linear<kTileQ * 8, kKeyThreads>(arch::shared_address(st.gradient),
+                                               p.q_gradient + row, thread);
   }
 
-  __device__ const QueryFold* folds(int stage) const {
-    return shared.stage[stage].fold + pair.member * kMyQueries + 2 * t;
-  }
+  __device__ uint32_t first_query() const { return pair.member * kMyQueries + 2 * t; }
 
   /// Zeroes what the mask hides.
   __device__ void hide(Scores& x, int query0) const {
@@ -167,18 +168,19 @@ struct KeyBlock {
         }
       }
     }
-    const QueryFold* fold = folds(stage);
+    const QueryExponent* exponent = shared.stage[stage].exponent + first_query();
 #pragma unroll
     for (int n = 0; n < kQueryBlocks; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float2 q = *reinterpret_cast<const float2*>(fold + n * 8 + e);  // lane, lse2
+        const QueryExponent q = exponent[n * 8 + e];
 #pragma unroll
         for (int m = 0; m < kM; ++m)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
             x[m][n][2 * r + e] = arch::exp2_approx(fmaf(
-                tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r], k_offset[m][r]), q.x, -q.y));
+                tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r], k_offset[m][r]), q.lane,
+                -q.lse2));
       }
   }
 
@@ -212,17 +214,17 @@ struct KeyBlock {
         }
       }
     }
-    const QueryFold* fold = folds(stage);
+    const QueryGradient* gradient = shared.stage[stage].gradient + first_query();
 #pragma unroll
     for (int n = 0; n < kQueryBlocks; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float2 q = *reinterpret_cast<const float2*>(&fold[n * 8 + e].slope);  // slope, offset
+        const QueryGradient q = gradient[n * 8 + e];
 #pragma unroll
         for (int m = 0; m < kM; ++m)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            x[m][n][2 * r + e] = prob[m][n][2 * r + e] * fmaf(x[m][n][2 * r + e], q.x, q.y);
+            x[m][n][2 * r + e] = prob[m][n][2 * r + e] * fmaf(x[m][n][2 * r + e], q.slope, q.offset);
       }
   }
 

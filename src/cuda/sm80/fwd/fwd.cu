@@ -7,17 +7,17 @@
 namespace sagebwd::cuda::sm80 {
 namespace {
 
-/// Small thread blocks, two or three of them on a multiprocessor: while one waits at its barrier,
+/// Small thread blocks, three or four of them on a multiprocessor: while one waits at its barrier,
 /// or for its products, the others have work of another kind.
-constexpr int kPairs = 2;
+constexpr int kWarps = 4;
 
 template <typename T, int D, int kTileK>
 void run(const ForwardParams& p, int q_blocks, int heads, cudaStream_t stream) {
   constexpr int kResident = D == 64 ? 3 : 2;
-  constexpr int kPerBlock = kBlock / (tile::kPairRows * kPairs);
-  launch(forward_kernel<T, D, kTileK, kPairs, kResident>,
+  constexpr int kPerBlock = kBlock / (16 * kWarps);
+  launch(forward_kernel<T, D, kTileK, kWarps, kResident>,
          dim3(static_cast<unsigned>(q_blocks * kPerBlock), static_cast<unsigned>(heads)),
-         64 * kPairs, static_cast<int>(sizeof(ForwardShared<D, kTileK, kPairs>)), p, stream);
+         32 * kWarps, static_cast<int>(sizeof(ForwardShared<D, kTileK>)), p, stream);
 }
 
 template <typename T, int D>

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adding the four values of an m16n8 accumulator to FP32 sums in global memory.
+//
+// The 128 sums of such a block lie together, in the order that lets the instruction of the target
+// cover whole sectors: four values of a lane together where a vector can be added (sm_90 and
+// later), else one value of all lanes together. Whoever reads the sums asks `sum_at`.
+#pragma once
+
+#include <cstdint>
+
+namespace sagebwd::cuda::arch {
+
+/// Where value e (0 … 3) of a lane lies inside the block.
+__device__ __forceinline__ uint32_t sum_at(uint32_t lane, uint32_t e) {
+#if __CUDA_ARCH__ >= 900
+  return lane * 4 + e;
+#else
+  return e * 32 + lane;
+#endif
+}
+
+__device__ __forceinline__ void global_add(float* block, uint32_t lane, float x0, float x1,
+                                           float x2, float x3) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(block + lane * 4),
+               "f"(x0), "f"(x1), "f"(x2), "f"(x3)
+               : "memory");
+#else
+  const float x[4] = {x0, x1, x2, x3};
+#pragma unroll
+  for (uint32_t e = 0; e < 4; ++e)
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(block + sum_at(lane, e)),
+                 "f"(x[e])
+                 : "memory");
+#endif
+}
+
+}  // namespace sagebwd::cuda::arch

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The FP32 sums of dQ to the caller's tensor. A warp takes 16 queries x 32 channels: in the order
+// of the sums (tile::turned_row) a lane has eight neighbouring channels of two queries.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/arch/global_add.cuh"
+#include "cuda/host/launch.h"
+#include "cuda/sm80/bwd/launch.h"
+#include "cuda/tile/convert.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace sagebwd::cuda::sm80 {
+namespace {
+
+constexpr int kThreads = 256;
+
+/// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, or to dLSE when that is given.
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads)
+    query_sums_kernel(const __grid_constant__ BackwardParams p) {
+  constexpr int kParts = D / 32, kQueries = 16 * (kThreads / 32) / kParts;  // per thread block
+  const int head = static_cast<int>(blockIdx.y);
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % kParts;
+  const int64_t padded =
+      static_cast<int64_t>(blockIdx.x) * kQueries + warp / kParts * 16;  // of 16 queries
+  const tile::Sequence s = tile::sequence_of_block(p.seq, static_cast<int>(padded / kBlock), true);
+  const float* from = p.dq_sum + (head * p.tq + padded) * D + part * 4 * 128;
+  const int channel = static_cast<int>(part * 32 + lane % 4 * 8);
+  if (padded - s.q_pad >= s.nq || channel >= p.d) return;
+  float x[4][4];  // [block of channels][row g: 0, 1; row g + 8: 2, 3]
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[c][e] = from[c * 128 + arch::sum_at(lane, e)];
+  const float* k_mean =
+      p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * D + channel;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4) + 8 * r;
+    if (query >= s.nq) continue;
+    const QueryRow row = p.q_row[head * p.tq + s.q_pad + query];
+    const float factor = p.scale / row.lane;
+    float total = 0.0f;
+    if (p.dlse.data != nullptr && row.lse2 != INFINITY)
+      total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
+    T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query) + channel;
+    uint4 bits;
+    uint32_t* word = reinterpret_cast<uint32_t*>(&bits);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      float a = x[c][2 * r] * factor, b = x[c][2 * r + 1] * factor;
+      if (p.dlse.data != nullptr) a += total * k_mean[2 * c], b += total * k_mean[2 * c + 1];
+      word[c] = tile::pack_16<T>(a, b);
+    }
+    if (p.dq_chunks) {
+      *reinterpret_cast<uint4*>(out) = bits;
+    } else {
+      const T* v = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) out[e] = v[e];
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T, int D>
+void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream) {
+  constexpr int kPerBlock = kBlock / (16 * (kThreads / 32) / (D / 32));
+  launch(query_sums_kernel<T, D>,
+         dim3(static_cast<unsigned>(q_blocks * kPerBlock), static_cast<unsigned>(p.h)), kThreads, 0,
+         p, stream);
+}
+
+template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
+template void launch_query_sums<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
+template void launch_query_sums<__half, 64>(const BackwardParams&, int, cudaStream_t);
+template void launch_query_sums<__half, 128>(const BackwardParams&, int, cudaStream_t);
+
+}  // namespace sagebwd::cuda::sm80
