@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// K9 on the GPU: random problems, each a pure function of its number, on every CUDA implementation
+// that takes them, against the recipe oracle with that implementation's tiles.
+// SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <random>
+
+#include "base/hash.h"
+#include "device_case.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+#define NEED_DEVICE() \
+  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
+
+using trace::InputKind;
+
+int64_t from_environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? std::strtoll(text, nullptr, 10) : otherwise;
+}
+
+class Random {
+ public:
+  explicit Random(int64_t number) : engine_(hash64({0x6f0, static_cast<uint64_t>(number)})) {}
+  int64_t integer(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(engine_);
+  }
+  bool chance(double p) { return std::uniform_real_distribution<double>()(engine_) < p; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// A length that likes the edges of tiles.
+int64_t random_length(Random& r) {
+  if (r.chance(0.02)) return 0;
+  if (r.chance(0.2)) return r.integer(1, 20);
+  if (r.chance(0.4)) return 64 * r.integer(1, 6) + r.integer(-2, 2);
+  return r.integer(21, 400);
+}
+
+std::vector<int32_t> random_cuts(Random& r, int64_t n, int64_t documents) {
+  std::vector<int32_t> cuts = {0, static_cast<int32_t>(n)};
+  for (int64_t i = 1; i < documents; ++i)
+    cuts.push_back(r.chance(0.1) ? cuts[static_cast<size_t>(r.integer(0, i))]
+                                 : static_cast<int32_t>(r.integer(0, n)));
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+Recipe random_recipe(Random& r, uint64_t seed) {
+  Recipe recipe = r.chance(0.4) ? Recipe::paper() : Recipe::vectorwise();
+  if (r.chance(0.2)) {
+    recipe.tile_q = 64 * static_cast<int>(r.integer(1, 4));
+    recipe.tile_k = 64 * static_cast<int>(r.integer(1, 4));
+  }
+  if (r.chance(0.2)) recipe.smooth_k = !recipe.smooth_k;
+  if (r.chance(0.2)) recipe.smooth_v = !recipe.smooth_v;
+  recipe.smooth_q = r.chance(0.15);
+  recipe.rounding = r.chance(0.2) ? Rounding::dither : Rounding::nearest;
+  if (r.chance(0.3)) recipe.pv16_tiles = static_cast<int>(r.integer(-1, 2));
+  if (r.chance(0.15)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
+  recipe.seed = seed;
+  return recipe;
+}
+
+DeviceCase make_case(int64_t number) {
+  Random r(number);
+  DeviceCase dc("n1");
+  spec::AttnCase& c = dc.c;
+  const bool packed = r.chance(0.25);
+  c.b = packed ? 1 : r.integer(1, 3);
+  c.hk = r.integer(1, 3);
+  c.h = c.hk * r.integer(1, 3);
+  c.nq = random_length(r);
+  c.nk = r.chance(0.4) ? c.nq : random_length(r);
+  c.d = r.chance(0.5) ? (r.chance(0.5) ? 64 : 128) : 8 * r.integer(1, 32);
+  while (c.b * c.h > 1 && c.b * c.h * c.nq * c.nk * c.d > 20'000'000) c.b = 1, c.h = c.hk = 1;
+  c.dtype = r.chance(0.7) ? Dtype::bf16 : r.chance(0.7) ? Dtype::f16 : Dtype::f32;
+  c.layout = r.chance(0.4) ? spec::Layout::bshd : spec::Layout::bhsd;
+  c.mask.causal = r.chance(0.4);
+  c.mask.align = r.chance(0.5) ? Align::bottom_right : Align::top_left;
+  if (r.chance(0.25)) {
+    c.mask.window_left = r.integer(-1, 150);
+    c.mask.window_right = r.integer(-1, 150);
+  }
+  c.seed = static_cast<uint64_t>(number);
+  c.recipe = random_recipe(r, c.seed);
+  const InputKind kinds[] = {InputKind::gaussian, InputKind::gaussian,  InputKind::outlier,
+                             InputKind::sink,     InputKind::long_rows, InputKind::offset};
+  dc.kind = kinds[r.integer(0, 5)];
+  dc.sigma = 0.3 + 0.1 * static_cast<double>(r.integer(0, 12));
+  if (packed) {
+    const int64_t documents = r.integer(1, 6);
+    dc.cu_q = random_cuts(r, c.nq, documents);
+    dc.cu_k = random_cuts(r, c.nk, documents);
+  } else if (r.chance(0.3)) {
+    dc.placement = Placement::gaps;
+  }
+  if (r.chance(0.3))
+    dc.scale = 0.1f * static_cast<float>(r.integer(1, 20)) * (r.chance(0.3) ? -1.0f : 1.0f) /
+               std::sqrt(static_cast<float>(c.d));
+  dc.dlse = r.chance(0.3);
+  dc.partial_kv = r.chance(0.15);
+  dc.deterministic = r.chance(0.3);
+  dc.poison = r.chance(0.5) ? 0x7f : 0x80;
+  return dc;
+}
+
+/// |a - b| is held against |b|, and where b is mostly quantisation error, against that error: one
+/// code that rounds the other way is a large part of such a tensor.
+void expect_close(const char* name, const std::vector<float>& got, const std::vector<float>& want,
+                  const std::vector<float>& exact, double budget) {
+  const double gap = relative_error(got, want);
+  if (gap <= budget) return;
+  const double error = exact.empty() ? 0.0 : relative_error(want, exact);
+  EXPECT_LE(gap, std::max(budget, 0.2 * error)) << name << ", error of the oracle " << error;
+}
+
+void check_case(const DeviceCase& dc) {
+  const CaseInputs in = make_case_inputs(dc);
+  const float shift = dc.partial_kv ? 0.4f : 0.0f;
+  const Results got = run_on_device(dc, in, shift), want = run_oracle(dc, in, got, shift);
+  Results exact;
+  if (dc.cu_q.empty() && !dc.partial_kv) exact = run_exact(dc, in);
+  double largest = 30;
+  for (float x : want.max_logit)
+    if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
+  const double budget = (dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
+  expect_close("o", got.o, want.o, exact.o, budget);
+  expect_close("dq", got.dq, want.dq, exact.dq, budget);
+  expect_close("dk", got.dk, want.dk, exact.dk, budget);
+  expect_close("dv", got.dv, want.dv, exact.dv, budget);
+  EXPECT_LE(largest_difference(got.lse, want.lse), 2e-4 * largest / 30);
+  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), 2e-4 * largest / 30);
+}
+
+TEST(GpuFuzz, RandomProblems) {
+  NEED_DEVICE();
+  const int64_t first = from_environment("SAGEBWD_FUZZ_FIRST", 0);
+  const int64_t count = from_environment("SAGEBWD_FUZZ_CASES", 256);
+  int64_t fast = 0;
+  for (int64_t number = first; number < first + count; ++number) {
+    DeviceCase dc = make_case(number);
+    for (const char* impl : {"cuda-sm80", "cuda-plain"}) {
+      dc.impl = impl;
+      if (!device_candidate(dc, true).supported || !device_candidate(dc, false).supported) {
+        EXPECT_STRNE(impl, "cuda-plain") << "takes every problem: " << dc.c.to_string();
+        continue;
+      }
+      fast += dc.impl == "cuda-sm80";
+      SCOPED_TRACE("repeat: SAGEBWD_FUZZ_FIRST=" + std::to_string(number) +
+                   " SAGEBWD_FUZZ_CASES=1 gpu_tests --gtest_filter='GpuFuzz*'  # " + impl + " " +
+                   dc.c.to_string() + (dc.cu_q.empty() ? "" : " packed") +
+                   (dc.dlse ? " dlse" : "") + (dc.partial_kv ? " partial_kv" : "") +
+                   (dc.deterministic ? " deterministic" : "") + " scale " +
+                   std::to_string(dc.scale));
+      ASSERT_NO_THROW(check_case(dc));
+    }
+  }
+  if (count >= 100) {
+    EXPECT_GE(5 * fast, count) << "the fast kernels took too few of the problems";
+  }
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
