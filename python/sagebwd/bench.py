@@ -98,8 +98,10 @@ class Contestant:
     def __init__(self, name, call, dtype, case, device):
         self.name, self.call, self.causal, self.device = name, call, case.causal, device
         self.dtype = dtype
-        g = torch.Generator().manual_seed(1)
-        make = lambda h: torch.randn(case.b, h, case.n, case.d, generator=g).to(device, dtype)
+        g = torch.Generator(device).manual_seed(1)
+        make = lambda h: torch.randn(
+            case.b, h, case.n, case.d, generator=g, device=device
+        ).to(dtype)
         self.leaves = [make(h).requires_grad_() for h in (case.h, case.hk, case.hk)]
         self.dout = make(case.h)
         self.times = {direction: [] for direction in DIRECTIONS}
@@ -136,11 +138,11 @@ def contestants(case, device, found):
     return all_ + [Contestant(p.name, p.call, p.dtype, case, device) for p in found]
 
 
-def run_case(case, device, found, rounds, warmup=1):
+def run_case(case, device, found, rounds):
     """Interleaved: every contestant once per round, the order turned by one each time."""
     all_ = contestants(case, device, found)
     for c in all_:
-        for _ in range(warmup):
+        for _ in range(3 if device == "cuda" else 1):  # clocks, plans and caches warm up
             c.step()
     for r in range(rounds):
         for c in all_[r % len(all_) :] + all_[: r % len(all_)]:
