@@ -21,16 +21,23 @@ __global__ void __launch_bounds__(RowShape<D>::kThreads) mean_part_kernel(MeanJo
 
   double sum[8] = {};
   int count = 0;
+  Chunk<T> chunk[Shape::kSteps];
+#pragma unroll
   for (int step = 0; step < Shape::kSteps; ++step) {
     const int token = first + step * Shape::kRows + row;
-    float x[8] = {};
+    chunk[step].bits = make_uint4(0, 0, 0, 0);
     if (token < s.nk && channel < job.d)
-      load_chunk(tile::row_of<const T>(job.x, s, head, s.k_begin + token), channel, job.x.vector)
-          .unpack(x);
+      chunk[step] = load_chunk(tile::row_of<const T>(job.x, s, head, s.k_begin + token), channel,
+                               job.x.vector);
+  }
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step) {
+    float x[8];
+    chunk[step].unpack(x);
     bool bad = false;
 #pragma unroll
     for (int e = 0; e < 8; ++e) bad |= !numerics::is_finite(x[e]);
-    if (row_any<Shape::kLanes>(bad) || token >= s.nk) continue;
+    if (row_any<Shape::kLanes>(bad) || first + step * Shape::kRows + row >= s.nk) continue;
     ++count;
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum[e] += static_cast<double>(x[e]);

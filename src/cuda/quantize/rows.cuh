@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a thread block holds a block of kBlock tokens: D / 8 neighbouring lanes share a token, eight
+// How a thread block holds a block of kTokens tokens: D / 8 neighbouring lanes share a token, eight
 // channels each.
 #pragma once
 
@@ -15,13 +15,14 @@ namespace sagebwd::cuda {
 __device__ __forceinline__ float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float as_float(__half x) { return __half2float(x); }
 
-template <int D>
+template <int D, int kTokens = kBlock>
 struct RowShape {
-  static constexpr int kThreads = 4 * D;
-  static constexpr int kResident = 1024 / kThreads;  // thread blocks on a multiprocessor, at least
+  static constexpr int kThreads = 4 * D * kTokens / kBlock;
+  // Thread blocks on a multiprocessor, at least.
+  static constexpr int kResident = (kTokens < kBlock ? 768 : 1024) / kThreads;
   static constexpr int kLanes = D / 8;               // per token
   static constexpr int kRows = kThreads / kLanes;    // tokens per step
-  static constexpr int kSteps = kBlock / kRows;
+  static constexpr int kSteps = kTokens / kRows;
 };
 
 /// Eight values of one token.

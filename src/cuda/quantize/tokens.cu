@@ -23,14 +23,16 @@ constexpr int kMaxGroups = 2;
 // again, so they must not vanish; being small, this one does not disturb the maxima of dS.
 constexpr float kZeroScale = 0x1p-60f;
 
-template <typename T, int D>
+template <typename T, int D, int kTokens>
 struct TokenBlock {
-  using Shape = RowShape<D>;
+  using Type = T;
+  static constexpr int kWidth = D;
+  using Shape = RowShape<D, kTokens>;
   static constexpr int kLine =
       D + 4;  // bytes of a row of codes in shared memory; the odd word spreads banks
 
   struct Shared {
-    alignas(16) uint8_t codes[kBlock * kLine];
+    alignas(16) uint8_t codes[kTokens * kLine];
     float group_amax[kMaxGroups];
     int group_bad[kMaxGroups];
   };
@@ -49,9 +51,8 @@ struct TokenBlock {
 
   __device__ void load(const TokenJob& job, bool queries) {
     head = static_cast<int>(blockIdx.y);
-    const int block = static_cast<int>(blockIdx.x);
-    s = tile::sequence_of_block(job.seq, block, queries);
-    padded = static_cast<int64_t>(block) * kBlock;
+    padded = static_cast<int64_t>(blockIdx.x) * kTokens;
+    s = tile::sequence_of_block(job.seq, static_cast<int>(padded / kBlock), queries);
     first = static_cast<int>(padded - (queries ? s.q_pad : s.k_pad));
     count = queries ? s.nq : s.nk;
     const int64_t begin = queries ? s.q_begin : s.k_begin;
@@ -150,7 +151,7 @@ struct TokenBlock {
   /// Each thread turns 16 tokens x 4 channels into four 16-byte pieces of transposed rows, in the
   /// order that 8-bit A operands made from accumulators want.
   __device__ void write_transposed(const TokenJob& job, const Shared& shared) const {
-    constexpr int kItems = D / 4 * (kBlock / 16);
+    constexpr int kItems = D / 4 * (kTokens / 16);
     const bool turned = job.for_turned;
     const auto token_at = [turned](int p) { return turned ? tile::turned(p) : tile::permuted(p); };
     const auto row_of = [turned](int ch) { return turned ? tile::turned_row(ch) : ch; };
@@ -189,136 +190,144 @@ struct TokenBlock {
   }
 };
 
-template <typename T, int D>
-__global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
-    key_kernel(KeyJob job) {
-  using Block = TokenBlock<T, D>;
-  __shared__ typename Block::Shared shared;
-  Block b;
-  b.load(job, false);
-  b.measure(shared, job.tokens_per_scale);
-#pragma unroll
-  for (int step = 0; step < Block::Shape::kSteps; ++step)
-    if (b.channel == 0) {
-      // 22 significant bits, so that offset is exact.
-      float scale = b.scale(step);
-      if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
-      if (scale == 0.0f) scale = kZeroScale;
-      job.scale[b.head * job.tokens + b.slot(step)] = {scale, -tile::kMagicFloat * scale};
-    }
-  b.write_codes(job, shared);
-}
-
-template <typename T, int D>
-__global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
-    value_kernel(ValueJob job) {
-  using Block = TokenBlock<T, D>;
-  __shared__ typename Block::Shared shared;
-  Block b;
-  b.load(job, false);
-  if (job.scale != nullptr) {
+struct Keys {
+  using Job = KeyJob;
+  template <class Block>
+  static __device__ void run(const Job& job, typename Block::Shared& shared) {
+    Block b;
+    b.load(job, false);
     b.measure(shared, job.tokens_per_scale);
+#pragma unroll
+    for (int step = 0; step < Block::Shape::kSteps; ++step)
+      if (b.channel == 0) {
+        // 22 significant bits, so that offset is exact.
+        float scale = b.scale(step);
+        if (numerics::is_finite(scale))
+          scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
+        if (scale == 0.0f) scale = kZeroScale;
+        job.scale[b.head * job.tokens + b.slot(step)] = {scale, -tile::kMagicFloat * scale};
+      }
     b.write_codes(job, shared);
-    const int groups = kBlock / job.tokens_per_scale;
-    if (static_cast<int>(threadIdx.x) < groups)
-      job.scale[(b.head * job.tokens + b.padded) / job.tokens_per_scale + threadIdx.x] =
-          shared.group_bad[threadIdx.x] != 0 ? __int_as_float(0x7fffffff)
-                                             : numerics::scale_of(shared.group_amax[threadIdx.x]);
   }
-#pragma unroll
-  for (int step = 0; step < Block::Shape::kSteps; ++step) {
-    const int at = step * Block::Shape::kRows + b.row;
-    const bool wanted = job.scale == nullptr ||
-                        (b.first + at) / job.tokens_per_scale < job.raw_tiles ||
-                        shared.group_bad[at / job.tokens_per_scale] != 0;
-    if (wanted) b.write_raw(job, step);
-  }
-}
+};
 
-template <typename T, int D>
-__global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
-    query_kernel(QueryJob job) {
-  using Block = TokenBlock<T, D>;
-  __shared__ typename Block::Shared shared;
-  Block b;
-  b.load(job, true);
-  b.measure(shared, job.tokens_per_scale);
-  float mu[8] = {};
-  if (job.k_mean != nullptr)
-#pragma unroll
-    for (int e = 0; e < 8; ++e)
-      mu[e] = job.k_mean[(static_cast<int64_t>(b.s.index) * (job.heads / job.group) +
-                          b.head / job.group) *
-                             D +
-                         b.channel + e];
-  const float to_log2 = job.logit_scale * numerics::kLog2e;
-#pragma unroll
-  for (int step = 0; step < Block::Shape::kSteps; ++step) {
-    float x[8];
-    b.chunk[step].unpack(x);
-    float dot = 0;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) dot = fmaf(x[e], mu[e], dot);
-    // The forward adds this number to LSE and the backward takes it off again: the same bits in
-    // both.
-    const float mean_logit = job.logit_scale * row_sum<Block::Shape::kLanes>(dot);
-    if (b.channel != 0) continue;
-    const int64_t at = b.head * job.tokens + b.slot(step);
-    const float lane = b.scale(step) * to_log2;
-    if (job.row == nullptr) {
-      // A row of zeros has logits 0 under any scale; a positive one keeps masked logits at -inf.
-      job.lane[at] = lane == 0.0f ? 1.0f : lane;
-      job.mean_logit[at] = mean_logit;
-      continue;
+struct Values {
+  using Job = ValueJob;
+  template <class Block>
+  static __device__ void run(const Job& job, typename Block::Shared& shared) {
+    Block b;
+    b.load(job, false);
+    if (job.scale != nullptr) {
+      b.measure(shared, job.tokens_per_scale);
+      b.write_codes(job, shared);
+      const int groups = kBlock / job.tokens_per_scale;
+      if (static_cast<int>(threadIdx.x) < groups)
+        job.scale[(b.head * job.tokens + b.padded) / job.tokens_per_scale + threadIdx.x] =
+            shared.group_bad[threadIdx.x] != 0 ? __int_as_float(0x7fffffff)
+                                               : numerics::scale_of(shared.group_amax[threadIdx.x]);
     }
-    float lse2 = INFINITY;  // P = 0 in rows without keys and beyond the end
-    if (b.token(step) < b.count) {
-      const float lse = *tile::stat_of(job.lse, b.s, b.head, b.s.q_begin + b.token(step));
-      if (lse != -INFINITY) lse2 = (lse - mean_logit) * numerics::kLog2e;
+#pragma unroll
+    for (int step = 0; step < Block::Shape::kSteps; ++step) {
+      const int at = step * Block::Shape::kRows + b.row;
+      const bool wanted = job.scale == nullptr ||
+                          (b.first + at) / job.tokens_per_scale < job.raw_tiles ||
+                          shared.group_bad[at / job.tokens_per_scale] != 0;
+      if (wanted) b.write_raw(job, step);
     }
-    job.row[at].lane = lane == 0.0f ? kZeroScale : lane, job.row[at].lse2 = lse2;
   }
-  b.write_codes(job, shared);
-}
+};
 
-template <typename T, int D>
-__global__ void __launch_bounds__(RowShape<D>::kThreads, RowShape<D>::kResident)
-    dout_kernel(DoutJob job) {
-  using Block = TokenBlock<T, D>;
-  __shared__ typename Block::Shared shared;
-  Block b;
-  b.load(job, true);
-  b.measure(shared, job.tokens_per_scale);
+struct Queries {
+  using Job = QueryJob;
+  template <class Block>
+  static __device__ void run(const Job& job, typename Block::Shared& shared) {
+    Block b;
+    b.load(job, true);
+    b.measure(shared, job.tokens_per_scale);
+    float mu[8] = {};
+    if (job.k_mean != nullptr)
 #pragma unroll
-  for (int step = 0; step < Block::Shape::kSteps; ++step) {
-    b.write_raw(job, step);
-    const bool real = b.token(step) < b.count;
-    const int64_t token = b.s.q_begin + b.token(step);
-    float x[8], o[8] = {};
-    b.chunk[step].unpack(x);
-    if (real && b.channel < job.d)
-      load_chunk(tile::row_of<const T>(job.o, b.s, b.head, token), b.channel, job.o.vector)
-          .unpack(o);
-    float dot = 0;
+      for (int e = 0; e < 8; ++e)
+        mu[e] = job.k_mean[(static_cast<int64_t>(b.s.index) * (job.heads / job.group) +
+                            b.head / job.group) *
+                               Block::kWidth +
+                           b.channel + e];
+    const float to_log2 = job.logit_scale * numerics::kLog2e;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) dot = fmaf(x[e], o[e], dot);
-    dot = row_sum<Block::Shape::kLanes>(dot);
-    if (b.channel != 0) continue;
-    const int64_t at = b.head * job.tokens + b.slot(step);
-    QueryRow& row = job.row[at];
-    float delta = 0.0f;
-    if (real && row.lse2 != INFINITY)
-      delta =
-          dot - (job.dlse.data != nullptr ? *tile::stat_of(job.dlse, b.s, b.head, token) : 0.0f);
-    row.delta = delta;
-    // A row with dO = 0 still has dS when dLSE is given, so its φ is small instead of zero.
-    const float phi = b.scale(step) == 0.0f ? 0x1p-90f : b.scale(step);
-    const float slope = row.lane / phi;
-    job.exponent[at] = {row.lane, row.lse2 - log2f(phi)};
-    job.gradient[at] = {slope, -delta * slope};
+    for (int step = 0; step < Block::Shape::kSteps; ++step) {
+      float x[8];
+      b.chunk[step].unpack(x);
+      float dot = 0;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) dot = fmaf(x[e], mu[e], dot);
+      // The forward adds this number to LSE and the backward takes it off again: the same bits in
+      // both.
+      const float mean_logit = job.logit_scale * row_sum<Block::Shape::kLanes>(dot);
+      if (b.channel != 0) continue;
+      const int64_t at = b.head * job.tokens + b.slot(step);
+      const float lane = b.scale(step) * to_log2;
+      if (job.row == nullptr) {
+        // A row of zeros has logits 0 under any scale; a positive one keeps masked logits at -inf.
+        job.lane[at] = lane == 0.0f ? 1.0f : lane;
+        job.mean_logit[at] = mean_logit;
+        continue;
+      }
+      float lse2 = INFINITY;  // P = 0 in rows without keys and beyond the end
+      if (b.token(step) < b.count) {
+        const float lse = *tile::stat_of(job.lse, b.s, b.head, b.s.q_begin + b.token(step));
+        if (lse != -INFINITY) lse2 = (lse - mean_logit) * numerics::kLog2e;
+      }
+      job.row[at].lane = lane == 0.0f ? kZeroScale : lane, job.row[at].lse2 = lse2;
+    }
+    b.write_codes(job, shared);
   }
-  b.write_codes(job, shared);
-}
+};
+
+struct Douts {
+  using Job = DoutJob;
+  template <class Block>
+  static __device__ void run(const Job& job, typename Block::Shared& shared) {
+    Block b;
+    b.load(job, true);
+    Chunk<typename Block::Type> out[Block::Shape::kSteps];  // of O, asked for together with dO
+#pragma unroll
+    for (int step = 0; step < Block::Shape::kSteps; ++step) {
+      out[step].bits = make_uint4(0, 0, 0, 0);
+      if (b.token(step) < b.count && b.channel < job.d)
+        out[step] = load_chunk(tile::row_of<const typename Block::Type>(
+                                   job.o, b.s, b.head, b.s.q_begin + b.token(step)),
+                               b.channel, job.o.vector);
+    }
+    b.measure(shared, job.tokens_per_scale);
+#pragma unroll
+    for (int step = 0; step < Block::Shape::kSteps; ++step) {
+      b.write_raw(job, step);
+      const bool real = b.token(step) < b.count;
+      const int64_t token = b.s.q_begin + b.token(step);
+      float x[8], o[8];
+      b.chunk[step].unpack(x);
+      out[step].unpack(o);
+      float dot = 0;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) dot = fmaf(x[e], o[e], dot);
+      dot = row_sum<Block::Shape::kLanes>(dot);
+      if (b.channel != 0) continue;
+      const int64_t at = b.head * job.tokens + b.slot(step);
+      QueryRow& row = job.row[at];
+      float delta = 0.0f;
+      if (real && row.lse2 != INFINITY)
+        delta =
+            dot - (job.dlse.data != nullptr ? *tile::stat_of(job.dlse, b.s, b.head, token) : 0.0f);
+      row.delta = delta;
+      // A row with dO = 0 still has dS when dLSE is given, so its φ is small instead of zero.
+      const float phi = b.scale(step) == 0.0f ? 0x1p-90f : b.scale(step);
+      const float slope = row.lane / phi;
+      job.exponent[at] = {row.lane, row.lse2 - log2f(phi)};
+      job.gradient[at] = {slope, -delta * slope};
+    }
+    b.write_codes(job, shared);
+  }
+};
 
 struct DocumentParams {
   DocumentChunk chunk;
@@ -343,32 +352,48 @@ __global__ void decode_max_kernel(DecodeParams p) {
   p.out[i] = u == 0 ? -INFINITY : __uint_as_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
 }
 
-template <typename Job, void (*kBf64)(Job), void (*kBf128)(Job), void (*kF64)(Job),
-          void (*kF128)(Job)>
-void run(const Job& job, Dtype dtype, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(job.num_blocks), static_cast<unsigned>(job.heads));
-  const bool narrow = job.padded_d == 64;
-  void (*kernel)(Job) = dtype == Dtype::bf16 ? (narrow ? kBf64 : kBf128) : (narrow ? kF64 : kF128);
-  launch(kernel, grid, narrow ? RowShape<64>::kThreads : RowShape<128>::kThreads, 0, job, stream);
+template <class Work, typename T, int D, int kTokens>
+__global__ void __launch_bounds__(RowShape<D, kTokens>::kThreads, RowShape<D, kTokens>::kResident)
+    token_kernel(typename Work::Job job) {
+  using Block = TokenBlock<T, D, kTokens>;
+  __shared__ typename Block::Shared shared;
+  Work::template run<Block>(job, shared);
+}
+
+template <class Work, typename T, int D, int kTokens>
+void run(const typename Work::Job& job, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(job.num_blocks * (kBlock / kTokens)),
+                  static_cast<unsigned>(job.heads));
+  launch(token_kernel<Work, T, D, kTokens>, grid, RowShape<D, kTokens>::kThreads, 0, job, stream);
+}
+template <class Work, typename T, int D>
+void run(const typename Work::Job& job, cudaStream_t stream) {
+  // Small thread blocks come and go at different times, which keeps the memory busy.
+  job.tokens_per_scale == 1 ? run<Work, T, D, kGroup>(job, stream)
+                            : run<Work, T, D, kBlock>(job, stream);
+}
+template <class Work>
+void run(const typename Work::Job& job, Dtype dtype, cudaStream_t stream) {
+  if (dtype == Dtype::bf16)
+    job.padded_d == 64 ? run<Work, __nv_bfloat16, 64>(job, stream)
+                       : run<Work, __nv_bfloat16, 128>(job, stream);
+  else
+    job.padded_d == 64 ? run<Work, __half, 64>(job, stream) : run<Work, __half, 128>(job, stream);
 }
 
 }  // namespace
 
 void launch_keys(const KeyJob& job, Dtype dtype, cudaStream_t stream) {
-  run<KeyJob, key_kernel<__nv_bfloat16, 64>, key_kernel<__nv_bfloat16, 128>, key_kernel<__half, 64>,
-      key_kernel<__half, 128>>(job, dtype, stream);
+  run<Keys>(job, dtype, stream);
 }
 void launch_values(const ValueJob& job, Dtype dtype, cudaStream_t stream) {
-  run<ValueJob, value_kernel<__nv_bfloat16, 64>, value_kernel<__nv_bfloat16, 128>,
-      value_kernel<__half, 64>, value_kernel<__half, 128>>(job, dtype, stream);
+  run<Values>(job, dtype, stream);
 }
 void launch_queries(const QueryJob& job, Dtype dtype, cudaStream_t stream) {
-  run<QueryJob, query_kernel<__nv_bfloat16, 64>, query_kernel<__nv_bfloat16, 128>,
-      query_kernel<__half, 64>, query_kernel<__half, 128>>(job, dtype, stream);
+  run<Queries>(job, dtype, stream);
 }
 void launch_dout(const DoutJob& job, Dtype dtype, cudaStream_t stream) {
-  run<DoutJob, dout_kernel<__nv_bfloat16, 64>, dout_kernel<__nv_bfloat16, 128>,
-      dout_kernel<__half, 64>, dout_kernel<__half, 128>>(job, dtype, stream);
+  run<Douts>(job, dtype, stream);
 }
 
 void launch_documents(const DocumentChunk& chunk, DocumentStart* to, int count,
