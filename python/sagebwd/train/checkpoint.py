@@ -39,7 +39,7 @@ def save(root, step, tensors, state, keep, name=None):
         )
         _sync_directory(temporary)
         if final.exists():  # the same step again, after a resume: the new one replaces it
-            _remove(final)
+            remove(final)
         os.rename(temporary, final)
         _sync_directory(root)
     except BaseException:
@@ -47,7 +47,7 @@ def save(root, step, tensors, state, keep, name=None):
         raise
     if name is None:
         for old in list_checkpoints(root)[:-keep]:
-            _remove(old)
+            remove(old)
     return final
 
 
@@ -80,6 +80,10 @@ def list_checkpoints(root):
     return sorted(p for p in root.iterdir() if _NAME.fullmatch(p.name))
 
 
+def step_of(path):
+    return int(_NAME.fullmatch(Path(path).name)[1])
+
+
 def load_newest(root, warn=print):
     """(path, state, tensors) of the newest sound checkpoint, or None. One that is damaged is named
     through ``warn`` and passed over."""
@@ -102,7 +106,7 @@ def find(where):
     return found[-1]
 
 
-def _remove(path):
+def remove(path):
     """Under another name first: a directory half removed must not look complete."""
     doomed = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
     os.rename(path, doomed)

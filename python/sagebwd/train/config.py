@@ -120,6 +120,9 @@ class Config:
     resume: str = _option(
         "", "output", "auto: the newest complete checkpoint of --out, if any; or a checkpoint"
     )
+    overwrite: bool = _option(
+        False, "output", "start anew in a directory that holds a run; its checkpoints are removed"
+    )
     save_every: int = _option(0, "output", "steps between checkpoints; 0: only at the end")
     keep: int = _option(2, "output", "checkpoints to keep")
     time_limit: float = _option(

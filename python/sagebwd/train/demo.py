@@ -28,7 +28,7 @@ def arguments():
     arms = f"fpa,fpa-split=fpa:micro_batch={32 if on_gpu else 2},paper,vectorwise"
     size = _GPU if on_gpu else _CPU
     return ["--compare", arms, "--out", "build/demo", *size, "--sample-tokens", "240",
-            "--prompt", "def "]  # fmt: skip
+            "--prompt", "def ", "--overwrite"]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class Trainer:
         self.save_error = None
         self._speeds = []
         self._resume()
+        self._clear_directory()
         self.log.open(self.step_count)
         if self.world.is_main:
             Path(config.out, "config.json").write_text(config.to_json())
@@ -322,6 +323,23 @@ class Trainer:
         except (ValueError, KeyError) as error:
             raise BadInput(f"resume: {path} does not fit the model ({error})") from None
         self.step_count, self.seconds = saved["step"], saved["seconds"]
+
+    def _clear_directory(self):
+        """What a former run has left beyond the step this one begins at would be taken for its
+        own."""
+        if not self.world.is_main:
+            return
+        found = checkpoint.list_checkpoints(self.checkpoints)
+        later = [p for p in found if checkpoint.step_of(p) > self.step_count]
+        if later and not self.config.overwrite and self.config.resume != "auto":
+            raise BadInput(
+                f"out: {self.config.out} holds a run up to step {checkpoint.step_of(later[-1])}; "
+                "go on with --resume auto, start anew with --overwrite, or name another directory"
+            )
+        for path in later:
+            checkpoint.remove(path)
+        if not self.done:
+            self._summary_path.unlink(missing_ok=True)
 
     # --- the whole run ----------------------------------------------------------------------------
 

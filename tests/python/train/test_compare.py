@@ -85,6 +85,8 @@ def test_a_finished_comparison_is_not_trained_again(compared, capsys):
         "in step", ""
     )
     assert again[0].eval_loss == runs[0].eval_loss
+    with pytest.raises(BadInput, match="holds a run"):
+        compare(config, "fpa,paper")
 
 
 def test_report_of_single_runs(compared, capsys):

@@ -40,7 +40,7 @@ def test_seeds_are_apart(tmp_path):
 
 
 def _first_loss(tmp_path, **changes):
-    config = tiny.config(tmp_path, steps=1, out=str(tmp_path / "seeds"), **changes)
+    config = tiny.config(tmp_path, steps=1, out=str(tmp_path / "seeds"), overwrite=True, **changes)
     return train(config)["loss"]
 
 
@@ -107,6 +107,22 @@ def test_resume_refuses_another_run(tmp_path):
     other.write_text(tiny.text(seed=2))
     with pytest.raises(BadInput, match="other data"):
         Trainer(replace(config, resume="auto", data=str(other)))
+
+
+def test_a_run_in_the_way_is_not_lost(tmp_path):
+    config = tiny.config(tmp_path, steps=6, save_every=2, keep=9)
+    train(config)
+    with pytest.raises(BadInput, match="holds a run up to step 6; go on with --resume auto"):
+        Trainer(replace(config, steps=4))
+    assert len(list((Path(config.out) / "checkpoints").iterdir())) == 3
+    shorter = replace(config, steps=4, overwrite=True)
+    summary = train(shorter)
+    assert summary["steps"] == 4
+    assert checkpoint.load_newest(Path(config.out) / "checkpoints")[1]["step"] == 4
+    # From a checkpoint in the middle, into the same directory.
+    third = Path(config.out) / "checkpoints" / "step-00000002"
+    train(replace(shorter, resume=str(third)))
+    assert len(tiny.losses(config.out)) == 4
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
