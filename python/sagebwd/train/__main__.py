@@ -21,18 +21,21 @@ checkpoint not written, 5 stopped by a signal or --time-limit (state saved).
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-from .config import FIELDS, Config, check, from_dict
-from .errors import RunError
+from .config import FIELDS, check, from_dict
+from .errors import BadInput, RunError
 from .presets import PRESETS
 
 
 def _parser():
     parser = argparse.ArgumentParser(
         prog="python -m sagebwd.train",
+        usage="python -m sagebwd.train [--preset NAME] [options]",
         description=__doc__,
+        epilog=_presets(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--preset", choices=PRESETS, default="demo", help="size (default demo)")
@@ -44,7 +47,7 @@ def _parser():
         group = f.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
-        kind = f.type if isinstance(f.type, str) else f.type.__name__
+        kind = f.type.__name__
         options = dict(default=argparse.SUPPRESS, help=_help(f, kind))
         flag = "--" + name.replace("_", "-")
         if kind == "bool":
@@ -55,22 +58,38 @@ def _parser():
     return parser
 
 
+def _presets():
+    lines = ["presets (layers x width, heads, context, tokens per step, steps):"]
+    for name, p in PRESETS.items():
+        lines.append(
+            f"  {name:5} {p['layers']} x {p['width']}, {p['heads']} heads, context {p['context']}, "
+            f"{p['tokens_per_step']} tokens, {p['steps']} steps"
+        )
+    return "\n".join(lines)
+
+
 def _help(f, kind):
-    default = f.default
-    shown = f" (default {default})" if default != "" and kind != "bool" else ""
-    if kind == "bool":
-        shown = f" (default {'on' if default else 'off'})"
+    if f.name in PRESETS["demo"]:
+        shown = " (by preset)"
+    elif kind == "bool":
+        shown = f" (default {'on' if f.default else 'off'})"
+    else:
+        shown = f" (default {f.default})" if f.default != "" else ""
     return (f.metadata["help"] + shown).replace("%", "%%")
 
 
-def _config(args):
-    base = Config()
-    if args.config:
-        import json
+def _read_config(path):
+    try:
+        values = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"config: {path} cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"config: {path} is not a JSON object of fields")
+    return values
 
-        base = from_dict(json.loads(Path(args.config).read_text()))
-    else:
-        base = from_dict(PRESETS[args.preset])
+
+def _config(args):
+    base = from_dict(_read_config(args.config) if args.config else PRESETS[args.preset])
     given = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
     config = from_dict(given, base)
     check(config)

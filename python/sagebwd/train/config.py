@@ -206,17 +206,16 @@ def preset(name, **changes):
 def _convert(name, value):
     kind, choices = FIELDS[name].type, FIELDS[name].metadata["choices"]
     try:
-        if kind is bool or kind == "bool":
+        if kind is bool:
             value = _boolean(value)
-        elif kind is int or kind == "int":
+        elif kind is int:
             value = count(value)
-        elif kind is float or kind == "float":
+        elif kind is float:
             value = float(value)
         else:
             value = str(value)
     except (TypeError, ValueError):
-        words = getattr(kind, "__name__", kind)
-        raise BadInput(f"{name}: expected a value of type {words}, got {value!r}") from None
+        raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}") from None
     if choices and value not in choices:
         raise BadInput(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
     return value

@@ -125,14 +125,6 @@ class World:
             values /= self.size
         return values
 
-    def any(self, flag):
-        """Whether the flag is set on any rank."""
-        if self.size == 1:
-            return bool(flag)
-        value = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(value, dist.ReduceOp.MAX)
-        return bool(value.item())
-
     def barrier(self):
         if self.size > 1:
             dist.barrier()

@@ -4,12 +4,13 @@
 import json
 import math
 import sys
+import types
 
 import pytest
 import torch
 
 import tiny
-from sagebwd.train import Config, Trainer, preset
+from sagebwd.train import Config, Trainer, preset, train
 from sagebwd.train.__main__ import main
 from sagebwd.train.attend import dither_seed
 from sagebwd.train.batch_plan import plan_batch
@@ -118,7 +119,7 @@ def test_schedule():
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-def test_help_and_bad_option(capsys):
+def test_help_and_bad_option(capsys, tmp_path):
     with pytest.raises(SystemExit) as done:
         main(["--help"])
     assert done.value.code == 0
@@ -127,6 +128,44 @@ def test_help_and_bad_option(capsys):
         assert word in text
     assert main(["--preset", "nano", "--tokens-per-step", "1000"]) == 2
     assert "1024 would do" in capsys.readouterr().err
+    for content in (None, "{", "[1]"):
+        path = tmp_path / "config.json"
+        if content is not None:
+            path.write_text(content)
+        assert main(["--config", str(path)]) == 2
+        assert "config: " in capsys.readouterr().err
+
+
+def test_loggers_get_every_step(tmp_path, monkeypatch):
+    seen = []
+
+    class Stub:
+        log = staticmethod(lambda values, step: seen.append((step, values)))
+        finish = staticmethod(lambda: seen.append("finished"))
+
+    stub = types.ModuleType("wandb")
+    stub.init = lambda **options: seen.append(options["project"]) or Stub
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    board = types.ModuleType("torch.utils.tensorboard")
+    scalars = []
+
+    class Writer:
+        def __init__(self, directory):
+            scalars.append(directory)
+
+        def add_scalar(self, name, value, step):
+            scalars.append((name, step))
+
+        def close(self):
+            scalars.append("closed")
+
+    board.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    train(tiny.config(tmp_path, steps=2, wandb="project", tensorboard=True))
+    assert seen[0] == "project" and seen[-1] == "finished"
+    assert [s for s, v in seen[1:-1] if "step/loss" in v] == [1, 2]
+    assert ("step/grad_norm", 2) in scalars and ("eval/loss", 2) in scalars
+    assert scalars[-1] == "closed"
 
 
 def test_missing_loggers_are_said(tmp_path, monkeypatch):
