@@ -56,7 +56,7 @@ def number(value):
         for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
             if abs(value) >= size:
                 return f"{value / size:.4g}{unit}"
-    return f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 class _Axis:
