@@ -141,7 +141,11 @@ def test_ticks_and_text():
     assert svg.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert svg.ticks(2.73, 4.13)[0] <= 2.73 and svg.ticks(2.73, 4.13)[-1] >= 4.13
     assert svg.log_ticks(0.011, 0.4) == pytest.approx([0.01, 0.02, 0.05, 0.1, 0.2, 0.5])
-    assert svg.number(5000) == "5000" and svg.number(2_097_152) == "2.097M" and svg.number(0.0001) == "0.0001"
+    assert (
+        svg.number(5000) == "5000"
+        and svg.number(2_097_152) == "2.097M"
+        and svg.number(0.0001) == "0.0001"
+    )
     chart = svg.Chart("flat & <odd>", "x", [svg.Line("a", "fpa", [(1, 2.0), (1, float("nan"))])])
     text = svg.to_svg(chart)
     assert "nan" not in text and "&lt;odd&gt;" in text
