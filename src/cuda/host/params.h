@@ -108,7 +108,9 @@ struct BackwardParams {
   const KeyScale* k_scale;          // [hk, tk]
   const void* v16;                  // [hk, tk, D]
   const void* do16;                 // [h, tq, D]
-  const int8_t* do8t;               // [h, tq / kGroup, D, kGroup]
+  bool direct;  // v16 and do16 are not there: V and dO are as the kernel wants them
+  Strided v, dout;
+  const int8_t* do8t;   // [h, tq / kGroup, D, kGroup]
   float* dq_sum;        // [h, tq / 16, D / 8, 128]: dQ·lane/c (arch/global_add.cuh), or null
   const float* k_mean;  // [sequences, hk, D]
   StridedStats dlse;    // data null: none

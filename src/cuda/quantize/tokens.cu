@@ -301,7 +301,7 @@ struct Douts {
     b.measure(shared, job.tokens_per_scale);
 #pragma unroll
     for (int step = 0; step < Block::Shape::kSteps; ++step) {
-      b.write_raw(job, step);
+      if (job.raw != nullptr) b.write_raw(job, step);
       const bool real = b.token(step) < b.count;
       const int64_t token = b.s.q_begin + b.token(step);
       float x[8], o[8];

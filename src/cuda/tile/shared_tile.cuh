@@ -33,6 +33,21 @@ __device__ __forceinline__ void load_tile(uint32_t to, const void* from, uint32_
                         source + kTotal / kThreads * kThreads * 16);
 }
 
+/// The same for rows that lie `stride` bytes apart, of which `valid` exist; the others become zero.
+template <int kRows, int kRowBytes, int kThreads>
+__device__ __forceinline__ void load_rows(uint32_t to, const void* from, int64_t stride, int valid,
+                                          uint32_t thread) {
+  constexpr int kChunks = kRowBytes / 16, kPerPass = kThreads / kChunks;
+  static_assert(kPerPass % 8 == 0 && kRows % kPerPass == 0);
+  const int row = static_cast<int>(thread / kChunks);
+  to += swizzled<kRowBytes>(thread / kChunks, thread % kChunks);
+  const char* source = static_cast<const char*>(from) + row * stride + thread % kChunks * 16;
+#pragma unroll
+  for (int i = 0; i < kRows / kPerPass; ++i)
+    arch::cp_async_16_or_zero(to + i * kThreads * 16, source + i * kPerPass * stride,
+                              row + i * kPerPass < valid);
+}
+
 /// Starts copying `kBytes` contiguous bytes, a multiple of 16, at most 16 per thread.
 template <int kBytes, int kThreads>
 __device__ __forceinline__ void load_linear(uint32_t to, const void* from, uint32_t thread) {

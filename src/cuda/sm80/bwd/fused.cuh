@@ -37,21 +37,20 @@
 
 namespace sagebwd::cuda::sm80 {
 
-/// How a thread block cuts a tile up: each warp has 16·kM keys and kMyQueries queries.
-template <int D_, int kM_, int kMyQueries_, int kShare_, int kWarps_, int kStages_, int kResident_>
+/// How a thread block cuts a tile up: a warp has 32 keys and 32 queries, and two warps have the
+/// same keys.
+template <int D_, int kWarps_, int kStages_, int kResident_>
 struct FusedShape {
-  static constexpr int D = D_, kM = kM_, kShare = kShare_, kWarps = kWarps_, kStages = kStages_,
-                       kResident = kResident_;
+  static constexpr int D = D_, kWarps = kWarps_, kStages = kStages_, kResident = kResident_;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kMyQueries = kMyQueries_;
-  static constexpr int kGroups = kWarps / kShare;
+  static constexpr int kM = 2;  // blocks of 16 keys of a warp
+  static constexpr int kMyQueries = 32, kQueryBlocks = kMyQueries / 8;
+  static constexpr int kShare = 2, kGroups = kWarps / kShare;
   static constexpr int kTileK = 16 * kM * kGroups, kTileQ = kMyQueries * kShare;
-  static constexpr int kQueryBlocks = kMyQueries / 8;
   static constexpr int kChannels = D / kShare, kChannelBlocks = kChannels / 8;
   // dQ: each warp has two blocks of 16 queries and kDqBlocks of 8 channels.
   static constexpr int kDqPairs = kTileQ / 32, kDqGroups = kWarps / kDqPairs;
   static constexpr int kDqBlocks = D / 8 / kDqGroups;
-  static_assert(kShare == 1 || kMyQueries <= 32);
   static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
 };
 
@@ -77,7 +76,7 @@ struct FusedShared {
   alignas(128) uint8_t k8t[kTileK * D];
   Front front[kFronts];
   Back back[Shape::kStages];
-  // [group][contraction step][m][lane]: A operands, when warps share keys
+  // [group][contraction step][m][lane]: A operands
   static constexpr int kOperands = Shape::kShare > 1 ? Shape::kGroups*(kTileQ / 32) * Shape::kM : 1;
   uint4 p_codes[kOperands][32];
   uint4 ds_codes[kOperands][32];
@@ -110,8 +109,6 @@ struct FusedBlock {
   uint32_t base;                   // its address
   uint32_t a8, b8, a16, b16, b_t;  // the lane's part of fragment addresses
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
-  static constexpr bool kHoldKeys = D == 64 && Shape::kResident == 1;
-  uint32_t k_held[kM][kHoldKeys ? D / 32 : 1][4], v_held[kM][kHoldKeys ? D / 16 : 1][4];
 
   __device__ FusedBlock(const BackwardParams& params, uint8_t* shared, int block)
       : p(params), s(tile::sequence_of_block(params.seq, block * kTileK / kBlock, false)) {
@@ -133,8 +130,8 @@ struct FusedBlock {
         for (int e = 0; e < 4; ++e) dk[m][c][e] = dv[m][c][e] = 0.0f;
     }
     tile::load_tile<kTileK, D, kThreads>(base + offsetof(Shared, k8), p.k8 + row * D, thread);
-    tile::load_tile<kTileK, 2 * D, kThreads>(base + offsetof(Shared, v16),
-                                             static_cast<const T*>(p.v16) + row * D, thread);
+    load_16<kTileK>(base + offsetof(Shared, v16), static_cast<const T*>(p.v16) + row * D, p.v,
+                    kv_head, s.k_begin + key0, s.nk - key0);
     tile::load_linear<kTileK * 8, kThreads>(base + offsetof(Shared, k_scale), p.k_scale + row,
                                             thread);
     tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(base + offsetof(Shared, k8t),
@@ -202,12 +199,25 @@ struct FusedBlock {
         at<float>(maxima_at(buffer) + (i + thread) * 4) = kSmallest;
   }
 
+  /// Rows of V or dO, from the caller's tensor where that is possible. At d 128 it never is: the
+  /// addresses would take registers from the accumulators.
+  template <int kRows>
+  __device__ void load_16(uint32_t to, const T* padded, const Strided& x, int head, int64_t token,
+                          int valid) const {
+    if constexpr (D == 64)
+      tile::load_rows<kRows, 2 * D, kThreads>(
+          to, p.direct ? tile::row_of<const T>(x, s, head, token) : padded,
+          p.direct ? x.token * 2 : D * 2, p.direct ? valid : kRows, thread);
+    else
+      tile::load_tile<kRows, 2 * D, kThreads>(to, padded, thread);
+  }
+
   __device__ void load(int stage, int head, int query0) {
     const uint32_t front = base + front_at(stage), back = base + back_at(stage);
     const int64_t row = head * p.tq + s.q_pad + query0;
     tile::load_tile<kTileQ, D, kThreads>(front + offsetof(Front, q8), p.q8 + row * D, thread);
-    tile::load_tile<kTileQ, 2 * D, kThreads>(front + offsetof(Front, do16),
-                                             static_cast<const T*>(p.do16) + row * D, thread);
+    load_16<kTileQ>(front + offsetof(Front, do16), static_cast<const T*>(p.do16) + row * D, p.dout,
+                    head, s.q_begin + query0, s.nq - query0);
     tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, q8t),
                                                            p.q8t + row * D, thread);
     tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, do8t),
@@ -237,44 +247,13 @@ struct FusedBlock {
       }
   }
 
-  /// Operands of one contraction step from this warp's keys; in registers where they fit.
-  __device__ void key_fragments(uint32_t (&a)[kM][4], int k) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-      if constexpr (kHoldKeys) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) a[m][r] = k_held[m][k][r];
-      } else {
-        arch::ldmatrix_x4(a[m], key_address(m, k));
-      }
-  }
-  __device__ void value_fragments(uint32_t (&a)[kM][4], int k) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-      if constexpr (kHoldKeys) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) a[m][r] = v_held[m][k][r];
-      } else {
-        arch::ldmatrix_x4(a[m], value_address(m, k));
-      }
-  }
+  // Operands of one contraction step from this warp's keys.
   __device__ uint32_t key_address(int m, int k) const {
     return tile::step_of(base + offsetof(Shared, k8) + group() * 16 * kM * D + a8, k) + m * 16 * D;
   }
   __device__ uint32_t value_address(int m, int k) const {
     return tile::step_of(base + offsetof(Shared, v16) + group() * 32 * kM * D + a16, k) +
            m * 32 * D;
-  }
-  /// Once the keys are there.
-  __device__ void hold_keys() {
-    if constexpr (kHoldKeys)
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int k = 0; k < D / 32; ++k) arch::ldmatrix_x4(k_held[m][k], key_address(m, k));
-#pragma unroll
-        for (int k = 0; k < D / 16; ++k) arch::ldmatrix_x4(v_held[m][k], value_address(m, k));
-      }
   }
 
   /// φ·P: the values whose codes go into dV.
@@ -284,7 +263,8 @@ struct FusedBlock {
 #pragma unroll
     for (int k = 0; k < D / 32; ++k) {
       uint32_t a[kM][4], b[kQueryBlocks / 2][4];
-      key_fragments(a, k);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) arch::ldmatrix_x4(a[m], key_address(m, k));
 #pragma unroll
       for (int n = 0; n < kQueryBlocks / 2; ++n)
         arch::ldmatrix_x4(b[n], tile::step_of(q8, k) + n * 16 * D);
@@ -325,7 +305,8 @@ struct FusedBlock {
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
       uint32_t a[kM][4], b[kQueryBlocks / 2][4];
-      value_fragments(a, k);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) arch::ldmatrix_x4(a[m], value_address(m, k));
 #pragma unroll
       for (int n = 0; n < kQueryBlocks / 2; ++n)
         arch::ldmatrix_x4(b[n], tile::step_of(do16, k) + n * 32 * D);
@@ -422,20 +403,10 @@ struct FusedBlock {
     }
     halve<kColumns / 2>(top, 16);
     halve<kColumns / 4>(top, 8);
-    uint32_t first = (lane() / 16 % 2 * 2 + lane() / 8 % 2) * (kColumns / 4);
-    if constexpr (kColumns >= 8) {
-      halve<kColumns / 8>(top, 4);
-      first += lane() / 4 % 2 * (kColumns / 8);
-    } else {  // one column is left: both lanes have it
-      top[0] = arch::max_nan(top[0], __shfl_xor_sync(0xffffffffu, top[0], 4));
-      if ((lane() & 4) != 0) return;
-    }
-#pragma unroll
-    for (int c = 0; c < (kColumns >= 8 ? kColumns / 8 : 1); ++c) {
-      const uint32_t column = first + c;
-      atomicMax(&at<uint32_t>(maxima + (my_queries() + column / 2 * 8 + 2 * t() + column % 2) * 4),
-                __float_as_uint(top[c] * (1.0f / numerics::kLevels)));
-    }
+    halve<kColumns / 8>(top, 4);  // one is left
+    const uint32_t column = lane() / 16 % 2 * 4 + lane() / 8 % 2 * 2 + lane() / 4 % 2;
+    atomicMax(&at<uint32_t>(maxima + (my_queries() + column / 2 * 8 + 2 * t() + column % 2) * 4),
+              __float_as_uint(top[0] * (1.0f / numerics::kLevels)));
   }
 
   __device__ static void quantize(Codes& codes, const Scores& x, const Rows& scale) {
@@ -452,34 +423,19 @@ struct FusedBlock {
       }
   }
 
-  /// Hands this warp's codes to the warps that share its keys.
+  /// Hands this warp's codes to the warp that shares its keys.
   __device__ void put_codes(uint32_t to, const Codes& codes) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
-      if constexpr (kMyQueries == 32)
-        at<uint4>(operand_at(to, member(), m) + lane() * 16) =
-            make_uint4(codes[m][0][0], codes[m][0][1], codes[m][1][0], codes[m][1][1]);
-      else  // half of a contraction step
-        at<uint2>(operand_at(to, member() / 2, m) + member() % 2 * 256 + lane() * 8) =
-            make_uint2(codes[m][0][0], codes[m][0][1]);
-  }
-  __device__ void get_codes(uint32_t (&a)[4], uint32_t from, int step, int m) const {
-    const uint32_t operand = operand_at(from, step, m);
-    if constexpr (kMyQueries == 32)
-      get_whole(a, operand);
-    else
-      get_halves(a, operand);
+      at<uint4>(operand_at(to, member(), m) + lane() * 16) =
+          make_uint4(codes[m][0][0], codes[m][0][1], codes[m][1][0], codes[m][1][1]);
   }
   __device__ uint32_t operand_at(uint32_t codes, uint32_t step, int m) const {
     return base + codes + ((group() * (kTileQ / 32) + step) * kM + m) * 512;
   }
-  __device__ void get_whole(uint32_t (&a)[4], uint32_t from) const {
-    const uint4 v = at<uint4>(from + lane() * 16);
+  __device__ void get_codes(uint32_t (&a)[4], uint32_t operand) const {
+    const uint4 v = at<uint4>(operand + lane() * 16);
     a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
-  }
-  __device__ void get_halves(uint32_t (&a)[4], uint32_t from) const {
-    const uint2 low = at<uint2>(from + lane() * 8), high = at<uint2>(from + 256 + lane() * 8);
-    a[0] = low.x, a[1] = low.y, a[2] = high.x, a[3] = high.y;
   }
 
   /// Codes of y with one scale per query, as A operands with queries as rows.
@@ -499,41 +455,25 @@ struct FusedBlock {
                                                    tile::code(v[1], i1), tile::code(v[3], i1)));
         }
       }
-      const uint32_t to =
-          query_codes_at(my_queries() / 16 + n / 2, kM == 2 ? group() : group() / 2);
-      if constexpr (kM == 2)
-        at<uint4>(to + lane() * 16) = make_uint4(a[0][0], a[0][1], a[1][0], a[1][1]);
-      else  // half of a contraction step
-        at<uint2>(to + (group() % 2) * 256 + lane() * 8) = make_uint2(a[0][0], a[0][1]);
+      at<uint4>(query_codes_at(my_queries() / 16 + n / 2, group()) + lane() * 16) =
+          make_uint4(a[0][0], a[0][1], a[1][0], a[1][1]);
     }
   }
   __device__ uint32_t query_codes_at(uint32_t block, uint32_t step) const {
     return base + static_cast<uint32_t>(offsetof(Shared, query_codes)) +
            (block * (kTileK / 32) + step) * 512;
   }
-  __device__ void query_codes(uint32_t (&a)[4], uint32_t block, uint32_t step) const {
-    if constexpr (kM == 2)
-      get_whole(a, query_codes_at(block, step));
-    else
-      get_halves(a, query_codes_at(block, step));
-  }
 
   /// acc += scale·codes·B, B transposed in shared memory.
-  __device__ void multiply(float (&acc)[kM][kChannelBlocks][4], const Codes& mine, uint32_t all,
-                           const Rows& scale, uint32_t transposed) const {
+  __device__ void multiply(float (&acc)[kM][kChannelBlocks][4], uint32_t codes, const Rows& scale,
+                           uint32_t transposed) const {
     constexpr int kAll = kTileQ / 32;
     uint32_t a[kM][kAll][4];
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int k = 0; k < kAll; ++k)
-        if constexpr (kShare == 1) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) a[m][k][r] = mine[m][2 * k + r / 2][r % 2];
-        } else {
-          get_codes(a[m][k], all, k, m);
-        }
-    if constexpr (D == 64) {
+      for (int k = 0; k < kAll; ++k) get_codes(a[m][k], operand_at(codes, k, m));
+    if constexpr (D == 64) {  // two blocks of channels at a time, and the compiler's own order
       const uint32_t b = base + transposed + member() * kChannels * kGroup + b_t;
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; c += 2) {
@@ -623,8 +563,8 @@ struct FusedBlock {
         uint32_t a[2][2][4];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          query_codes(a[j][0], pair * 2 + j, k);
-          query_codes(a[j][1], pair * 2 + j, k + 1);
+          get_codes(a[j][0], query_codes_at(pair * 2 + j, k));
+          get_codes(a[j][1], query_codes_at(pair * 2 + j, k + 1));
         }
         uint32_t f[kBlocks][4];
 #pragma unroll
@@ -729,7 +669,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   arch::cp_async_wait<kStages == 3 ? 1 : 0>();
   __syncthreads();
   typename Block::Scores prob;
-  b.hold_keys();
   if (steps > 0) {
     b.probabilities(prob, now.stage);
     if (masked(now)) b.hide(prob, now.query);
@@ -737,41 +676,35 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   for (int i = 0; i < steps; ++i) {
     b.new_round();
     const uint32_t maxima = b.maxima_at(i & 1);
-    typename Block::Codes p8, ds8;
-    typename Block::Rows p_scale, ds_scale;
+    typename Block::Rows scale;
     {
       typename Block::Scores y;
+      typename Block::Codes codes;
       b.gradients(y, prob, now.stage);
       if (masked(now)) b.hide(y, now.query);
-      Block::p_scales(p_scale, prob);
-      Block::ds_scales(ds_scale, y);
-      if constexpr (Shape::kShare > 1) {
-        b.share(maxima + Block::kP, p_scale);
-        b.share(maxima + Block::kDs, ds_scale);
-      }
+      Block::p_scales(scale, prob);
+      b.share(maxima + Block::kP, scale);
+      Block::ds_scales(scale, y);
+      b.share(maxima + Block::kDs, scale);
       b.share_query_scales(maxima + Block::kQuery, y);
       __syncthreads();
       if constexpr (kStages > 1) load_next();
       b.reset((i + 1) & 1);
-      if constexpr (Shape::kShare > 1) {
-        b.shared_scales(p_scale, maxima + Block::kP);
-        b.shared_scales(ds_scale, maxima + Block::kDs);
-      }
-      Block::quantize(p8, prob, p_scale);
-      Block::quantize(ds8, y, ds_scale);
-      if constexpr (Shape::kShare > 1) {
-        b.put_codes(Block::kPCodes, p8);
-        b.put_codes(Block::kDsCodes, ds8);
-      }
+      b.shared_scales(scale, maxima + Block::kP);
+      Block::quantize(codes, prob, scale);
+      b.put_codes(Block::kPCodes, codes);
+      b.shared_scales(scale, maxima + Block::kDs);
+      Block::quantize(codes, y, scale);
+      b.put_codes(Block::kDsCodes, codes);
       b.put_query_codes(y, maxima + Block::kQuery);
     }
     if constexpr (kStages == 3) arch::cp_async_wait<1>();
     __syncthreads();
     const uint32_t back = Block::back_at(now.stage);
-    if constexpr (Shape::kShare > 1) b.shared_scales(p_scale, maxima + Block::kP);
-    b.multiply(b.dv, p8, Block::kPCodes, p_scale, back + offsetof(typename Block::Back, do8t));
-    if constexpr (Shape::kShare > 1) b.shared_scales(ds_scale, maxima + Block::kDs);
-    b.multiply(b.dk, ds8, Block::kDsCodes, ds_scale, back + offsetof(typename Block::Back, q8t));
+    b.shared_scales(scale, maxima + Block::kP);
+    b.multiply(b.dv, Block::kPCodes, scale, back + offsetof(typename Block::Back, do8t));
+    b.shared_scales(scale, maxima + Block::kDs);
+    b.multiply(b.dk, Block::kDsCodes, scale, back + offsetof(typename Block::Back, q8t));
     const Cursor last = now;
     advance(now);
     if constexpr (kStages == 1) {
