@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward: dK and dV, then dQ.
+// Which kernels make a backward.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

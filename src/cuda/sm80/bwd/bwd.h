@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// INT8 attention backward on mma.sync: dK and dV per block of keys, dQ per block of queries. No
-// atomics, so every result is bit-equal from run to run.
+// INT8 attention backward on mma.sync. With dq_sum, dQ is added up in memory by the kernel that
+// makes dK and dV, in any order. Without, it has a kernel of its own, and every result is bit-equal
+// from run to run.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -5,13 +5,13 @@
 //                     kTileQ queries →
 //                    ┌────┬────┬──        Sᵀ  = K8·Q8ᵀ  (INT8)     P  = 2^(S - LSE)
 //   groups of        │ w0 │ w1 │ …        dPᵀ = V·dOᵀ   (16 bit)   dS = P∘(dP - D)
-//   16·kM keys    →  ├────┼────┼──        dV += P8ᵀ·dO8 (INT8)     dK += dS8ᵀ·Q8 (INT8)
+//   32 keys       →  ├────┼────┼──        dV += P8ᵀ·dO8 (INT8)     dK += dS8ᵀ·Q8 (INT8)
 //                    │ w2 │ w3 │ …        dQ += dS8·K8  (INT8), added up in global memory
 //
 // Scores are transposed, so keys are rows: the codes of P and dS are A operands straight from
 // registers, because dO8 and Q8 come transposed in the order of the accumulators (tile/codes.cuh).
-// kShare warps have the same keys and a part of the queries each; they hand their codes to each
-// other and own a part of the channels of dK and dV each. For dQ the codes are turned around in
+// Two warps have the same keys and half of the queries each; they hand their codes to each other
+// and own half of the channels of dK and dV each. For dQ the codes are turned around in
 // registers, and each warp takes 32 queries and a part of the channels over all keys of the tile.
 //
 // What is quantised is y = dS·(scale of Q)·(scale of K): codes for dK have one scale per key and
@@ -21,7 +21,8 @@
 // One round of the loop:
 //   dP, y, largest magnitudes → [barrier] → codes → [barrier] → dV, dK, dQ, then S and P of the
 //   next tile
-// With three stages of query tiles those two barriers also protect the ring.
+// With three stages of query tiles those two barriers also protect the ring. With two, only what dV
+// and dK read is doubled, and a third barrier stands before S.
 #pragma once
 
 #include <cstddef>
