@@ -59,6 +59,15 @@ def exact_grads(q, k, v, dout, mask=None, scale=None, dlse=None):
     return (out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves))
 
 
+# The oracle runs on the CPU, with the CPU's tiles; GPU kernels meet it in tests/cuda.
+HAS_ORACLE = os.environ.get("SAGEBWD_TEST_DEVICE", "cpu") == "cpu"
+
+
+def generator(seed):
+    """Random numbers on the device of the tests."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 @contextlib.contextmanager
 def oracle():
     """Runs the recipe's scalar oracle instead of the kernels: the same rounding, none of the

@@ -7,6 +7,7 @@ import torch
 
 import sagebwd
 from reference import (
+    HAS_ORACLE,
     LSE_ONE_KEY,
     ORACLE,
     check,
@@ -43,9 +44,10 @@ def test_masks_and_lengths(mask, sq, sk):
     finite = torch.isfinite(want[1])
     assert torch.equal(torch.isneginf(lse), ~finite)
     torch.testing.assert_close(lse[finite].double(), want[1][finite], atol=LSE_ONE_KEY, rtol=0)
-    with oracle():
-        _, recipe_lse = sagebwd.attention(q, k, v, layout="bhsd", return_lse=True, **mask)
-    torch.testing.assert_close(lse, recipe_lse, atol=ORACLE, rtol=0)
+    if HAS_ORACLE:
+        with oracle():
+            _, recipe_lse = sagebwd.attention(q, k, v, layout="bhsd", return_lse=True, **mask)
+        torch.testing.assert_close(lse, recipe_lse, atol=ORACLE, rtol=0)
     got = grads_of(lambda *t: sagebwd.attention(*t, layout="bhsd", **mask), q, k, v, dout)
     assert torch.equal(got[0], out)
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
@@ -135,7 +137,8 @@ def test_varlen_lse_and_max_logit():
 
 def test_autocast():
     q, k, v = (torch.randn(1, 40, 2, 64, requires_grad=True) for _ in range(3))
-    with torch.autocast("cpu", torch.bfloat16):
+    device = q.device.type
+    with torch.autocast(device, torch.bfloat16):
         out = sagebwd.attention(q, k.half(), v)
         drop_in = sagebwd.flash_attn_func(q, k, v)
     assert out.dtype == drop_in.dtype == torch.bfloat16
@@ -143,7 +146,7 @@ def test_autocast():
     assert torch.equal(out, want)
     out.sum().backward()
     assert q.grad.dtype == torch.float32 and q.grad.abs().sum() > 0
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device, torch.float16):
         assert sagebwd.attention(q, k, v).dtype == torch.float16
     assert sagebwd.attention(q, k, v).dtype == torch.float32
 

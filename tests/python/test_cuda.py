@@ -18,6 +18,8 @@ def tensors(s=300, d=64, h=4, dtype=torch.bfloat16):
 
 
 def step(leaves, dout, **options):
+    # New leaves each time: the node that collects a leaf's gradient keeps the stream it was born on.
+    leaves = [t.detach().requires_grad_() for t in leaves]
     out = sagebwd.attention(*leaves, causal=True, deterministic=True, **options)
     return (out, *torch.autograd.grad(out, leaves, dout))
 

@@ -12,7 +12,7 @@ from diffusers.models.attention_dispatch import (  # noqa: E402
     dispatch_attention_fn,
 )
 
-from reference import exact_grads, grads_of, qkv, rel  # noqa: E402
+from reference import exact_grads, generator, grads_of, qkv, rel  # noqa: E402
 from sagebwd.integrations import diffusers as sage  # noqa: E402
 
 
@@ -32,7 +32,7 @@ def flux():
 
 
 def inputs():
-    g = torch.Generator().manual_seed(2)
+    g = generator(2)
     make = lambda *shape: torch.randn(*shape, generator=g)
     ids = torch.zeros(36, 3)
     ids[:, 1], ids[:, 2] = torch.arange(36) // 6, torch.arange(36) % 6

@@ -121,8 +121,8 @@ def test_28_compiled_code_runs_each_kernel_once():
     def counted(function):
         with torch.profiler.profile() as profile:
             grads = torch.autograd.grad(function(*leaves), leaves, dout)
-        counts = {e.key: e.count for e in profile.key_averages() if e.key.startswith("sagebwd::")}
-        assert counts == {"sagebwd::fwd": 1, "sagebwd::bwd": 1}
+        counts = {e.key: e.count for e in profile.key_averages()}
+        assert (counts["sagebwd::fwd"], counts["sagebwd::bwd"]) == (1, 1)
         return grads
 
     want = counted(layer)
@@ -270,6 +270,7 @@ def test_import_is_lean():
     assert float(out.stdout) < 0.3
 
 
+@pytest.mark.cpu_only
 def test_main():
     run = lambda *a: (
         subprocess.run(

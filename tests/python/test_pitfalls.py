@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sagebwd
-from reference import LSE, check, exact, exact_grads, grads_of, oracle, qkv, rel, visible
+from reference import HAS_ORACLE, LSE, check, exact, exact_grads, grads_of, oracle, qkv, rel, visible
 from sagebwd import ops
 from sagebwd.recipe import MATMULS
 
@@ -255,8 +255,10 @@ def test_17_zeros():
 
 
 def test_18_shape_fuzz():
-    generator = torch.Generator().manual_seed(1)
-    pick = lambda *choices: choices[int(torch.randint(len(choices), (), generator=generator))]
+    random = torch.Generator("cpu").manual_seed(1)
+    pick = lambda *choices: choices[
+        int(torch.randint(len(choices), (), generator=random, device="cpu"))
+    ]
     for _ in range(40):
         hk, d = pick(1, 2, 3), pick(8, 24, 64, 128)
         sq, sk = pick(0, 1, 2, 8, 63, 64, 65, 130), pick(0, 1, 2, 7, 64, 127, 129, 200)
@@ -268,8 +270,10 @@ def test_18_shape_fuzz():
         case = f"b{b} hk{hk} {tuple(q.shape)} sk{sk} {mask}"
         want = exact_grads(q, k, v, dout, visible(sq, sk, *mask.values()))
         got = run(q, k, v, dout, **mask)
-        with oracle():
-            recipe = run(q, k, v, dout, **mask)
+        recipe = got
+        if HAS_ORACLE:
+            with oracle():
+                recipe = run(q, k, v, dout, **mask)
         size = dout.double().norm().item()
         names = ("out", "dq", "dk", "dv")
         for name, a, r, w in zip(names, got, recipe, (want[0], *want[2:])):

@@ -28,6 +28,8 @@ def sdpa(q, k, v, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sdpa_runs_here(layout, dtype):
     q, k, v, dout = qkv(b=2, s=90, dtype=dtype)
+    if q.is_cuda and dtype == torch.float32:
+        pytest.skip("PyTorch's flash attention takes 16 bits on a GPU")
     if layout == "bshd":
         q, k, v, dout = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, dout))
     want = grads_of(
@@ -43,6 +45,7 @@ def test_sdpa_runs_here(layout, dtype):
         assert 0 < rel(a, b) < 0.06
 
 
+@pytest.mark.cpu_only  # float32
 def test_scale_gqa_and_unequal_lengths():
     q, k, v, dout = qkv(h=4, hk=2, s=40, sk=90)
     want = exact_grads(q, k, v, dout, scale=0.2)
@@ -56,6 +59,7 @@ def test_scale_gqa_and_unequal_lengths():
     assert not torch.equal(got[0], sdpa(q, k, v, scale=0.2, enable_gqa=True))
 
 
+@pytest.mark.cpu_only  # float32
 def test_settings():
     q, k, v, dout = qkv(s=200)
     results = []
@@ -73,6 +77,7 @@ def test_settings():
         torch_sdpa.activate(devices=("xpu",))
 
 
+@pytest.mark.cpu_only  # float32
 def test_25_unsupported_calls_raise_and_nothing_stays_behind():
     q, k, v, dout = qkv(s=40)
     mask = torch.zeros(40, 40)
@@ -89,6 +94,7 @@ def test_25_unsupported_calls_raise_and_nothing_stays_behind():
     assert torch.equal(sdpa(q, k, v), before)
 
 
+@pytest.mark.cpu_only  # float32
 def test_29_fallback_does_not_come_back_here():
     q, k, v, dout = qkv(s=40)
     mask = torch.randn(40, 40)

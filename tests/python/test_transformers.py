@@ -8,7 +8,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from reference import exact, rel, visible  # noqa: E402
+from reference import exact, generator, rel, visible  # noqa: E402
 from sagebwd.integrations import transformers as sage  # noqa: E402
 
 SIZES = dict(
@@ -46,12 +46,12 @@ def pair(kind="Llama", **changes):
 
 
 def tokens(b=2, s=48):
-    return torch.randint(0, 97, (b, s), generator=torch.Generator().manual_seed(3))
+    return torch.randint(0, 97, (b, s), generator=generator(3))
 
 
 def learnable(step, b=4, s=64):
     """Sequences with a rule (x, x + a, x + 2a, ...), so that the loss falls."""
-    g = torch.Generator().manual_seed(step)
+    g = generator(step)
     start, stride = (
         torch.randint(0, 97, (b, 1), generator=g),
         torch.randint(1, 4, (b, 1), generator=g),

@@ -8,7 +8,8 @@
 On the CPU the attention operator is replaced; on CUDA the four flash operators are, through
 PyTorch's own registry (``torch.nn.attention``: after :func:`register`,
 ``activate_flash_attention_impl("sagebwd")`` works as well). With CUDA that covers SDPA,
-``varlen_attn`` and everything built on them.
+``varlen_attn`` and everything built on them. PyTorch prefers cuDNN's attention to flash attention on
+some GPUs, so that is switched off meanwhile.
 
 A call that cannot run here (a mask, dropout, float64) raises NotImplementedError. ``fallback=True``
 sends such calls to the kernel that was replaced, with one warning per reason. Calls that PyTorch
@@ -41,6 +42,7 @@ class _Settings:
 
 _settings = _Settings()
 _cpu_library = None  # alive while the CPU operators are replaced
+_cudnn_was_on = None  # the switch of PyTorch's cuDNN attention, as it was before
 _warned = set()
 
 
@@ -55,7 +57,7 @@ def register():
 def activate(*, recipe="vectorwise", backward="int8", fallback=False, devices=("cpu", "cuda")):
     """Routes PyTorch's flash attention here until :func:`restore`. A second call replaces the
     settings."""
-    global _settings, _cpu_library
+    global _settings, _cpu_library, _cudnn_was_on
     for device in devices:
         if device not in ("cpu", "cuda"):
             raise ValueError(f"devices: expected 'cpu' and 'cuda', got {device!r}")
@@ -71,16 +73,21 @@ def activate(*, recipe="vectorwise", backward="int8", fallback=False, devices=("
     if "cuda" in devices:
         register()
         torch.nn.attention.activate_flash_attention_impl(NAME)
+        _cudnn_was_on = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def restore():
     """Puts PyTorch's own kernels back. Does nothing when they are in place."""
-    global _cpu_library
+    global _cpu_library, _cudnn_was_on
     if _cpu_library is not None:
         _cpu_library = None
         _originals.pop("CPU", None)
     if torch.nn.attention.current_flash_attention_impl() == NAME:
         torch.nn.attention.restore_flash_attention_impl()
+    if _cudnn_was_on is not None:
+        torch.backends.cuda.enable_cudnn_sdp(_cudnn_was_on)
+        _cudnn_was_on = None
 
 
 @contextlib.contextmanager
