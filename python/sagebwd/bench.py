@@ -16,6 +16,7 @@ this process, under ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, and the record says so.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -296,6 +297,8 @@ def main(arguments=None):
         cases = [Case.parse(text) for text in args.cases or DEFAULT_CASES[args.device]]
     except ValueError as error:
         parser.error(str(error))
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'sagebwd[plot]'")
     found, missing = peers.find(args.device, args.peers)
     for name, why in missing.items():
         print(f"{name}: not usable here: {why}", file=sys.stderr)

@@ -113,12 +113,19 @@ DeviceCase make_case(int64_t number) {
   return dc;
 }
 
-/// |a - b| is held against |b|, and where b is mostly quantisation error, against that error: one
-/// code that rounds the other way is a large part of such a tensor.
+double norm(const std::vector<float>& x) {
+  double sum = 0;
+  for (float v : x) sum += std::isfinite(v) ? static_cast<double>(v) * v : 0.0;
+  return std::sqrt(sum);
+}
+
+/// |a - b| is held against |b|; where b is mostly quantisation error, against that error (one code
+/// that rounds the other way is a large part of such a tensor); and for gradients against a tenth
+/// of |dO|: dQ and dK of a row with one key are zero but for rounding.
 void expect_close(const char* name, const std::vector<float>& got, const std::vector<float>& want,
-                  const std::vector<float>& exact, double budget) {
+                  const std::vector<float>& exact, double budget, double floor) {
   const double gap = relative_error(got, want);
-  if (gap <= budget) return;
+  if (gap <= budget || gap * norm(want) <= budget * floor) return;
   const double error = exact.empty() ? 0.0 : relative_error(want, exact);
   EXPECT_LE(gap, std::max(budget, 0.2 * error)) << name << ", error of the oracle " << error;
 }
@@ -128,15 +135,16 @@ void check_case(const DeviceCase& dc) {
   const float shift = dc.partial_kv ? 0.4f : 0.0f;
   const Results got = run_on_device(dc, in, shift), want = run_oracle(dc, in, got, shift);
   Results exact;
-  if (dc.cu_q.empty() && !dc.partial_kv) exact = run_exact(dc, in);
+  if (dc.cu_q.empty() && !dc.partial_kv && dc.c.nq > 0 && dc.c.nk > 0) exact = run_exact(dc, in);
   double largest = 30;
   for (float x : want.max_logit)
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
   const double budget = (dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
-  expect_close("o", got.o, want.o, exact.o, budget);
-  expect_close("dq", got.dq, want.dq, exact.dq, budget);
-  expect_close("dk", got.dk, want.dk, exact.dk, budget);
-  expect_close("dv", got.dv, want.dv, exact.dv, budget);
+  const double floor = 0.1 * norm(in.x.dout);
+  expect_close("o", got.o, want.o, exact.o, budget, 0.0);
+  expect_close("dq", got.dq, want.dq, exact.dq, budget, floor);
+  expect_close("dk", got.dk, want.dk, exact.dk, budget, floor);
+  expect_close("dv", got.dv, want.dv, exact.dv, budget, 0.0);
   EXPECT_LE(largest_difference(got.lse, want.lse), 2e-4 * largest / 30);
   EXPECT_LE(largest_difference(got.max_logit, want.max_logit), 2e-4 * largest / 30);
 }
