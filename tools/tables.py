@@ -47,10 +47,49 @@ def torch_cpu():
     return "\n".join(out) + f"\n\n{where['cpu']}, {where['threads']} threads, torch {where['torch']}.\n" + source(r)
 
 
+def h200():
+    """Forward + backward on a GPU against PyTorch's FlashAttention-2 and cuDNN."""
+    r = record("gpu/speed.json")
+    both = {}
+    for e in r["results"]:
+        *case, recipe = e["case"].split()
+        both.setdefault(" ".join(w for w in case if not w.startswith("hk")), {}).setdefault(
+            recipe, {})[e["implementation"]] = e["both"]["median_ms"]
+    out = ["| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | cuDNN, ms | "
+           "FlashAttention-2 / `vectorwise` |", "|---|---|---|---|---|---|"]
+    for case, recipes in both.items():
+        ours, peers = recipes["vectorwise"]["sagebwd bf16"], recipes["vectorwise"]
+        fa2, cudnn = peers["torch flash bf16"], peers["torch cudnn bf16"]
+        out.append(f"| {case} | {ours:.2f} | {recipes['paper']['sagebwd bf16']:.2f} | {fa2:.2f} | "
+                   f"{cudnn:.2f} | {fa2 / ours:.2f} |")
+    where = r["machine"]
+    return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
+
+
+def bias():
+    """Error of accumulated weight gradients at a trained checkpoint."""
+    r = record("train/bias_260K_fpa_seed0.json")
+    names = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
+             "vectorwise": "`vectorwise`", "vdither": "`vectorwise`, dithered",
+             "noise": "noise of the gradient itself"}
+    rows = r["bias"]["rows"]
+    pick = [rows[0], rows[-1]]
+    count = lambda n: f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}K"
+    out = ["| | " + " | ".join(f"{w}, {count(row['tokens'])}" for w in ("Wq", "Wk", "Wv")
+                               for row in pick) + " |", "|---|" + "---|" * 6]
+    for key, label in names.items():
+        cells = " | ".join(f"{row['errors'][key][w]['all']:.3f}" for w in ("Wq", "Wk", "Wv")
+                           for row in pick)
+        out.append(f"| {label} | {cells} |")
+    return "\n".join(out) + "\n" + source(r)
+
+
 TABLES = {
     "gaussian": lambda: accuracy("gaussian"),
     "hard": lambda: accuracy("hard"),
     "torch_cpu": torch_cpu,
+    "h200": h200,
+    "bias": bias,
 }
 
 

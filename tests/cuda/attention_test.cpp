@@ -87,6 +87,22 @@ INSTANTIATE_TEST_SUITE_P(Switches, GpuCase,
                                          "h2 n300 d128 smooth_v=off", "h2 n300 d64 paper pv16=1",
                                          "h2 n300 d64 paper smooth_k=off", "h2 n300 d64 lift=O"));
 
+// Few and small: tools/gpu_check runs them under every tool of compute-sanitizer.
+INSTANTIATE_TEST_SUITE_P(Sanitized, GpuCase,
+                         testing::Values("h2 n130 d64 causal", "h2 nq70 nk200 d128",
+                                         "h2 n130 d64 paper causal", "h2 hk1 n140 d128 paper",
+                                         "h2 n150 d72 f16 window=20,10 pv16=0"));
+
+TEST(GpuSanitized, DeterministicPackedWithLseGradient) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 nq150 nk140 d128"}) {
+    DeviceCase dc(text);
+    dc.cu_q = {0, 0, 70, 150}, dc.cu_k = {0, 9, 9, 140};
+    dc.deterministic = dc.dlse = true;
+    expect_parity(dc);
+  }
+}
+
 TEST(GpuParity, Placements) {
   NEED_DEVICE();
   for (const char* text :

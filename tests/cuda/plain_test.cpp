@@ -129,6 +129,12 @@ std::vector<std::string> lifts() {
       all.push_back(std::string("h2 n200 ") + rest + " lift=" + lift);
   return all;
 }
+INSTANTIATE_TEST_SUITE_P(Sanitized, PlainCase,
+                         testing::Values("h2 n130 d64 f32 causal rounding=dither",
+                                         "h2 nq70 nk140 d160 smooth_q=on",
+                                         "h2 hk1 n130 d64 f16 paper lift=S2",
+                                         "h1 n130 d40 f32 lift=S,S2,O,dV,dQ,dK"));
+
 INSTANTIATE_TEST_SUITE_P(Lifts, PlainCase, testing::ValuesIn(lifts()));
 
 INSTANTIATE_TEST_SUITE_P(
