@@ -9,9 +9,6 @@
 namespace sagebwd::gpu {
 namespace {
 
-#define NEED_DEVICE() \
-  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
-
 /// The two sides differ by rounding: 16-bit outputs, 2^x to two units, scales to one, and P in 16
 /// bit where the oracle keeps FP32. A wrong scale, a lost tile or a swapped index is a hundred
 /// times larger.

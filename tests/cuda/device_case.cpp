@@ -272,6 +272,11 @@ Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
   r.dk.resize(in.x.k.size()), r.dv.resize(in.x.k.size());
   r.lse.resize(static_cast<size_t>(c.b * c.h * c.nq));
   r.max_logit.resize(static_cast<size_t>(c.b * c.h));
+  if (c.nq == 0 || c.nk == 0) {  // zeros, and no logit anywhere
+    std::fill(r.lse.begin(), r.lse.end(), -INFINITY);
+    std::fill(r.max_logit.begin(), r.max_logit.end(), -INFINITY);
+    return r;
+  }
   const auto rows = [&](const std::vector<float>& x, int64_t head, int64_t n) {
     return std::vector<double>(x.begin() + head * n * c.d, x.begin() + (head + 1) * n * c.d);
   };

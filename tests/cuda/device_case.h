@@ -16,6 +16,10 @@ namespace sagebwd::gpu {
 /// Null when there is a GPU, else why not.
 const char* no_device();
 
+/// First line of a test that runs on one.
+#define NEED_DEVICE() \
+  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
+
 enum class Placement {
   plain,  // the case's layout, contiguous
   gaps,   // gaps between tokens, heads and batches, and a start aligned to one element only

@@ -11,9 +11,6 @@
 namespace sagebwd::gpu {
 namespace {
 
-#define NEED_DEVICE() \
-  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
-
 TEST(GpuHazards, PoisonedMemory) {
   NEED_DEVICE();
   for (const char* text : {"b2 h2 n300 d64 causal", "h3 nq200 nk333 d128 paper", "h2 n150 d96"}) {

@@ -21,9 +21,6 @@
 namespace sagebwd::gpu {
 namespace {
 
-#define NEED_DEVICE() \
-  if (const char* why = no_device()) GTEST_SKIP() << "no usable CUDA device: " << why
-
 /// Device memory of `count` values.
 template <typename T>
 struct Array {
