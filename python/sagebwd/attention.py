@@ -112,7 +112,8 @@ def attention_varlen(
 
     Document i holds tokens ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` and the keys between
     the same entries of ``cu_seqlens_k``: int32 tensors of equal length, on the CPU or on q's
-    device. Empty documents are fine; tokens after the last offset belong to none and give 0.
+    device (those on a GPU are copied to the CPU, which waits for it: CPU tensors save that).
+    Empty documents are fine; tokens after the last offset belong to none and give 0.
     ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest logit
     [documents, h]. The rest is as in :func:`attention`.
     """
