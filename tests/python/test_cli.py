@@ -219,7 +219,7 @@ def test_recipe_switches_reach_the_case(tmp_path):
     (case,) = json.loads(out.read_text())["cases"]
     assert case["tile"] == [128, 64]
     assert case["case"] == (
-        "b1 h1 hk1 nq128 nk128 d64 full f16 vectorwise bhsd seed7 tile=128x64 "
+        "b1 h1 hk1 nq128 nk128 d64 full f16 vectorwise bhsd seed1 tile=128x64 "
         "smooth_k=off smooth_q=on smooth_v=off rounding=dither pv16=all"
     )
 
