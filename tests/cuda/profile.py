@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the profiler says of the forward and the fused backward kernel, as JSON.
 
-    tools/record.py results/gpu/profile.json python3 tests/cuda/profile.py build-cuda/bin/gpu_bench {}
+    tools/record.py results/gpu/profile.json python3 tests/cuda/profile.py build-gpu/bin/gpu_bench {}
 
 Needs `ncu` and the right to read the counters.
 """

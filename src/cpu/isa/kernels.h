@@ -5,12 +5,14 @@
 // the row maximum of the softmax, its sum, the per-query scales and the running output are all
 // vertical operations; no shuffles are needed.
 //
-//   Sᵀ  [keys, queries] = K8      · Q8ᵀ     left operand K8  [keys][d]        right Q8 as quads
-//   along d Oᵀ  [d, queries]    = V8ᵀ     · P8ᵀ     left operand V8ᵀ [d][keys]        right P8 as
-//   quads along keys dPᵀ [keys, queries] = V       · dOᵀ     FP32 dV  [keys, d]       = P8ᵀ     ·
-//   dO8     left operand P8ᵀ [keys][queries]  right dO8 as quads along queries dK  [keys, d] = dS8ᵀ
-//   · Q8      left operand dS8ᵀ [keys][queries] right Q8 as quads along queries dQᵀ [d, queries] =
-//   K8ᵀ     · dS8ᵀ    left operand K8ᵀ [d][keys]        right dS8 as quads along keys
+// clang-format off
+//   Sᵀ  [keys, queries] = K8   · Q8ᵀ    left K8   [keys][d]        right Q8  as quads along d
+//   Oᵀ  [d, queries]    = V8ᵀ  · P8ᵀ    left V8ᵀ  [d][keys]        right P8  as quads along keys
+//   dPᵀ [keys, queries] = V    · dOᵀ    FP32
+//   dV  [keys, d]       = P8ᵀ  · dO8    left P8ᵀ  [keys][queries]  right dO8 as quads along queries
+//   dK  [keys, d]       = dS8ᵀ · Q8     left dS8ᵀ [keys][queries]  right Q8  as quads along queries
+//   dQᵀ [d, queries]    = K8ᵀ  · dS8ᵀ   left K8ᵀ  [d][keys]        right dS8 as quads along keys
+// clang-format on
 //
 // A left operand is row-major with the contraction contiguous. A right operand is stored in panels
 // of 16 columns, [columns/16][contraction/4][16][4] bytes ("quads"): what vpdpbusd, vpmaddubsw and

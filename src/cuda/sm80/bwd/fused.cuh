@@ -30,6 +30,7 @@
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/transpose.cuh"
+#include "cuda/sm80/bwd/fused_shape.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/sequence.cuh"
@@ -37,54 +38,6 @@
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda::sm80 {
-
-/// How a thread block cuts a tile up: a warp has 32 keys and 32 queries, and two warps have the
-/// same keys.
-template <int D_, int kWarps_, int kStages_, int kResident_>
-struct FusedShape {
-  static constexpr int D = D_, kWarps = kWarps_, kStages = kStages_, kResident = kResident_;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kM = 2;  // blocks of 16 keys of a warp
-  static constexpr int kMyQueries = 32, kQueryBlocks = kMyQueries / 8;
-  static constexpr int kShare = 2, kGroups = kWarps / kShare;
-  static constexpr int kTileK = 16 * kM * kGroups, kTileQ = kMyQueries * kShare;
-  static constexpr int kChannels = D / kShare, kChannelBlocks = kChannels / 8;
-  // dQ: each warp has two blocks of 16 queries and kDqBlocks of 8 channels.
-  static constexpr int kDqPairs = kTileQ / 32, kDqGroups = kWarps / kDqPairs;
-  static constexpr int kDqBlocks = D / 8 / kDqGroups;
-  static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
-};
-
-template <class Shape>
-struct FusedShared {
-  static constexpr int D = Shape::D, kTileQ = Shape::kTileQ, kTileK = Shape::kTileK;
-  struct Front {  // what S and dP read
-    alignas(128) uint8_t q8[kTileQ * D];
-    alignas(128) uint8_t do16[kTileQ * D * 2];
-    alignas(16) QueryExponent exponent[kTileQ];
-    alignas(16) QueryGradient gradient[kTileQ];
-  };
-  struct Back {  // what dV and dK read
-    alignas(128) uint8_t q8t[kTileQ * D];
-    alignas(128) uint8_t do8t[kTileQ * D];
-  };
-  static constexpr int kFronts = Shape::kStages == 3 ? 3 : 1;
-  struct Maxima {  // bits of FP32 scales: the order of positive floats is that of their bits
-    uint32_t p[kTileK], ds[kTileK], query[kTileQ];
-  };
-  alignas(128) uint8_t k8[kTileK * D];
-  alignas(128) uint8_t v16[kTileK * D * 2];
-  alignas(128) uint8_t k8t[kTileK * D];
-  Front front[kFronts];
-  Back back[Shape::kStages];
-  // [group][contraction step][m][lane]: A operands
-  static constexpr int kOperands = Shape::kShare > 1 ? Shape::kGroups*(kTileQ / 32) * Shape::kM : 1;
-  uint4 p_codes[kOperands][32];
-  uint4 ds_codes[kOperands][32];
-  uint4 query_codes[kTileQ / 16][kTileK / 32][32];
-  KeyScale k_scale[kTileK];
-  Maxima maxima[2];
-};
 
 template <typename T, class Shape>
 struct FusedBlock {
