@@ -55,6 +55,8 @@ Recipe parse_recipe(const std::string& text) {
       r.smooth_v = to_bool(key, value);
     else if (key == "rounding")
       r.rounding = to_rounding(value);
+    else if (key == "p_levels")
+      r.p_levels = to_int(key, value);
     else if (key == "pv16_tiles")
       r.pv16_tiles = to_int(key, value);
     else if (key == "high_precision")

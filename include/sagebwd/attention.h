@@ -97,6 +97,7 @@ struct Candidate {
   std::string reason;  // why it declines; empty when supported
   int tile_q = 0;      // tile sizes it would use; 0 when it declines
   int tile_k = 0;
+  int p_levels = 0;  // of the codes of P; 0 when it declines
 };
 
 /// The ordered list of implementations, best first, with each one's answer. SAGEBWD_IMPL pins one

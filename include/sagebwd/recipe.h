@@ -46,6 +46,8 @@ struct Recipe {
   int pv16_tiles =
       1;  // leading key tiles of each document whose P·V stays in floating point; -1: all
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
+  int p_levels = 0;  // levels of the codes of P, which is not negative: 127, or 255 where the
+                     // hardware multiplies unsigned by signed bytes; 0: the backend's own choice
 
   /// The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8.
   static Recipe paper() {
@@ -55,6 +57,7 @@ struct Recipe {
     r.tile_k = 64;
     r.smooth_v = false;
     r.pv16_tiles = 0;
+    r.p_levels = 127;
     return r;
   }
   /// The default: gradient error that does not grow with the batch, robust to attention sinks.

@@ -104,6 +104,8 @@ typedef struct sagebwd_recipe {
   uint64_t seed;
   int32_t pv16_tiles; /* -1: all */
   uint32_t high_precision;
+  int32_t p_levels; /* 127 or 255; 0: the backend's own choice */
+  int32_t reserved; /* 0 */
 } sagebwd_recipe;
 
 typedef struct sagebwd_forward_args {

@@ -29,6 +29,8 @@ class Recipe:
         Names of matmuls to take out of INT8, of ``S O S' dV dP dQ dK``.
     tile_q, tile_k
         Tile sizes, multiples of 64 up to 256; 0: the backend's choice.
+    p_levels
+        Levels of the codes of P, 127 or 255; 0: the backend's choice (255, but 127 on AVX2).
     """
 
     scheme: str = "vectorwise"
@@ -41,6 +43,7 @@ class Recipe:
     seed: int = 0
     pv16_tiles: int = 1
     high_precision: tuple = ()
+    p_levels: int = 0
 
     def __post_init__(self):
         if self.scheme not in _SCHEMES:
@@ -64,7 +67,10 @@ class Recipe:
     def paper(**changes):
         """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""
         return replace(
-            Recipe(scheme="paper", tile_q=128, tile_k=64, smooth_v=False, pv16_tiles=0), **changes
+            Recipe(
+                scheme="paper", tile_q=128, tile_k=64, smooth_v=False, pv16_tiles=0, p_levels=127
+            ),
+            **changes,
         )
 
     @staticmethod
@@ -78,7 +84,8 @@ class Recipe:
         ``lifted`` names further matmuls to take out of INT8."""
         preset = _PAPER if self.scheme == "paper" else _VECTORWISE
         words = [self.scheme]
-        for key in ("tile_q", "tile_k", "smooth_k", "smooth_q", "smooth_v", "pv16_tiles"):
+        for key in ("tile_q", "tile_k", "smooth_k", "smooth_q", "smooth_v", "pv16_tiles",
+                    "p_levels"):
             if getattr(self, key) != getattr(preset, key):
                 words.append(f"{key}={int(getattr(self, key))}")
         if self.rounding != "nearest":

@@ -85,6 +85,7 @@ sagebwd_recipe to_c(const Recipe& r) {
   c.seed = r.seed;
   c.pv16_tiles = r.pv16_tiles;
   c.high_precision = r.high_precision;
+  c.p_levels = r.p_levels;
   return c;
 }
 
@@ -154,6 +155,8 @@ Recipe convert(const sagebwd_recipe& c) {
   r.seed = c.seed;
   r.pv16_tiles = c.pv16_tiles;
   r.high_precision = c.high_precision;
+  r.p_levels = c.p_levels;
+  check_reserved("recipe", c.reserved);
   return r;
 }
 

@@ -305,6 +305,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
       .dither_u = {uniform(numerics::DitherOperand::p_backward),
                    uniform(numerics::DitherOperand::ds_query),
                    uniform(numerics::DitherOperand::ds_key)},
+      .p_levels = plan.p_levels,
   });
   products(q, g, key_at, keys, dq_at(chunk, at), t);
 }
@@ -382,8 +383,8 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
 
 }  // namespace
 
-size_t backward_workspace(const spec::Problem& p) {
-  Plan plan(p, tiles_of(p));
+size_t backward_workspace(const isa::Kernels& kernels, const spec::Problem& p) {
+  Plan plan(p, kernels);
   Arena arena(nullptr);
   Buffers buffers(plan, arena);
   return arena.used();
@@ -391,7 +392,7 @@ size_t backward_workspace(const spec::Problem& p) {
 
 void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a,
               void* workspace) {
-  Plan plan(p, tiles_of(p));
+  Plan plan(p, kernels);
   Arena arena(workspace);
   Buffers buffers(plan, arena);
   plan.fill_tables();

@@ -6,7 +6,7 @@
 
 namespace sagebwd::cpu {
 
-size_t backward_workspace(const spec::Problem& p);
+size_t backward_workspace(const isa::Kernels& kernels, const spec::Problem& p);
 void backward(const isa::Kernels& kernels, const spec::Problem& p, const BackwardArgs& a,
               void* workspace);
 

@@ -147,7 +147,7 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
                        static_cast<const float*>(t.s), plan.bq},
                       t.alpha, t.beta, t.ot, plan.bq);
   } else {
-    const float unit = keys.v_scale[key_at] / numerics::kLevels;
+    const float unit = keys.v_scale[key_at] / plan.p_levels;
     for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
     kernels.blend_su({plan.dl, plan.bq, tile.tile_k, keys.v8t + at, plan.bk, t.p8, nullptr},
                      t.alpha, t.beta, t.ot, plan.bq);
@@ -199,6 +199,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .beta = t.beta,
         .p_float = tile_k < float_value_tiles(plan.p) || buffers.keys.v_poisoned[key_at] != 0,
         .p8 = t.p8,
+        .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,
         .dither_u = dither ? numerics::dither_uniform(plan.p.recipe.seed, qb.sequence, h, qb.index,
                                                       tile_k, numerics::DitherOperand::p_forward)
@@ -252,8 +253,8 @@ void reduce_max_logit(const Plan& plan, const Buffers& buffers, float* out) {
 
 }  // namespace
 
-size_t forward_workspace(const spec::Problem& p) {
-  Plan plan(p, tiles_of(p));
+size_t forward_workspace(const isa::Kernels& kernels, const spec::Problem& p) {
+  Plan plan(p, kernels);
   Arena arena(nullptr);
   Buffers buffers(plan, arena);
   return arena.used();
@@ -261,7 +262,7 @@ size_t forward_workspace(const spec::Problem& p) {
 
 void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a,
              void* workspace) {
-  Plan plan(p, tiles_of(p));
+  Plan plan(p, kernels);
   Arena arena(workspace);
   Buffers buffers(plan, arena);
   plan.fill_tables();

@@ -6,7 +6,7 @@
 
 namespace sagebwd::cpu {
 
-size_t forward_workspace(const spec::Problem& p);
+size_t forward_workspace(const isa::Kernels& kernels, const spec::Problem& p);
 void forward(const isa::Kernels& kernels, const spec::Problem& p, const ForwardArgs& a,
              void* workspace);
 

@@ -18,8 +18,17 @@ const isa::Kernels& table(int i) {
   return *isa::tables(&count)[i];
 }
 
-size_t workspace(const spec::Problem& p) {
-  return p.direction == spec::Direction::forward ? forward_workspace(p) : backward_workspace(p);
+size_t workspace(const isa::Kernels& kernels, const spec::Problem& p) {
+  return p.direction == spec::Direction::forward ? forward_workspace(kernels, p)
+                                                 : backward_workspace(kernels, p);
+}
+
+std::string decline(const isa::Kernels& kernels, const spec::Problem& p) {
+  if (p.device != Device::cpu) return "runs on CPU memory only";
+  if (p.recipe.p_levels > kernels.p_levels)
+    return "has up to " + std::to_string(kernels.p_levels) + " levels of P";
+  const char* reason = kernels.unavailable();
+  return reason == nullptr ? "" : std::string("this CPU: ") + reason;
 }
 
 /// dispatch::Implementation holds plain function pointers, so the table's index is a template
@@ -28,13 +37,9 @@ template <int kTable>
 dispatch::Implementation make() {
   return {
       .name = table(kTable).name,
-      .decline = [](const spec::Problem& p) -> std::string {
-        if (p.device != Device::cpu) return "runs on CPU memory only";
-        const char* reason = table(kTable).unavailable();
-        return reason == nullptr ? "" : std::string("this CPU: ") + reason;
-      },
-      .tiles = tiles_of,
-      .workspace = workspace,
+      .decline = [](const spec::Problem& p) { return decline(table(kTable), p); },
+      .tiles = [](const spec::Problem& p) { return tiles_of(p, table(kTable)); },
+      .workspace = [](const spec::Problem& p) { return workspace(table(kTable), p); },
       .forward = [](const spec::Problem& p, const ForwardArgs& a,
                     void* ws) { forward(table(kTable), p, a, ws); },
       .backward = [](const spec::Problem& p, const BackwardArgs& a,

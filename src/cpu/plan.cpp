@@ -15,14 +15,21 @@ int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0
 
 }  // namespace
 
-dispatch::Tiles tiles_of(const spec::Problem& p) {
+dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
   const Recipe& r = p.recipe;
   const bool paper = r.scheme == Scheme::paper;
-  return {r.tile_q != 0 ? r.tile_q : paper ? 128 : 64, r.tile_k != 0 ? r.tile_k : paper ? 64 : 128};
+  return {r.tile_q != 0 ? r.tile_q
+          : paper       ? 128
+                        : 64,
+          r.tile_k != 0 ? r.tile_k
+          : paper       ? 64
+                        : 128,
+          spec::p_levels(r, kernels.p_levels)};
 }
 
-Plan::Plan(const spec::Problem& problem, dispatch::Tiles tiles)
-    : p(problem), bq(tiles.q), bk(tiles.k) {
+Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(problem) {
+  const dispatch::Tiles tiles = tiles_of(problem, kernels);
+  bq = tiles.q, bk = tiles.k, p_levels = static_cast<float>(tiles.p_levels);
   dl = static_cast<int>(round_up(p.d, isa::kLanes));
   dk = static_cast<int>(round_up(p.d, isa::kContract));
   num_sequences = p.num_sequences();

@@ -42,12 +42,13 @@ struct Block {
 
 /// Sizes that follow from the problem. Blocks are numbered through all sequences.
 struct Plan {
-  Plan(const spec::Problem& problem, dispatch::Tiles tiles);
+  Plan(const spec::Problem& problem, const isa::Kernels& kernels);
 
   const spec::Problem& p;
   int bq, bk;
-  int dl;  // head dim padded to whole vectors
-  int dk;  // head dim padded to an INT8 contraction
+  float p_levels;  // of the codes of P
+  int dl;          // head dim padded to whole vectors
+  int dk;          // head dim padded to an INT8 contraction
   int64_t num_sequences, q_blocks, k_blocks;
   int chunks;  // backward: key blocks kb with kb % chunks == c share one partial dQ
   int slots;   // workers that run at once, each with its own scratch memory
@@ -66,7 +67,7 @@ struct Plan {
   Block find(const int64_t* start, int64_t block, int tile, bool queries) const;
 };
 
-dispatch::Tiles tiles_of(const spec::Problem& p);
+dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels);
 
 /// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own
 /// scratch memory.

@@ -13,13 +13,14 @@ namespace sagebwd::dispatch {
 
 struct Tiles {
   int q, k;
+  int p_levels;  // of the codes of P: 127 or 255
 };
 
 struct Implementation {
   const char* name;
   /// Why this implementation cannot serve the problem on this machine; empty when it can.
   std::string (*decline)(const spec::Problem&);
-  /// The tile sizes it would use.
+  /// The tile sizes it would use, and the levels of P.
   Tiles (*tiles)(const spec::Problem&);
   /// Bytes of workspace, not counting alignment of its start.
   size_t (*workspace)(const spec::Problem&);

@@ -17,15 +17,16 @@
 
 namespace sagebwd::numerics {
 
-inline constexpr float kLevels = 127.0f;  // codes are in [-127, 127]; -128 is never made
+inline constexpr float kLevels = 127.0f;          // codes are in [-127, 127]; -128 is never made
+inline constexpr float kUnsignedLevels = 255.0f;  // of P, where its codes are unsigned
 inline constexpr float kZeroAmax = 0x1p-100f;
 inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr double kLn2 = 0.693147180559945309417;
 
 /// Scale of a group with largest magnitude `amax` (Inf or NaN: poisoned).
-SAGE_INLINE float scale_of(float amax) {
+SAGE_INLINE float scale_of(float amax, float levels = kLevels) {
   if (!(amax <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
-  return amax < kZeroAmax ? 0.0f : amax / kLevels;
+  return amax < kZeroAmax ? 0.0f : amax / levels;
 }
 
 /// Factor that maps a value onto codes. 0 for zero and poisoned groups.
@@ -62,11 +63,11 @@ SAGE_INLINE float dither_uniform(uint64_t seed, int64_t sequence, int64_t head, 
                             static_cast<uint64_t>(operand)}));
 }
 
-SAGE_INLINE int code_dither(float x, float inverse, float t) {
+SAGE_INLINE int code_dither(float x, float inverse, float t, float levels = kLevels) {
   const float y = x * inverse;
   if (!(y == y)) return 0;
   const float c = std::floor(y + t);
-  return static_cast<int>(c > kLevels ? kLevels : c < -kLevels ? -kLevels : c);
+  return static_cast<int>(c > levels ? levels : c < -levels ? -levels : c);
 }
 
 SAGE_INLINE bool is_finite(float x) {

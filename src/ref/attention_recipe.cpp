@@ -12,6 +12,7 @@
 #include "numerics/quantize.h"
 #include "ref/recipe_inputs.h"
 #include "ref/recipe_tile.h"
+#include "spec/problem.h"
 
 namespace sagebwd::ref {
 namespace {
@@ -33,9 +34,13 @@ double mean_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i) {
   return static_cast<double>(head.scale) * dot(head.q + i * head.d, in.mu_k.data(), head.d);
 }
 
+float p_levels(const RecipeHead& head) {
+  return static_cast<float>(spec::p_levels(head.recipe, 255));
+}
+
 bool lifted(const RecipeHead& head, Matmul m) { return (head.recipe.high_precision & m) != 0; }
 
-const int8_t* codes_or_null(const TileCodes& t) {
+const int16_t* codes_or_null(const TileCodes& t) {
   return t.codes.empty() ? nullptr : t.codes.data();
 }
 const float* scale_or_null(const TileCodes& t) {
@@ -59,7 +64,7 @@ struct ForwardBlock {
 struct KeptTile {
   Tile tile;
   std::vector<float> s2, p, tile_top;
-  std::vector<int8_t> p8;
+  std::vector<int16_t> p8;
 };
 
 bool floating_pv(const RecipeHead& head, const RecipeInputs& in, int64_t k_index) {
@@ -81,7 +86,8 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
 
   const bool floating = floating_pv(head, x.inputs, t.k_index);
   std::vector<float> part(size(t.rows * d), 0.0f);
-  std::vector<int8_t> p8;
+  std::vector<int16_t> p8;
+  const float levels = p_levels(head);
   if (floating) {
     for (int64_t i = 0; i < t.rows; ++i) {
       const auto [begin, end] = t.seen[i];  // masked values stay out, whatever they hold
@@ -89,10 +95,9 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
                  x.v_smooth.data() + (t.k0 + begin) * d, d, &part[i * d], d);
     }
   } else {
-    const Rounder round(head, t, DitherOperand::p_forward);
+    const Rounder round(head, t, DitherOperand::p_forward, levels);
     p8.assign(t.size(), 0);
-    t.for_visible(
-        [&](int64_t i, int64_t j, int64_t at) { p8[at] = round(p[at], numerics::kLevels, i, j); });
+    t.for_visible([&](int64_t i, int64_t j, int64_t at) { p8[at] = round(p[at], levels, i, j); });
     matmul_add(t.rows, d, t.cols, p8.data(), t.cols, 1, &x.v8[t.k0 * d], d, part.data(), d);
   }
 
@@ -103,7 +108,7 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
     const float top = std::max(block.top[i], tile_top[i]);
     const float alpha = block.seen[i] ? std::exp2(block.top[i] - top) : 0.0f;
     const float beta = std::exp2(tile_top[i] - top);
-    const float factor = floating ? beta : beta * x.inputs.v_scale[t.k_index] / numerics::kLevels;
+    const float factor = floating ? beta : beta * x.inputs.v_scale[t.k_index] / levels;
     block.sum[i] = block.sum[i] * alpha + tile_sum * beta;
     for (int64_t c = 0; c < d; ++c)
       block.acc[i * d + c] = block.acc[i * d + c] * alpha + part[i * d + c] * factor;
@@ -113,13 +118,14 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   return {std::move(tile), std::move(s2), std::move(p), std::move(tile_top), std::move(p8)};
 }
 
-void show_forward_tile(const KeptTile& kept, const ForwardBlock& block, const RecipeTap& tap) {
+void show_forward_tile(const RecipeHead& head, const KeptTile& kept, const ForwardBlock& block,
+                       const RecipeTap& tap) {
   const Tile& t = kept.tile;
   std::vector<float> p(kept.p), p_scale(size(t.rows), 0.0f);
   for (int64_t i = 0; i < t.rows; ++i) {
     if (t.seen[i].empty()) continue;
     const float norm = std::exp2(kept.tile_top[i] - block.top[i]) / block.sum[i];
-    p_scale[i] = norm / numerics::kLevels;
+    p_scale[i] = norm / p_levels(head);
     for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j) p[i * t.cols + j] *= norm;
   }
   RecipeTile view{};
@@ -192,8 +198,9 @@ void add_by_key(const Tile& t, const std::vector<float>& w, const float* x, int6
 
 /// The same in INT8: values already carry the token scale of x8. Returns the codes for the tap.
 TileCodes add_by_key_int8(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
-                          const std::vector<float>& x8, DitherOperand operand, float* to) {
-  TileCodes codes = quantize_tile(head, t, values, Axis::key, operand);
+                          const std::vector<float>& x8, DitherOperand operand, float levels,
+                          float* to) {
+  TileCodes codes = quantize_tile(head, t, values, Axis::key, operand, levels);
   std::vector<float> part(size(t.cols * head.d), 0.0f);
   matmul_add(t.cols, head.d, t.rows, codes.codes.data(), 1, t.cols, &x8[t.q0 * head.d], head.d,
              part.data(), head.d);
@@ -226,12 +233,14 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
   if (lifted(head, kMatmulDV))
     add_by_key(t, p, in.dout, d, out.dv.data());
   else
-    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, DitherOperand::p_backward, out.dv.data());
+    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, DitherOperand::p_backward, p_levels(head),
+                              out.dv.data());
 
   if (lifted(head, kMatmulDK)) {
     add_by_key(t, ds, head.q, d, out.dk.data());
   } else {
-    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, DitherOperand::ds_key, out.dk.data());
+    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, DitherOperand::ds_key, numerics::kLevels,
+                                out.dk.data());
     if (head.recipe.smooth_q)  // the codes are of Q - mu_q
       for (int64_t r = 0; r < t.rows; ++r) {
         const auto [begin, end] = t.seen[r];
@@ -247,7 +256,8 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
                  x.k_smooth.data() + (t.k0 + begin) * d, d, &out.dq[(t.q0 + r) * d], d);
     }
   } else {
-    query_codes = quantize_tile(head, t, ds_fold_k, Axis::query, DitherOperand::ds_query);
+    query_codes =
+        quantize_tile(head, t, ds_fold_k, Axis::query, DitherOperand::ds_query, numerics::kLevels);
     std::vector<float> part(size(t.rows * d), 0.0f);
     matmul_add(t.rows, d, t.cols, query_codes.codes.data(), t.cols, 1, &x.k8[t.k0 * d], d,
                part.data(), d);
@@ -289,7 +299,7 @@ RecipeForward recipe_forward(const RecipeHead& head, const RecipeTap& tap) {
       if (tap) kept.push_back(std::move(done));
     }
     finish_forward_block(head, x.inputs, q0, block, out);
-    for (const KeptTile& t : kept) show_forward_tile(t, block, tap);
+    for (const KeptTile& t : kept) show_forward_tile(head, t, block, tap);
   }
   out.inputs = std::move(x.inputs);
   return out;

@@ -45,12 +45,12 @@ struct RecipeInputs {
 struct RecipeTile {
   bool backward;
   int64_t q0, k0, rows, cols;
-  const float *s2, *p;  // logits in log2 units; p normalised: exp(S - LSE) in both directions
-  const int8_t* p8;
+  const float *s2, *p;   // logits in log2 units; p normalised: exp(S - LSE) in both directions
+  const int16_t* p8;     // 0 … recipe.p_levels
   const float* p_scale;  // forward: per row; backward: per key (column)
   // Backward only.
   const float *dp, *ds;
-  const int8_t *ds8_query, *ds8_key;
+  const int16_t *ds8_query, *ds8_key;
   const float *ds_scale_query, *ds_scale_key;  // per row / per column
   const float *do_scale, *q_scale, *k_scale;   // of this tile's rows, rows and columns
 };

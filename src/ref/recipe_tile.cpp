@@ -69,7 +69,9 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
   return s2;
 }
 
-Rounder::Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand) {
+Rounder::Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand,
+                 float levels)
+    : levels_(levels) {
   if (head.recipe.rounding == Rounding::nearest) return;
   const float u = numerics::dither_uniform(head.recipe.seed, head.sequence, head.head, tile.q_index,
                                            tile.k_index, operand);
@@ -78,7 +80,7 @@ Rounder::Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOpera
 }
 
 TileCodes quantize_tile(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
-                        Axis axis, numerics::DitherOperand operand) {
+                        Axis axis, numerics::DitherOperand operand, float levels) {
   const bool by_query = axis == Axis::query;
   std::vector<float> amax(size(by_query ? t.rows : t.cols), 0.0f);
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
@@ -93,13 +95,13 @@ TileCodes quantize_tile(const RecipeHead& head, const Tile& t, const std::vector
     for (float& x : amax)
       if (numerics::is_finite(x)) x = tile_amax;
   }
-  TileCodes out{std::vector<int8_t>(t.size(), 0), std::vector<float>(amax.size())};
+  TileCodes out{std::vector<int16_t>(t.size(), 0), std::vector<float>(amax.size())};
   std::vector<float> inverse(amax.size());
   for (size_t n = 0; n < amax.size(); ++n) {
-    out.scale[n] = numerics::scale_of(amax[n]);
+    out.scale[n] = numerics::scale_of(amax[n], levels);
     inverse[n] = numerics::inverse_of(out.scale[n]);
   }
-  const Rounder round(head, t, operand);
+  const Rounder round(head, t, operand, levels);
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
     out.codes[at] = round(values[at], inverse[by_query ? i : j], i, j);
   });

@@ -70,28 +70,29 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
 enum class Axis { query, key };
 
 struct TileCodes {
-  std::vector<int8_t> codes;  // [rows, cols]
-  std::vector<float> scale;   // [rows] or [cols]
+  std::vector<int16_t> codes;  // [rows, cols]
+  std::vector<float> scale;    // [rows] or [cols]
 };
 
 /// Quantises the values of a tile (0 where masked), with a scale per line along `axis`, or one per
 /// tile in `paper`.
 TileCodes quantize_tile(const RecipeHead& head, const Tile& tile, const std::vector<float>& values,
-                        Axis axis, numerics::DitherOperand operand);
+                        Axis axis, numerics::DitherOperand operand, float levels);
 
 /// Rounds a value as the recipe asks; one object per tile and operand.
 class Rounder {
  public:
-  Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand);
-  int8_t operator()(float x, float inverse, int64_t row, int64_t col) const {
-    if (key_term_.empty()) return static_cast<int8_t>(numerics::code_nearest(x, inverse));
-    return static_cast<int8_t>(numerics::code_dither(
+  Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand, float levels);
+  int16_t operator()(float x, float inverse, int64_t row, int64_t col) const {
+    if (key_term_.empty()) return static_cast<int16_t>(numerics::code_nearest(x, inverse));
+    return static_cast<int16_t>(numerics::code_dither(
         x, inverse,
-        numerics::dither_offset(numerics::dither_query_term(static_cast<int>(row)),
-                                key_term_[col])));
+        numerics::dither_offset(numerics::dither_query_term(static_cast<int>(row)), key_term_[col]),
+        levels_));
   }
 
  private:
+  float levels_;
   std::vector<float> key_term_;  // empty: nearest
 };
 

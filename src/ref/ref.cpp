@@ -27,7 +27,8 @@ dispatch::Tiles tiles(const Problem& p) {
                                : 64,
           p.recipe.tile_k != 0 ? p.recipe.tile_k
           : paper              ? 64
-                               : 128};
+                               : 128,
+          spec::p_levels(p.recipe, 255)};
 }
 
 size_t workspace(const Problem&) { return 0; }
@@ -98,6 +99,7 @@ struct Inputs {
     head.recipe = p.recipe;
     const dispatch::Tiles size = tiles(p);
     head.recipe.tile_q = size.q, head.recipe.tile_k = size.k;
+    head.recipe.p_levels = size.p_levels;
     head.sequence = t, head.head = h;
   }
   Inputs(const Inputs&) = delete;

@@ -109,6 +109,8 @@ class Parser {
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected tile=<queries>x<keys>");
       r.tile_q = number<int>(sides[0], t, 0, 256);
       r.tile_k = number<int>(sides[1], t, 0, 256);
+    } else if (name == "p_levels") {
+      r.p_levels = number<int>(value, t, 0, 255);
     } else if (name == "smooth_k") {
       r.smooth_k = on_or_off(value, t);
     } else if (name == "smooth_q") {
@@ -203,6 +205,7 @@ std::string AttnCase::to_string() const {
     s << " rounding=" << (r.rounding == Rounding::dither ? "dither" : "nearest");
   if (r.pv16_tiles != preset.pv16_tiles)
     s << " pv16=" << (r.pv16_tiles < 0 ? "all" : std::to_string(r.pv16_tiles));
+  if (r.p_levels != preset.p_levels) s << " p_levels=" << r.p_levels;
   const char* separator = " lift=";
   for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
     if (r.high_precision & bit) s << separator << matmul_name(bit), separator = ",";

@@ -98,6 +98,8 @@ void check_recipe(const Recipe& r) {
   for (int tile : {r.tile_q, r.tile_k})
     SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
                "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);
+  SAGE_CHECK(r.p_levels == 0 || r.p_levels == 127 || r.p_levels == 255,
+             "recipe.p_levels: expected 127, 255 or 0 (the backend's choice), got " << r.p_levels);
   SAGE_CHECK(r.pv16_tiles >= -1,
              "recipe.pv16_tiles: expected -1 (all) or more, got " << r.pv16_tiles);
   SAGE_CHECK((r.high_precision & ~static_cast<uint32_t>(kMatmulAll)) == 0,

@@ -59,6 +59,12 @@ struct Problem {
   bool lifted(uint32_t matmul) const { return (recipe.high_precision & matmul) != 0; }
 };
 
+/// Levels of the codes of P in an implementation that can have up to `most`.
+inline int p_levels(const Recipe& r, int most) {
+  if (r.p_levels != 0) return r.p_levels;
+  return r.scheme == Scheme::paper ? 127 : most;
+}
+
 /// Checks the arguments and throws Error(invalid_argument) with what was expected and what came.
 /// check_memory also looks at data pointers; the workspace is checked by the caller, who knows its
 /// size.

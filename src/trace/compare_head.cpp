@@ -18,7 +18,7 @@ void add_rows(ErrorStats& stats, const float* value, const std::vector<double>& 
 
 /// code · scale / folded, the value an integer matmul used. A zero token takes no part in the sum,
 /// so no error either.
-double undone(int8_t code, float scale, float folded, float unquantised) {
+double undone(int16_t code, float scale, float folded, float unquantised) {
   if (folded == 0.0f) return unquantised;
   return static_cast<double>(code) * static_cast<double>(scale) / static_cast<double>(folded);
 }

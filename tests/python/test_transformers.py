@@ -134,7 +134,9 @@ def test_packing(b):
         start = 0
         for n in lengths:
             alone = ours(ids[row : row + 1, start : start + n]).logits[0]
-            assert torch.equal(packed[row, start : start + n], alone)
+            got = packed[row, start : start + n]
+            # On a GPU the model's own matmuls round differently at another length.
+            assert torch.equal(got, alone) if got.device.type == "cpu" else rel(got, alone) < 0.01
             start += n
     # sdpa looks for documents only without a cache
     inputs = dict(input_ids=ids, position_ids=positions, use_cache=False)

@@ -160,6 +160,7 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
                  "Matmuls to lift out of INT8, each a case of its own; see below"),
         add_size(command, "--tile-q", s.tile_q, 4096, "Queries per tile"),
         add_size(command, "--tile-k", s.tile_k, 4096, "Keys per tile"),
+        add_size(command, "--p-levels", s.p_levels, 255, "Levels of the codes of P, 127 or 255"),
         add_choice(command, "--smooth-k", s.smooth_k, kSwitch, "Subtract the mean key"),
         add_choice(command, "--smooth-q", s.smooth_q, kSwitch,
                    "Subtract the mean query of each block"),

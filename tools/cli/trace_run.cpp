@@ -85,6 +85,7 @@ HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const Outputs& ou
   head.visible = visible_keys(c);
   head.recipe = c.recipe;
   head.recipe.tile_q = out.backward.tile_q, head.recipe.tile_k = out.backward.tile_k;
+  head.recipe.p_levels = out.backward.p_levels;
   head.sequence = index / c.h, head.head = index % c.h;
   trace::HeadOutputs given{head_of(out.o, index, c.nq, c.d), head_of(out.dq, index, c.nq, c.d)};
   if (group == 1)

@@ -81,10 +81,10 @@ _PATTERNS = (
 
 def _leaves(function):
     """The names of the patterns a mask function is an intersection of."""
+    if torch.compiler.is_compiling():
+        return []  # a traced function cannot be looked into; _mask checks by other means
     name = function.__qualname__
     if name.startswith("and_masks."):
-        if torch.compiler.is_compiling():
-            return []  # a traced closure cannot be looked into; _mask checks by other means
         parts = [
             c.cell_contents for c in function.__closure__ if isinstance(c.cell_contents, tuple)
         ]

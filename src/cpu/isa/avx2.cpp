@@ -17,6 +17,7 @@ inline constexpr int kRows = 4;  // register block of the INT8 products
 inline constexpr int kPanels = 1;
 inline constexpr int kFloatRows = 6;  // rows of the FP32 products
 inline constexpr uint8_t kFlip = 0;
+inline constexpr int kPLevels = 127;  // vpmaddubsw adds two products in 16 bits
 
 inline IVec start_of(IVec) { return set1(0); }
 

@@ -17,6 +17,7 @@ inline constexpr int kRows = 4;  // register block of the INT8 products
 inline constexpr int kPanels = 4;
 inline constexpr int kFloatRows = 4;  // rows of the FP32 products
 inline constexpr uint8_t kFlip = 0x80;
+inline constexpr int kPLevels = 255;
 
 inline IVec start_of(IVec sum) {
   return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7));

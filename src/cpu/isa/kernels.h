@@ -64,7 +64,8 @@ struct ForwardTile {
   float *alpha, *beta;         // [tile_q] out: factors of the old output and of this tile's product
   bool p_float;                // keep p as FP32 in s instead of codes
   void* p8;                    // quads along keys
-  const float* dither_query;   // [tile_q] dither terms, or null for nearest rounding
+  float p_levels;
+  const float* dither_query;  // [tile_q] dither terms, or null for nearest rounding
   float dither_u;
 };
 
@@ -94,6 +95,7 @@ struct BackwardTile {
   int32_t* ds_query_start;            // [tile_q] out: accumulator start of dQ where Kernels::flip
   const float* dither_query;
   float dither_u[3];  // P, dS for dQ, dS for dK
+  float p_levels;
 };
 
 struct Kernels {
@@ -104,6 +106,8 @@ struct Kernels {
   /// accumulators then start at -128 times the column sums of the right operand. 0 elsewhere, with
   /// no start needed.
   uint8_t flip;
+  /// Most levels the codes of P may have: 255, or 127 where sums of products would overflow.
+  int p_levels;
 
   // INT8 products. Letters: signedness of left and right.
   void (*store_ss)(const Int8Product&, int32_t* c, int64_t ldc);  // c = sums

@@ -6,6 +6,7 @@ constexpr Kernels make_table(const char* name, const char* (*unavailable)()) {
   return {.name = name,
           .unavailable = unavailable,
           .flip = kFlip,
+          .p_levels = kPLevels,
           .store_ss = store_ss,
           .row_us = row_us,
           .row_ss = row_ss,

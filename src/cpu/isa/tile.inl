@@ -33,13 +33,13 @@ struct Scales {
 };
 
 /// numerics::scale_of and inverse_of of sixteen magnitudes, given as bits.
-inline Scales scales_of(IVec amax_bits) {
+inline Scales scales_of(IVec amax_bits, float levels) {
   const Vec amax = as_float(amax_bits);
   const Vec zero = set1(0.0f);
   const Lanes alive =
       greater(amax, set1(numerics::kZeroAmax * (1.0f - 0x1p-24f)));  // amax >= 2^-100
   const Lanes small = greater(set1(__builtin_inff()), amax);         // finite
-  Vec s = select(alive, div(amax, set1(numerics::kLevels)), zero);
+  Vec s = select(alive, div(amax, set1(levels)), zero);
   const Vec inverse = select(small, select(alive, div(set1(1.0f), s), zero), zero);
   // Inf and NaN: neither zero nor finite.
   s = select(small, s, set1(__builtin_nanf("")));
@@ -47,12 +47,12 @@ inline Scales scales_of(IVec amax_bits) {
 }
 
 template <bool kDither>
-inline IVec make_code(Vec y, Vec dither_query, float dither_key) {
+inline IVec make_code(Vec y, Vec dither_query, float dither_key, float levels) {
   if constexpr (!kDither) return round_to_int(y);
   Vec t = add(dither_query, set1(dither_key));
   t = select(greater(set1(1.0f), t), t, sub(t, set1(1.0f)));
   const Vec c = floor(add(y, t));
-  return round_to_int(min(set1(numerics::kLevels), max(set1(-numerics::kLevels), c)));
+  return round_to_int(min(set1(levels), max(set1(-levels), c)));
 }
 
 template <bool kFloatScores>
@@ -107,7 +107,7 @@ inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_
     if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kLanes);
   }
   float* s = static_cast<float*>(t.s);
-  const Vec levels = set1(numerics::kLevels);
+  const Vec levels = set1(t.p_levels);
   const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
   for (int j = 0; j < t.tile_k; j += 4) {
 #pragma GCC unroll 4
@@ -122,7 +122,7 @@ inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_
           store(s + at, p);
         } else {
           const float key_term = kDither ? numerics::dither_key_term(j + r, t.dither_u) : 0.0f;
-          code[r] = make_code<kDither>(mul(p, levels), dither[v], key_term);
+          code[r] = make_code<kDither>(mul(p, levels), dither[v], key_term, t.p_levels);
         }
       }
       if constexpr (!kKeepFloat) {
@@ -251,11 +251,11 @@ inline void share_maximum(int32_t* bits, int n) {
 }
 
 /// Replaces maxima by scales and writes the inverses.
-inline void finish_scales(float* scale, float* inverse, int n, bool per_vector) {
+inline void finish_scales(float* scale, float* inverse, int n, bool per_vector, float levels) {
   int32_t* bits = reinterpret_cast<int32_t*>(scale);
   if (!per_vector) share_maximum(bits, n);
   for (int i = 0; i < n; i += kLanes) {
-    const Scales s = scales_of(load(bits + i));
+    const Scales s = scales_of(load(bits + i), levels);
     store(scale + i, s.scale);
     store(inverse + i, s.inverse);
   }
@@ -281,10 +281,11 @@ inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
     for (int v = 0; v < kVecs; ++v) {
       const Vec p = load(static_cast<const float*>(t.s) + row + v * kLanes);
       const Vec ds = load(t.dp + row + v * kLanes);
-      p8[v] = make_code<kDither>(mul(p, p_factor), dither[v], p_term);
-      ds8[v] = make_code<kDither>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term);
+      p8[v] = make_code<kDither>(mul(p, p_factor), dither[v], p_term, t.p_levels);
+      ds8[v] = make_code<kDither>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term,
+                                  numerics::kLevels);
     }
-    store_codes(static_cast<int8_t*>(t.p8) + row, p8, 0);
+    store_unsigned(static_cast<uint8_t*>(t.p8) + row, p8);
     store_codes(static_cast<int8_t*>(t.ds8_key) + row, ds8, kFlip);
   }
 }
@@ -304,7 +305,8 @@ inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
       for (int r = 0; r < 4; ++r) {
         const Vec ds = load(t.dp + static_cast<int64_t>(j + r) * t.tile_q + at);
         const float term = kDither ? numerics::dither_key_term(j + r, t.dither_u[1]) : 0.0f;
-        code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[j + r])), factor), dither, term);
+        code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[j + r])), factor), dither, term,
+                                     numerics::kLevels);
       }
       store_quads(quads + j * kLanes, code[0], code[1], code[2], code[3]);
       if constexpr (kFlip != 0)
@@ -339,9 +341,9 @@ inline void backward_tile(const BackwardTile& t) {
         reduce_max_unsigned(load(partial + t.tile_k * kLanes));
   }
   float p_inverse[256], key_inverse[256], query_inverse[256];
-  finish_scales(t.p_scale, p_inverse, t.tile_k, t.per_vector);
-  finish_scales(t.ds_key_scale, key_inverse, t.tile_k, t.per_vector);
-  finish_scales(t.ds_query_scale, query_inverse, t.tile_q, t.per_vector);
+  finish_scales(t.p_scale, p_inverse, t.tile_k, t.per_vector, t.p_levels);
+  finish_scales(t.ds_key_scale, key_inverse, t.tile_k, t.per_vector, numerics::kLevels);
+  finish_scales(t.ds_query_scale, query_inverse, t.tile_q, t.per_vector, numerics::kLevels);
   if (t.dither_query != nullptr)
     backward_codes<true>(t, p_inverse, key_inverse, query_inverse);
   else

@@ -103,6 +103,8 @@ inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
   _mm256_storeu_si256(static_cast<__m256i*>(p) + 1,
                       _mm256_xor_si256(narrow(x[2].lo, x[2].hi, x[3].lo, x[3].hi), f));
 }
+/// Up to 127, what vpmaddubsw takes.
+inline void store_unsigned(void* p, const IVec (&x)[4]) { store_codes(p, x, 0); }
 inline __m256i quad_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i low = _mm256_set1_epi32(255);
   const __m256i ab =

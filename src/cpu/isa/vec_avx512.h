@@ -48,13 +48,18 @@ inline Vec select(Lanes m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a);
 inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
+// The packs work inside 128-bit quarters; this restores the order of the groups of four.
+inline IVec in_order(IVec x) {
+  return _mm512_permutexvar_epi32(
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
+}
 inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
-  // The packs work inside 128-bit quarters; the permutation restores the order of the groups of
-  // four.
   const IVec y = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
-  const IVec order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const IVec codes = _mm512_permutexvar_epi32(order, y);
-  _mm512_storeu_si512(p, _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(flip))));
+  _mm512_storeu_si512(p, _mm512_xor_si512(in_order(y), _mm512_set1_epi8(static_cast<char>(flip))));
+}
+inline void store_unsigned(void* p, const IVec (&x)[4]) {
+  _mm512_storeu_si512(p, in_order(_mm512_packus_epi16(_mm512_packs_epi32(x[0], x[1]),
+                                                      _mm512_packs_epi32(x[2], x[3]))));
 }
 inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
   const IVec ab = _mm512_mask_blend_epi8(0x2222222222222222ull, a, _mm512_slli_epi32(b, 8));

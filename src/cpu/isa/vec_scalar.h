@@ -137,6 +137,8 @@ inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
   for (int v = 0; v < 4; ++v)
     SAGE_LANES static_cast<uint8_t*>(p)[16 * v + i] = static_cast<uint8_t>(x[v].v[i]) ^ flip;
 }
+/// The same for codes within [0, 255].
+inline void store_unsigned(void* p, const IVec (&x)[4]) { store_codes(p, x, 0); }
 /// Lane i gets the low bytes of its four values, first one lowest: 64 bytes [16 lanes][4].
 inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
   SAGE_LANES {

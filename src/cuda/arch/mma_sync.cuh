@@ -14,20 +14,31 @@
 
 namespace sagebwd::cuda::arch {
 
-/// d = a·b + c on signed bytes.
-__device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                       uint32_t b1, int c0, int c1, int c2, int c3) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%10,%11,%12,%13};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c0), "r"(c1), "r"(c2),
-        "r"(c3));
+/// Of the bytes of A; those of B are signed.
+enum class Bytes { s8, u8 };
+
+/// d = a·b + c on bytes.
+template <Bytes kA = Bytes::s8>
+__device__ __forceinline__ void mma_8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                      int c0, int c1, int c2, int c3) {
+#define SAGE_MMA_8(type)                                                                         \
+  asm("mma.sync.aligned.m16n8k32.row.col.s32." type                                              \
+      ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"                        \
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                                           \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c0), "r"(c1), "r"(c2), \
+        "r"(c3))
+  if constexpr (kA == Bytes::u8)
+    SAGE_MMA_8("u8");
+  else
+    SAGE_MMA_8("s8");
+#undef SAGE_MMA_8
 }
 
-/// d += a·b on signed bytes.
-__device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                       uint32_t b1) {
-  mma_s8(d, a, b0, b1, d[0], d[1], d[2], d[3]);
+/// d += a·b on bytes.
+template <Bytes kA = Bytes::s8>
+__device__ __forceinline__ void mma_8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                      uint32_t b1) {
+  mma_8<kA>(d, a, b0, b1, d[0], d[1], d[2], d[3]);
 }
 
 /// d += a·b with 16-bit inputs of type T and FP32 sums.

@@ -70,6 +70,7 @@ struct ForwardParams {
   const void* v16;            // [hk, tk, D], only of tiles whose P·V is in 16 bit
   const float* v_mean;        // [sequences, hk, D]
   int64_t pv16_tiles;
+  float p_levels, p_unit;  // of the codes of P, and the inverse of that
   Strided o;
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
@@ -98,6 +99,7 @@ struct BackwardParams {
   int d, h, hk, group;
   int64_t tq, tk;
   float scale;
+  float p_levels, p_unit;           // as in the forward
   const int8_t* q8;                 // [h, tq, D]
   const int8_t* q8t;                // [h, tq / kGroup, D, kGroup]
   const QueryRow* q_row;            // [h, tq]

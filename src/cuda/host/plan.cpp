@@ -32,10 +32,11 @@ bool fused(const spec::Problem& p) {
 
 dispatch::Tiles tiles_of(const spec::Problem& p) {
   const bool paper = p.recipe.scheme == Scheme::paper;
-  if (p.direction == spec::Direction::forward) return {128, paper ? 64 : 128};
+  if (p.direction == spec::Direction::forward)
+    return {128, paper ? 64 : 128, spec::p_levels(p.recipe, 255)};
   const sm80::BackwardTiles t =
       sm80::backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128, fused(p));
-  return {t.q, t.k};
+  return {t.q, t.k, spec::p_levels(p.recipe, 255)};
 }
 
 }  // namespace sagebwd::cuda

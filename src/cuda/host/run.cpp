@@ -110,6 +110,8 @@ struct Call {
         tiles(tiles_of(problem)),
         stream(static_cast<cudaStream_t>(a.stream)) {}
 
+  float p_levels() const { return static_cast<float>(tiles.p_levels); }
+
   Sequences sequences(const SharedSpace& ws) const {
     Sequences s{};
     s.count = plan.num_sequences;
@@ -247,6 +249,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .v16 = ws.v16,
                              .v_mean = ws.v_mean,
                              .pv16_tiles = pv16_tiles(p),
+                             .p_levels = call.p_levels(),
+                             .p_unit = 1.0f / call.p_levels(),
                              .o = output(args.o),
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr};
@@ -293,6 +297,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .tq = plan.tq,
                               .tk = plan.tk,
                               .scale = p.scale,
+                              .p_levels = call.p_levels(),
+                              .p_unit = 1.0f / call.p_levels(),
                               .q8 = ws.q8,
                               .q8t = ws.q8t,
                               .q_row = ws.row,

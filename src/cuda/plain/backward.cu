@@ -168,6 +168,10 @@ struct Block {
     __syncthreads();
   }
 
+  __device__ float levels() const {
+    return kGradient == Gradient::dv ? p.p_levels : numerics::kLevels;
+  }
+
   /// Scales of the own lines in one tile, into shared.line and shared.inverse.
   __device__ void find_scales(int head, int64_t begin, int64_t end, Fragment<float>& x,
                               int64_t& held) {
@@ -190,7 +194,7 @@ struct Block {
     if (threadIdx.x < kBlock) {
       const float amax = shared.line[threadIdx.x];
       const float scale =
-          numerics::scale_of(p.paper && numerics::is_finite(amax) ? tile_amax : amax);
+          numerics::scale_of(p.paper && numerics::is_finite(amax) ? tile_amax : amax, levels());
       shared.line[threadIdx.x] = scale;
       shared.inverse[threadIdx.x] = numerics::inverse_of(scale);
     }
@@ -226,7 +230,7 @@ struct Block {
   }
 
   __device__ void add_codes(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {
-    const Rounder round(here, kOperand);
+    const Rounder round(here, kOperand, levels());
     const Spans spans(shared);
     for_elements(x, [&](float& y, int r, int row, int col) {
       const int line = kByQuery ? row : col, step = kByQuery ? col : row;
@@ -237,7 +241,8 @@ struct Block {
     const Rows<int8_t> right = kGradient == Gradient::dq   ? here.keys(p.k.codes)
                                : kGradient == Gradient::dk ? here.queries(p.q.codes)
                                                            : here.queries(p.dout.codes);
-    add_product(right, scale, channel, shared, result);
+    constexpr auto kCodes = kGradient == Gradient::dv ? arch::Bytes::u8 : arch::Bytes::s8;
+    add_product<kCodes>(right, scale, channel, shared, result);
   }
 
   __device__ void add_values(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {

@@ -136,6 +136,7 @@ __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x,
 }
 
 /// sum += left·right over `steps` times 32 codes; lines of both are `line` bytes apart.
+template <arch::Bytes kLeft = arch::Bytes::s8>
 __device__ __forceinline__ void multiply_codes(Fragment<int>& sum, const int8_t* left,
                                                const int8_t* right, int line, int steps) {
   const Lane at;
@@ -147,7 +148,7 @@ __device__ __forceinline__ void multiply_codes(Fragment<int>& sum, const int8_t*
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const int8_t* column = right + (at.warp_col * 32 + 8 * b + at.g) * line + k;
-      arch::mma_s8(sum[b], a, word(column), word(column + 16));
+      arch::mma_8<kLeft>(sum[b], a, word(column), word(column + 16));
     }
   }
 }

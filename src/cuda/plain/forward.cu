@@ -114,7 +114,7 @@ struct Block {
       const float top = fmaxf(row[r].top, tile_top[r]);
       alpha[r] = row[r].seen ? exp2f(row[r].top - top) : 0.0f;
       beta[r] = exp2f(tile_top[r] - top);
-      factor[r] = floating ? beta[r] : beta[r] * v_scale / numerics::kLevels;
+      factor[r] = floating ? beta[r] : beta[r] * v_scale / p.p_levels;
       row[r].top = top, row[r].seen = true;
       row[r].sum *= alpha[r];
     }
@@ -146,13 +146,13 @@ struct Block {
           [&](int line, int key) { return key >= shared.begin[line] && key < shared.end[line]; });
       return;
     }
-    const Rounder round(here, numerics::DitherOperand::p_forward);
+    const Rounder round(here, numerics::DitherOperand::p_forward, p.p_levels);
     const Spans spans(shared);
     for_elements(x, [&](float& y, int r, int line, int col) {
       shared.codes[line * kTokenLine + col] =
-          spans.sees(r, col) ? round(y, numerics::kLevels, line, col) : int8_t{0};
+          spans.sees(r, col) ? round(y, p.p_levels, line, col) : int8_t{0};
     });
-    add_product(here.keys(p.v.codes), factor, channel, shared, result);
+    add_product<arch::Bytes::u8>(here.keys(p.v.codes), factor, channel, shared, result);
   }
 
   __device__ void finish() {

@@ -67,6 +67,7 @@ struct Params {
   uint64_t seed;
   uint32_t lifted;  // Matmul bits
   float scale;      // of the logits
+  float p_levels;   // of the codes of P
   Operand q, k;
   const float* q_mean;       // [h, q blocks, d] of the block's tile; null: no Q-smoothing
   const float* k_mean;       // [sequences, hk, d]; null: no K-smoothing

@@ -198,6 +198,7 @@ struct Call {
             .seed = r.seed,
             .lifted = r.high_precision,
             .scale = p.scale,
+            .p_levels = static_cast<float>(tiles.p_levels),
             .q = ws.q,
             .k = ws.k,
             .q_mean = ws.q_mean,
@@ -231,7 +232,13 @@ std::string decline(const Problem& p) {
 dispatch::Tiles tiles_of(const Problem& p) {
   const Recipe& r = p.recipe;
   const bool paper = r.scheme == Scheme::paper;
-  return {r.tile_q != 0 ? r.tile_q : paper ? 128 : 64, r.tile_k != 0 ? r.tile_k : paper ? 64 : 128};
+  return {r.tile_q != 0 ? r.tile_q
+          : paper       ? 128
+                        : 64,
+          r.tile_k != 0 ? r.tile_k
+          : paper       ? 64
+                        : 128,
+          spec::p_levels(r, 255)};
 }
 
 size_t workspace_of(const Problem& p) { return Space(p, nullptr).arena.used() + kDeviceAlign; }

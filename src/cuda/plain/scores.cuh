@@ -168,7 +168,8 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
 /// Rounds values of a pair of blocks as the recipe asks.
 class Rounder {
  public:
-  __device__ Rounder(const Pair& x, numerics::DitherOperand operand) : dither_(x.p.dither) {
+  __device__ Rounder(const Pair& x, numerics::DitherOperand operand, float levels)
+      : dither_(x.p.dither), levels_(levels) {
     if (!dither_) return;
     const int64_t q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
     row0_ = static_cast<int>(x.q0 - q_tile * x.p.tile_q);
@@ -176,15 +177,16 @@ class Rounder {
     u_ = numerics::dither_uniform(x.p.seed, x.s.index, x.head, q_tile, k_tile, operand);
   }
   __device__ int8_t operator()(float value, float inverse, int row, int col) const {
-    // As numerics::code_nearest: the conversion makes 0 of NaN.
+    // As numerics::code_nearest: the conversion makes 0 of NaN. Unsigned codes keep their bits.
     if (!dither_) return static_cast<int8_t>(__float2int_rn(value * inverse));
     const float t = numerics::dither_offset(numerics::dither_query_term(row0_ + row),
                                             numerics::dither_key_term(col0_ + col, u_));
-    return static_cast<int8_t>(numerics::code_dither(value, inverse, t));
+    return static_cast<int8_t>(numerics::code_dither(value, inverse, t, levels_));
   }
 
  private:
   bool dither_;
+  float levels_;
   int row0_ = 0, col0_ = 0;
   float u_ = 0.0f;
 };
@@ -195,6 +197,7 @@ using Result = Fragment<float>[kParts];
 
 /// result += scale · codes·right: shared.codes by a block of tokens, scale[r] being that of line
 /// row(r). Has a barrier before it reads shared.codes, and ends with one.
+template <arch::Bytes kCodes>
 __device__ inline void add_product(const Rows<int8_t>& right, const float (&scale)[2], int channel,
                                    Shared& shared, Result& result) {
 #pragma unroll
@@ -208,8 +211,8 @@ __device__ inline void add_product(const Rows<int8_t>& right, const float (&scal
     if (channel + part * kChannels >= right.pitch) break;
     Fragment<int> sum;
     clear(sum);
-    multiply_codes(sum, shared.codes, shared.left_codes() + part * kChannels * kTokenLine,
-                   kTokenLine, kBlock / 32);
+    multiply_codes<kCodes>(sum, shared.codes, shared.left_codes() + part * kChannels * kTokenLine,
+                           kTokenLine, kBlock / 32);
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll

@@ -35,10 +35,13 @@ __host__ __device__ constexpr int turned_row(int channel) {
   return (channel & ~31) + ((channel >> 1) & 3) * 8 + ((channel >> 3) & 3) * 2 + (channel & 1);
 }
 
+using arch::Bytes;
+
 /// First step of a biased integer sum.
+template <Bytes kA = Bytes::s8>
 __device__ __forceinline__ void start_sum(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
-  arch::mma_s8(d, a, b0, b1, kMagic, kMagic, kMagic, kMagic);
+  arch::mma_8<kA>(d, a, b0, b1, kMagic, kMagic, kMagic, kMagic);
 }
 
 __device__ __forceinline__ float sum_of(int biased) { return __int_as_float(biased) - kMagicFloat; }
@@ -64,11 +67,11 @@ __device__ __forceinline__ uint32_t pack(uint32_t a, uint32_t b, uint32_t c, uin
 struct Scale {
   float scale, inverse;
 };
-__device__ __forceinline__ Scale scale_of(float amax) {
+__device__ __forceinline__ Scale scale_of(float amax, float levels) {
   constexpr float kSmallest = 0x1p-100f;
   Scale s;
-  s.inverse = 127.0f * arch::reciprocal_approx(arch::max_nan(amax, kSmallest));
-  s.scale = amax < kSmallest ? 0.0f : amax * (1.0f / 127.0f);
+  s.inverse = levels * arch::reciprocal_approx(arch::max_nan(amax, kSmallest));
+  s.scale = amax < kSmallest ? 0.0f : amax * (1.0f / levels);
   return s;
 }
 
@@ -107,7 +110,7 @@ __device__ __forceinline__ void quantize_rows(uint32_t (&a)[kBlocks / 4][4],
 /// of 32 of this warp and as many of the other warp of its pair. B lies transposed in shared
 /// memory, rows of kGroup contraction indices; `b` points at the first of this warp's channels.
 /// weight[m][r] belongs to row 16m + g + 8r.
-template <int kM, int kSteps, int kChannelBlocks, int D>
+template <Bytes kA, int kM, int kSteps, int kChannelBlocks, int D>
 __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][4],
                                                const uint32_t (&mine)[kM][kSteps][4],
                                                const uint32_t (&other)[kM][kSteps][4],
@@ -128,8 +131,8 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
         for (int h = 0; h < 2; ++h)
 #pragma unroll
           for (int m = 0; m < kM; ++m)
-            k == 0 ? start_sum(sum[h][m], mine[m][0], f[h][0], f[h][1])
-                   : arch::mma_s8(sum[h][m], mine[m][1], f[h][2], f[h][3]);
+            k == 0 ? start_sum<kA>(sum[h][m], mine[m][0], f[h][0], f[h][1])
+                   : arch::mma_8<kA>(sum[h][m], mine[m][1], f[h][2], f[h][3]);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         load_b<kGroup>(f[h], b + (member ^ 1) * D * kGroup + (c + h) * 8 * kGroup, 0, lane);
@@ -139,7 +142,7 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
         for (int h = 0; h < 2; ++h)
 #pragma unroll
           for (int m = 0; m < kM; ++m)
-            arch::mma_s8(sum[h][m], other[m][k], f[h][2 * k], f[h][2 * k + 1]);
+            arch::mma_8<kA>(sum[h][m], other[m][k], f[h][2 * k], f[h][2 * k + 1]);
     } else {  // a row of 64 holds both shares: this warp's first
       static_assert(kSteps == 1);
 #pragma unroll
@@ -151,8 +154,8 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
         for (int h = 0; h < 2; ++h)
 #pragma unroll
           for (int m = 0; m < kM; ++m)
-            k == 0 ? start_sum(sum[h][m], mine[m][0], f[h][0], f[h][1])
-                   : arch::mma_s8(sum[h][m], other[m][0], f[h][2], f[h][3]);
+            k == 0 ? start_sum<kA>(sum[h][m], mine[m][0], f[h][0], f[h][1])
+                   : arch::mma_8<kA>(sum[h][m], other[m][0], f[h][2], f[h][3]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h)

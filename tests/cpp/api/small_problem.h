@@ -166,6 +166,7 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r) {
   r.seed = a.recipe.seed;
   r.pv16_tiles = a.recipe.pv16_tiles;
   r.high_precision = a.recipe.high_precision;
+  r.p_levels = a.recipe.p_levels;
   c.recipe = &r;
 }
 

@@ -83,7 +83,8 @@ struct Operands {
     for (int i = 0; i < tile_q; ++i) dither.push_back(numerics::dither_query_term(i));
   }
   /// A code stored as quads along keys.
-  int quad(const std::vector<int8_t>& codes, int64_t i, int64_t j) const {
+  template <typename T>
+  int quad(const std::vector<T>& codes, int64_t i, int64_t j) const {
     return codes[((i / 16 * (tile_k / 4) + j / 4) * 16 + i % 16) * 4 + j % 4];
   }
 
@@ -92,6 +93,8 @@ struct Operands {
   std::vector<float> lane, k_scale, dither;
   std::vector<int32_t> begin, end;
 };
+
+float p_levels(const Oracle& x) { return static_cast<float>(x.one.head.recipe.p_levels); }
 
 float uniform(const Oracle& x, const ref::RecipeTile& t, numerics::DitherOperand operand) {
   const ref::RecipeHead& head = x.one.head;
@@ -105,7 +108,7 @@ void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) 
     if (t.p8 == nullptr) return;
     Operands o(x, t);
     std::vector<float> m(o.tile_q, -kInf), l(o.tile_q, 0.0f), alpha(o.tile_q), beta(o.tile_q);
-    std::vector<int8_t> p8(o.sums.size());
+    std::vector<uint8_t> p8(o.sums.size());
     kernels.forward_tile({.tile_q = o.tile_q,
                           .tile_k = o.tile_k,
                           .s = o.sums.data(),
@@ -121,6 +124,7 @@ void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) 
                           .beta = beta.data(),
                           .p_float = false,
                           .p8 = p8.data(),
+                          .p_levels = p_levels(x),
                           .dither_query = dither ? o.dither.data() : nullptr,
                           .dither_u = uniform(x, t, numerics::DitherOperand::p_forward)});
     for (int64_t i = 0; i < t.rows; ++i)
@@ -141,7 +145,8 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
     std::vector<float> q_scale(o.tile_q, 0.0f), do_scale(o.tile_q, 0.0f);
     std::vector<float> p_scale(o.tile_k), key_scale(o.tile_k), query_scale(o.tile_q);
     std::vector<int32_t> start(o.tile_q), key_max(static_cast<size_t>(2 * o.tile_k * 16));
-    std::vector<int8_t> p8(size), ds8_key(size), ds8_query(size);
+    std::vector<uint8_t> p8(size);
+    std::vector<int8_t> ds8_key(size), ds8_query(size);
     for (int64_t i = 0; i < t.rows; ++i) {
       lse2[i] = x.lse2[t.q0 + i];
       delta[i] = x.backward.delta[t.q0 + i];
@@ -180,7 +185,8 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
          .ds_query_scale = query_scale.data(),
          .ds_query_start = start.data(),
          .dither_query = dither ? o.dither.data() : nullptr,
-         .dither_u = {uniform(x, t, p_backward), uniform(x, t, ds_query), uniform(x, t, ds_key)}});
+         .dither_u = {uniform(x, t, p_backward), uniform(x, t, ds_query), uniform(x, t, ds_key)},
+         .p_levels = p_levels(x)});
     for (int64_t i = 0; i < t.rows; ++i)
       for (int64_t j = 0; j < t.cols; ++j) {
         const int64_t at = j * o.tile_q + i, want = i * t.cols + j;
@@ -231,7 +237,15 @@ const char* const kCases[] = {
     "nq300 nk300 d24 tile=64x256 pv16=0 smooth_k=off smooth_v=off",
 };
 
-class Codes : public PerKernelTable {};
+class Codes : public PerKernelTable {
+ protected:
+  /// With the levels of P that these kernels have.
+  AttentionProblem make_problem(const char* text) const {
+    AttentionProblem p = testing::make_problem(text);
+    p.c.recipe.p_levels = spec::p_levels(p.c.recipe, kernels().p_levels);
+    return p;
+  }
+};
 
 TEST_P(Codes, OfInputsAreEqualToTheOracles) {
   for (const char* text : kCases)

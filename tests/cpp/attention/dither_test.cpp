@@ -56,7 +56,8 @@ TEST_P(DitheredAttention, HeadsAndBatchesDrawTheirOwn) {
 TEST_P(DitheredAttention, MeanOfManyDrawsBeatsNearest) {
   for (const char* recipe : {"vectorwise", "paper"}) {
     // Everything that is not rounded by dither is lifted, so that its error does not count.
-    const AttentionProblem p = make_problem(std::string("n256 d64 f32 pv16=0 lift=S,S' ") + recipe);
+    const AttentionProblem p =
+        make_problem(std::string("n256 d64 f32 pv16=0 p_levels=127 lift=S,S' ") + recipe);
     const Exact want = exact(p);
     const Results nearest = run(impl(), p);
     constexpr int kDraws = 64;

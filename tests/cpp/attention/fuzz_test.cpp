@@ -47,7 +47,7 @@ std::vector<int32_t> random_cuts(Random& r, int64_t n, int64_t documents) {
   return cuts;
 }
 
-Recipe random_recipe(Random& r) {
+Recipe random_recipe(Random& r, int64_t number) {
   Recipe recipe = r.chance(0.4) ? Recipe::paper() : Recipe::vectorwise();
   if (r.chance(0.4)) {
     recipe.tile_q = 64 * static_cast<int>(r.integer(1, 4));
@@ -59,6 +59,7 @@ Recipe random_recipe(Random& r) {
   recipe.rounding = r.chance(0.25) ? Rounding::dither : Rounding::nearest;
   if (r.chance(0.3)) recipe.pv16_tiles = static_cast<int>(r.integer(-1, 2));
   if (r.chance(0.25)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
+  recipe.p_levels = number % 2 == 0 ? 127 : 255;
   return recipe;
 }
 
@@ -125,7 +126,7 @@ FuzzCase make_case(int64_t number) {
     c.mask.window_right = r.integer(-1, 150);
   }
   c.seed = static_cast<uint64_t>(number);
-  c.recipe = random_recipe(r);
+  c.recipe = random_recipe(r, number);
   c.recipe.seed = c.seed;
   const InputKind kind =
       r.pick(std::vector<InputKind>{InputKind::gaussian, InputKind::gaussian, InputKind::outlier,
@@ -182,6 +183,7 @@ void check_case(int64_t number) {
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
   const Parity parity{2e-3 * largest / 30, 1e-5 * largest / 30, 5e-5 * largest / 30};
   for (const dispatch::Implementation* impl : available_production()) {
+    if (!impl->decline(p.resolved()).empty()) continue;  // 255 levels of P are not for all
     const Results got = run(*impl, p, {.place = place});
     EXPECT_TRUE(elementwise("LSE", got.lse, widened(want.lse), p.row_shape(), parity.lse, 1e-6, p))
         << impl->name << repro(number, f);

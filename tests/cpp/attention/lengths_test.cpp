@@ -30,7 +30,8 @@ void check(const dispatch::Implementation& impl, const AttentionProblem& p) {
   if (std::min(p.c.nq, p.c.nk) >= 64) {
     EXPECT_TRUE(accurate(got, exact(p), kBudgets, p)) << impl.name;
   } else {
-    EXPECT_TRUE(agrees(got, run(reference(), p), {2e-3, 1e-5}, p)) << impl.name;
+    EXPECT_TRUE(agrees(got, run(reference(), with_levels_of(impl, p)), {2e-3, 1e-5}, p))
+        << impl.name;
   }
 }
 

@@ -56,7 +56,7 @@ TEST_P(Sanitize, EveryPathOnAPoolOfThreads) {
     const AttentionProblem p = problem_of(c);
     Pool pool{4};
     const Results got = run(impl(), p, {.parallel_for = pool.parallel_for(), .guard = 0});
-    EXPECT_TRUE(agrees(got, run(reference(), p), {2e-3, 1e-5}, p));
+    EXPECT_TRUE(agrees(got, run(reference(), with_levels_of(impl(), p)), {2e-3, 1e-5}, p));
   }
 }
 

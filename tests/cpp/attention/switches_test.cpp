@@ -69,7 +69,7 @@ TEST_P(Switches, SmoothingOfQueries) {
     p.c.recipe.smooth_q = true;
     const Errors on = errors_of(impl(), p, want);
     EXPECT_LT(on.o, 0.8 * off.o) << recipe;
-    EXPECT_LT(on.dk, 0.7 * off.dk) << recipe;
+    EXPECT_LT(on.dk, 0.8 * off.dk) << recipe;
     // Exact: lifted, the switch changes nothing.
     p.c.recipe.high_precision = kMatmulAll;
     EXPECT_LT(errors_of(impl(), p, want).dk, 2e-5);

@@ -57,7 +57,7 @@ TEST(AttnCase, RoundTrips) {
            "seed18446744073709551615",
            "b2 h2 hk2 nq64 nk64 d64 full bf16 vectorwise bhsd seed0 tile=128x64 smooth_k=off "
            "smooth_q=on "
-           "smooth_v=off rounding=dither pv16=3 lift=S,S',dK",
+           "smooth_v=off rounding=dither pv16=3 p_levels=127 lift=S,S',dK",
            "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_v=on pv16=all "
            "lift=dP",
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",

@@ -87,6 +87,9 @@ Exact exact(const AttentionProblem& p);
 /// what 16-bit attention loses.
 Exact bf16_attention(const AttentionProblem& p);
 
+/// The problem with the levels of P that `impl` has, for comparisons with another implementation.
+AttentionProblem with_levels_of(const dispatch::Implementation& impl, AttentionProblem p);
+
 /// One query head of one sequence, as the recipe oracle takes it. The vectors own the values.
 struct OneHead {
   std::vector<float> q, k, v, dout, dlse;

@@ -124,7 +124,10 @@ trace::ErrorStats error_stats(const std::vector<float>& value, const std::vector
   const double noise = 1e-6 * std::fabs(static_cast<double>(p.resolved().scale)) * dp / root(p.c.d);
   const Budget plain{parity.rel_l2, parity.one_minus_cosine, 0};
   Budget dq = plain, dk = plain;
-  dq.floor_norm = noise * size(p.in.k), dk.floor_norm = noise * size(p.in.q);
+  // The smallest numbers of f16 are 2^-24 apart.
+  const double grain = p.c.dtype == Dtype::f16 ? 0x1p-24 : 0.0;
+  dq.floor_norm = noise * size(p.in.k) + grain * root(static_cast<int64_t>(p.in.q.size()));
+  dk.floor_norm = noise * size(p.in.q) + grain * root(static_cast<int64_t>(p.in.k.size()));
   const Shape heads{1, 1, p.num_sequences(), p.c.h};
   if (auto r = close("O", got.o, want.o, p.q_shape(), plain, p); !r) return r;
   if (auto r = elementwise("LSE", got.lse, widened(want.lse), p.row_shape(), parity.lse, 1e-6, p);

@@ -117,6 +117,11 @@ Exact exact(const AttentionProblem& p) {
 
 Exact bf16_attention(const AttentionProblem& p) { return run_exact(p, bf16_head); }
 
+AttentionProblem with_levels_of(const dispatch::Implementation& impl, AttentionProblem p) {
+  p.c.recipe.p_levels = impl.tiles(p.resolved()).p_levels;
+  return p;
+}
+
 OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p, int64_t sequence,
                  int64_t h) {
   const spec::AttnCase& c = p.c;
@@ -139,6 +144,7 @@ OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p
   head.recipe = c.recipe;
   const dispatch::Tiles tiles = impl.tiles(r);
   head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
+  head.recipe.p_levels = tiles.p_levels;
   head.sequence = sequence, head.head = h;
   return one;
 }

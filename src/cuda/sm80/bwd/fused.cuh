@@ -227,7 +227,7 @@ struct FusedBlock {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
           k == 0 ? tile::start_sum(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1])
-                 : arch::mma_s8(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+                 : arch::mma_8(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
     float2 key[kM][2];
     key_scales(key);
@@ -288,17 +288,17 @@ struct FusedBlock {
 
   /// Scale of each key from this warp's queries: of P, which is not negative, so that its order is
   /// that of its bits (NaN on top), and of y.
-  __device__ static void p_scales(Rows& scale, const Scores& x) {
+  __device__ void p_scales(Rows& scale, const Scores& x) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        int top = __float_as_int(kSmallest * numerics::kLevels);
+        int top = __float_as_int(kSmallest * numerics::kUnsignedLevels);
 #pragma unroll
         for (int n = 0; n < kQueryBlocks; ++n)
           top =
               __vimax3_s32(top, __float_as_int(x[m][n][2 * r]), __float_as_int(x[m][n][2 * r + 1]));
-        scale[m][r] = tile::quad_max_nan(__int_as_float(top)) * (1.0f / numerics::kLevels);
+        scale[m][r] = tile::quad_max_nan(__int_as_float(top)) * p.p_unit;
       }
   }
   __device__ static void ds_scales(Rows& scale, const Scores& x) {
@@ -419,6 +419,7 @@ struct FusedBlock {
   }
 
   /// acc += scale·codes·B, B transposed in shared memory.
+  template <tile::Bytes kA>
   __device__ void multiply(float (&acc)[kM][kChannelBlocks][4], uint32_t codes, const Rows& scale,
                            uint32_t transposed) const {
     constexpr int kAll = kTileQ / 32;
@@ -443,9 +444,9 @@ struct FusedBlock {
             for (int h = 0; h < 2; ++h)
 #pragma unroll
               for (int m = 0; m < kM; ++m)
-                k + step == 0
-                    ? tile::start_sum(sum[h][m], a[m][0], f[h][0], f[h][1])
-                    : arch::mma_s8(sum[h][m], a[m][k + step], f[h][2 * step], f[h][2 * step + 1]);
+                k + step == 0 ? tile::start_sum<kA>(sum[h][m], a[m][0], f[h][0], f[h][1])
+                              : arch::mma_8<kA>(sum[h][m], a[m][k + step], f[h][2 * step],
+                                                f[h][2 * step + 1]);
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h)
@@ -477,8 +478,8 @@ struct FusedBlock {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
               const uint32_t(&g)[4] = f[c & 1][k / 2];
-              k == 0 ? tile::start_sum(sum[c & 1][m], a[m][0], g[0], g[1])
-                     : arch::mma_s8(sum[c & 1][m], a[m][k], g[k % 2 * 2], g[k % 2 * 2 + 1]);
+              k == 0 ? tile::start_sum<kA>(sum[c & 1][m], a[m][0], g[0], g[1])
+                     : arch::mma_8<kA>(sum[c & 1][m], a[m][k], g[k % 2 * 2], g[k % 2 * 2 + 1]);
             }
         if (c > 0)
 #pragma unroll
@@ -532,7 +533,7 @@ struct FusedBlock {
             for (int j = 0; j < 2; ++j)
               k + step == 0
                   ? tile::start_sum(sum[j][c], a[j][0], f[c][0], f[c][1])
-                  : arch::mma_s8(sum[j][c], a[j][step], f[c][2 * step], f[c][2 * step + 1]);
+                  : arch::mma_8(sum[j][c], a[j][step], f[c][2 * step], f[c][2 * step + 1]);
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j)
@@ -636,7 +637,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
       typename Block::Codes codes;
       b.gradients(y, prob, now.stage);
       if (masked(now)) b.hide(y, now.query);
-      Block::p_scales(scale, prob);
+      b.p_scales(scale, prob);
       b.share(maxima + Block::kP, scale);
       Block::ds_scales(scale, y);
       b.share(maxima + Block::kDs, scale);
@@ -656,9 +657,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     __syncthreads();
     const uint32_t back = Block::back_at(now.stage);
     b.shared_scales(scale, maxima + Block::kP);
-    b.multiply(b.dv, Block::kPCodes, scale, back + offsetof(typename Block::Back, do8t));
+    b.template multiply<tile::Bytes::u8>(b.dv, Block::kPCodes, scale,
+                                         back + offsetof(typename Block::Back, do8t));
     b.shared_scales(scale, maxima + Block::kDs);
-    b.multiply(b.dk, Block::kDsCodes, scale, back + offsetof(typename Block::Back, q8t));
+    b.template multiply<tile::Bytes::s8>(b.dk, Block::kDsCodes, scale,
+                                         back + offsetof(typename Block::Back, q8t));
     const Cursor last = now;
     advance(now);
     if constexpr (kStages == 1) {

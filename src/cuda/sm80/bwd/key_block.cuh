@@ -163,8 +163,8 @@ struct KeyBlock {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           k == 0 ? tile::start_sum(acc[m][n], a[m][0], b[0], b[1])
-                 : arch::mma_s8(acc[m][n], a[m][0], b[0], b[1]);
-          arch::mma_s8(acc[m][n], a[m][1], b[2], b[3]);
+                 : arch::mma_8(acc[m][n], a[m][0], b[0], b[1]);
+          arch::mma_8(acc[m][n], a[m][1], b[2], b[3]);
         }
       }
     }
@@ -178,9 +178,9 @@ struct KeyBlock {
         for (int m = 0; m < kM; ++m)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            x[m][n][2 * r + e] = arch::exp2_approx(fmaf(
-                tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r], k_offset[m][r]), q.lane,
-                -q.lse2));
+            x[m][n][2 * r + e] = arch::exp2_approx(
+                fmaf(tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r], k_offset[m][r]), q.lane,
+                     -q.lse2));
       }
   }
 
@@ -224,7 +224,8 @@ struct KeyBlock {
         for (int m = 0; m < kM; ++m)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            x[m][n][2 * r + e] = prob[m][n][2 * r + e] * fmaf(x[m][n][2 * r + e], q.slope, q.offset);
+            x[m][n][2 * r + e] =
+                prob[m][n][2 * r + e] * fmaf(x[m][n][2 * r + e], q.slope, q.offset);
       }
   }
 
@@ -254,8 +255,9 @@ struct KeyBlock {
 
   /// acc += codes(x)·B with one scale per row; B transposed [D, 64] in shared memory. `paper`
   /// brings amax along.
+  template <tile::Bytes kA>
   __device__ void accumulate(float (&acc)[kM][kChannelBlocks][4], const Scores& x, RowValues& amax,
-                             Stat which, const uint8_t* transposed) const {
+                             Stat which, float levels, const uint8_t* transposed) const {
     if constexpr (kPaper)
       pair.sync();  // the other has read the last codes
     else
@@ -264,7 +266,8 @@ struct KeyBlock {
     RowValues scale;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const tile::Scale low = tile::scale_of(amax[m][0]), high = tile::scale_of(amax[m][1]);
+      const tile::Scale low = tile::scale_of(amax[m][0], levels),
+                        high = tile::scale_of(amax[m][1], levels);
       scale[m][0] = low.scale, scale[m][1] = high.scale;
       tile::quantize_rows<kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse);
       pair.put_codes(m, mine[m][0]);
@@ -272,7 +275,7 @@ struct KeyBlock {
     pair.sync();
 #pragma unroll
     for (int m = 0; m < kM; ++m) pair.codes(m, other[m][0]);
-    tile::multiply_codes<kM, 1, kChannelBlocks, D>(
+    tile::multiply_codes<kA, kM, 1, kChannelBlocks, D>(
         acc, mine, other, scale,
         arch::shared_address(transposed) + pair.member * kChannels * kGroup, pair.member, lane);
   }
@@ -284,7 +287,8 @@ struct KeyBlock {
     if (masked) hide(prob, query0);
     RowValues amax = {};
     if constexpr (!kPaper) row_amax(amax, prob);
-    accumulate(dv, prob, kPaper ? amax_p : amax, kP, shared.stage[stage].do8t);
+    accumulate<tile::Bytes::u8>(dv, prob, kPaper ? amax_p : amax, kP, p.p_levels,
+                                shared.stage[stage].do8t);
     gradients(x, prob, stage);
     if (masked) hide(x, query0);
     if constexpr (!kPaper) {
@@ -292,7 +296,8 @@ struct KeyBlock {
       for (int m = 0; m < kM; ++m) amax[m][0] = amax[m][1] = 0.0f;
       row_amax(amax, x);
     }
-    accumulate(dk, x, kPaper ? amax_ds : amax, kDs, shared.stage[stage].q8t);
+    accumulate<tile::Bytes::s8>(dk, x, kPaper ? amax_ds : amax, kDs, numerics::kLevels,
+                                shared.stage[stage].q8t);
   }
 
   /// First pass of `paper` over 64 queries; `first`: of a new tile.

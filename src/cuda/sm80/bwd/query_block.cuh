@@ -129,8 +129,8 @@ struct QueryBlock {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           k == 0 ? tile::start_sum(acc[m][n], a[m][0], b[0], b[1])
-                 : arch::mma_s8(acc[m][n], a[m][0], b[0], b[1]);
-          arch::mma_s8(acc[m][n], a[m][1], b[2], b[3]);
+                 : arch::mma_8(acc[m][n], a[m][0], b[0], b[1]);
+          arch::mma_8(acc[m][n], a[m][1], b[2], b[3]);
         }
       }
     }
@@ -287,7 +287,8 @@ struct QueryBlock {
     amax_of(amax, x);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const tile::Scale low = tile::scale_of(amax[m][0]), high = tile::scale_of(amax[m][1]);
+      const tile::Scale low = tile::scale_of(amax[m][0], numerics::kLevels),
+                        high = tile::scale_of(amax[m][1], numerics::kLevels);
       scale[m][0] = low.scale, scale[m][1] = high.scale;
       tile::quantize_rows<kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse);
 #pragma unroll
@@ -300,8 +301,8 @@ struct QueryBlock {
       for (int k = 0; k < kSteps; ++k) pair.codes(m * kSteps + k, other[m][k]);
     const uint32_t k8t =
         arch::shared_address(shared.stage[stage].k8t) + pair.member * kChannels * kGroup;
-    tile::multiply_codes<kM, kSteps, kChannelBlocks, D>(dq, mine, other, scale, k8t, pair.member,
-                                                        lane);
+    tile::multiply_codes<tile::Bytes::s8, kM, kSteps, kChannelBlocks, D>(dq, mine, other, scale,
+                                                                         k8t, pair.member, lane);
   }
 
   /// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given,

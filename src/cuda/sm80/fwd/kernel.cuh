@@ -3,7 +3,7 @@
 // kTileK keys.
 //
 //               keys →  tile 0 | tile 1 | …
-//   kWarps warps,      ┌──────┬──────┬───   S = Q8·K8ᵀ (INT8), P per row and tile (0 … 127),
+//   kWarps warps,      ┌──────┬──────┬───   S = Q8·K8ᵀ (INT8), P per row and tile (0 … p_levels),
 //   16 queries each →  │      │      │ …    O += P8·V8 (INT8); leading tiles, and tiles whose V
 //                      └──────┴──────┴───   holds NaN or Inf: P·V in 16 bit
 //
@@ -143,7 +143,7 @@ struct ForwardBlock {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           k == 0 ? tile::start_sum(acc[n + h], q8[0], b[2 * h], b[2 * h + 1])
-                 : arch::mma_s8(acc[n + h], q8[k], b[2 * h], b[2 * h + 1]);
+                 : arch::mma_8(acc[n + h], q8[k], b[2 * h], b[2 * h + 1]);
       }
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n) {
@@ -221,8 +221,8 @@ struct ForwardBlock {
 
   __device__ void multiply_int8(const Scores& x, const RowValues& weight, int stage) {
     uint32_t a[kSteps][4];
-    tile::quantize_rows<kKeyBlocks>(a, x, numerics::kLevels, numerics::kLevels);
-    const float unit = shared.stage[stage].v_scale * (1.0f / numerics::kLevels);
+    tile::quantize_rows<kKeyBlocks>(a, x, p.p_levels, p.p_levels);
+    const float unit = shared.stage[stage].v_scale * p.p_unit;
     const float w[2] = {weight[0] * unit, weight[1] * unit};
     const uint32_t v8t =
         arch::shared_address(shared.stage[stage].v8t) + tile::swizzled<kGroup>(lane & 7, lane >> 3);
@@ -240,8 +240,9 @@ struct ForwardBlock {
         for (int step = 0; step < 2; ++step)
 #pragma unroll
           for (int h = 0; h < 4; ++h)
-            k + step == 0 ? tile::start_sum(acc[h], a[0], b[h][0], b[h][1])
-                          : arch::mma_s8(acc[h], a[k + step], b[h][2 * step], b[h][2 * step + 1]);
+            k + step == 0 ? tile::start_sum<tile::Bytes::u8>(acc[h], a[0], b[h][0], b[h][1])
+                          : arch::mma_8<tile::Bytes::u8>(acc[h], a[k + step], b[h][2 * step],
+                                                         b[h][2 * step + 1]);
       }
 #pragma unroll
       for (int h = 0; h < 4; ++h)

@@ -67,7 +67,8 @@ struct Tile {
     query_sum_before = query_sum;
     key_sum.assign(k, -9.0f);
     key_max.assign(2 * k * 16, 0x12345678);
-    for (auto* x : {&p8, &ds8_key, &ds8_query}) x->assign(static_cast<size_t>(q * k), 33);
+    p8.assign(static_cast<size_t>(q * k), 33);
+    for (auto* x : {&ds8_key, &ds8_query}) x->assign(static_cast<size_t>(q * k), 33);
     p_scale.assign(k, -9.0f), ds_key_scale.assign(k, -9.0f), ds_query_scale.assign(q, -9.0f);
     ds_query_start.assign(q, 99);
   }
@@ -106,7 +107,8 @@ struct Tile {
                            .ds_query_scale = ds_query_scale.data(),
                            .ds_query_start = ds_query_start.data(),
                            .dither_query = options.dither ? dither_query.data() : nullptr,
-                           .dither_u = {dither_u[0], dither_u[1], dither_u[2]}});
+                           .dither_u = {dither_u[0], dither_u[1], dither_u[2]},
+                           .p_levels = p_levels = static_cast<float>(kernels.p_levels)});
     p_fold.resize(dp.size());
     std::memcpy(p_fold.data(), s, dp.size() * sizeof(float));
   }
@@ -122,8 +124,9 @@ struct Tile {
       do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale, ds_query_scale,
       dither_query, p_fold;
   std::vector<int32_t> begin, end, key_max, ds_query_start;
-  std::vector<int8_t> p8, ds8_key, ds8_query;
-  float dither_u[3] = {};
+  std::vector<uint8_t> p8;
+  std::vector<int8_t> ds8_key, ds8_query;
+  float dither_u[3] = {}, p_levels = 0.0f;
 };
 
 /// P, dS and their sums against FP64.
@@ -148,11 +151,12 @@ void check_gradients(const Tile& t) {
 }
 
 /// Scales of lines from their maxima: as they are, or the tile's largest finite one for all.
-std::vector<float> scales_of(std::vector<float> amax, bool per_vector) {
+std::vector<float> scales_of(std::vector<float> amax, bool per_vector, float levels) {
   float largest = 0.0f;
   for (float x : amax)
     if (std::isfinite(x)) largest = std::max(largest, x);
-  for (float& x : amax) x = numerics::scale_of(!per_vector && std::isfinite(x) ? largest : x);
+  for (float& x : amax)
+    x = numerics::scale_of(!per_vector && std::isfinite(x) ? largest : x, levels);
   return amax;
 }
 
@@ -174,7 +178,8 @@ int code_of(const Tile& t, int operand, float x, float scale, int i, int j) {
   return numerics::code_dither(
       x, inverse,
       numerics::dither_offset(numerics::dither_query_term(i),
-                              numerics::dither_key_term(j, t.dither_u[operand])));
+                              numerics::dither_key_term(j, t.dither_u[operand])),
+      operand == 0 ? t.p_levels : numerics::kLevels);
 }
 
 /// Scales and codes from the kernel's own P and dS. A line whose scale is NaN may hold any codes.
@@ -188,9 +193,9 @@ void check_codes(const Tile& t, uint8_t flip) {
       larger(key_max[j], t.dp[t.at(i, j)] * t.q_scale[i]);
       larger(query_max[i], t.dp[t.at(i, j)] * t.k_fold[j]);
     }
-  const std::vector<float> p_scale = scales_of(p_max, o.per_vector),
-                           key_scale = scales_of(key_max, o.per_vector),
-                           query_scale = scales_of(query_max, o.per_vector);
+  const std::vector<float> p_scale = scales_of(p_max, o.per_vector, t.p_levels),
+                           key_scale = scales_of(key_max, o.per_vector, numerics::kLevels),
+                           query_scale = scales_of(query_max, o.per_vector, numerics::kLevels);
   for (int j = 0; j < o.tile_k; ++j) {
     if (!o.dv_float) expect_same_scale(t.p_scale[j], p_scale[j]);
     if (!o.dk_float) expect_same_scale(t.ds_key_scale[j], key_scale[j]);

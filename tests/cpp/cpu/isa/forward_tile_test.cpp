@@ -52,6 +52,7 @@ struct Tile {
                           .beta = beta.data(),
                           .p_float = p_float,
                           .p8 = p8.data(),
+                          .p_levels = static_cast<float>(kernels.p_levels),
                           .dither_query = use_dither ? dither.data() : nullptr,
                           .dither_u = u});
   }
@@ -68,7 +69,7 @@ struct Tile {
   std::vector<int32_t> sums;
   std::vector<float> k_scale, lane, bias, m, l, alpha, beta, dither;
   std::vector<int32_t> begin, end;
-  std::vector<int8_t> p8;
+  std::vector<uint8_t> p8;
 };
 
 void fill_random(Tile& t, Random& random, float spread) {
@@ -85,7 +86,10 @@ void mask(Tile& t) {
   t.begin[6] = 0, t.end[6] = t.tile_k;
 }
 
-class ForwardTiles : public PerKernelTable {};
+class ForwardTiles : public PerKernelTable {
+ protected:
+  float levels() const { return static_cast<float>(kernels().p_levels); }
+};
 
 TEST_P(ForwardTiles, Exp2IsAccurateEverywhere) {
   // Key 0 has the logit 0, so p of the others is exp2 of their own logit. Covers [-130, 0] densely.
@@ -220,7 +224,7 @@ TEST_P(ForwardTiles, CodesAreTheRoundedProbabilities) {
       EXPECT_EQ(t.l, codes.l);
       for (int i = 0; i < tile_q; ++i)
         for (int j = 0; j < 128; ++j)
-          ASSERT_EQ(codes.code(i, j), numerics::code_nearest(t.score(i, j), numerics::kLevels));
+          ASSERT_EQ(codes.code(i, j), numerics::code_nearest(t.score(i, j), levels()));
     }
 }
 
@@ -240,7 +244,7 @@ TEST_P(ForwardTiles, DitheredCodesFollowTheFormula) {
         const float offset = numerics::dither_offset(numerics::dither_query_term(i),
                                                      numerics::dither_key_term(j, u));
         ASSERT_EQ(codes.code(i, j),
-                  numerics::code_dither(t.score(i, j), numerics::kLevels, offset));
+                  numerics::code_dither(t.score(i, j), levels(), offset, levels()));
       }
   }
 }
@@ -266,7 +270,7 @@ TEST_P(ForwardTiles, DitherIsUnbiasedWithTheVarianceOfItsFraction) {
   }
   double variance = 0, expected = 0;
   for (size_t i = 0; i < sum.size(); ++i) {
-    const double y = static_cast<double>(p.scores[i]) * 127, mean = sum[i] / kDraws;
+    const double y = static_cast<double>(p.scores[i] * levels()), mean = sum[i] / kDraws;
     ASSERT_NEAR(mean, y, 2e-3) << i;  // u is stratified: the error is of order 1 / draws
     const double f = y - std::floor(y);
     variance += square[i] / kDraws - mean * mean;
