@@ -19,6 +19,6 @@ per_step=$(number "${TOKENS:-1M}") total=$(number "${TOTAL:-100M}")
 steps=$((total / per_step))
 name=ablation_${which}_$recipe
 compare "$arms" "$out/$name" --data "$data" --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) \
-  --lr "${LR:-2e-3}" --eval-every $((steps / 5 + 1)) --audit-every $((steps / 10 + 1)) --log-every $((steps / 20 + 1)) \
+  --lr "${LR:-4e-3}" --eval-every $((steps / 5 + 1)) --audit-every $((steps / 10 + 1)) --log-every $((steps / 20 + 1)) \
   --save-every $((steps / 3 + 1)) --keep 1
 record "$name" "$out/$name"/*/

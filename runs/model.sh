@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the scripts share; sourced by them. The model is small enough to take hundreds of steps of 2.1M tokens on one GPU:
-# bytes instead of BPE tokens, because at this size a vocabulary of 50257 would cost more than the whole transformer.
+# What the scripts share; sourced by them. The model is small enough (4 layers, width 128, 2 heads of 64) to take hundreds
+# of steps of 2.1M tokens on one GPU in a minute: bytes instead of BPE tokens, because at this size a vocabulary of 50257
+# would cost more than the whole transformer.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-python3}
 LIMIT=${LIMIT:-540}
 export COMMAND="runs/$(basename "$0") $*"
 RESULTS=${RESULTS:-$here/../results/train}
-MODEL=${MODEL:---preset 18m --layers 4 --as-bytes --tokenizer "${TOKENIZER:-data/tokenizer}" --compile inductor
+MODEL=${MODEL:---preset demo --as-bytes --tokenizer "${TOKENIZER:-data/tokenizer}" --compile inductor
   --micro-batch 128 --eval-tokens 1M}
 read -r -a model <<< "$(tr '\n' ' ' <<< "$MODEL")"
 

@@ -73,10 +73,11 @@ def main():
     parser.add_argument("runs", nargs="*", type=pathlib.Path)
     parser.add_argument("--bias", type=pathlib.Path)
     args = parser.parse_args()
-    clean = git("status", "--porcelain", "--", ".", ":!results")
+    given = os.environ.get("SAGEBWD_COMMIT")
+    clean = None if given else git("status", "--porcelain", "--", ".", ":!results")
     record = {
         "command": os.environ.get("COMMAND", " ".join(sys.argv)),
-        "commit": os.environ.get("SAGEBWD_COMMIT") or git("rev-parse", "HEAD"),
+        "commit": given or git("rev-parse", "HEAD"),
         "clean": None if clean is None else clean == "",
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "machine": where(),
