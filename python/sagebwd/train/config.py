@@ -31,6 +31,9 @@ class Config:
     qk_norm: bool = _option(True, "model", "RMSNorm with a gain on every q and k head vector")
     tied: bool = _option(True, "model", "one matrix for the embedding and the output")
     rope_base: float = _option(10_000.0, "model", "base of the rotary position embedding")
+    init: str = _option(
+        "", "model", "weights to start from: a run or a checkpoint; the optimizer starts anew"
+    )
 
     # --- attention
     attention: str = _option(

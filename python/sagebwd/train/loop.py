@@ -84,7 +84,7 @@ class Trainer:
         self.last = {}  # loss of the last step, last evaluation
         self.save_error = None
         self._speeds = []
-        self._resume()
+        self._resume() or self._start_from_weights()
         self._clear_directory()
         self.log.open(self.step_count)
         if self.world.is_main:
@@ -112,6 +112,7 @@ class Trainer:
             f"MFU of the {self.peak()[1]}\n"
             f"writes   {c.out}"
             + (f"; goes on after step {self.step_count}" if self.step_count else "")
+            + (f"\nweights  of {c.init}" if c.init and not self.step_count else "")
         )
 
     def peak(self):
@@ -299,16 +300,17 @@ class Trainer:
         return path
 
     def _resume(self):
+        """Whether there was something to go on from."""
         wanted = self.config.resume
         if not wanted:
-            return
+            return False
         if wanted == "auto":
             found = checkpoint.load_newest(self.checkpoints, self.log.say)
         else:
             path = checkpoint.find(wanted)
             found = (path, *checkpoint.load(path))
         if found is None:
-            return
+            return False
         path, saved, tensors = found
         differ = [n for n in NUMERIC if saved["config"].get(n) != getattr(self.config, n)]
         if differ:
@@ -323,6 +325,16 @@ class Trainer:
         except (ValueError, KeyError) as error:
             raise BadInput(f"resume: {path} does not fit the model ({error})") from None
         self.step_count, self.seconds = saved["step"], saved["seconds"]
+        return True
+
+    def _start_from_weights(self):
+        if not self.config.init:
+            return
+        path = checkpoint.find(self.config.init)
+        try:
+            state.restore_weights(self.model, checkpoint.load(path)[1]["weights"])
+        except (ValueError, KeyError) as error:
+            raise BadInput(f"init: {path} does not fit the model ({error})") from None
 
     def _clear_directory(self):
         """What a former run has left beyond the step this one begins at would be taken for its

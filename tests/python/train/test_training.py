@@ -109,6 +109,29 @@ def test_resume_refuses_another_run(tmp_path):
         Trainer(replace(config, resume="auto", data=str(other)))
 
 
+def test_init_starts_from_the_weights_of_another_run(tmp_path):
+    first = tiny.config(tmp_path, steps=12)
+    train(first)
+    second = replace(first, out=str(tmp_path / "second"), init=first.out, data_seed=5, steps=2)
+    trainer = Trainer(second)
+    assert trainer.step_count == 0 and not trainer.optimizer.state
+    saved = checkpoint.load(checkpoint.find(first.out))[1]["weights"]
+    for name, p in trainer.model.named_parameters():
+        assert torch.equal(p.detach(), saved[name]), name
+    trainer.run()
+    trainer.close()
+    loss = lambda out, step: tiny.losses(out)[step][1]
+    assert loss(second.out, 0) < 0.9 * loss(first.out, 0)
+    # Going on after an interruption takes the run's own checkpoint, not the first weights again.
+    again = Trainer(replace(second, resume="auto"))
+    assert again.step_count == 2
+    again.close()
+    with pytest.raises(BadInput, match="init: .* does not fit the model"):
+        Trainer(replace(second, out=str(tmp_path / "third"), ffn=256))
+    with pytest.raises(BadInput, match="neither a checkpoint nor a run"):
+        Trainer(replace(second, out=str(tmp_path / "third"), init=str(tmp_path / "none")))
+
+
 def test_a_run_in_the_way_is_not_lost(tmp_path):
     config = tiny.config(tmp_path, steps=6, save_every=2, keep=9)
     train(config)
