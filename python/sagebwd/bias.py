@@ -131,7 +131,7 @@ def _by_projection(error, size):
 
 
 def measure(run, recipes, tokens, changes=None, say=print):
-    """The record of a checkpoint: {"tokens": [...], "rows": [{"tokens", "errors"}], ...}."""
+    """Yields the record of a checkpoint, {"rows": [{"tokens", "errors"}], ...}, after every row."""
     loaded = load_model(run, **(changes or {}))
     config, device = loaded.config, loaded.device
     arms = parse_arms(recipes, config)
@@ -143,21 +143,21 @@ def measure(run, recipes, tokens, changes=None, say=print):
     part = max(1, tokens[0] // config.context // 2) * config.context
     plan = plan_batch(replace(config, tokens_per_step=part), 1, device)
     say(f"{loaded.path}: {config.describe_attention()}; {describe_machine(device)}")
-    rows = []
-    for goal in tokens:
-        while done * config.context < goal:
-            measurement.add(batches.rows(first + done, plan.micro))
-            done += plan.micro
-        rows.append({"tokens": done * config.context, "errors": measurement.table()})
-        say(row_text(rows[-1]))
-    return {
+    record = {
         "checkpoint": str(loaded.path),
         "step": loaded.step,
         "config": json.loads(config.to_json()),
         "machine": describe_machine(device),
         "torch": torch.__version__,
-        "rows": rows,
+        "rows": [],
     }
+    for goal in tokens:
+        while done * config.context < goal:
+            measurement.add(batches.rows(first + done, plan.micro))
+            done += plan.micro
+        record["rows"].append({"tokens": done * config.context, "errors": measurement.table()})
+        say(row_text(record["rows"][-1]))
+        yield record
 
 
 def tokens_text(n):
@@ -268,14 +268,14 @@ def main(arguments=None):
     changes = {name: value for name, value in given.items() if value is not None}
     try:
         tokens = sorted(count(t) for t in args.tokens.split(","))
-        record = measure(args.run, args.recipes, tokens, changes)
+        out = Path(args.out) if args.out else checkpoint.find(args.run).parent.parent
+        out.mkdir(parents=True, exist_ok=True)
+        for record in measure(args.run, args.recipes, tokens, changes):  # kept as it grows
+            (out / "bias.json").write_text(json.dumps(record, indent=1) + "\n")
+            write_page(record, out / "bias.html")
     except RunError as error:
         print(f"sagebwd.bias: {error}", file=sys.stderr)
         return error.exit_code
-    out = Path(args.out) if args.out else checkpoint.find(args.run).parent.parent
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "bias.json").write_text(json.dumps(record, indent=1) + "\n")
-    write_page(record, out / "bias.html")
     print(f"{verdict(record).replace('`', '')}\nThe page is {out / 'bias.html'}.")
     return 0
 
