@@ -68,6 +68,23 @@ def test_page_and_verdict(record):
     assert "`vectorwise`" in bias.verdict(record)
 
 
+def test_rows_are_kept_as_they_come(record, tmp_path, monkeypatch):
+    run, _ = record
+    add, calls = bias.Measurement.add, []
+
+    def interrupted(self, rows):
+        calls.append(rows)
+        if len(calls) > 3:  # two parts make the first row
+            raise KeyboardInterrupt
+        add(self, rows)
+
+    monkeypatch.setattr(bias.Measurement, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bias.main([str(run), "--tokens", "2K,8K", "--recipes", "paper", "--out", str(tmp_path)])
+    kept = json.loads((tmp_path / "bias.json").read_text())
+    assert [row["tokens"] for row in kept["rows"]] == [2048]
+
+
 def test_scatter():
     """Against the scatter of sums written out: parts with a common mean and a known deviation."""
     g = torch.Generator().manual_seed(0)
