@@ -52,10 +52,11 @@ fuzz() { SAGEBWD_FUZZ_CASES=$FUZZ build/bin/sagebwd_tests --gtest_brief=1 --gtes
 
 part build build release build
 if [ ${#failed[@]} -eq 0 ]; then
-  part "C++ tests" run_ctest build -j2 -LE package
+  part "C++ tests" run_ctest build -j2 -LE 'package|emulator'
   part "Python package" tools/setup/package.sh .venv
   part "Python tests" .venv/bin/python -m pytest tests/python
   [ -n "${FUZZ:-}" ] && part "fuzz, $FUZZ cases" fuzz
+  part "CUDA kernels on CPU" run_ctest build -j2 -L emulator
   part "CUDA code" cuda
   part "address, undefined" sanitizer asan
   part "thread" sanitizer tsan

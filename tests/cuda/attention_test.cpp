@@ -90,6 +90,16 @@ INSTANTIATE_TEST_SUITE_P(Sanitized, GpuCase,
                                          "h2 n130 d64 paper causal", "h2 hk1 n140 d128 paper",
                                          "h2 n150 d72 f16 window=20,10 pv16=0"));
 
+// Every kernel in f16, one head of keys for two of queries: what the emulator has time for.
+std::vector<std::string> small() {
+  std::vector<std::string> all;
+  for (const char* d : {"d64", "d128", "d40"})
+    for (const char* rest : {"full vectorwise", "causal paper", "window=40,9 vectorwise"})
+      all.push_back(std::string("h2 hk1 n140 f16 ") + d + " " + rest);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Small, GpuCase, testing::ValuesIn(small()));
+
 TEST(GpuSanitized, DeterministicPackedWithLseGradient) {
   NEED_DEVICE();
   for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 nq150 nk140 d128"}) {

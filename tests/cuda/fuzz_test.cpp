@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // K9 on the GPU: random problems, each a pure function of its number, on every CUDA implementation
 // that takes them, against the recipe oracle with that implementation's tiles.
-// SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one.
+// SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one,
+// SAGEBWD_FUZZ_ONLY the one implementation to look at.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "base/hash.h"
@@ -151,10 +153,12 @@ TEST(GpuFuzz, RandomProblems) {
   NEED_DEVICE();
   const int64_t first = from_environment("SAGEBWD_FUZZ_FIRST", 0);
   const int64_t count = from_environment("SAGEBWD_FUZZ_CASES", 256);
+  const char* only = std::getenv("SAGEBWD_FUZZ_ONLY");
   int64_t fast = 0;
   for (int64_t number = first; number < first + count; ++number) {
     DeviceCase dc = make_case(number);
     for (const char* impl : {"cuda-sm80", "cuda-plain"}) {
+      if (only != nullptr && std::strcmp(only, impl) != 0) continue;
       dc.impl = impl;
       if (!device_candidate(dc, true).supported || !device_candidate(dc, false).supported) {
         EXPECT_STRNE(impl, "cuda-plain") << "takes every problem: " << dc.c.to_string();

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace sagebwd::cuda::arch {
+
+inline uint32_t sum_at(uint32_t lane, uint32_t e) { return lane * 4 + e; }
+
+inline void global_add(float* block, uint32_t lane, float x0, float x1, float x2, float x3) {
+  const float x[4] = {x0, x1, x2, x3};
+  for (uint32_t e = 0; e < 4; ++e) std::atomic_ref<float>(block[sum_at(lane, e)]).fetch_add(x[e]);
+}
+
+}  // namespace sagebwd::cuda::arch

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/options.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace sagebwd::emulator {
+namespace {
+
+const char* from_environment(const char* name, const char* otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? text : otherwise;
+}
+
+}  // namespace
+
+const Options& options() {
+  static const Options all{
+      .late_copies = std::strcmp(from_environment("SAGEBWD_EMULATOR_COPIES", "early"), "late") == 0,
+      .seed = std::strtoull(from_environment("SAGEBWD_EMULATOR_SEED", "1"), nullptr, 10),
+      .shared_memory =
+          std::atoi(from_environment("SAGEBWD_EMULATOR_SHARED_MEMORY", "232448")),  // of an H200
+  };
+  return all;
+}
+
+}  // namespace sagebwd::emulator
