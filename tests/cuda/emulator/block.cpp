@@ -39,6 +39,7 @@ Block::Block(dim3 g, int threads, int shared_bytes)
 }
 
 void Block::entry() {
+  thread->fiber.begin();
   while (true) {
     block->kernel_(block->params_);
     block->end_thread();

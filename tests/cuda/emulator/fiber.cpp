@@ -40,12 +40,16 @@ void Fiber::enter() {
 #endif
 }
 
-void Fiber::leave() {
-  announce_switch(false);
-  jump(inside_, outside_);
+void Fiber::begin() {
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_finish_switch_fiber(nullptr, &outer_bottom_, &outer_size_);
 #endif
+}
+
+void Fiber::leave() {
+  announce_switch(false);
+  jump(inside_, outside_);
+  begin();
 }
 
 void Fiber::announce_switch([[maybe_unused]] bool to_fiber) {

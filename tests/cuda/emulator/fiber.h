@@ -12,12 +12,14 @@ namespace sagebwd::emulator {
 
 class Fiber {
  public:
-  using Entry = void (*)();  // never returns: it calls leave() when there is nothing to do
+  /// Calls begin() first, and leave() whenever there is nothing to do; never returns.
+  using Entry = void (*)();
 
   explicit Fiber(Entry entry);
 
   /// Goes on with the fiber until it leaves.
   void enter();
+  void begin();
   /// Back to enter(); called on the fiber.
   void leave();
 
