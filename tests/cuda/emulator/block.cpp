@@ -8,6 +8,7 @@
 
 #include "emulator/options.h"
 #include "emulator/shared_memory.h"
+#include "emulator/turns.h"
 
 namespace sagebwd::emulator {
 
@@ -64,6 +65,7 @@ void Block::run(uint3 at, void (*kernel)(const void*), const void* params) {
       if (warp == first) fail("every thread waits for another one");
     }
     run_for_a_while(warp);
+    if (random(8) == 0) let_other_blocks_go();
   }
   block = nullptr;
   check_shared_memory(shared_bytes_);
