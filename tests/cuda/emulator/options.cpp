@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulator/options.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -12,11 +13,20 @@ const char* from_environment(const char* name, const char* otherwise) {
   return text != nullptr && *text != '\0' ? text : otherwise;
 }
 
+bool late_copies() {
+  const char* when = from_environment("SAGEBWD_EMULATOR_COPIES", "early");
+  if (std::strcmp(when, "early") != 0 && std::strcmp(when, "late") != 0) {
+    std::fprintf(stderr, "SAGEBWD_EMULATOR_COPIES: expected early or late, got %s\n", when);
+    std::exit(2);
+  }
+  return std::strcmp(when, "late") == 0;
+}
+
 }  // namespace
 
 const Options& options() {
   static const Options all{
-      .late_copies = std::strcmp(from_environment("SAGEBWD_EMULATOR_COPIES", "early"), "late") == 0,
+      .late_copies = late_copies(),
       .seed = std::strtoull(from_environment("SAGEBWD_EMULATOR_SEED", "1"), nullptr, 10),
       .shared_memory =
           std::atoi(from_environment("SAGEBWD_EMULATOR_SHARED_MEMORY", "232448")),  // of an H200
