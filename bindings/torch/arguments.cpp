@@ -37,23 +37,27 @@ Dtype dtype_of(const char* name, const Tensor& t) {
   }
 }
 
-void check_same_device(const char* name, const Tensor& t, const Tensor& q) {
-  if (t.is_cuda() != q.is_cuda() || t.is_cpu() != q.is_cpu() ||
-      t.get_device_index() != q.get_device_index())
-    refuse_argument(std::string(name) + ": expected the device of q");
+bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.is_cpu() == b.is_cpu() &&
+         a.get_device_index() == b.get_device_index();
 }
 
-/// One cu_seqlens array on the host, checked as far as reading it needs. The library checks the
-/// rest.
-Tensor host_offsets(const char* name, const Tensor& cu) {
+void check_same_device(const char* name, const Tensor& t, const Tensor& q) {
+  if (!same_device(t, q)) refuse_argument(std::string(name) + ": expected the device of q");
+}
+
+/// One cu_seqlens array where it can be read, checked as far as reading it needs. The library
+/// checks the rest.
+Tensor readable_offsets(const char* name, const Tensor& cu, bool on_device) {
   if (cu.dim() != 1 || cu.size(0) < 1 || cu.scalar_type() != ScalarType::Int)
     refuse_argument(std::string(name) +
                     ": expected a one-dimensional int32 tensor of at least one entry, got shape " +
                     shape_text(cu));
-  const Tensor host =
-      cu.is_cpu() ? cu
-                  : torch::stable::to(cu, torch::stable::Device(torch::stable::DeviceType::CPU));
-  return torch::stable::contiguous(host);
+  const Tensor there =
+      cu.is_cpu() || on_device
+          ? cu
+          : torch::stable::to(cu, torch::stable::Device(torch::stable::DeviceType::CPU));
+  return torch::stable::contiguous(there);
 }
 
 const int32_t* offsets_of(const Tensor& t) {
@@ -98,7 +102,7 @@ void* current_stream(int32_t device) {
 
 void refuse_argument(const std::string& what) { throw Error(ErrorKind::invalid_argument, what); }
 
-Packing::Packing(const Options& options, const Tensor& q, const Tensor& k) {
+Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offsets offsets) {
   if (options.cu_seqlens_q.has_value() != options.cu_seqlens_k.has_value())
     refuse_argument("cu_seqlens_q, cu_seqlens_k: expected both or neither");
   const int64_t dims = options.cu_seqlens_q.has_value() ? 3 : 4;
@@ -109,12 +113,17 @@ Packing::Packing(const Options& options, const Tensor& q, const Tensor& k) {
     tokens_q_ = q.size(2), tokens_k_ = k.size(2);
     return;
   }
-  cu_q_ = host_offsets("cu_seqlens_q", *options.cu_seqlens_q);
-  cu_k_ = host_offsets("cu_seqlens_k", *options.cu_seqlens_k);
+  const bool on_device = offsets == Offsets::on_device && q.is_cuda() &&
+                         same_device(*options.cu_seqlens_q, q) &&
+                         same_device(*options.cu_seqlens_k, q);
+  cu_q_ = readable_offsets("cu_seqlens_q", *options.cu_seqlens_q, on_device);
+  cu_k_ = readable_offsets("cu_seqlens_k", *options.cu_seqlens_k, on_device);
   if (cu_q_->size(0) != cu_k_->size(0))
     refuse_argument("cu_seqlens_q, cu_seqlens_k: expected the same length, got " +
                     std::to_string(cu_q_->size(0)) + " and " + std::to_string(cu_k_->size(0)));
-  documents_ = {offsets_of(*cu_q_), offsets_of(*cu_k_), cu_q_->size(0) - 1};
+  documents_ = {offsets_of(*cu_q_), offsets_of(*cu_k_), cu_q_->size(0) - 1, on_device};
+  tokens_q_ = q.size(0), tokens_k_ = k.size(0);
+  if (on_device) return;
   const int64_t count = documents_.count;
   tokens_q_ = covered("cu_seqlens_q", documents_.cu_q, count, q.size(0), options.max_seqlen_q);
   tokens_k_ = covered("cu_seqlens_k", documents_.cu_k, count, k.size(0), options.max_seqlen_k);

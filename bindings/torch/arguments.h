@@ -26,13 +26,19 @@ struct Options {
   int64_t seed;
 };
 
-/// Document boundaries on the host. Tokens after the last boundary belong to no document.
+/// Who reads the document boundaries of a GPU call: its kernels, if the boundaries are on its
+/// device, or the host, which has to wait for them.
+enum class Offsets { on_device, on_host };
+
+/// Document boundaries. Tokens after the last one belong to no document.
 class Packing {
  public:
-  Packing(const Options& options, const Tensor& q, const Tensor& k);
+  Packing(const Options& options, const Tensor& q, const Tensor& k, Offsets offsets);
   bool packed() const { return cu_q_.has_value(); }
+  bool on_device() const { return documents_.on_device; }
   int64_t num_documents() const { return documents_.count; }
-  int64_t tokens_q() const { return tokens_q_; }  // that belong to a document
+  // Tokens that belong to a document; all where only the device knows.
+  int64_t tokens_q() const { return tokens_q_; }
   int64_t tokens_k() const { return tokens_k_; }
   const Documents& documents() const { return documents_; }
 

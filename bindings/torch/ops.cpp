@@ -49,6 +49,20 @@ void run(Args& args, const Tensor& q, Call&& call) {
   call(args);
 }
 
+/// Calls with the packing that does not wait, or, where no implementation takes that, with the
+/// other.
+template <typename Call>
+auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Call&& call) {
+  const Packing packing(options, q, k, Offsets::on_device);
+  if (!packing.on_device()) return call(packing);
+  try {
+    return call(packing);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::unsupported) throw;
+  }
+  return call(Packing(options, q, k, Offsets::on_host));
+}
+
 /// Tokens that no document holds: their share of a result is defined too.
 void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
   if (tokens == t.size(dim)) return;
@@ -69,25 +83,26 @@ std::tuple<Tensor, Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const T
                           softmax_scale, causal,       top_left,     window_left,
                           window_right,  recipe,       seed};
     const OnDeviceOf device(q);
-    const Packing packing(options, q, k);
-    ForwardArgs args;
-    fill_shared(args, q, k, v, options, packing);
-    const int64_t heads = q.size(1);
-    const Tensor out = torch::stable::empty_like(q);
-    const Tensor lse = packing.packed() ? new_float(q, {heads, q.size(0)})
-                                        : new_float(q, {q.size(0), heads, q.size(2)});
-    const int64_t rows = packing.packed() ? packing.num_documents() : q.size(0);
-    const Tensor max_logit = return_max_logit ? new_float(q, {rows, heads}) : new_float(q, {0});
-    args.o = view_of("out", out, packing, packing.tokens_q());
-    args.lse = stats_of("lse", lse, q, packing);
-    if (return_max_logit && rows * heads > 0)
-      args.max_logit = static_cast<float*>(max_logit.mutable_data_ptr());
-    run(args, q, [](const ForwardArgs& a) { forward(a); });
-    if (packing.packed()) {
-      fill_rest(out, 0, packing.tokens_q(), 0.0);
-      fill_rest(lse, 1, packing.tokens_q(), -std::numeric_limits<double>::infinity());
-    }
-    return std::make_tuple(out, lse, max_logit);
+    return with_packing(options, q, k, [&](const Packing& packing) {
+      ForwardArgs args;
+      fill_shared(args, q, k, v, options, packing);
+      const int64_t heads = q.size(1);
+      const Tensor out = torch::stable::empty_like(q);
+      const Tensor lse = packing.packed() ? new_float(q, {heads, q.size(0)})
+                                          : new_float(q, {q.size(0), heads, q.size(2)});
+      const int64_t rows = packing.packed() ? packing.num_documents() : q.size(0);
+      const Tensor max_logit = return_max_logit ? new_float(q, {rows, heads}) : new_float(q, {0});
+      args.o = view_of("out", out, packing, packing.tokens_q());
+      args.lse = stats_of("lse", lse, q, packing);
+      if (return_max_logit && rows * heads > 0)
+        args.max_logit = static_cast<float*>(max_logit.mutable_data_ptr());
+      run(args, q, [](const ForwardArgs& a) { forward(a); });
+      if (packing.packed()) {
+        fill_rest(out, 0, packing.tokens_q(), 0.0);
+        fill_rest(lse, 1, packing.tokens_q(), -std::numeric_limits<double>::infinity());
+      }
+      return std::make_tuple(out, lse, max_logit);
+    });
   });
 }
 
@@ -102,36 +117,38 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
                           softmax_scale, causal,       top_left,     window_left,
                           window_right,  recipe,       seed};
     const OnDeviceOf device(q);
-    const Packing packing(options, q, k);
-    BackwardArgs args;
-    fill_shared(args, q, k, v, options, packing);
-    const Tensor dout_rows = with_unit_channel_stride(dout);
-    const Tensor out_rows = with_unit_channel_stride(out);
-    const Tensor dq = torch::stable::empty_like(q);
-    const Tensor dk = torch::stable::empty_like(k);
-    const Tensor dv = torch::stable::empty_like(v);
-    args.o = view_of("out", out_rows, packing, packing.tokens_q());
-    args.lse = stats_of("lse", lse, q, packing);
-    args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());
-    args.dq = view_of("dq", dq, packing, packing.tokens_q());
-    args.dk = view_of("dk", dk, packing, packing.tokens_k());
-    args.dv = view_of("dv", dv, packing, packing.tokens_k());
-    if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
-    args.partial_kv = partial_kv;
-    args.deterministic = deterministic;
-    run(args, q, [](const BackwardArgs& a) { backward(a); });
-    if (packing.packed()) {
-      fill_rest(dq, 0, packing.tokens_q(), 0.0);
-      fill_rest(dk, 0, packing.tokens_k(), 0.0);
-      fill_rest(dv, 0, packing.tokens_k(), 0.0);
-    }
-    return std::make_tuple(dq, dk, dv);
+    return with_packing(options, q, k, [&](const Packing& packing) {
+      BackwardArgs args;
+      fill_shared(args, q, k, v, options, packing);
+      const Tensor dout_rows = with_unit_channel_stride(dout);
+      const Tensor out_rows = with_unit_channel_stride(out);
+      const Tensor dq = torch::stable::empty_like(q);
+      const Tensor dk = torch::stable::empty_like(k);
+      const Tensor dv = torch::stable::empty_like(v);
+      args.o = view_of("out", out_rows, packing, packing.tokens_q());
+      args.lse = stats_of("lse", lse, q, packing);
+      args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());
+      args.dq = view_of("dq", dq, packing, packing.tokens_q());
+      args.dk = view_of("dk", dk, packing, packing.tokens_k());
+      args.dv = view_of("dv", dv, packing, packing.tokens_k());
+      if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
+      args.partial_kv = partial_kv;
+      args.deterministic = deterministic;
+      run(args, q, [](const BackwardArgs& a) { backward(a); });
+      if (packing.packed()) {
+        fill_rest(dq, 0, packing.tokens_q(), 0.0);
+        fill_rest(dk, 0, packing.tokens_k(), 0.0);
+        fill_rest(dv, 0, packing.tokens_k(), 0.0);
+      }
+      return std::make_tuple(dq, dk, dv);
+    });
   });
 }
 
 /// One line per implementation: "name<TAB>chosen|able|no<TAB>tile_q x tile_k, or why not".
 template <typename Args>
-std::string describe(const Args& args) {
+std::string describe(const Args& args, const Packing& packing) {
+  if (packing.on_device()) workspace_size(args);  // throws where a call would
   std::string text;
   for (const Candidate& c : sagebwd::explain(args)) {
     text += c.name + "\t" + (c.chosen ? "chosen" : c.supported ? "able" : "no") + "\t";
@@ -151,17 +168,18 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
                           softmax_scale, causal,       top_left,     window_left,
                           window_right,  recipe,       seed};
     const OnDeviceOf device(q);
-    const Packing packing(options, q, k);
-    ForwardArgs args;
-    fill_shared(args, q, k, v, options, packing);
-    args.o = args.q;
-    if (!is_backward) return describe(args);
-    BackwardArgs back;
-    static_cast<AttentionArgs&>(back) = args;
-    back.dout = back.dq = args.q;
-    back.dk = args.k;
-    back.dv = args.v;
-    return describe(back);
+    return with_packing(options, q, k, [&](const Packing& packing) {
+      ForwardArgs args;
+      fill_shared(args, q, k, v, options, packing);
+      args.o = args.q;
+      if (!is_backward) return describe(args, packing);
+      BackwardArgs back;
+      static_cast<AttentionArgs&>(back) = args;
+      back.dout = back.dq = args.q;
+      back.dk = args.k;
+      back.dv = args.v;
+      return describe(back, packing);
+    });
   });
 }
 

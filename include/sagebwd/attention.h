@@ -38,11 +38,18 @@ struct Mask {
 
 /// Packed batches: q is [1, h, total_q, d], k and v are [1, hk, total_k, d], and document t holds
 /// tokens [cu_q[t], cu_q[t+1]) and keys [cu_k[t], cu_k[t+1]). Both arrays have count + 1 entries.
-/// Empty documents are fine. For a CUDA call the arrays are read on the host.
+/// Empty documents are fine.
+///
+/// A CUDA call reads the arrays on the host, or with `on_device` on the GPU: then it waits for
+/// nothing, can be captured into a graph, and a replay takes the offsets that are there at that
+/// time. Nobody can check those beforehand: a document starts no earlier than the one before it and
+/// ends within the tensor, whatever they say, and tokens of no document get o = 0, lse = -inf and
+/// zero gradients.
 struct Documents {
   const int32_t* cu_q = nullptr;
   const int32_t* cu_k = nullptr;
   int64_t count = 0;  // 0: not packed
+  bool on_device = false;
 };
 
 /// What forward and backward share.

@@ -133,9 +133,11 @@ typedef struct sagebwd_forward_args {
   size_t workspace_bytes;
   sagebwd_parallel_for parallel_for; /* NULL: the library's own threads */
   void* parallel_context;
-  void* stream;     /* cudaStream_t for SAGEBWD_CUDA */
-  float* max_logit; /* NULL, or [b, h] ([num_documents, h] when packed), written: largest true
-                       scaled logit */
+  void* stream;         /* cudaStream_t for SAGEBWD_CUDA */
+  float* max_logit;     /* NULL, or [b, h] ([num_documents, h] when packed), written: largest true
+                           scaled logit */
+  int32_t cu_on_device; /* 1: cu_q and cu_k are CUDA memory, see Documents in attention.h */
+  int32_t reserved_2;   /* 0 */
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -170,6 +172,8 @@ typedef struct sagebwd_backward_args {
   sagebwd_stats dlse;    /* gradient of lse; data NULL: none */
   int32_t deterministic; /* 1: dQ bit-equal from run to run; always so on a CPU */
   int32_t reserved;      /* 0 */
+  int32_t cu_on_device;  /* as in the forward */
+  int32_t reserved_2;    /* 0 */
 } sagebwd_backward_args;
 
 /* "0.1.0": of the library that is loaded. SAGEBWD_VERSION_STRING is of this header. */

@@ -111,11 +111,16 @@ def attention_varlen(
     """Attention within the documents of a packed batch: q [t, h, d], k and v [tk, hk, d].
 
     Document i holds tokens ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` and the keys between
-    the same entries of ``cu_seqlens_k``: int32 tensors of equal length, on the CPU or on q's
-    device (those on a GPU are copied to the CPU, which waits for it: CPU tensors save that).
-    Empty documents are fine; tokens after the last offset belong to none and give 0.
-    ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest logit
-    [documents, h]. The rest is as in :func:`attention`.
+    the same entries of ``cu_seqlens_k``: int32 tensors of equal length. Empty documents are fine;
+    tokens after the last offset belong to none and give 0. ``max_seqlen_*``, if told, must not be
+    too small. The log-sum-exp is [h, t], the largest logit [documents, h]. The rest is as in
+    :func:`attention`.
+
+    Offsets on the CPU are checked. Offsets on q's GPU are read there: the call waits for nothing,
+    can be captured into a CUDA graph, and a replay takes the offsets it finds. They cannot be
+    checked: a document starts no earlier than the one before it and ends within the tensors,
+    whatever they say, and ``max_seqlen_*`` is ignored. Only where none but the plain kernels can
+    serve a call (float32, head dims above 128, …) are they copied to the CPU, which waits for it.
     """
     options, (q, k, v) = _packed(
         q,

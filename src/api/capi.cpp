@@ -187,7 +187,7 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.mask.align = static_cast<Align>(c.align);
   a.mask.window_left = c.window_left;
   a.mask.window_right = c.window_right;
-  a.documents = {c.cu_q, c.cu_k, c.num_documents};
+  a.documents = {c.cu_q, c.cu_k, c.num_documents, flag("cu_on_device", c.cu_on_device)};
   if (c.recipe != nullptr) a.recipe = convert(read(c.recipe));
   a.device = static_cast<Device>(c.device);
   a.workspace = c.workspace;
@@ -195,6 +195,7 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.parallel_for = {c.parallel_for, c.parallel_context};
   a.stream = c.stream;
   check_reserved(Layout<C>::kName, c.reserved);
+  check_reserved(Layout<C>::kName, c.reserved_2);
 }
 
 ForwardArgs convert(const sagebwd_forward_args* caller) {

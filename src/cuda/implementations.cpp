@@ -37,8 +37,9 @@ std::string decline(const spec::Problem& p) {
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
     return "can lift only O = PV out of INT8";
   if (p.h > kMostHeads) return "takes up to 65535 heads";
-  if (p.num_sequences() * (p.nq + kBlock) > kMostTokens * kBlock || p.nq > kMostTokens ||
-      p.nk > kMostTokens)
+  const int64_t most_padded =
+      p.packed() ? p.nq + p.num_sequences() * kBlock : p.b * (p.nq + kBlock);
+  if (most_padded > kMostTokens * kBlock || p.nq > kMostTokens || p.nk > kMostTokens)
     return "takes up to 2^29 tokens of a sequence and 2^36 in all";
   const dispatch::Tiles t = tiles_of(p);
   const bool backward = p.direction == spec::Direction::backward;

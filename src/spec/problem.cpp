@@ -160,8 +160,18 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
              "documents.count: expected 0 or more, got " << a.documents.count);
   if (a.documents.count > 0) {
     SAGE_CHECK(p.b == 1, "packed batch: expected q, k, v with batch size 1, got " << p.b);
-    check_offsets("documents.cu_q", a.documents.cu_q, a.documents.count, p.nq);
-    check_offsets("documents.cu_k", a.documents.cu_k, a.documents.count, p.nk);
+    if (a.documents.on_device) {
+      SAGE_CHECK(a.device == Device::cuda, "documents.on_device: expected a CUDA call");
+      SAGE_CHECK(a.documents.count < int64_t{1} << 31,
+                 "documents.count: expected less than 2^31, got " << a.documents.count);
+      if (check_memory) {
+        check_pointer("documents.cu_q", a.documents.cu_q, alignof(int32_t));
+        check_pointer("documents.cu_k", a.documents.cu_k, alignof(int32_t));
+      }
+    } else {
+      check_offsets("documents.cu_q", a.documents.cu_q, a.documents.count, p.nq);
+      check_offsets("documents.cu_k", a.documents.cu_k, a.documents.count, p.nk);
+    }
   }
   p.documents = a.documents;
 

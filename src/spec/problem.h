@@ -42,6 +42,7 @@ struct Problem {
   bool packed() const { return documents.count > 0; }
   int64_t group() const { return h / hk; }  // query heads per key head
   int64_t num_sequences() const { return packed() ? documents.count : b; }
+  /// With documents on the device nobody on the host knows this.
   Sequence sequence(int64_t t) const {
     if (!packed()) return {t, 0, nq, 0, nk};
     const Documents& s = documents;

@@ -157,7 +157,7 @@ int64_t sequences(const DeviceCase& dc) {
 }
 
 template <typename Args>
-void run_with_workspace(Args& a, int poison, void (*call)(const Args&)) {
+void run_with_workspace(Args& a, int poison, void (*call)(const Args&), Workspace* keep) {
   const size_t bytes = workspace_size(a);
   const size_t guard = 1024;
   const std::vector<std::byte> fill(bytes + guard, static_cast<std::byte>(poison));
@@ -168,6 +168,7 @@ void run_with_workspace(Args& a, int poison, void (*call)(const Args&)) {
   const std::vector<std::byte> after = workspace.read();
   for (size_t i = bytes; i < after.size(); ++i)
     if (after[i] != fill[i]) throw std::runtime_error("memory behind the workspace was written");
+  if (keep != nullptr) *keep = {spec::resolve(a, true), after};
 }
 
 bool is_bad(float x) { return !std::isfinite(x); }
@@ -189,7 +190,8 @@ CaseInputs make_case_inputs(const DeviceCase& dc) {
   return in;
 }
 
-Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift) {
+Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift,
+                      Workspaces* workspaces) {
   const spec::AttnCase& c = dc.c;
   const Pin pin(dc.impl);
   const Input q(dc, c.h, c.nq, in.x.q), k(dc, c.hk, c.nk, in.x.k), v(dc, c.hk, c.nk, in.x.v),
@@ -198,7 +200,8 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   const std::vector<float> stats(static_cast<size_t>(c.b * c.h * c.nq), NAN),
       tops(static_cast<size_t>(sequences(dc) * c.h), NAN);
   const Memory lse(stats.data(), stats.size() * 4), top(tops.data(), tops.size() * 4),
-      dlse(in.dlse.data(), in.dlse.size() * 4);
+      dlse(in.dlse.data(), in.dlse.size() * 4), cu_q(dc.cu_q.data(), dc.cu_q.size() * 4),
+      cu_k(dc.cu_k.data(), dc.cu_k.size() * 4);
   Results r;
 
   ForwardArgs f;
@@ -207,7 +210,10 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   f.lse = contiguous_stats(reinterpret_cast<float*>(lse.data()), c.h, c.nq);
   f.max_logit = reinterpret_cast<float*>(top.data());
   describe(dc, f);
-  run_with_workspace(f, dc.poison, forward);
+  if (dc.cu_on_device)
+    f.documents = {reinterpret_cast<const int32_t*>(cu_q.data()),
+                   reinterpret_cast<const int32_t*>(cu_k.data()), f.documents.count, true};
+  run_with_workspace(f, dc.poison, forward, workspaces ? &workspaces->forward : nullptr);
   r.o = o.read("o");
   r.lse = read_floats(lse), r.max_logit = read_floats(top);
 
@@ -220,7 +226,7 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   g.dout = dout.view(), g.dq = dq.view(), g.dk = dk.view(), g.dv = dv.view();
   if (dc.dlse) g.dlse = contiguous_stats(reinterpret_cast<float*>(dlse.data()), c.h, c.nq);
   g.partial_kv = dc.partial_kv, g.deterministic = dc.deterministic;
-  run_with_workspace(g, dc.poison, backward);
+  run_with_workspace(g, dc.poison, backward, workspaces ? &workspaces->backward : nullptr);
   r.dq = dq.read("dq"), r.dk = dk.read("dk"), r.dv = dv.read("dv");
   return r;
 }

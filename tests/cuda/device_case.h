@@ -9,6 +9,7 @@
 
 #include "sagebwd/sagebwd.hpp"
 #include "spec/attn_case.h"
+#include "spec/problem.h"
 #include "trace/inputs.h"
 
 namespace sagebwd::gpu {
@@ -28,6 +29,7 @@ enum class Placement {
 struct DeviceCase {
   spec::AttnCase c;
   std::vector<int32_t> cu_q, cu_k;  // packed when not empty
+  bool cu_on_device = false;
   Placement placement = Placement::plain;
   trace::InputKind kind = trace::InputKind::gaussian;
   double sigma = 1.0;
@@ -52,10 +54,20 @@ struct CaseInputs {
 };
 CaseInputs make_case_inputs(const DeviceCase& dc);
 
+/// What a call leaves in its workspace, for tests that look inside.
+struct Workspace {
+  spec::Problem problem;
+  std::vector<std::byte> bytes;
+};
+struct Workspaces {
+  Workspace forward, backward;
+};
+
 /// Forward and backward on the GPU. Throws std::runtime_error if memory outside the outputs was
 /// touched. lse_shift is added to LSE on its way to the backward, as if there were more keys
 /// elsewhere.
-Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift = 0.0f);
+Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift = 0.0f,
+                      Workspaces* workspaces = nullptr);
 
 /// The recipe oracle with the GPU's tiles; its backward gets the O and LSE of `forward`.
 Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& forward,

@@ -176,3 +176,87 @@ def test_stride_products_beyond_32_bits():
     wide.copy_(dout)
     for name, a, b in zip(NAMES, step(leaves, wide), step(leaves, dout)):
         assert torch.equal(a, b), name
+
+
+# --- packed batches with offsets on the GPU -------------------------------------------------------
+
+
+def packed_tensors(total, d=64, h=2):
+    make = lambda: torch.randn(total, h, d, device="cuda", dtype=torch.bfloat16)
+    return [make() for _ in range(3)], make()
+
+
+def packed_step(leaves, dout, cu, **options):
+    """out, lse and the gradients, with the same offsets for queries and keys."""
+    leaves = [t.detach().requires_grad_() for t in leaves]
+    out, lse = sagebwd.attention_varlen(
+        *leaves, cu, cu, causal=True, deterministic=True, return_lse=True, **options
+    )
+    return (out, lse, *torch.autograd.grad(out, leaves, dout))
+
+
+def offsets(*ends):
+    return torch.tensor([0, *ends], dtype=torch.int32)
+
+
+PACKED_NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
+@pytest.mark.parametrize("d", [64, 128, 256])  # 256: kernels that read offsets on the host
+def test_packed_offsets_on_either_side(recipe, d):
+    leaves, dout = packed_tensors(700, d)
+    for cu in (offsets(130, 131, 131, 400, 700), offsets(20, 555)):
+        here = packed_step(leaves, dout, cu, recipe=recipe)
+        there = packed_step(leaves, dout, cu.cuda(), recipe=recipe)
+        for name, a, b in zip(PACKED_NAMES, there, here):
+            assert torch.equal(a, b), name
+
+
+def test_packed_calls_do_not_wait():
+    leaves, dout = packed_tensors(700)
+    cu = offsets(130, 400, 600).cuda()
+    packed_step(leaves, dout, cu)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packed_step(leaves, dout, cu, max_seqlen_q=270, max_seqlen_k=270)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_packed_graph_takes_new_lengths():
+    leaves, dout = packed_tensors(700)
+    cu = offsets(130, 400, 700).cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # autograd and the allocator warm up outside the capture
+        packed_step(leaves, dout, cu)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = packed_step(leaves, dout, cu)
+    for ends in ((1, 2, 700), (130, 400, 700), (0, 700, 700), (9, 99, 999)):
+        new = offsets(*ends)
+        cu.copy_(new)
+        for t in captured:
+            t.detach().fill_(float("nan"))
+        graph.replay()
+        want = packed_step(leaves, dout, new.clamp(max=700))
+        for name, a, b in zip(PACKED_NAMES, captured, want):
+            assert torch.equal(a, b), name
+
+
+def test_packed_nonsense_is_harmless():
+    """Offsets nobody can check: tokens of no document give zeros, the rest what is left of them."""
+    leaves, dout = packed_tensors(300)
+    for wrong, right in (
+        ([0, 200, 100, 250], [0, 200, 200, 250]),
+        ([-(2**31), 2**31 - 1, 5, 7], [0, 300, 300, 300]),
+    ):
+        got = packed_step(leaves, dout, torch.tensor(wrong, dtype=torch.int32).cuda())
+        want = packed_step(leaves, dout, torch.tensor(right, dtype=torch.int32))
+        for name, a, b in zip(PACKED_NAMES, got, want):
+            assert torch.equal(a, b), name
+    nothing = torch.tensor([250, 250, 9], dtype=torch.int32).cuda()
+    out, lse, *grads = packed_step(leaves, dout, nothing)
+    assert not out.any() and torch.isneginf(lse).all() and not any(g.any() for g in grads)

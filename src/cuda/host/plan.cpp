@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/host/plan.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/math.h"
 #include "cuda/sm80/bwd/bwd.h"
@@ -11,7 +13,13 @@ Plan::Plan(const spec::Problem& p) {
   padded_d = p.d <= 64 ? 64 : 128;
   num_sequences = static_cast<int>(p.num_sequences());
   int64_t q = 0, k = 0;
-  if (p.packed()) {
+  if (p.packed() && p.documents.on_device) {
+    // Each document with a token may have one block that is not full.
+    const auto bound = [&](int64_t n) {
+      return (n + std::min(p.documents.count, n) * (kBlock - 1)) / kBlock;
+    };
+    q = bound(p.nq), k = bound(p.nk);
+  } else if (p.packed()) {
     for (int64_t t = 0; t <= num_sequences; ++t) {
       documents.push_back({p.documents.cu_q[t], p.documents.cu_k[t], static_cast<int32_t>(q),
                            static_cast<int32_t>(k)});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of a call and the layout of its workspace.
+// Sizes of a call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,28 +13,7 @@
 
 namespace sagebwd::cuda {
 
-/// Hands out aligned pieces of a workspace; with a null base it only measures.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<std::byte*>(base)) {}
-  template <typename T>
-  T* take(int64_t count) {
-    const size_t at = used_;
-    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
-  }
-  size_t used() const { return used_; }
-
- private:
-  static constexpr size_t kAlign = 128;
-  std::byte* base_;
-  size_t used_ = 0;
-};
-
-/// Aligned start inside the caller's workspace, whose own alignment is smaller.
-inline constexpr size_t kDeviceAlign = 128;
-
-/// Blocks of tokens, and the padded totals.
+/// Blocks of tokens, and the padded totals: upper bounds when the documents are on the device.
 struct Plan {
   explicit Plan(const spec::Problem& p);
 
@@ -42,7 +21,7 @@ struct Plan {
   int num_sequences;
   int q_blocks, k_blocks;                // of kBlock tokens, all sequences
   int64_t tq, tk;                        // padded tokens
-  std::vector<DocumentStart> documents;  // [count + 1] when packed
+  std::vector<DocumentStart> documents;  // [count + 1] when packed, with offsets on the host
 };
 
 /// Whether dQ is added up in memory by the kernel that makes dK and dV, rather than by its own.

@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "cuda/host/check.h"
-#include "cuda/host/plan.h"
-#include "cuda/quantize/quantize.h"
+#include "cuda/host/workspace.h"
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/fwd/fwd.h"
 
@@ -38,69 +37,6 @@ StridedStats stats(const StatsView& s) { return {s.data, s.stride[0], s.stride[1
 
 MaskParams mask(const Problem& p) { return {p.align == Align::bottom_right, p.left, p.right}; }
 
-/// Pieces of the workspace that both directions have.
-struct SharedSpace {
-  SharedSpace(const Problem& p, const Plan& plan, Arena& arena) {
-    documents = arena.take<DocumentStart>(static_cast<int64_t>(plan.documents.size()));
-    mean_part = arena.take<double>(p.hk * plan.k_blocks * plan.padded_d);
-    mean_tokens = arena.take<int>(p.hk * plan.k_blocks);
-    k_mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
-    q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
-    k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    k_scale = arena.take<KeyScale>(p.hk * plan.tk);
-    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
-  }
-  DocumentStart* documents;
-  double* mean_part;
-  int* mean_tokens;
-  float* k_mean;
-  KeyScale* k_scale;
-  int8_t *q8, *k8;
-  uint16_t* v16;
-};
-
-struct ForwardSpace : SharedSpace {
-  ForwardSpace(const Problem& p, const Plan& plan, Arena& arena) : SharedSpace(p, plan, arena) {
-    v_mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
-    v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    v_scale = arena.take<float>(p.hk * plan.tk / kGroup);
-    lane = arena.take<float>(p.h * plan.tq);
-    mean_logit = arena.take<float>(p.h * plan.tq);
-    max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
-  }
-  float *v_mean, *v_scale, *lane, *mean_logit;
-  int8_t* v8t;
-  uint32_t* max_logit;
-};
-
-struct BackwardSpace : SharedSpace {
-  BackwardSpace(const Problem& p, const Plan& plan, Arena& arena) : SharedSpace(p, plan, arena) {
-    q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
-    k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
-    do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
-    row = arena.take<QueryRow>(p.h * plan.tq);
-    exponent = arena.take<QueryExponent>(p.h * plan.tq);
-    gradient = arena.take<QueryGradient>(p.h * plan.tq);
-    dq_sum = fused(p) ? arena.take<float>(dq_sums(p, plan)) : nullptr;
-  }
-  int8_t *q8t, *k8t, *do8t;
-  uint16_t* do16;
-  QueryRow* row;
-  QueryExponent* exponent;
-  QueryGradient* gradient;
-  float* dq_sum;
-  static int64_t dq_sums(const Problem& p, const Plan& plan) {
-    return p.h * plan.tq * plan.padded_d;
-  }
-};
-
-/// The workspace has a smaller alignment than the kernels want.
-void* aligned(void* workspace) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(workspace);
-  return reinterpret_cast<void*>((at + kDeviceAlign - 1) / kDeviceAlign * kDeviceAlign);
-}
-
 /// One call on its way: its sizes, its stream, and the steps both directions share.
 struct Call {
   Call(const Problem& problem, const AttentionArgs& a)
@@ -123,6 +59,16 @@ struct Call {
   }
 
   void write_documents(const SharedSpace& ws) const {
+    if (p.documents.on_device) {
+      launch_document_table({.cu_q = p.documents.cu_q,
+                             .cu_k = p.documents.cu_k,
+                             .count = plan.num_sequences,
+                             .nq = p.nq,
+                             .nk = p.nk,
+                             .to = ws.documents},
+                            stream);
+      return;
+    }
     const int total = static_cast<int>(plan.documents.size());
     for (int first = 0; first < total; first += kDocumentsPerLaunch) {
       const int count = std::min(kDocumentsPerLaunch, total - first);
@@ -132,61 +78,39 @@ struct Call {
     }
   }
 
-  /// Mean of K or V, or zeros where the recipe does not smooth.
-  void mean(const SharedSpace& ws, const TensorView& x, bool smooth, float* to) const {
-    const int64_t count = plan.num_sequences * p.hk * plan.padded_d;
-    if (count == 0) return;
-    if (!smooth) {
-      SAGE_CUDA(cudaMemsetAsync(to, 0, static_cast<size_t>(count) * sizeof(float), stream));
-      return;
-    }
-    launch_mean({.seq = sequences(ws),
-                 .d = static_cast<int>(p.d),
-                 .padded_d = plan.padded_d,
-                 .hk = static_cast<int>(p.hk),
-                 .num_blocks = plan.k_blocks,
-                 .x = input(x),
-                 .part = ws.mean_part,
-                 .tokens = ws.mean_tokens,
-                 .mean = to},
-                p.dtype, stream);
+  UncoveredJob::Rows rows_of(const TensorView& x, bool queries) const {
+    return {output(x), queries ? p.nq : p.nk, static_cast<int>(queries ? p.h : p.hk), queries};
+  }
+  /// Results of tokens that no document holds. With offsets on the host there are none.
+  void finish(const SharedSpace& ws, const UncoveredJob::Rows (&rows)[3],
+              const StridedStats& lse) const {
+    if (!p.packed() || !p.documents.on_device) return;
+    launch_uncovered({.documents = ws.documents,
+                      .count = plan.num_sequences,
+                      .d = static_cast<int>(p.d),
+                      .rows = {rows[0], rows[1], rows[2]},
+                      .lse = lse},
+                     stream);
   }
 
-  TokenJob query_job(const SharedSpace& ws, const TensorView& x) const {
-    return {.seq = sequences(ws),
-            .d = static_cast<int>(p.d),
-            .padded_d = plan.padded_d,
-            .heads = static_cast<int>(p.h),
-            .num_blocks = plan.q_blocks,
-            .tokens = plan.tq,
-            .x = input(x),
-            .tokens_per_scale = p.recipe.scheme == Scheme::paper ? tiles.q : 1};
-  }
-  TokenJob key_job(const SharedSpace& ws, const TensorView& x) const {
-    return {.seq = sequences(ws),
-            .d = static_cast<int>(p.d),
-            .padded_d = plan.padded_d,
-            .heads = static_cast<int>(p.hk),
-            .num_blocks = plan.k_blocks,
-            .tokens = plan.tk,
-            .x = input(x),
-            .tokens_per_scale = p.recipe.scheme == Scheme::paper ? tiles.k : 1};
-  }
-
-  /// Codes of K, and of Q with what its rows need.
-  void keys(const SharedSpace& ws, int8_t* transposed) const {
-    KeyJob job{key_job(ws, args.k), ws.k_scale};
-    job.codes = ws.k8, job.codes_t = transposed, job.mean = ws.k_mean;
-    job.for_turned = transposed != nullptr && fused(p);
-    launch_keys(job, p.dtype, stream);
-  }
-  QueryJob queries(const SharedSpace& ws) const {
-    QueryJob job{};
-    static_cast<TokenJob&>(job) = query_job(ws, args.q);
-    job.codes = ws.q8;
+  /// Zeroes what has to be zero, and says what both directions make.
+  OperandJob start(const SharedSpace& ws) const {
+    write_documents(ws);
+    if (ws.zero_bytes > 0) SAGE_CUDA(cudaMemsetAsync(ws.zeros, 0, ws.zero_bytes, stream));
+    OperandJob job{};
+    job.seq = sequences(ws);
+    job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
+    job.h = static_cast<int>(p.h), job.hk = static_cast<int>(p.hk);
     job.group = static_cast<int>(p.group());
-    job.logit_scale = p.scale;
-    job.k_mean = p.recipe.smooth_k ? ws.k_mean : nullptr;
+    job.q_blocks = plan.q_blocks, job.k_blocks = plan.k_blocks;
+    job.tq = plan.tq, job.tk = plan.tk;
+    job.paper = p.recipe.scheme == Scheme::paper;
+    job.q_tokens = tiles.q, job.k_tokens = tiles.k;
+    job.next = ws.next;
+    job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
+    if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
+    job.k8 = ws.k8, job.k_scale = ws.k_scale, job.v16 = ws.v16;
+    job.q8 = ws.q8, job.logit_scale = p.scale;
     return job;
   }
 
@@ -215,24 +139,12 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   Arena arena(aligned(workspace));
   const ForwardSpace ws(p, plan, arena);
   if (p.h == 0 || plan.num_sequences == 0) return;
-  call.write_documents(ws);
-  call.mean(ws, args.k, p.recipe.smooth_k, ws.k_mean);
-  call.mean(ws, args.v, p.recipe.smooth_v, ws.v_mean);
-  call.keys(ws, nullptr);
+  OperandJob job = call.start(ws);
+  if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
+  job.v8t = ws.v8t, job.v_scale = ws.v_scale, job.v16_tiles = pv16_tiles(p);
+  job.lane = ws.lane, job.mean_logit = ws.mean_logit;
+  launch_operands(job, p.dtype, call.stream);
 
-  ValueJob values{call.key_job(ws, args.v), ws.v_scale, pv16_tiles(p)};
-  values.tokens_per_scale = call.tiles.k;
-  values.codes_t = ws.v8t, values.raw = ws.v16, values.mean = ws.v_mean;
-  launch_values(values, p.dtype, call.stream);
-
-  QueryJob queries = call.queries(ws);
-  queries.lane = ws.lane, queries.mean_logit = ws.mean_logit;
-  launch_queries(queries, p.dtype, call.stream);
-
-  const int64_t rows = plan.num_sequences * p.h;
-  if (args.max_logit != nullptr)
-    SAGE_CUDA(cudaMemsetAsync(ws.max_logit, 0, static_cast<size_t>(rows) * sizeof(uint32_t),
-                              call.stream));
   const ForwardParams params{.seq = call.sequences(ws),
                              .mask = mask(p),
                              .d = static_cast<int>(p.d),
@@ -256,7 +168,9 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr};
   sm80::launch_forward(params, p.dtype, plan.padded_d, call.tiles.k, plan.q_blocks,
                        static_cast<int>(p.h), call.stream);
-  if (args.max_logit != nullptr) launch_decode_max(ws.max_logit, args.max_logit, rows, call.stream);
+  call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
+  if (args.max_logit != nullptr)
+    launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
 }
 
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
@@ -265,28 +179,19 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
   if (p.h == 0 || plan.num_sequences == 0) return;
-  call.write_documents(ws);
-  call.mean(ws, args.k, p.recipe.smooth_k, ws.k_mean);
-  call.keys(ws, ws.k8t);
 
   // At d 64 the kernel takes V and dO as they are, if their rows are aligned.
   const bool direct = fused(p) && p.d == 64 && input(args.v).vector && input(args.dout).vector;
-  if (!direct) {
-    ValueJob values{call.key_job(ws, args.v), nullptr, 0};
-    values.raw = ws.v16;
-    launch_values(values, p.dtype, call.stream);
-  }
-
-  QueryJob queries = call.queries(ws);
-  queries.codes_t = ws.q8t, queries.row = ws.row, queries.lse = stats(args.lse);
-  launch_queries(queries, p.dtype, call.stream);
-
-  DoutJob dout{};
-  static_cast<TokenJob&>(dout) = call.query_job(ws, args.dout);
-  dout.codes_t = ws.do8t, dout.raw = direct ? nullptr : ws.do16;
-  dout.o = input(args.o), dout.dlse = stats(args.dlse);
-  dout.row = ws.row, dout.exponent = ws.exponent, dout.gradient = ws.gradient;
-  launch_dout(dout, p.dtype, call.stream);
+  OperandJob job = call.start(ws);
+  job.backward = true;
+  job.k8t = ws.k8t, job.k8t_turned = fused(p);
+  job.o = input(args.o), job.dout = input(args.dout);
+  job.lse = stats(args.lse), job.dlse = stats(args.dlse);
+  job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
+  if (direct) job.v16 = job.do16 = nullptr;
+  job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
+  job.dq_sum = ws.dq_sum;
+  launch_operands(job, p.dtype, call.stream);
 
   const BackwardParams params{.seq = call.sequences(ws),
                               .mask = mask(p),
@@ -321,12 +226,11 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dk = output(args.dk),
                               .dv = output(args.dv),
                               .dq_chunks = input(args.dq).vector};
-  if (ws.dq_sum != nullptr)
-    SAGE_CUDA(cudaMemsetAsync(ws.dq_sum, 0,
-                              static_cast<size_t>(BackwardSpace::dq_sums(p, plan)) * sizeof(float),
-                              call.stream));
   sm80::launch_backward(params, p.dtype, p.recipe.scheme, plan.padded_d, plan.q_blocks,
                         plan.k_blocks, call.stream);
+  call.finish(
+      ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
+      {});
 }
 
 }  // namespace sagebwd::cuda

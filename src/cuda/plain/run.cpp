@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/math.h"
-#include "cuda/host/plan.h"
+#include "cuda/host/arena.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/plain.h"
@@ -89,12 +89,6 @@ struct Space {
   Operand q{}, k{}, v{}, dout{};
   float *v_scale = nullptr, *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
 };
-
-/// The workspace has a smaller alignment than the kernels want.
-void* aligned(void* workspace) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(workspace);
-  return reinterpret_cast<void*>((at + kDeviceAlign - 1) / kDeviceAlign * kDeviceAlign);
-}
 
 /// One call on its way: the steps both directions share.
 struct Call {
@@ -219,6 +213,7 @@ struct Call {
 }  // namespace
 
 std::string decline(const Problem& p) {
+  if (p.packed() && p.documents.on_device) return "takes document offsets on the host only";
   // One grid dimension holds all blocks of all heads.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (p.num_sequences() > kMost || p.num_sequences() * std::max<int64_t>(p.hk, 1) > kMost)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that turn the caller's tensors into the workspace formats of host/params.h: means, INT8
-// codes (row-major and transposed), padded 16-bit copies, and the statistics of a query.
+// The kernel that turns the caller's tensors into the workspace formats of host/params.h: means,
+// INT8 codes (row-major and transposed), padded 16-bit copies, and the statistics of a query. And
+// the small ones that belong to no tensor.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,57 +13,54 @@ namespace sagebwd::cuda {
 
 /// Mean over the keys of each sequence. Tokens that hold NaN or Inf are left out.
 struct MeanJob {
-  Sequences seq;
-  int d, padded_d, hk, num_blocks;
-  Strided x;
-  double* part;  // [hk, blocks, D]
-  int* tokens;   // [hk, blocks]: tokens in each part
-  float* mean;   // [sequences, hk, D]
-};
-void launch_mean(const MeanJob& job, Dtype dtype, cudaStream_t stream);
-
-/// What every conversion of one tensor needs.
-struct TokenJob {
-  Sequences seq;
-  int d, padded_d, heads, num_blocks;
-  int64_t tokens;  // padded total
-  Strided x;
-  int tokens_per_scale;         // 1, 64 or 128
-  int8_t* codes = nullptr;      // [heads, tokens, D]
-  int8_t* codes_t = nullptr;    // [heads, tokens / kGroup, D, kGroup]
-  bool for_turned = false;      // order of codes_t: tile::turned instead of tile::permuted
-  void* raw = nullptr;          // [heads, tokens, D]
-  const float* mean = nullptr;  // [sequences, heads, D]: subtracted first (keys and values)
+  float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: not wanted
+  double* part = nullptr;       // [hk, blocks, D]
+  int* tokens = nullptr;        // [hk, blocks]: tokens in each part
+  uint32_t* arrived = nullptr;  // [sequences, hk], zero at the start: parts that are done
 };
 
-struct KeyJob : TokenJob {
-  KeyScale* scale;  // [heads, tokens]
-};
-struct ValueJob : TokenJob {
-  float* scale;       // [heads, tokens / tokens_per_scale]; null: copy only
-  int64_t raw_tiles;  // leading scale blocks of each sequence that are copied to `raw`
-};
-struct QueryJob : TokenJob {
-  int group;
+/// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
+/// not made.
+struct OperandJob {
+  Sequences seq;
+  int d, padded_d, h, hk, group, q_blocks, k_blocks;
+  int64_t tq, tk;        // padded totals
+  bool backward, paper;  // paper: one scale per q_tokens or k_tokens tokens, else per token
+  int q_tokens, k_tokens;
+  uint32_t* next;  // the next piece of work; zero at the start
+
+  Strided k;
+  MeanJob k_mean;
+  int8_t* k8;               // [hk, tk, D]
+  int8_t* k8t = nullptr;    // [hk, tk / kGroup, D, kGroup]
+  bool k8t_turned = false;  // its order: tile::turned instead of tile::permuted
+  KeyScale* k_scale;        // [hk, tk]
+
+  Strided v;
+  MeanJob v_mean;
+  int8_t* v8t = nullptr;  // [hk, tk / kGroup, D, kGroup]
+  float* v_scale;         // [hk, tk / k_tokens]
+  void* v16 = nullptr;    // [hk, tk, D]; with v8t only the leading v16_tiles, and poisoned ones
+  int64_t v16_tiles;
+
+  Strided q;
   float logit_scale;
-  const float* k_mean;  // [sequences, heads / group, D]; null: zero
-  // Forward: lane and mean_logit. Backward: row (all but delta), with lse given.
-  float* lane = nullptr;
-  float* mean_logit = nullptr;
-  QueryRow* row = nullptr;
-  StridedStats lse{};
+  int8_t* q8;  // [h, tq, D]
+
+  // Forward.
+  float *lane, *mean_logit;  // [h, tq]
+
+  // Backward.
+  Strided o, dout;
+  StridedStats lse, dlse;   // dlse.data null: none
+  int8_t *q8t, *do8t;       // [h, tq / kGroup, D, kGroup]
+  void* do16 = nullptr;     // [h, tq, D]
+  QueryRow* row;            // [h, tq]
+  QueryExponent* exponent;  // [h, tq]
+  QueryGradient* gradient;  // [h, tq]
+  float* dq_sum = nullptr;  // [h, tq, D], set to zero
 };
-struct DoutJob : TokenJob {
-  Strided o;
-  StridedStats dlse;
-  QueryRow* row;  // lane and lse2 are there already; delta is added
-  QueryExponent* exponent;
-  QueryGradient* gradient;
-};
-void launch_keys(const KeyJob& job, Dtype dtype, cudaStream_t stream);
-void launch_values(const ValueJob& job, Dtype dtype, cudaStream_t stream);
-void launch_queries(const QueryJob& job, Dtype dtype, cudaStream_t stream);
-void launch_dout(const DoutJob& job, Dtype dtype, cudaStream_t stream);
+void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 
 /// Writes documents first … first + count - 1 of a packed batch. The table travels by value, so
 /// nothing has to outlive the call and a captured graph keeps its own copy.
@@ -72,6 +70,30 @@ struct DocumentChunk {
 };
 void launch_documents(const DocumentChunk& chunk, DocumentStart* to, int count,
                       cudaStream_t stream);
+
+/// The same from offsets on the device. Whatever they say, documents follow one another and end
+/// within the tensors.
+struct DocumentTableJob {
+  const int32_t *cu_q, *cu_k;  // [count + 1]
+  int count;
+  int64_t nq, nk;     // tokens of the tensors
+  DocumentStart* to;  // [count + 1]
+};
+void launch_document_table(const DocumentTableJob& job, cudaStream_t stream);
+
+/// Zeroes rows of tokens before the first document and behind the last one; statistics become -inf.
+struct UncoveredJob {
+  const DocumentStart* documents;
+  int count, d;
+  struct Rows {
+    Strided x;  // data null: nothing to do
+    int64_t tokens;
+    int heads;
+    bool queries;
+  } rows[3];
+  StridedStats lse;  // of rows[0]; data null: none
+};
+void launch_uncovered(const UncoveredJob& job, cudaStream_t stream);
 
 /// Order-preserving codes of floats back to floats: 0 (nothing seen) is -inf.
 void launch_decode_max(const uint32_t* codes, float* out, int64_t count, cudaStream_t stream);

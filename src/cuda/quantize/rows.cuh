@@ -1,71 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a thread block holds a block of kTokens tokens: D / 8 neighbouring lanes share a token, eight
-// channels each.
+// How a thread block holds a block of kBlock tokens of one head: D / 8 neighbouring lanes share a
+// token, eight channels each, and have the same kSteps neighbouring tokens.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/tile/codes.cuh"
-#include "cuda/tile/sequence.cuh"
+#include <type_traits>
+
+#include "cuda/arch/scalar.cuh"
+#include "cuda/host/params.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda {
 
-__device__ __forceinline__ float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float as_float(__half x) { return __half2float(x); }
-
-template <int D, int kTokens = kBlock>
+template <int D>
 struct RowShape {
-  static constexpr int kThreads = 4 * D * kTokens / kBlock;
-  // Thread blocks on a multiprocessor, at least.
-  static constexpr int kResident = (kTokens < kBlock ? 768 : 1024) / kThreads;
-  static constexpr int kLanes = D / 8;               // per token
-  static constexpr int kRows = kThreads / kLanes;    // tokens per step
-  static constexpr int kSteps = kTokens / kRows;
+  static constexpr int kThreads = 256;
+  static constexpr int kLanes = D / 8;              // that share tokens
+  static constexpr int kSlots = kThreads / kLanes;  // sets of such lanes
+  static constexpr int kSteps = kBlock / kSlots;    // tokens of a thread
 };
 
 /// Eight values of one token.
 template <typename T>
 struct Chunk {
   uint4 bits;
+
   __device__ __forceinline__ void unpack(float (&x)[8]) const {
-    const T* v = reinterpret_cast<const T*>(&bits);
+    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] = as_float(v[e]);
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        x[2 * w] = __uint_as_float(word[w] << 16);
+        x[2 * w + 1] = __uint_as_float(word[w] & 0xffff0000u);
+      } else {
+        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(word[w]));
+        x[2 * w] = pair.x, x[2 * w + 1] = pair.y;
+      }
+    }
+  }
+
+  /// Largest magnitude; keeps NaN.
+  __device__ __forceinline__ float top() const {
+    using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
+    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
+    Pair most = __habs2(reinterpret_cast<const Pair&>(word[0]));
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+      most = __hmax2_nan(most, __habs2(reinterpret_cast<const Pair&>(word[w])));
+    return arch::max_nan(static_cast<float>(most.x), static_cast<float>(most.y));
   }
 };
 
-template <typename T>
-__device__ __forceinline__ Chunk<T> load_chunk(const T* row, int channel, bool vector) {
-  Chunk<T> c;
-  if (vector) {
-    c.bits = *reinterpret_cast<const uint4*>(row + channel);
-  } else {
-    T* v = reinterpret_cast<T*>(&c.bits);
+/// How rows are read: `again` leaves them in the second-level cache for another reader, `once`
+/// makes room for others. The first-level cache has nothing to gain from either.
+enum class Reading { again, once };
+
+/// Eight channels of neighbouring tokens `stride` elements apart; those from `count` on are zero.
+template <Reading kReading, typename T, int kSteps>
+__device__ __forceinline__ void load_chunks(Chunk<T> (&to)[kSteps], const T* at, int64_t stride,
+                                            int count, bool vector) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) v[e] = row[channel + e];
+  for (int step = 0; step < kSteps; ++step) to[step].bits = make_uint4(0, 0, 0, 0);
+  if (vector) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const auto* from = reinterpret_cast<const uint4*>(at + step * stride);
+      if (step < count) to[step].bits = kReading == Reading::once ? __ldcs(from) : __ldcg(from);
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step >= count) break;
+      T* v = reinterpret_cast<T*>(&to[step].bits);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) v[e] = at[step * stride + e];
+    }
   }
-  return c;
 }
 
-/// Reductions over the lanes of one token.
-template <int kLanes>
-__device__ __forceinline__ float row_max_nan(float x) {
+/// Reduces kSteps values over the lanes of a slot at once: lane l gets the result of value
+/// l % kSteps. Each round hands half of the values to the neighbour, so there are far fewer
+/// exchanges than in one reduction after the other. The order is the same for every lane.
+template <int kLanes, int kSteps, typename Op>
+__device__ __forceinline__ float scatter_reduce(float (&v)[kSteps], uint32_t lane, Op op) {
 #pragma unroll
-  for (int m = 1; m < kLanes; m *= 2) x = arch::max_nan(x, __shfl_xor_sync(0xffffffffu, x, m));
-  return x;
-}
-template <int kLanes>
-__device__ __forceinline__ float row_sum(float x) {
+  for (int half = kSteps / 2; half > 0; half /= 2) {
+    const bool upper = (lane & static_cast<uint32_t>(half)) != 0;
 #pragma unroll
-  for (int m = 1; m < kLanes; m *= 2) x += __shfl_xor_sync(0xffffffffu, x, m);
-  return x;
+    for (int i = 0; i < half; ++i) {
+      const float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+      v[i] = op(keep, __shfl_xor_sync(0xffffffffu, give, half));
+    }
+  }
+#pragma unroll
+  for (int m = kSteps; m < kLanes; m *= 2) v[0] = op(v[0], __shfl_xor_sync(0xffffffffu, v[0], m));
+  return v[0];
 }
+
+/// Whether any lane of the slot says so.
 template <int kLanes>
-__device__ __forceinline__ bool row_any(bool x) {
+__device__ __forceinline__ bool slot_any(bool x) {
   const unsigned votes = __ballot_sync(0xffffffffu, x);
-  const int first = (threadIdx.x % 32) / kLanes * kLanes;
+  const int first = static_cast<int>(threadIdx.x % 32) / kLanes * kLanes;
   return ((votes >> first) & ((1u << kLanes) - 1u)) != 0;
 }
 

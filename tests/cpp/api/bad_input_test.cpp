@@ -106,6 +106,12 @@ std::vector<BadCase<A>> shared_cases() {
          a.documents = {kQueries, kKeys, 2};
        },
        {"packed", "1", "2"}},
+      {"documents_on_device",
+       [](A& a) {
+         pack(a, kQueries, kKeys);
+         a.documents.on_device = true;  // of a CPU call
+       },
+       {"documents.on_device", "CUDA"}},
       {"documents_negative", [](A& a) { a.documents.count = -1; }, {"documents.count", "0", "-1"}},
       {"cu_q_null", [](A& a) { pack(a, nullptr, kKeys); }, {"cu_q", "3", "null"}},
       {"cu_k_null", [](A& a) { pack(a, kQueries, nullptr); }, {"cu_k", "3", "null"}},

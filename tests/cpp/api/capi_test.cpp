@@ -25,11 +25,11 @@ static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 4 * 4);
 static_assert(offsetof(sagebwd_forward_args, recipe) ==
               16 + 4 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_forward_args) ==
-              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8);
+              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8);
 static_assert(offsetof(sagebwd_backward_args, recipe) ==
               16 + 8 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_backward_args) == offsetof(sagebwd_backward_args, recipe) + 8 + 16 +
-                                                   16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 8);
+                                                   16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16);
 
 // The C constants are the C++ enums.
 static_assert(SAGEBWD_F32 == static_cast<int>(Dtype::f32) &&
@@ -248,6 +248,9 @@ TEST(CApi, WrongSizeOrVersionIsRefused) {
   refused([](CForward& c) { c.args.causal = -1; }, {"causal", "0 or 1", "got -1"});
   refused([](CForward& c) { c.args.reserved = 1; },
           {"forward args.reserved", "expected 0", "got 1"});
+  refused([](CForward& c) { c.args.reserved_2 = 1; },
+          {"forward args.reserved", "expected 0", "got 1"});
+  refused([](CForward& c) { c.args.cu_on_device = 5; }, {"cu_on_device", "0 or 1", "got 5"});
   refused([](CForward& c) { c.args.v.reserved = 3; }, {"v.reserved", "expected 0", "got 3"});
   sagebwd_forward_args tiny;
   EXPECT_EQ(sagebwd_forward_args_init(&tiny, 8), SAGEBWD_INVALID_ARGUMENT);
@@ -259,7 +262,8 @@ TEST(CApi, BackwardFlagsAreChecked) {
   const BackwardArgs args = problem.backward_args();
   for (int32_t sagebwd_backward_args::*field :
        {&sagebwd_backward_args::partial_kv, &sagebwd_backward_args::deterministic,
-        &sagebwd_backward_args::reserved}) {
+        &sagebwd_backward_args::reserved, &sagebwd_backward_args::cu_on_device,
+        &sagebwd_backward_args::reserved_2}) {
     CBackward c(args);
     c.args.*field = 4;
     EXPECT_EQ(sagebwd_backward(&c.args), SAGEBWD_INVALID_ARGUMENT);

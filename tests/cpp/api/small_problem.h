@@ -154,6 +154,7 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r) {
   c.align = static_cast<int>(a.mask.align);
   c.window_left = a.mask.window_left, c.window_right = a.mask.window_right;
   c.cu_q = a.documents.cu_q, c.cu_k = a.documents.cu_k, c.num_documents = a.documents.count;
+  c.cu_on_device = a.documents.on_device;
   c.device = static_cast<int>(a.device);
   c.workspace = a.workspace, c.workspace_bytes = a.workspace_bytes;
   c.parallel_for = a.parallel_for.run, c.parallel_context = a.parallel_for.context;

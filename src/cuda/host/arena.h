@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cutting a workspace into pieces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sagebwd::cuda {
+
+/// Hands out aligned pieces of a workspace; with a null base it only measures.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<std::byte*>(base)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    const size_t at = used_;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  static constexpr size_t kAlign = 128;
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+/// Aligned start inside the caller's workspace, whose own alignment is smaller.
+inline constexpr size_t kDeviceAlign = 128;
+inline void* aligned(void* workspace) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(workspace);
+  return reinterpret_cast<void*>((at + kDeviceAlign - 1) / kDeviceAlign * kDeviceAlign);
+}
+
+}  // namespace sagebwd::cuda

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in a call's workspace. Shapes are in host/params.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/host/arena.h"
+#include "cuda/host/params.h"
+#include "cuda/host/plan.h"
+#include "cuda/quantize/quantize.h"
+#include "spec/problem.h"
+
+namespace sagebwd::cuda {
+
+/// Pieces that both directions have.
+struct SharedSpace {
+  SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena) {
+    const bool forward = p.direction == spec::Direction::forward;
+    const int64_t heads = plan.num_sequences * p.hk;
+    zeros = arena.take<std::byte>(0);
+    const size_t before = arena.used();
+    next = arena.take<uint32_t>(1);
+    k_arrived = arena.take<uint32_t>(heads);
+    k_mean = arena.take<float>(heads * plan.padded_d);
+    if (forward) {
+      v_arrived = arena.take<uint32_t>(heads);
+      v_mean = arena.take<float>(heads * plan.padded_d);
+      max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
+    }
+    zero_bytes = arena.used() - before;
+    documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
+    const int64_t parts = p.hk * plan.k_blocks;
+    k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
+    q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    k_scale = arena.take<KeyScale>(p.hk * plan.tk);
+    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
+  }
+  std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … max_logit
+  size_t zero_bytes;
+  uint32_t *next, *k_arrived, *v_arrived = nullptr;
+  float *k_mean, *v_mean = nullptr;
+  uint32_t* max_logit = nullptr;
+  DocumentStart* documents;
+  double* k_part;
+  int* k_part_tokens;
+  int8_t *q8, *k8;
+  KeyScale* k_scale;
+  uint16_t* v16;
+};
+
+struct ForwardSpace : SharedSpace {
+  ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
+      : SharedSpace(p, plan, arena) {
+    const int64_t parts = p.hk * plan.k_blocks;
+    v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
+    v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    v_scale = arena.take<float>(p.hk * plan.tk / kGroup);
+    lane = arena.take<float>(p.h * plan.tq);
+    mean_logit = arena.take<float>(p.h * plan.tq);
+  }
+  double* v_part;
+  int* v_part_tokens;
+  int8_t* v8t;
+  float *v_scale, *lane, *mean_logit;
+};
+
+struct BackwardSpace : SharedSpace {
+  BackwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
+      : SharedSpace(p, plan, arena) {
+    q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
+    row = arena.take<QueryRow>(p.h * plan.tq);
+    exponent = arena.take<QueryExponent>(p.h * plan.tq);
+    gradient = arena.take<QueryGradient>(p.h * plan.tq);
+    dq_sum = fused(p) ? arena.take<float>(p.h * plan.tq * plan.padded_d) : nullptr;
+  }
+  int8_t *q8t, *k8t, *do8t;
+  uint16_t* do16;
+  QueryRow* row;
+  QueryExponent* exponent;
+  QueryGradient* gradient;
+  float* dq_sum;
+};
+
+}  // namespace sagebwd::cuda

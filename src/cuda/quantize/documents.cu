@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of documents, the tokens that none of them holds, and the largest logits' way back to
+// floats.
+#include "cuda/host/launch.h"
+#include "cuda/quantize/quantize.h"
+
+namespace sagebwd::cuda {
+namespace {
+
+struct DocumentParams {
+  DocumentChunk chunk;
+  DocumentStart* to;
+  int count;
+};
+
+__global__ void document_kernel(const __grid_constant__ DocumentParams p) {
+  if (static_cast<int>(threadIdx.x) < p.count) p.to[threadIdx.x] = p.chunk.start[threadIdx.x];
+}
+
+constexpr int kTableThreads = 1024;
+
+/// Inclusive scan over the thread block: the result of each thread, and of all.
+template <typename Op>
+__device__ int2 scan(int x, int* shared, Op op) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const auto in_warp = [&](int v) {
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, v, static_cast<unsigned>(step));
+      if (lane >= step) v = op(other, v);
+    }
+    return v;
+  };
+  x = in_warp(x);
+  if (lane == 31) shared[warp] = x;
+  __syncthreads();
+  if (warp == 0) shared[lane] = in_warp(shared[lane]);
+  __syncthreads();
+  if (warp > 0) x = op(shared[warp - 1], x);
+  const int all = shared[kTableThreads / 32 - 1];
+  __syncthreads();
+  return {x, all};
+}
+
+/// One thread per document, kTableThreads documents at a time.
+__global__ void __launch_bounds__(kTableThreads)
+    document_table_kernel(const __grid_constant__ DocumentTableJob job) {
+  __shared__ int shared[kTableThreads / 32];
+  __shared__ int before[2][kTableThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto inside = [](int x, int64_t total) {
+    return x < 0 ? 0 : x > total ? static_cast<int>(total) : x;
+  };
+  const auto larger = [](int a, int b) { return a > b ? a : b; };
+  const auto sum = [](int a, int b) { return a + b; };
+  const int32_t* const cu[2] = {job.cu_q, job.cu_k};
+  const int64_t total[2] = {job.nq, job.nk};
+  int start[2] = {inside(cu[0][0], total[0]), inside(cu[1][0], total[1])}, block[2] = {0, 0};
+  for (int base = 0; base < job.count; base += kTableThreads) {
+    const int t = base + thread;
+    DocumentStart entry{};
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      // Behind the last document nothing moves on.
+      const int end = t < job.count ? inside(cu[side][t + 1], total[side]) : 0;
+      const int2 ends = scan(larger(end, start[side]), shared, larger);
+      before[side][thread] = ends.x;
+      __syncthreads();
+      const int first = thread == 0 ? start[side] : before[side][thread - 1];
+      const int blocks = (ends.x - first + kBlock - 1) / kBlock;
+      const int2 sums = scan(blocks, shared, sum);
+      (side == 0 ? entry.q : entry.k) = first;
+      (side == 0 ? entry.q_block : entry.k_block) = block[side] + sums.x - blocks;
+      start[side] = ends.y, block[side] += sums.y;
+    }
+    if (t < job.count) job.to[t] = entry;
+  }
+  if (thread == 0) job.to[job.count] = {start[0], start[1], block[0], block[1]};
+}
+
+constexpr int kUncoveredThreads = 256, kUncoveredBlocks = 256;
+
+/// A warp per row.
+__global__ void __launch_bounds__(kUncoveredThreads)
+    uncovered_kernel(const __grid_constant__ UncoveredJob job) {
+  const DocumentStart first = job.documents[0], last = job.documents[job.count];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kUncoveredThreads + threadIdx.x) / 32;
+  constexpr int64_t kWarps = kUncoveredBlocks * kUncoveredThreads / 32;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const UncoveredJob::Rows& r = job.rows[i];
+    if (r.x.data == nullptr) continue;
+    const int64_t begin = r.queries ? first.q : first.k, end = r.queries ? last.q : last.k;
+    const int64_t count = begin + r.tokens - end;
+    for (int64_t row = warp; row < count * r.heads; row += kWarps) {
+      const int64_t head = row / count, at = row % count,
+                    token = at < begin ? at : at - begin + end;
+      uint16_t* x = static_cast<uint16_t*>(r.x.data) + head * r.x.head + token * r.x.token;
+      for (int c = lane; c < job.d; c += 32) x[c] = 0;
+      if (i == 0 && lane == 0 && job.lse.data != nullptr)
+        job.lse.data[head * job.lse.head + token * job.lse.token] = -INFINITY;
+    }
+  }
+}
+
+struct DecodeParams {
+  const uint32_t* codes;
+  float* out;
+  int64_t count;
+};
+
+__global__ void decode_max_kernel(DecodeParams p) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= p.count) return;
+  const uint32_t u = p.codes[i];
+  p.out[i] = u == 0 ? -INFINITY : __uint_as_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
+}
+
+}  // namespace
+
+void launch_documents(const DocumentChunk& chunk, DocumentStart* to, int count,
+                      cudaStream_t stream) {
+  launch(document_kernel, dim3(1), 256, 0, DocumentParams{chunk, to, count}, stream);
+}
+
+void launch_document_table(const DocumentTableJob& job, cudaStream_t stream) {
+  launch(document_table_kernel, dim3(1), kTableThreads, 0, job, stream);
+}
+
+void launch_uncovered(const UncoveredJob& job, cudaStream_t stream) {
+  launch(uncovered_kernel, dim3(kUncoveredBlocks), kUncoveredThreads, 0, job, stream);
+}
+
+void launch_decode_max(const uint32_t* codes, float* out, int64_t count, cudaStream_t stream) {
+  launch(decode_max_kernel, dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0,
+         DecodeParams{codes, out, count}, stream);
+}
+
+}  // namespace sagebwd::cuda

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Means of K and V per sequence and key head.
+//
+//   blocks of a sequence   │0 1 2 3│4 5 6 7│8 …    runs: what lies in the same kMeanBlocks blocks
+//   run → one part in FP64, by one thread block; the last one of a sequence adds its parts in order
+//
+// So the result does not depend on scheduling. A mean announces itself: its place holds +0 until it
+// is there, and a mean of zero is stored as -0. Whoever needs it looks until no +0 is left.
+#pragma once
+
+#include "cuda/quantize/quantize.h"
+#include "cuda/quantize/rows.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace sagebwd::cuda {
+
+inline constexpr int kMeanBlocks = 4;
+
+/// A sum of floats in twice their precision: the errors of the additions are added up too (Knuth's
+/// two-sum). FP64 is slow on most GPUs.
+struct LongSum {
+  float high = 0.0f, low = 0.0f;
+  __device__ __forceinline__ void add(float x) {
+    const float sum = high + x, part = sum - high;
+    low += (high - (sum - part)) + (x - part);
+    high = sum;
+  }
+  __device__ double value() const { return static_cast<double>(high) + static_cast<double>(low); }
+};
+
+/// Parts of a sequence, and where they lie.
+struct Runs {
+  int first_block, first_group, count;
+  __device__ explicit Runs(const tile::Sequence& s)
+      : first_block(static_cast<int>(s.k_pad / kBlock)),
+        first_group(first_block / kMeanBlocks),
+        count((first_block + (s.nk + kBlock - 1) / kBlock + kMeanBlocks - 1) / kMeanBlocks -
+              first_group) {}
+  __device__ int block(int run) const {
+    return max(first_block, (first_group + run) * kMeanBlocks);
+  }
+};
+
+/// Eight channels of a mean, once they are there. The work that makes them was handed out earlier,
+/// to thread blocks that run and wait for nothing.
+__device__ inline void wait_for_mean(float (&mean)[8], const float* from) {
+  const auto* at = reinterpret_cast<const uint4*>(from);
+  while (true) {
+    const uint4 a = __ldcv(at), b = __ldcv(at + 1);
+    const uint32_t word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    bool there = true;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) there &= word[e] != 0, mean[e] = __uint_as_float(word[e]);
+    if (__all_sync(0xffffffffu, there)) return;
+    __nanosleep(100);
+  }
+}
+
+template <typename T, int D>
+struct MeanBlock {
+  using Shape = RowShape<D>;
+  static constexpr int kSteps = Shape::kSteps, kWays = Shape::kThreads / D;
+
+  struct Shared {
+    double sums[Shape::kSlots][D];
+    int counts[Shape::kSlots];
+    bool last;
+  };
+
+  // Sums beyond this may have passed by infinity.
+  static constexpr double kLargest = 0x1p127;
+
+  const OperandJob& job;
+  const MeanJob& mean;
+  const Strided& x;
+  int head;
+  Shared& shared;
+  int slot = static_cast<int>(threadIdx.x) / Shape::kLanes;
+  int channel = static_cast<int>(threadIdx.x) % Shape::kLanes * 8;
+
+  /// All runs of a group of blocks.
+  __device__ void run(int group) {
+    const int end = min((group + 1) * kMeanBlocks, job.k_blocks);
+    int first = group * kMeanBlocks;
+    LongSum sum[8];
+    int count = 0;
+    for (int block = first; block < end; ++block) {
+      const tile::Sequence s = tile::sequence_of_block(job.seq, block, false);
+      const int token = static_cast<int>(static_cast<int64_t>(block) * kBlock - s.k_pad);
+      if (token >= s.nk) return;  // behind the last document
+      Chunk<T> chunk[kSteps];
+      load(chunk, s, token);
+      count += max(min(s.nk - token - slot * kSteps, kSteps), 0);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        float v[8];
+        chunk[step].unpack(v);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[e].add(v[e]);
+      }
+      if (block + 1 < end && token + kBlock < s.nk) continue;
+      double total[8];
+      bool bad = false;
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        total[e] = sum[e].value(), sum[e] = {}, bad |= !(fabs(total[e]) <= kLargest);
+      if (__syncthreads_or(bad)) add_carefully(s, first, block, total, count);
+      write_part(s, first, total, count);
+      first = block + 1, count = 0;
+    }
+  }
+
+  __device__ void load(Chunk<T> (&chunk)[kSteps], const tile::Sequence& s, int token) const {
+    const int mine = token + slot * kSteps;
+    load_chunks<Reading::again>(chunk,
+                                tile::row_of<const T>(x, s, head, s.k_begin + mine) + channel,
+                                x.token, channel < job.d ? s.nk - mine : 0, x.vector);
+  }
+
+  /// The same sum without tokens that hold NaN or Inf, and whatever the size of the others.
+  __device__ void add_carefully(const tile::Sequence& s, int first, int last, double (&total)[8],
+                                int& count) const {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) total[e] = 0.0;
+    count = 0;
+    const int64_t begin = static_cast<int64_t>(first) * kBlock - s.k_pad,
+                  end = min(static_cast<int64_t>(last + 1) * kBlock - s.k_pad,
+                            static_cast<int64_t>(s.nk));
+#pragma unroll 1
+    for (int64_t token = begin; token < end; token += Shape::kSlots) {  // all lanes of a warp alike
+      const bool real = token + slot < end;
+      Chunk<T> chunk[1];
+      load_chunks<Reading::again>(
+          chunk, tile::row_of<const T>(x, s, head, s.k_begin + token + slot) + channel, x.token,
+          real && channel < job.d ? 1 : 0, x.vector);
+      float v[8];
+      chunk[0].unpack(v);
+      bool bad = !real;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) bad |= !numerics::is_finite(v[e]);
+      if (slot_any<Shape::kLanes>(bad)) continue;
+      ++count;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) total[e] += static_cast<double>(v[e]);
+    }
+  }
+
+  __device__ void write_part(const tile::Sequence& s, int first, const double (&total)[8],
+                             int count) {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) shared.sums[slot][channel + e] = total[e];
+    if (channel == 0) shared.counts[slot] = count;
+    __syncthreads();
+    const int64_t part = static_cast<int64_t>(head) * job.k_blocks + first;
+    if (thread < D) {
+      double sum = 0;
+      for (int r = 0; r < Shape::kSlots; ++r) sum += shared.sums[r][thread];
+      mean.part[part * D + thread] = sum;
+    }
+    if (thread == 0) {
+      int sum = 0;
+      for (int r = 0; r < Shape::kSlots; ++r) sum += shared.counts[r];
+      mean.tokens[part] = sum;
+    }
+    __threadfence();
+    __syncthreads();
+    const Runs runs(s);
+    uint32_t* arrived = mean.arrived + static_cast<int64_t>(s.index) * job.hk + head;
+    if (thread == 0) shared.last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(runs.count);
+    __syncthreads();
+    if (!shared.last) return;
+    __threadfence();
+    finish(s, runs);
+  }
+
+  __device__ void finish(const tile::Sequence& s, const Runs& runs) {
+    const int c = static_cast<int>(threadIdx.x) % D, way = static_cast<int>(threadIdx.x) / D;
+    const int64_t base = static_cast<int64_t>(head) * job.k_blocks;
+    double sum = 0;
+    int count = 0;
+#pragma unroll 4
+    for (int run = way; run < runs.count; run += kWays) {
+      sum += __ldcg(mean.part + (base + runs.block(run)) * D + c);
+      count += __ldcg(mean.tokens + base + runs.block(run));
+    }
+    shared.sums[way][c] = sum;
+    if (c == 0) shared.counts[way] = count;
+    __syncthreads();
+    if (way != 0) return;
+    for (int w = 1; w < kWays; ++w) sum += shared.sums[w][c], count += shared.counts[w];
+    const float value = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
+    mean.mean[(static_cast<int64_t>(s.index) * job.hk + head) * D + c] =
+        value == 0.0f ? -0.0f : value;
+  }
+};
+
+}  // namespace sagebwd::cuda

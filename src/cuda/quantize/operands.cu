@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// All operands of a call in one launch. Thread blocks take pieces of work from a list until it is
+// empty. For each key head the list has the means of the next head, then the codes of this one:
+//
+//   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
+//
+// so that K and V, which both read, are still in the second-level cache the second time, and codes
+// rarely wait for their mean. What a piece waits for was handed out before it.
+#include "cuda/host/launch.h"
+#include "cuda/quantize/mean.cuh"
+#include "cuda/quantize/token_block.cuh"
+
+namespace sagebwd::cuda {
+namespace {
+
+// Scale of Q or K for codes that are all zero. The backward folds scales into dS and takes them out
+// again, so they must not vanish; being small, this one does not disturb the maxima of dS.
+constexpr float kZeroScale = 0x1p-60f;
+
+enum class Kind { none, k_mean, v_mean, keys, values, queries };
+
+struct Item {
+  Kind kind;
+  int head;   // a query head for queries, else a key head
+  int block;  // of tokens; for means a group of kMeanBlocks
+  tile::Sequence s;
+};
+
+/// Pieces of work of one key head.
+struct Counts {
+  int groups, means, values, codes;
+  __host__ __device__ explicit Counts(const OperandJob& job) {
+    groups = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
+    means = groups * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
+    values = job.v8t != nullptr || job.v16 != nullptr ? job.k_blocks : 0;
+    codes = job.k_blocks + values + job.group * job.q_blocks;
+  }
+};
+
+__device__ Item item_at(const OperandJob& job, uint32_t index) {
+  const Counts n(job);
+  const uint32_t means = static_cast<uint32_t>(n.means), codes = static_cast<uint32_t>(n.codes);
+  const uint32_t last = static_cast<uint32_t>(job.hk) - 1;
+  Item item{Kind::none, 0, 0, {}};
+  uint32_t head = 0, at = index;
+  bool is_mean = index < means;
+  if (!is_mean) {
+    const uint32_t behind = index - means;
+    head = min(behind / (means + codes), last);
+    at = behind - head * (means + codes);
+    const uint32_t before = head == last ? 0 : means;
+    is_mean = at < before;
+    if (is_mean)
+      ++head;
+    else
+      at -= before;
+    if (!is_mean && at >= codes) return item;
+  }
+  item.head = static_cast<int>(head), item.block = static_cast<int>(at);
+  if (is_mean) {
+    const bool of_k = job.k_mean.mean != nullptr && item.block < n.groups;
+    item.kind = of_k ? Kind::k_mean : Kind::v_mean;
+    if (!of_k && job.k_mean.mean != nullptr) item.block -= n.groups;
+    return item;
+  }
+  if (item.block < job.k_blocks + n.values) {
+    item.kind = item.block < job.k_blocks ? Kind::keys : Kind::values;
+    if (item.kind == Kind::values) item.block -= job.k_blocks;
+  } else {
+    const int q = item.block - job.k_blocks - n.values;
+    item.kind = Kind::queries;
+    item.head = item.head * job.group + q / job.q_blocks, item.block = q % job.q_blocks;
+  }
+  item.s = tile::sequence_of_block(job.seq, item.block, item.kind == Kind::queries);
+  return item;
+}
+
+template <typename T, int D, bool kBackward, bool kPaper>
+struct Worker {
+  using Block = TokenBlock<T, D>;
+  using Mean = MeanBlock<T, D>;
+  static constexpr int kSteps = Block::kSteps;
+  // Thread blocks on a multiprocessor.
+  static constexpr int kResident = D == 128 ? 2 : 3;
+
+  struct Shared {
+    union {
+      typename Block::Shared block;
+      typename Mean::Shared mean;
+    };
+    Item item[2];
+  };
+
+  const OperandJob& job;
+  const Item& item;
+  Shared& shared;
+
+  __device__ int first(bool queries) const {
+    return static_cast<int>(static_cast<int64_t>(item.block) * kBlock -
+                            (queries ? item.s.q_pad : item.s.k_pad));
+  }
+  __device__ Block key_block(int64_t& row0) const {
+    row0 = item.head * job.tk + static_cast<int64_t>(item.block) * kBlock;
+    return Block(shared.block, first(false), item.s.nk, row0);
+  }
+  /// The row of the thread's first token in a tensor of the caller's.
+  __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
+    return tile::row_of<const T>(
+        x, item.s, item.head,
+        (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot * kSteps);
+  }
+  /// The mean of a key head, once it is there; zero where there is none.
+  __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) b.mean[e] = 0.0f;
+    if (mean.mean == nullptr || item.s.nk == 0) return;
+    wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
+                              b.channel);
+  }
+
+  /// Codes of a tensor whose scales go by the recipe.
+  template <bool kSmooth>
+  __device__ void measure(Block& b, int tokens) const {
+    if constexpr (kPaper)
+      b.template measure_group<kSmooth>(tokens);
+    else
+      b.template measure_tokens<kSmooth>();
+  }
+
+  __device__ void keys() const {
+    int64_t row0;
+    Block b = key_block(row0);
+    b.load(b.chunk, row(job.k, b, false), job.k, job.d);
+    load_mean(b, job.k_mean, item.head);
+    measure<true>(b, job.k_tokens);
+    if (b.owns()) {
+      // 22 significant bits, so that offset is exact.
+      float scale = b.scale;
+      if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
+      if (scale == 0.0f) scale = kZeroScale;
+      job.k_scale[b.token0 + b.own()] = {scale, -tile::kMagicFloat * scale};
+    }
+    b.template write_codes<true>(job.k8, kBackward);
+    if constexpr (kBackward) {
+      __syncthreads();
+      job.k8t_turned ? b.template write_transposed<true>(job.k8t, row0)
+                     : b.template write_transposed<false>(job.k8t, row0);
+    }
+  }
+
+  __device__ void values() const {
+    int64_t row0;
+    Block b = key_block(row0);
+    b.load(b.chunk, row(job.v, b, false), job.v, job.d);
+    if constexpr (kBackward) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) b.write_raw(job.v16, step);
+    } else {
+      load_mean(b, job.v_mean, item.head);
+      const int tokens = job.k_tokens, mine = static_cast<int>(b.slot) * kSteps;
+      const typename Block::Group group = b.template measure_group<true>(tokens);
+      if (mine % tokens == 0 && b.lane == 0)
+        job.v_scale[b.token0 / tokens] = group.poisoned ? __int_as_float(0x7fffffff) : group.scale;
+      if (group.poisoned || (first(false) + mine) / tokens < job.v16_tiles)
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) b.write_raw(job.v16, step);
+      b.template write_codes<true>(nullptr, true);
+      __syncthreads();
+      b.template write_transposed<false>(job.v8t, row0);
+    }
+  }
+
+  __device__ void queries() const {
+    const int64_t row0 = item.head * job.tq + static_cast<int64_t>(item.block) * kBlock;
+    Block b(shared.block, first(true), item.s.nq, row0);
+    b.load(b.chunk, row(job.q, b, true), job.q, job.d);
+    const int64_t own = b.token0 + b.own(),
+                  token = item.s.q_begin + first(true) + b.slot * kSteps + b.own();
+    float lse = -INFINITY, dlse = 0.0f;
+    if constexpr (kBackward) {
+      if (b.own_is_real()) lse = *tile::stat_of(job.lse, item.s, item.head, token);
+      if (b.own_is_real() && job.dlse.data != nullptr)
+        dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+      clear_sums(row0);
+    }
+    load_mean(b, job.k_mean, item.head / job.group);
+    measure<false>(b, job.q_tokens);
+    // The forward adds this number to LSE and the backward takes it off again: the same bits in
+    // both, so the product is rounded before anything is done with it.
+    const float dot = dots(b, [&](int, float(&y)[8]) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) y[e] = b.mean[e];
+    });
+    const float mean_logit = __fmul_rn(job.logit_scale, dot);
+    const float lane = b.scale * (job.logit_scale * numerics::kLog2e);
+    if constexpr (!kBackward) {
+      if (b.owns()) {
+        // A row of zeros has logits 0 under any scale; a positive one keeps masked logits at -inf.
+        job.lane[own] = lane == 0.0f ? 1.0f : lane;
+        job.mean_logit[own] = mean_logit;
+      }
+      b.template write_codes<false>(job.q8, false);
+    } else {
+      b.template write_codes<false>(job.q8, true);
+      __syncthreads();
+      b.template write_transposed<false>(job.q8t, row0);
+      __syncthreads();
+      // P = 0 in rows without keys and beyond the end.
+      const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
+      douts(b, row0, own, lane == 0.0f ? kZeroScale : lane, lse2, dlse);
+    }
+  }
+
+  /// dO after Q: what a row needs of both meets in the lane that owns it.
+  __device__ void douts(Block& b, int64_t row0, int64_t own, float lane, float lse2,
+                        float dlse) const {
+    Chunk<T> out[kSteps];
+    b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
+    b.load(out, row(job.o, b, true), job.o, job.d);
+    if (job.do16 != nullptr)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) b.write_raw(job.do16, step);
+    measure<false>(b, job.q_tokens);
+    float delta = dots(b, [&](int step, float(&y)[8]) { out[step].unpack(y); });
+    delta = lse2 == INFINITY ? 0.0f : delta - dlse;
+    if (b.owns()) {
+      // A row with dO = 0 still has dS when dLSE is given, so its φ is small instead of zero.
+      const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
+      const float slope = lane / phi;
+      job.row[own] = {lane, lse2, delta};
+      job.exponent[own] = {lane, lse2 - log2f(phi)};
+      job.gradient[own] = {slope, -delta * slope};
+    }
+    b.template write_codes<false>(nullptr, true);
+    __syncthreads();
+    b.template write_transposed<false>(job.do8t, row0);
+  }
+
+  /// Products of the block's tokens with `other` (its eight channels of a step), for the token that
+  /// the lane owns.
+  template <typename Other>
+  __device__ float dots(const Block& b, Other other) const {
+    float sum[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float x[8], y[8];
+      b.chunk[step].unpack(x);
+      other(step, y);
+      sum[step] = 0.0f;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+    }
+    return scatter_reduce<Block::kLanes>(sum, b.lane, [](float x, float y) { return x + y; });
+  }
+
+  /// The fused kernel adds dQ up from zero.
+  __device__ void clear_sums(int64_t row0) const {
+    if (job.dq_sum == nullptr) return;
+    auto* to = reinterpret_cast<float4*>(job.dq_sum + row0 * D) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kBlock * D / 4 / RowShape<D>::kThreads; ++i)
+      to[i * RowShape<D>::kThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+
+  __device__ void run() {
+    if (item.kind == Kind::k_mean)
+      Mean{job, job.k_mean, job.k, item.head, shared.mean}.run(item.block);
+    else if (item.kind == Kind::v_mean)
+      Mean{job, job.v_mean, job.v, item.head, shared.mean}.run(item.block);
+    else if (item.kind == Kind::keys)
+      keys();
+    else if (item.kind == Kind::values)
+      values();
+    else
+      queries();
+  }
+};
+
+template <typename T, int D, bool kBackward, bool kPaper>
+__global__ void __launch_bounds__(RowShape<D>::kThreads, Worker<T, D, kBackward, kPaper>::kResident)
+    operand_kernel(const __grid_constant__ OperandJob job) {
+  using Work = Worker<T, D, kBackward, kPaper>;
+  __shared__ typename Work::Shared shared;
+  if (threadIdx.x == 0) shared.item[0] = item_at(job, atomicAdd(job.next, 1u));
+  __syncthreads();
+  for (int turn = 0; shared.item[turn].kind != Kind::none; turn ^= 1) {
+    uint32_t next = 0;  // asked for early, used late
+    if (threadIdx.x == 0) next = atomicAdd(job.next, 1u);
+    Work{job, shared.item[turn], shared}.run();
+    if (threadIdx.x == 0) shared.item[turn ^ 1] = item_at(job, next);
+    __syncthreads();
+  }
+}
+
+template <typename T, int D, bool kBackward, bool kPaper>
+void run(const OperandJob& job, cudaStream_t stream) {
+  const Counts n(job);
+  const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
+  int device = 0, multiprocessors = 0;
+  SAGE_CUDA(cudaGetDevice(&device));
+  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t places =
+      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kPaper>::kResident;
+  launch(operand_kernel<T, D, kBackward, kPaper>,
+         dim3(static_cast<unsigned>(items < places ? items : places)), RowShape<D>::kThreads, 0,
+         job, stream);
+}
+
+template <typename T, int D>
+void run(const OperandJob& job, cudaStream_t stream) {
+  if (job.backward)
+    job.paper ? run<T, D, true, true>(job, stream) : run<T, D, true, false>(job, stream);
+  else
+    job.paper ? run<T, D, false, true>(job, stream) : run<T, D, false, false>(job, stream);
+}
+
+template <typename T>
+void run(const OperandJob& job, cudaStream_t stream) {
+  job.padded_d == 64 ? run<T, 64>(job, stream) : run<T, 128>(job, stream);
+}
+
+}  // namespace
+
+void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream) {
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(job, stream) : run<__half>(job, stream);
+}
+
+}  // namespace sagebwd::cuda

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes of one block of kBlock tokens of one head.
+//
+//   load → subtract mean → largest magnitude per token or group of tokens → codes → row-major rows
+//                                                         shared memory ↲  → transposed rows
+//
+// Tokens that hold NaN or Inf have codes 0 and scale NaN, and do not touch the scale of their
+// neighbours. The arithmetic is that of numerics/quantize.h, so codes equal the other backends' bit
+// for bit.
+//
+// What is one number per token (a scale, a dot product) ends up in the lane that owns the token:
+// lane l of the D / 8 that share tokens owns token l % kSteps.
+#pragma once
+
+#include "cuda/quantize/quantize.h"
+#include "cuda/quantize/rows.cuh"
+#include "cuda/tile/codes.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace sagebwd::cuda {
+
+template <typename T, int D>
+struct TokenBlock {
+  using Shape = RowShape<D>;
+  static constexpr int kSteps = Shape::kSteps, kLanes = Shape::kLanes;
+  static constexpr int kWarps = Shape::kThreads / 32;
+
+  struct Shared {
+    uint32_t codes[kBlock * D / 4];
+    alignas(16) uint32_t top[2][kWarps];  // bits of largest magnitudes
+  };
+
+  Shared& shared;
+  uint32_t lane, channel, slot;  // lane: of those that share tokens
+  int64_t token0;                // first token of the thread in the workspace, heads included
+  int left;                      // its tokens inside the sequence
+  Chunk<T> chunk[kSteps];
+  float mean[8];
+  float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
+  float scale;            // of the token this lane owns; 0 behind the end
+
+  /// `first`: of the block, inside its sequence of `count` tokens; `row0`: of the block, in the
+  /// workspace.
+  __device__ TokenBlock(Shared& s, int first, int count, int64_t row0) : shared(s) {
+    lane = threadIdx.x % kLanes, slot = threadIdx.x / kLanes, channel = lane * 8;
+    const int mine = static_cast<int>(slot * kSteps);
+    token0 = row0 + mine, left = count - first - mine;
+  }
+
+  __device__ uint32_t own() const { return lane % kSteps; }
+  __device__ bool owns() const { return lane < kSteps; }
+  __device__ bool own_is_real() const { return static_cast<int>(own()) < left; }
+
+  /// `at`: the row of the thread's first token.
+  __device__ void load(Chunk<T> (&to)[kSteps], const T* at, const Strided& x, int d) const {
+    load_chunks<Reading::once>(to, at + channel, x.token, static_cast<int>(channel) < d ? left : 0,
+                               x.vector);
+  }
+
+  /// kSmooth: minus the mean.
+  template <bool kSmooth>
+  __device__ void values(int step, float (&x)[8]) const {
+    chunk[step].unpack(x);
+    if constexpr (kSmooth)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] -= mean[e];
+  }
+
+  /// Largest magnitude of this thread's channels of a token; 0 behind the end.
+  template <bool kSmooth>
+  __device__ float top_of(int step) const {
+    if constexpr (!kSmooth) return chunk[step].top();
+    float x[8];
+    values<true>(step, x);
+    float top = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) top = arch::max_nan(top, fabsf(x[e]));
+    return step < left ? top : 0.0f;
+  }
+
+  /// One scale per token.
+  template <bool kSmooth>
+  __device__ void measure_tokens() {
+    float top[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) top[step] = top_of<kSmooth>(step);
+    scale = numerics::scale_of(
+        scatter_reduce<kLanes>(top, lane, [](float a, float b) { return arch::max_nan(a, b); }));
+    const float mine = numerics::inverse_of(scale);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      inverse[step] = __shfl_sync(0xffffffffu, mine, step, kLanes);
+  }
+
+  /// One scale per 64 or 128 tokens; gives it, as for a group without poison, and whether there was
+  /// any.
+  struct Group {
+    float scale;
+    bool poisoned;
+  };
+  template <bool kSmooth>
+  __device__ Group measure_group(int tokens) {
+    float top = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kSmooth>(step));
+    uint32_t bad = 0;  // a bit per token
+    const uint32_t most = share_top(0, top, tokens);
+    float amax = __uint_as_float(most);
+    const bool poisoned = !numerics::is_finite(amax);
+    if (__syncthreads_or(poisoned)) amax = measure_poisoned<kSmooth>(tokens, bad);
+    const float group = numerics::scale_of(amax), factor = numerics::inverse_of(group);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      inverse[step] = step < left && ((bad >> step) & 1) == 0 ? factor : 0.0f;
+    scale = !own_is_real() ? 0.0f : ((bad >> own()) & 1) != 0 ? __int_as_float(0x7fffffff) : group;
+    return {group, poisoned};
+  }
+
+  /// The largest of all threads whose tokens share a scale: their order is that of their bits, NaN
+  /// on top.
+  __device__ uint32_t share_top(int buffer, float top, int tokens) {
+    const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
+    if (threadIdx.x % 32 == 0) shared.top[buffer][threadIdx.x / 32] = most;
+    __syncthreads();
+    static_assert(kWarps == 8 && kBlock == 128, "half of the warps hold 64 tokens");
+    const auto* tops = reinterpret_cast<const uint4*>(shared.top[buffer]);
+    const uint4 a = tops[0], b = tops[1];
+    const uint32_t low = max(max(a.x, a.y), max(a.z, a.w)),
+                   high = max(max(b.x, b.y), max(b.z, b.w));
+    return tokens == kBlock ? max(low, high) : threadIdx.x < Shape::kThreads / 2 ? low : high;
+  }
+
+  /// The same without tokens that hold NaN or Inf.
+  template <bool kSmooth>
+  __device__ float measure_poisoned(int tokens, uint32_t& bad) {
+    float top = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float here = top_of<kSmooth>(step);
+      if (slot_any<kLanes>(!numerics::is_finite(here)))
+        bad |= 1u << step;
+      else
+        top = fmaxf(top, here);
+    }
+    return __uint_as_float(share_top(1, top, tokens));
+  }
+
+  /// Codes to global memory, if wanted, and to shared memory for the transposed rows.
+  template <bool kSmooth>
+  __device__ void write_codes(int8_t* rows, bool transpose) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float x[8];
+      values<kSmooth>(step, x);
+      const uint32_t mask = inverse[step] == 0.0f ? 0u : ~0u;
+      uint32_t word[2];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        uint32_t c[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e)  // round(x·inverse), two roundings as in numerics::code_nearest
+          c[e] =
+              __float_as_uint(__fadd_rn(__fmul_rn(x[4 * w + e], inverse[step]), tile::kMagicFloat));
+        word[w] = tile::pack(c[0], c[1], c[2], c[3]) & mask;
+      }
+      if (rows != nullptr)
+        *reinterpret_cast<uint2*>(rows + (token0 + step) * D + channel) =
+            make_uint2(word[0], word[1]);
+      if (transpose)
+        *reinterpret_cast<uint2*>(shared.codes + word_at(slot * kSteps + step, channel / 4)) =
+            make_uint2(word[0], word[1]);
+    }
+  }
+
+  /// Where a token's word of four codes lies in shared memory: turned so that the four pieces of 16
+  /// tokens that are read together do not meet in a bank.
+  __device__ static uint32_t word_at(uint32_t token, uint32_t word) {
+    return (token * (D / 4) + word) ^ ((token >> 4 & 3) << 3);
+  }
+
+  /// After a barrier. Each thread turns 16 tokens x 4 channels into four 16-byte pieces of
+  /// transposed rows, in the order that 8-bit A operands made from accumulators want. row0: of the
+  /// block, in the workspace.
+  template <bool kTurned>
+  __device__ void write_transposed(int8_t* to, int64_t row0) const {
+    constexpr uint32_t kItems = D / 4 * (kBlock / 16);
+    static_assert(kItems <= Shape::kThreads);
+    if (threadIdx.x >= kItems) return;
+    const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
+    const uint32_t c = threadIdx.x % D / 4 * 4;
+    uint32_t out[4][4];  // [channel][word]
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint32_t r[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = kTurned ? tile::turned(4 * w + e) : tile::permuted(4 * w + e);
+        r[e] = shared.codes[word_at(piece * 16 + static_cast<uint32_t>(at), c / 4)];
+      }
+      const uint32_t ab_low = __byte_perm(r[0], r[1], 0x5140),
+                     cd_low = __byte_perm(r[2], r[3], 0x5140);
+      const uint32_t ab_high = __byte_perm(r[0], r[1], 0x7362),
+                     cd_high = __byte_perm(r[2], r[3], 0x7362);
+      out[0][w] = __byte_perm(ab_low, cd_low, 0x5410);
+      out[1][w] = __byte_perm(ab_low, cd_low, 0x7632);
+      out[2][w] = __byte_perm(ab_high, cd_high, 0x5410);
+      out[3][w] = __byte_perm(ab_high, cd_high, 0x7632);
+    }
+    to += row0 * D + piece / (kGroup / 16) * (D * kGroup) + piece % (kGroup / 16) * 16;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = static_cast<int>(c) + e;
+      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kGroup) =
+          make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
+    }
+  }
+
+  __device__ void write_raw(void* to, int step) const {
+    *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel) =
+        chunk[step].bits;
+  }
+};
+
+}  // namespace sagebwd::cuda

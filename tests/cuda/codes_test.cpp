@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// K1: the codes, scales and means that the tuned backend hands to its main kernels, read from the
+// workspace and compared with the recipe oracle's bit for bit, in every form they are stored in.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/dispatch_dtype.h"
+#include "cuda/host/workspace.h"
+#include "device_case.h"
+#include "numerics/quantize.h"
+#include "ref/recipe_inputs.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+using cuda::kGroup;
+
+/// Order of 16 contraction indices in transposed copies: of accumulators as they are, and turned.
+constexpr std::array<int, 16> kPermuted = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
+constexpr std::array<int, 16> kTurned = {0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15};
+int64_t turned_row(int64_t c) { return c / 32 * 32 + c / 2 % 4 * 8 + c / 8 % 4 * 2 + c % 2; }
+
+/// Counts places that differ, and keeps the first.
+struct Differences {
+  int64_t count = 0;
+  std::string first;
+  void expect(bool same, const char* what, int64_t head, int64_t token, int64_t channel) {
+    if (same || count++ > 0) return;
+    first = std::string(what) + " head " + std::to_string(head) + " token " +
+            std::to_string(token) + " channel " + std::to_string(channel);
+  }
+};
+
+bool same(float a, float b) {
+  return (std::isnan(a) && std::isnan(b)) ||
+         std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
+/// The sign of a zero mean means something else.
+bool same_mean(float a, float b) { return same(a, b) || (a == 0.0f && b == 0.0f); }
+bool near(float a, float b, float scale) {
+  return same(a, b) || std::fabs(a - b) <= 1e-5f * (scale + std::fabs(b));
+}
+
+/// A 16-bit value as the kernels store it.
+float half_at(const uint16_t* x, int64_t i, Dtype dtype) {
+  return with_dtype(dtype, [&](auto type) {
+    decltype(type) value{};
+    std::memcpy(&value, x + i, sizeof(uint16_t));
+    return to_float(value);
+  });
+}
+
+/// One direction's workspace, its problem, and the oracle's view of one head of one sequence.
+struct Inside {
+  const spec::Problem& p;
+  cuda::Plan plan;
+  const CaseInputs& in;
+  dispatch::Tiles tiles;
+  Differences& diff;
+
+  int64_t D() const { return plan.padded_d; }
+  int64_t q_pad(int64_t t) const {
+    return cuda::kBlock * (p.packed() ? plan.documents[static_cast<size_t>(t)].q_block
+                                      : t * ((p.nq + cuda::kBlock - 1) / cuda::kBlock));
+  }
+  int64_t k_pad(int64_t t) const {
+    return cuda::kBlock * (p.packed() ? plan.documents[static_cast<size_t>(t)].k_block
+                                      : t * ((p.nk + cuda::kBlock - 1) / cuda::kBlock));
+  }
+  const float* rows(const std::vector<float>& x, int64_t batch, int64_t head, int64_t heads,
+                    int64_t token, int64_t n) const {
+    return x.data() + ((batch * heads + head) * n + token) * p.d;
+  }
+  ref::RecipeInputs oracle(int64_t t, int64_t head, int64_t kv_head) const {
+    const spec::Sequence s = p.sequence(t);
+    ref::RecipeHead h;
+    h.nq = s.nq, h.nk = s.nk, h.d = p.d, h.scale = p.scale, h.recipe = p.recipe;
+    h.recipe.tile_q = tiles.q, h.recipe.tile_k = tiles.k;
+    h.q = rows(in.x.q, s.batch, head, p.h, s.q_begin, p.nq);
+    h.k = rows(in.x.k, s.batch, kv_head, p.hk, s.k_begin, p.nk);
+    h.v = rows(in.x.v, s.batch, kv_head, p.hk, s.k_begin, p.nk);
+    return ref::make_operands(h).inputs;
+  }
+
+  /// codes [n, d] against [heads, tokens, D] from row `row0` on, padding included.
+  void rows_equal(const char* what, const int8_t* got, int64_t row0,
+                  const std::vector<int8_t>& want, int64_t n, int64_t head) const {
+    for (int64_t i = 0; i < padded(n); ++i)
+      for (int64_t c = 0; c < D(); ++c)
+        diff.expect(got[(row0 + i) * D() + c] == code(want, n, i, c), what, head, i, c);
+  }
+  void transposed_equal(const char* what, const int8_t* got, int64_t row0,
+                        const std::vector<int8_t>& want, int64_t n, int64_t head,
+                        bool turned) const {
+    for (int64_t i = 0; i < padded(n); ++i)
+      for (int64_t c = 0; c < D(); ++c) {
+        const auto& order = turned ? kTurned : kPermuted;
+        const int64_t piece = i / 16 * 16;  // position i of a row holds this token
+        const int64_t token = piece + order[static_cast<size_t>(i % 16)];
+        const int64_t at = ((row0 + i) / kGroup * D() + (turned ? turned_row(c) : c)) * kGroup +
+                           (row0 + i) % kGroup;
+        diff.expect(got[at] == code(want, n, token, c), what, head, token, c);
+      }
+  }
+  static int64_t padded(int64_t n) { return (n + cuda::kBlock - 1) / cuda::kBlock * cuda::kBlock; }
+  int8_t code(const std::vector<int8_t>& want, int64_t n, int64_t i, int64_t c) const {
+    return i < n && c < p.d ? want[static_cast<size_t>(i * p.d + c)] : int8_t{0};
+  }
+  void copies_equal(const char* what, const uint16_t* got, int64_t row0, const float* want,
+                    int64_t begin, int64_t end, int64_t head) const {
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t c = 0; c < p.d; ++c)
+        diff.expect(same(half_at(got, (row0 + i) * D() + c, p.dtype), want[i * p.d + c]), what,
+                    head, i, c);
+  }
+
+  void keys_equal(const cuda::SharedSpace& ws, const ref::RecipeInputs& want, int64_t t,
+                  int64_t head) const {
+    const spec::Sequence s = p.sequence(t);
+    const int64_t row0 = head * plan.tk + k_pad(t);
+    for (int64_t c = 0; c < D(); ++c)
+      diff.expect(same_mean(ws.k_mean[(t * p.hk + head) * D() + c],
+                            c < p.d ? want.mu_k[static_cast<size_t>(c)] : 0.0f),
+                  "k_mean", head, t, c);
+    rows_equal("k8", ws.k8, row0, want.k8, s.nk, head);
+    for (int64_t i = 0; i < s.nk; ++i) {
+      float scale = want.k_scale[static_cast<size_t>(i)];  // rounded to 22 bits, and never zero
+      if (scale == 0.0f) scale = 0x1p-60f;
+      if (std::isfinite(scale))
+        scale = std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 2u) & ~3u);
+      const cuda::KeyScale got = ws.k_scale[row0 + i];
+      diff.expect(same(got.scale, scale) && same(got.offset, -12582912.0f * scale), "k_scale", head,
+                  i, 0);
+    }
+  }
+  float lane(const ref::RecipeInputs& want, int64_t i, float of_zero) const {
+    const float x = want.q_scale[static_cast<size_t>(i)] * (p.scale * numerics::kLog2e);
+    return x == 0.0f ? of_zero : x;
+  }
+};
+
+void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) {
+  const spec::Problem& p = w.problem;
+  const Inside x{p, cuda::Plan(p), in, cuda::tiles_of(p), diff};
+  cuda::Arena arena(const_cast<std::byte*>(w.bytes.data()));
+  const cuda::ForwardSpace ws(p, x.plan, arena);
+  for (int64_t t = 0; t < p.num_sequences(); ++t)
+    for (int64_t head = 0; head < p.h; ++head) {
+      const int64_t kv = head / p.group(), k0 = kv * x.plan.tk + x.k_pad(t);
+      const spec::Sequence s = p.sequence(t);
+      const ref::RecipeInputs want = x.oracle(t, head, kv);
+      const int64_t q0 = head * x.plan.tq + x.q_pad(t);
+      x.rows_equal("q8", ws.q8, q0, want.q8, s.nq, head);
+      for (int64_t i = 0; i < s.nq; ++i) {
+        const float* q = x.rows(in.x.q, s.batch, head, p.h, s.q_begin + i, p.nq);
+        double dot = 0, size = 0;
+        for (int64_t c = 0; c < p.d; ++c) {
+          const double product = static_cast<double>(q[c]) * want.mu_k[static_cast<size_t>(c)];
+          dot += product, size += std::fabs(product);
+        }
+        diff.expect(same(ws.lane[q0 + i], x.lane(want, i, 1.0f)), "lane", head, i, 0);
+        diff.expect(
+            !std::isfinite(dot) || near(ws.mean_logit[q0 + i], static_cast<float>(p.scale * dot),
+                                        static_cast<float>(p.scale * size)),
+            "mean_logit", head, i, 0);
+      }
+      if (head % p.group() != 0) continue;
+      x.keys_equal(ws, want, t, kv);
+      for (int64_t c = 0; c < x.D(); ++c)
+        diff.expect(same_mean(ws.v_mean[(t * p.hk + kv) * x.D() + c],
+                              c < p.d ? want.mu_v[static_cast<size_t>(c)] : 0.0f),
+                    "v_mean", kv, t, c);
+      x.transposed_equal("v8t", ws.v8t, k0, want.v8, s.nk, kv, false);
+      for (int64_t tile = 0; tile * x.tiles.k < s.nk; ++tile) {
+        const bool poisoned = want.v_block_poisoned[static_cast<size_t>(tile)];
+        diff.expect(same(ws.v_scale[k0 / x.tiles.k + tile],
+                         poisoned ? NAN : want.v_scale[static_cast<size_t>(tile)]),
+                    "v_scale", kv, tile, 0);
+        if (poisoned || p.recipe.pv16_tiles < 0 || tile < p.recipe.pv16_tiles)
+          x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
+                         tile * x.tiles.k, std::min((tile + 1) * x.tiles.k, s.nk), kv);
+      }
+    }
+}
+
+/// `direct`: the kernel takes V and dO from the caller.
+void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs& in,
+                    const Results& out, bool direct, Differences& diff) {
+  const spec::Problem& p = w.backward.problem;
+  const Inside x{p, cuda::Plan(p), in, cuda::tiles_of(p), diff};
+  cuda::Arena arena(const_cast<std::byte*>(w.backward.bytes.data())),
+      forward_arena(const_cast<std::byte*>(w.forward.bytes.data()));
+  const cuda::BackwardSpace ws(p, x.plan, arena);
+  const cuda::ForwardSpace of_forward(w.forward.problem, x.plan, forward_arena);
+  for (int64_t t = 0; t < p.num_sequences(); ++t)
+    for (int64_t head = 0; head < p.h; ++head) {
+      const int64_t kv = head / p.group(), k0 = kv * x.plan.tk + x.k_pad(t);
+      const spec::Sequence s = p.sequence(t);
+      const ref::RecipeInputs want = x.oracle(t, head, kv);
+      const float* dout = x.rows(in.x.dout, s.batch, head, p.h, s.q_begin, p.nq);
+      const ref::TokenCodes want_do =
+          ref::quantize_tokens(dout, s.nq, p.d, p.recipe.scheme == Scheme::paper ? x.tiles.q : 1);
+      const int64_t q0 = head * x.plan.tq + x.q_pad(t);
+      x.rows_equal("q8", ws.q8, q0, want.q8, s.nq, head);
+      x.transposed_equal("q8t", ws.q8t, q0, want.q8, s.nq, head, false);
+      x.transposed_equal("do8t", ws.do8t, q0, want_do.codes, s.nq, head, false);
+      if (!direct) x.copies_equal("do16", ws.do16, q0, dout, 0, s.nq, head);
+      for (int64_t i = 0; i < s.nq; ++i) {
+        const int64_t row = (s.batch * p.h + head) * p.nq + s.q_begin + i;
+        const float lse = out.lse[static_cast<size_t>(row)];
+        const cuda::QueryRow got = ws.row[q0 + i];
+        const float lane = x.lane(want, i, 0x1p-60f);
+        const float lse2 =
+            lse == -INFINITY ? INFINITY : (lse - of_forward.mean_logit[q0 + i]) * numerics::kLog2e;
+        diff.expect(same(got.lane, lane), "row.lane", head, i, 0);
+        diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
+        double delta = 0, size = 0;
+        for (int64_t c = 0; c < p.d; ++c) {
+          const double product =
+              static_cast<double>(dout[i * p.d + c]) * out.o[static_cast<size_t>(row * p.d + c)];
+          delta += product, size += std::fabs(product);
+        }
+        if (dc.dlse) delta -= in.dlse[static_cast<size_t>(row)];
+        if (lse == -INFINITY) delta = 0;
+        diff.expect(!std::isfinite(delta) ||
+                        near(got.delta, static_cast<float>(delta), static_cast<float>(size)),
+                    "row.delta", head, i, 0);
+        const float scale = want_do.scale[static_cast<size_t>(i)];
+        const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = lane / phi;
+        diff.expect(same(ws.exponent[q0 + i].lane, lane) &&
+                        near(ws.exponent[q0 + i].lse2, lse2 - std::log2(phi), 1.0f),
+                    "exponent", head, i, 0);
+        diff.expect(same(ws.gradient[q0 + i].slope, slope) &&
+                        same(ws.gradient[q0 + i].offset, -got.delta * slope),
+                    "gradient", head, i, 0);
+      }
+      if (head % p.group() != 0) continue;
+      x.keys_equal(ws, want, t, kv);
+      x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, cuda::fused(p));
+      if (!direct)
+        x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk), 0,
+                       s.nk, kv);
+    }
+}
+
+void expect_equal_codes(const DeviceCase& dc, const CaseInputs& in, bool direct = false) {
+  SCOPED_TRACE(dc.c.to_string());
+  Workspaces w;
+  const Results out = run_on_device(dc, in, 0.0f, &w);
+  Differences diff;
+  check_forward(w.forward, in, diff);
+  EXPECT_EQ(diff.count, 0) << "forward: first " << diff.first;
+  diff = {};
+  check_backward(dc, w, in, out, direct, diff);
+  EXPECT_EQ(diff.count, 0) << "backward: first " << diff.first;
+}
+
+TEST(GpuCodes, EqualTheOracles) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"b2 h3 n300 d64", "b2 h2 n300 d128 causal", "h2 n1 d64 f16", "b3 h2 nq129 nk700 d128 f16",
+        "h4 hk2 nq65 nk1025 d72", "h6 hk2 n257 d40 f16 pv16=all", "h1 n127 d8",
+        "h2 n640 d128 pv16=3", "b2 h2 n300 d64 paper", "h4 hk2 nq129 nk515 d128 paper f16",
+        "h2 n200 d96 paper causal", "h2 n300 d64 smooth_k=off smooth_v=off",
+        "h2 n300 d128 f16 paper smooth_v=on"}) {
+    DeviceCase dc(text);
+    dc.kind = trace::InputKind::offset;  // means that matter
+    const CaseInputs in = make_case_inputs(dc);
+    const bool direct = dc.c.d == 64 && dc.c.recipe.scheme == Scheme::vectorwise;
+    expect_equal_codes(dc, in, direct);
+    dc.deterministic = true;  // the other order of K
+    expect_equal_codes(dc, in);
+  }
+}
+
+TEST(GpuCodes, EqualTheOraclesWhereverTheInputsLie) {
+  NEED_DEVICE();
+  for (const char* text : {"b2 h3 n200 d64", "b2 h4 hk2 n131 d128 f16", "b2 h2 n200 d72 paper"}) {
+    DeviceCase dc(text);
+    dc.kind = trace::InputKind::offset;
+    dc.placement = Placement::gaps;
+    expect_equal_codes(dc, make_case_inputs(dc));
+    dc = DeviceCase(std::string(text) + " bshd");
+    const bool direct = dc.c.d == 64 && dc.c.recipe.scheme == Scheme::vectorwise;
+    expect_equal_codes(dc, make_case_inputs(dc), direct);
+  }
+}
+
+TEST(GpuCodes, EqualTheOraclesInDocuments) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 nq1700 nk1650 d64", "h4 hk2 nq1700 nk1650 d128 f16", "h2 nq1700 nk1650 d128 paper"}) {
+    DeviceCase dc(text);
+    dc.kind = trace::InputKind::offset;
+    dc.dlse = dc.deterministic = true;
+    dc.cu_q = {0, 0, 130, 131, 131, 400, 1700};
+    dc.cu_k = {0, 5, 200, 200, 207, 1500, 1650};
+    expect_equal_codes(dc, make_case_inputs(dc));
+  }
+}
+
+// Tokens with NaN or Inf keep out of means and of other tokens' scales; huge ones do not.
+TEST(GpuCodes, EqualTheOraclesWithPoisonAndExtremes) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 n600 d64", "h2 n600 d128", "h2 n600 d64 paper", "h2 n600 d128 f16 paper"})
+    for (float value : {NAN, INFINITY, 3e38f, 0.0f}) {
+      DeviceCase dc(text);
+      dc.deterministic = true;
+      CaseInputs in = make_case_inputs(dc);
+      if (dc.c.dtype == Dtype::f16 && value == 3e38f) value = 6e4f;
+      for (auto* x : {&in.x.q, &in.x.k, &in.x.v, &in.x.dout})
+        for (int64_t token : {int64_t{3}, int64_t{150}, int64_t{151}, int64_t{599}})
+          for (int64_t c = 0; c < (value == 0.0f ? dc.c.d : 1); ++c)
+            (*x)[static_cast<size_t>(token * dc.c.d + c)] = value;
+      with_dtype(dc.c.dtype, [&](auto type) {  // as the device sees it
+        for (auto* x : {&in.x.q, &in.x.k, &in.x.v, &in.x.dout})
+          for (float& v : *x) v = to_float(from_float<decltype(type)>(v));
+      });
+      expect_equal_codes(dc, in);
+    }
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
