@@ -15,6 +15,15 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/// The same where `wanted`, without a branch.
+__device__ __forceinline__ void cp_async_16_if(bool wanted, uint32_t to, const void* from) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(
+          to),
+      "l"(from), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 /// The same where `real`, else zeros; then nothing is read.
 __device__ __forceinline__ void cp_async_16_or_zero(uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

@@ -10,6 +10,7 @@
 // order of `permuted`.
 #pragma once
 
+#include "cuda/arch/convert.cuh"
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/scalar.cuh"
 #include "cuda/host/params.h"
@@ -62,6 +63,18 @@ __device__ __forceinline__ uint32_t pack(uint32_t a, uint32_t b, uint32_t c, uin
                             0x5410);
 }
 
+/// Four numbers, each times its factor and rounded to nearest even, as the bytes of a word.
+/// Newer targets convert and pack in one instruction; NaN is 0 there.
+template <Bytes kCode>
+__device__ __forceinline__ uint32_t codes_of(float a, float fa, float b, float fb, float c,
+                                             float fc, float d, float fd) {
+#if __CUDA_ARCH__ >= 860
+  return arch::to_bytes<kCode>(a * fa, b * fb, c * fc, d * fd);
+#else
+  return pack(code(a, fa), code(b, fb), code(c, fc), code(d, fd));
+#endif
+}
+
 /// Factor to codes and scale of a group with largest magnitude `amax`. Below 2^-100 the scale is
 /// zero. NaN and Inf stay in the scale, and so reach whatever is made from the codes.
 struct Scale {
@@ -91,18 +104,18 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 /// A operands (k32 each) of a quantised accumulator tile of 16 rows and 8·kBlocks columns;
 /// inverse[r] belongs to row g + 8r.
-template <int kBlocks>
+template <Bytes kCode, int kBlocks>
 __device__ __forceinline__ void quantize_rows(uint32_t (&a)[kBlocks / 4][4],
                                               const float (&x)[kBlocks][4], float inverse_low,
                                               float inverse_high) {
-  const float inverse[2] = {inverse_low, inverse_high};
 #pragma unroll
   for (int b = 0; b < kBlocks; b += 2) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      a[b / 4][(b & 2) + r] =
-          pack(code(x[b][2 * r], inverse[r]), code(x[b][2 * r + 1], inverse[r]),
-               code(x[b + 1][2 * r], inverse[r]), code(x[b + 1][2 * r + 1], inverse[r]));
+    for (int r = 0; r < 2; ++r) {
+      const float i = r == 0 ? inverse_low : inverse_high;
+      a[b / 4][(b & 2) + r] = codes_of<kCode>(x[b][2 * r], i, x[b][2 * r + 1], i, x[b + 1][2 * r],
+                                              i, x[b + 1][2 * r + 1], i);
+    }
   }
 }
 

@@ -17,12 +17,20 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * kRowBytes + ((chunk ^ turn) << 4);
 }
 
+/// Byte offset of the chunk that is `thread`-th in a tile.
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t chunk_at(uint32_t thread) {
+  if constexpr (kRowBytes == 64) return (thread * 16) ^ ((thread * 2) & 0x30);
+  if constexpr (kRowBytes == 128) return (thread * 16) ^ ((thread * 2) & 0x70);
+  return (thread * 16) ^ (thread & 0x70);
+}
+
 /// Starts copying a contiguous tile of kRows rows.
 template <int kRows, int kRowBytes, int kThreads>
 __device__ __forceinline__ void load_tile(uint32_t to, const void* from, uint32_t thread) {
   constexpr int kChunks = kRowBytes / 16, kTotal = kRows * kChunks;
   static_assert(kThreads / kChunks % 8 == 0, "the swizzle repeats from step to step");
-  to += swizzled<kRowBytes>(thread / kChunks, thread % kChunks);
+  to += chunk_at<kRowBytes>(thread);
   const char* source = static_cast<const char*>(from) + thread * 16;
 #pragma unroll
   for (int i = 0; i < kTotal / kThreads; ++i)
@@ -40,7 +48,7 @@ __device__ __forceinline__ void load_rows(uint32_t to, const void* from, int64_t
   constexpr int kChunks = kRowBytes / 16, kPerPass = kThreads / kChunks;
   static_assert(kPerPass % 8 == 0 && kRows % kPerPass == 0);
   const int row = static_cast<int>(thread / kChunks);
-  to += swizzled<kRowBytes>(thread / kChunks, thread % kChunks);
+  to += chunk_at<kRowBytes>(thread);
   const char* source = static_cast<const char*>(from) + row * stride + thread % kChunks * 16;
 #pragma unroll
   for (int i = 0; i < kRows / kPerPass; ++i)

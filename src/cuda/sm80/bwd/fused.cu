@@ -7,12 +7,12 @@
 namespace sagebwd::cuda::sm80 {
 namespace {
 
-// d 64: three small thread blocks on a multiprocessor, 58 KB each.
-using Narrow = FusedShape<64, 4, 2, 3>;
-// d 128: one thread block with three stages in 211 KB; where there is less, half the keys and one
+// d 64: three small thread blocks on a multiprocessor, 59 KB each.
+using Narrow = FusedShape<64, 4, 1, 2, 3>;
+// d 128: one thread block with three stages in 214 KB; where there is less, half the keys and one
 // stage.
-using Wide = FusedShape<128, 8, 3, 1>;
-using WideSmall = FusedShape<128, 4, 1, 1>;
+using Wide = FusedShape<128, 8, 3, 3, 1>;
+using WideSmall = FusedShape<128, 4, 1, 1, 1>;
 
 bool fits(size_t bytes) { return static_cast<int>(bytes) <= shared_memory_limit(); }
 

@@ -19,10 +19,11 @@
 // serves both products.
 //
 // One round of the loop:
-//   dP, y, largest magnitudes → [barrier] → codes → [barrier] → dV, dK, dQ, then S and P of the
-//   next tile
-// With three stages of query tiles those two barriers also protect the ring. With two, only what dV
-// and dK read is doubled, and a third barrier stands before S.
+//   dP, y, largest magnitudes → [barrier] → codes → [barrier] → S and P of the next tile, dV, dK,
+//   dQ
+// Those two barriers also protect the query tiles in shared memory: the next one is loaded behind
+// the first barrier, when S and dP of this one are done, and is there at the second. What dV and dK
+// read lies there twice, or, where memory is short, is loaded behind a third barrier.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/transpose.cuh"
-#include "cuda/sm80/bwd/fused_shape.cuh"
+#include "cuda/sm80/bwd/fused_scales.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/sequence.cuh"
@@ -40,36 +41,34 @@
 namespace sagebwd::cuda::sm80 {
 
 template <typename T, class Shape>
-struct FusedBlock {
-  using Shared = FusedShared<Shape>;
-  static constexpr int D = Shape::D, kM = Shape::kM, kShare = Shape::kShare;
+struct FusedBlock : FusedScales<Shape> {
+  using Lane = FusedScales<Shape>;
+  using Lane::base, Lane::thread, Lane::warp, Lane::lane, Lane::t, Lane::group, Lane::member,
+      Lane::my_row, Lane::my_queries, Lane::row_at, Lane::key_scales, Lane::front_at, Lane::back_at,
+      Lane::operand_at, Lane::query_codes_at, Lane::get_codes;
+  using typename Lane::Rows, typename Lane::Scores, typename Lane::Shared, typename Lane::Front,
+      typename Lane::Back, typename Lane::Columns;
+  static constexpr int D = Shape::D, kM = Shape::kM;
   static constexpr int kTileQ = Shape::kTileQ, kTileK = Shape::kTileK;
-  static constexpr int kThreads = Shape::kThreads, kMyQueries = Shape::kMyQueries;
-  static constexpr int kQueryBlocks = Shape::kQueryBlocks;
+  static constexpr int kThreads = Shape::kThreads, kQueryBlocks = Shape::kQueryBlocks;
   static constexpr int kChannels = Shape::kChannels, kChannelBlocks = Shape::kChannelBlocks;
-  // Scales below this are this: nothing real is that small, and its reciprocal is finite.
-  static constexpr float kSmallest = 0x1p-120f;
-  using Scores = float[kM][kQueryBlocks][4];
-  using Rows = float[kM][2];                        // [block of 16 keys][0: row g, 1: row g + 8]
   using Codes = uint32_t[kM][kQueryBlocks / 2][2];  // half a contraction step: rows g and g + 8
 
   const BackwardParams& p;
   tile::Sequence s;
   int kv_head;
-  uint32_t thread;
   int key0;  // first key of the block, inside the sequence
   tile::Band band;
-  uint8_t* memory;                 // of Shared
-  uint32_t base;                   // its address
   uint32_t a8, b8, a16, b16, b_t;  // the lane's part of fragment addresses
+  const char* dout;     // d 64: this thread's first chunk of dO of the next tile to load,
+  int64_t dout_stride;  // and bytes from row to row
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
 
   __device__ FusedBlock(const BackwardParams& params, uint8_t* shared, int block)
-      : p(params), s(tile::sequence_of_block(params.seq, block * kTileK / kBlock, false)) {
+      : Lane(shared),
+        p(params),
+        s(tile::sequence_of_block(params.seq, block * kTileK / kBlock, false)) {
     kv_head = static_cast<int>(blockIdx.y);
-    // By way of a shuffle, or the compiler would ask for the slow special register again and again.
-    thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
-    memory = shared, base = arch::shared_address(shared);
     const int64_t padded = static_cast<int64_t>(block) * kTileK, row = kv_head * p.tk + padded;
     key0 = static_cast<int>(padded - s.k_pad);
     band = tile::band_of(p.mask, s);
@@ -84,46 +83,22 @@ struct FusedBlock {
         for (int e = 0; e < 4; ++e) dk[m][c][e] = dv[m][c][e] = 0.0f;
     }
     tile::load_tile<kTileK, D, kThreads>(base + offsetof(Shared, k8), p.k8 + row * D, thread);
-    load_16<kTileK>(base + offsetof(Shared, v16), static_cast<const T*>(p.v16) + row * D, p.v,
-                    kv_head, s.k_begin + key0, s.nk - key0);
-    tile::load_linear<kTileK * 8, kThreads>(base + offsetof(Shared, k_scale), p.k_scale + row,
-                                            thread);
+    load_values(static_cast<const T*>(p.v16) + row * D);
+    dout_stride = p.direct ? p.dout.token * 2 : D * 2;
+    if (thread < kTileK)
+      at<float>(base + offsetof(Shared, k_scale) + row_at(thread) * 4) =
+          p.k_scale[row + thread].scale;
     tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(base + offsetof(Shared, k8t),
                                                            p.k8t + row * D, thread);
-    reset(0);
-    reset(1);
+    this->reset(0);
+    this->reset(1);
   }
 
   template <typename V>
   __device__ V& at(uint32_t address) const {
-    return *reinterpret_cast<V*>(memory + (address - base));
+    return Lane::template at<V>(address);
   }
 
-  // Where things are.
-  using Front = typename Shared::Front;
-  using Back = typename Shared::Back;
-  __device__ static constexpr uint32_t front_at(int stage) {
-    return static_cast<uint32_t>(offsetof(Shared, front) +
-                                 (Shared::kFronts > 1 ? stage * sizeof(Front) : 0));
-  }
-  __device__ static constexpr uint32_t back_at(int stage) {
-    return static_cast<uint32_t>(offsetof(Shared, back) + stage * sizeof(Back));
-  }
-  __device__ uint32_t maxima_at(int buffer) const {
-    return base + static_cast<uint32_t>(offsetof(Shared, maxima) +
-                                        buffer * sizeof(typename Shared::Maxima));
-  }
-  static constexpr uint32_t kP = offsetof(typename Shared::Maxima, p),
-                            kDs = offsetof(typename Shared::Maxima, ds),
-                            kQuery = offsetof(typename Shared::Maxima, query);
-  static constexpr uint32_t kPCodes = offsetof(Shared, p_codes),
-                            kDsCodes = offsetof(Shared, ds_codes);
-
-  __device__ uint32_t warp() const { return thread / 32; }
-  __device__ uint32_t lane() const { return thread % 32; }
-  __device__ uint32_t t() const { return thread % 4; }
-  __device__ uint32_t group() const { return warp() / kShare; }
-  __device__ uint32_t member() const { return warp() % kShare; }
   /// What follows from these numbers is worked out again in every round of the loop: held in
   /// registers all the time it would push accumulators out of them.
   __device__ void new_round() {
@@ -132,54 +107,72 @@ struct FusedBlock {
     arch::keep(a8), arch::keep(b8), arch::keep(a16), arch::keep(b16), arch::keep(b_t);
   }
 
-  __device__ int my_row(int m, int r) const {
-    return static_cast<int>(group() * 16 * kM + lane() / 4) + 16 * m + 8 * r;
-  }
-  /// Read anew in every round: registers are scarcer than loads.
-  __device__ void key_scales(float2 (&scale)[kM][2]) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        scale[m][r] = at<float2>(base + offsetof(Shared, k_scale) + my_row(m, r) * 8);
-  }
-  __device__ uint32_t my_queries() const { return member() * kMyQueries; }
-
-  __device__ void reset(int buffer) {
-    constexpr uint32_t kCount = sizeof(typename Shared::Maxima) / 4;
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; i += kThreads)
-      if (kCount % kThreads == 0 || i + thread < kCount)
-        at<float>(maxima_at(buffer) + (i + thread) * 4) = kSmallest;
-  }
-
-  /// Rows of V or dO, from the caller's tensor where that is possible. At d 128 it never is: the
-  /// addresses would take registers from the accumulators.
-  template <int kRows>
-  __device__ void load_16(uint32_t to, const T* padded, const Strided& x, int head, int64_t token,
-                          int valid) const {
+  /// Rows of V, from the caller's tensor where that is possible. At d 128 it never is.
+  __device__ void load_values(const T* padded) const {
+    const uint32_t to = base + offsetof(Shared, v16);
     if constexpr (D == 64)
-      tile::load_rows<kRows, 2 * D, kThreads>(
-          to, p.direct ? tile::row_of<const T>(x, s, head, token) : padded,
-          p.direct ? x.token * 2 : D * 2, p.direct ? valid : kRows, thread);
+      tile::load_rows<kTileK, 2 * D, kThreads>(
+          to, p.direct ? tile::row_of<const T>(p.v, s, kv_head, s.k_begin + key0) : padded,
+          p.direct ? p.v.token * 2 : D * 2, p.direct ? s.nk - key0 : kTileK, thread);
     else
-      tile::load_tile<kRows, 2 * D, kThreads>(to, padded, thread);
+      tile::load_tile<kTileK, 2 * D, kThreads>(to, padded, thread);
   }
 
-  __device__ void load(int stage, int head, int query0) {
-    const uint32_t front = base + front_at(stage), back = base + back_at(stage);
-    const int64_t row = head * p.tq + s.q_pad + query0;
-    tile::load_tile<kTileQ, D, kThreads>(front + offsetof(Front, q8), p.q8 + row * D, thread);
-    load_16<kTileQ>(front + offsetof(Front, do16), static_cast<const T*>(p.do16) + row * D, p.dout,
-                    head, s.q_begin + query0, s.nq - query0);
+  /// The tiles to load are those of `head` from query0 on. At d 64 dO is read from the caller's
+  /// tensor where that is possible.
+  __device__ void start_head(int head, int query0) {
+    if constexpr (D == 64) {
+      constexpr int kChunks = 2 * D / 16;
+      const T* first = p.direct
+                           ? tile::row_of<const T>(p.dout, s, head, s.q_begin + query0)
+                           : static_cast<const T*>(p.do16) + (head * p.tq + s.q_pad + query0) * D;
+      dout = reinterpret_cast<const char*>(first) + thread / kChunks * dout_stride +
+             thread % kChunks * 16;
+    }
+  }
+
+  /// Starts loading the next tile of queries; `row` is its first in the workspace.
+  __device__ void load_front(int stage, uint32_t row, int query0) {
+    const uint32_t front = base + front_at(stage);
+    tile::load_tile<kTileQ, D, kThreads>(front + offsetof(Front, q8),
+                                         p.q8 + static_cast<uint64_t>(row) * D, thread);
+    // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
+    static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
+    const void* from = thread < kTileQ / 2 ? static_cast<const void*>(p.q_exponent)
+                                           : static_cast<const void*>(p.q_gradient);
+    arch::cp_async_16_if(
+        thread < kTileQ, front + offsetof(Front, exponent) + thread * 16,
+        static_cast<const char*>(from) + row * uint64_t{8} + thread % (kTileQ / 2) * 16);
+    if constexpr (D == 64)
+      load_dout(front + offsetof(Front, do16), query0);
+    else
+      tile::load_tile<kTileQ, 2 * D, kThreads>(
+          front + offsetof(Front, do16),
+          static_cast<const T*>(p.do16) + static_cast<uint64_t>(row) * D, thread);
+  }
+  __device__ void load_back(int stage, uint32_t row) const {
+    const uint32_t back = base + back_at(stage);
+    const uint64_t first = static_cast<uint64_t>(row) * D;
     tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, q8t),
-                                                           p.q8t + row * D, thread);
+                                                           p.q8t + first, thread);
     tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, do8t),
-                                                           p.do8t + row * D, thread);
-    tile::load_linear<kTileQ * 8, kThreads>(front + offsetof(Front, exponent), p.q_exponent + row,
-                                            thread);
-    tile::load_linear<kTileQ * 8, kThreads>(front + offsetof(Front, gradient), p.q_gradient + row,
-                                            thread);
+                                                           p.do8t + first, thread);
+  }
+
+  __device__ void load_dout(uint32_t to, int query0) {
+    constexpr int kChunks = 2 * D / 16, kPerPass = kThreads / kChunks;
+    const int row = static_cast<int>(thread / kChunks),
+              valid = p.direct ? min(s.nq - query0, kTileQ) : kTileQ;
+    to += tile::chunk_at<2 * D>(thread);
+    if (valid == kTileQ) {
+#pragma unroll
+      for (int i = 0; i < kTileQ / kPerPass; ++i, dout += kPerPass * dout_stride)
+        arch::cp_async_16(to + i * kThreads * 16, dout);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileQ / kPerPass; ++i, dout += kPerPass * dout_stride)
+        arch::cp_async_16_or_zero(to + i * kThreads * 16, dout, row + i * kPerPass < valid);
+    }
   }
 
   /// Zeroes what the mask hides.
@@ -229,8 +222,12 @@ struct FusedBlock {
           k == 0 ? tile::start_sum(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1])
                  : arch::mma_8(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
-    float2 key[kM][2];
+    Rows key, zero;  // `zero`: what the start of the sums becomes; exact, scales have 22 bits
     key_scales(key);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) zero[m][r] = -tile::kMagicFloat * key[m][r];
     const uint32_t exponent =
         base + front_at(stage) + offsetof(Front, exponent) + (my_queries() + 2 * t()) * 8;
 #pragma unroll
@@ -241,7 +238,7 @@ struct FusedBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           x[m][n][e] = arch::exp2_approx(
-              fmaf(tile::scaled_sum(acc[m][n][e], key[m][e >> 1].x, key[m][e >> 1].y),
+              fmaf(tile::scaled_sum(acc[m][n][e], key[m][e >> 1], zero[m][e >> 1]),
                    e & 1 ? q.z : q.x, e & 1 ? -q.w : -q.y));
     }
   }
@@ -270,7 +267,7 @@ struct FusedBlock {
         for (int m = 0; m < kM; ++m)
           arch::mma_16<T>(y[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
-    float2 key[kM][2];
+    Rows key;
     key_scales(key);
     const uint32_t gradient =
         base + front_at(stage) + offsetof(Front, gradient) + (my_queries() + 2 * t()) * 8;
@@ -281,99 +278,23 @@ struct FusedBlock {
       for (int m = 0; m < kM; ++m)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          y[m][n][e] = prob[m][n][e] * key[m][e >> 1].x *
+          y[m][n][e] = prob[m][n][e] * key[m][e >> 1] *
                        fmaf(y[m][n][e], e & 1 ? q.z : q.x, e & 1 ? q.w : q.y);
     }
   }
 
-  /// Scale of each key from this warp's queries: of P, which is not negative, so that its order is
-  /// that of its bits (NaN on top), and of y.
-  __device__ void p_scales(Rows& scale, const Scores& x) const {
+  template <tile::Bytes kCode>
+  __device__ static void quantize(Codes& codes, const Scores& x, const Rows& inverses) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        int top = __float_as_int(kSmallest * numerics::kUnsignedLevels);
-#pragma unroll
-        for (int n = 0; n < kQueryBlocks; ++n)
-          top =
-              __vimax3_s32(top, __float_as_int(x[m][n][2 * r]), __float_as_int(x[m][n][2 * r + 1]));
-        scale[m][r] = tile::quad_max_nan(__int_as_float(top)) * p.p_unit;
-      }
-  }
-  __device__ static void ds_scales(Rows& scale, const Scores& x) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = kSmallest * numerics::kLevels;
-#pragma unroll
-        for (int n = 0; n < kQueryBlocks; ++n)
-#pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; ++e) top = arch::max_nan(top, fabsf(x[m][n][e]));
-        scale[m][r] = tile::quad_max_nan(top) * (1.0f / numerics::kLevels);
-      }
-  }
-
-  /// Hands this warp's scales of keys to the warps that share them.
-  __device__ void share(uint32_t maxima, const Rows& scale) const {
-    if (t() != 0) return;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        atomicMax(&at<uint32_t>(maxima + my_row(m, r) * 4), __float_as_uint(scale[m][r]));
-  }
-  __device__ void shared_scales(Rows& scale, uint32_t maxima) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) scale[m][r] = at<float>(maxima + my_row(m, r) * 4);
-  }
-
-  template <int kHalf, int kCount>
-  __device__ void halve(float (&top)[kCount], uint32_t bit) const {
-    const bool upper = (lane() & bit) != 0;
-#pragma unroll
-    for (int c = 0; c < kHalf; ++c) {
-      const float keep = upper ? top[c + kHalf] : top[c], give = upper ? top[c] : top[c + kHalf];
-      top[c] = arch::max_nan(keep, __shfl_xor_sync(0xffffffffu, give, bit));
-    }
-  }
-
-  /// Scale of each query from this warp's keys: eight lanes hold a column. In each step a lane
-  /// keeps half of its columns and gives the other half away.
-  __device__ void share_query_scales(uint32_t maxima, const Scores& y) const {
-    constexpr int kColumns = 2 * kQueryBlocks;
-    float top[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      top[c] = 0.0f;
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-        top[c] = m == 0 ? arch::max_nan(fabsf(y[m][c / 2][c % 2]), fabsf(y[m][c / 2][c % 2 + 2]))
-                        : arch::max_nan(top[c], arch::max_nan(fabsf(y[m][c / 2][c % 2]),
-                                                              fabsf(y[m][c / 2][c % 2 + 2])));
-    }
-    halve<kColumns / 2>(top, 16);
-    halve<kColumns / 4>(top, 8);
-    halve<kColumns / 8>(top, 4);  // one is left
-    const uint32_t column = lane() / 16 % 2 * 4 + lane() / 8 % 2 * 2 + lane() / 4 % 2;
-    atomicMax(&at<uint32_t>(maxima + (my_queries() + column / 2 * 8 + 2 * t() + column % 2) * 4),
-              __float_as_uint(top[0] * (1.0f / numerics::kLevels)));
-  }
-
-  __device__ static void quantize(Codes& codes, const Scores& x, const Rows& scale) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float inverse = arch::reciprocal_approx(scale[m][r]);
+        const float inverse = inverses[m][r];
 #pragma unroll
         for (int n = 0; n < kQueryBlocks; n += 2)
-          codes[m][n / 2][r] = tile::pack(
-              tile::code(x[m][n][2 * r], inverse), tile::code(x[m][n][2 * r + 1], inverse),
-              tile::code(x[m][n + 1][2 * r], inverse), tile::code(x[m][n + 1][2 * r + 1], inverse));
+          codes[m][n / 2][r] =
+              tile::codes_of<kCode>(x[m][n][2 * r], inverse, x[m][n][2 * r + 1], inverse,
+                                    x[m][n + 1][2 * r], inverse, x[m][n + 1][2 * r + 1], inverse);
       }
   }
 
@@ -381,43 +302,28 @@ struct FusedBlock {
   __device__ void put_codes(uint32_t to, const Codes& codes) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
-      at<uint4>(operand_at(to, member(), m) + lane() * 16) =
+      at<uint4>(base + to + thread * 16 + m * kThreads * 16) =
           make_uint4(codes[m][0][0], codes[m][0][1], codes[m][1][0], codes[m][1][1]);
   }
-  __device__ uint32_t operand_at(uint32_t codes, uint32_t step, int m) const {
-    return base + codes + ((group() * (kTileQ / 32) + step) * kM + m) * 512;
-  }
-  __device__ void get_codes(uint32_t (&a)[4], uint32_t operand) const {
-    const uint4 v = at<uint4>(operand + lane() * 16);
-    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
-  }
-
   /// Codes of y with one scale per query, as A operands with queries as rows.
-  __device__ void put_query_codes(const Scores& y, uint32_t maxima) const {
-    const uint32_t scale = maxima + (my_queries() + 2 * t()) * 4;
+  __device__ void put_query_codes(const Scores& y, const Columns& inverse) const {
 #pragma unroll
     for (int n = 0; n < kQueryBlocks; n += 2) {
       uint32_t a[kM][2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 two = at<float2>(scale + (n + h) * 32);
-        const float i0 = arch::reciprocal_approx(two.x), i1 = arch::reciprocal_approx(two.y);
+        const float i0 = inverse[0][n + h], i1 = inverse[1][n + h];
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           const float(&v)[4] = y[m][n + h];
-          a[m][h] = arch::transpose_8x8(tile::pack(tile::code(v[0], i0), tile::code(v[2], i0),
-                                                   tile::code(v[1], i1), tile::code(v[3], i1)));
+          a[m][h] = arch::transpose_8x8(
+              tile::codes_of<tile::Bytes::s8>(v[0], i0, v[2], i0, v[1], i1, v[3], i1));
         }
       }
-      at<uint4>(query_codes_at(my_queries() / 16 + n / 2, group()) + lane() * 16) =
-          make_uint4(a[0][0], a[0][1], a[1][0], a[1][1]);
+      at<uint4>(base + static_cast<uint32_t>(offsetof(Shared, query_codes)) + thread * 16 +
+                n / 2 * kThreads * 16) = make_uint4(a[0][0], a[0][1], a[1][0], a[1][1]);
     }
   }
-  __device__ uint32_t query_codes_at(uint32_t block, uint32_t step) const {
-    return base + static_cast<uint32_t>(offsetof(Shared, query_codes)) +
-           (block * (kTileK / 32) + step) * 512;
-  }
-
   /// acc += scale·codes·B, B transposed in shared memory.
   template <tile::Bytes kA>
   __device__ void multiply(float (&acc)[kM][kChannelBlocks][4], uint32_t codes, const Rows& scale,
@@ -492,24 +398,24 @@ struct FusedBlock {
     }
   }
 
-  /// dQ·lane += codes·K8 of 32 queries and this warp's share of the channels.
-  __device__ void add_queries(int head, int query0, uint32_t maxima) const {
+  /// dQ·lane += codes·K8 of 32 queries and this warp's share of the channels; `row` is the tile's
+  /// first in the workspace.
+  __device__ void add_queries(uint32_t row, uint32_t maxima) const {
     const uint32_t pair = warp() % Shape::kDqPairs,
                    first = warp() / Shape::kDqPairs * Shape::kDqBlocks;
     constexpr int kBlocks = Shape::kDqBlocks < 4 ? Shape::kDqBlocks : 4;
-    float scale[2][2], offset[2][2];
+    const float4 four = at<float4>(maxima + pair * 128 + lane() / 4 * 16);
+    float scale[2][2] = {{four.x, four.y}, {four.z, four.w}}, offset[2][2];
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         // 22 significant bits, so that the offset is exact.
-        scale[j][r] = __uint_as_float(
-            __float_as_uint(at<float>(maxima + (pair * 32 + j * 16 + r * 8 + lane() / 4) * 4)) &
-            0xfffffffcu);
+        scale[j][r] = __uint_as_float(__float_as_uint(scale[j][r]) & 0xfffffffcu);
         offset[j][r] = -tile::kMagicFloat * scale[j][r];
       }
     const uint32_t k8t = base + offsetof(Shared, k8t) + first * 8 * kGroup + b_t;
-    float* out = p.dq_sum + (head * p.tq + s.q_pad + query0 + pair * 32) * D + first * 128;
+    float* out = p.dq_sum + static_cast<uint64_t>(row) * D + (pair * 32 * D + first * 128);
 #pragma unroll
     for (int part = 0; part < Shape::kDqBlocks; part += kBlocks) {
       int sum[2][kBlocks][4];
@@ -518,8 +424,8 @@ struct FusedBlock {
         uint32_t a[2][2][4];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          get_codes(a[j][0], query_codes_at(pair * 2 + j, k));
-          get_codes(a[j][1], query_codes_at(pair * 2 + j, k + 1));
+          get_codes(a[j][0], query_codes_at(pair, j, k));
+          get_codes(a[j][1], query_codes_at(pair, j, k + 1));
         }
         uint32_t f[kBlocks][4];
 #pragma unroll
@@ -551,13 +457,15 @@ struct FusedBlock {
 
   __device__ void finish() {
     constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // Q's folded scale carries c·log2e
+    Rows scale;
+    key_scales(scale);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int key = key0 + my_row(m, r);
         if (key >= s.nk) continue;
-        const float factor = kLn2 / at<float>(base + offsetof(Shared, k_scale) + my_row(m, r) * 8);
+        const float factor = kLn2 / scale[m][r];
         T* dk_row = tile::row_of<T>(p.dk, s, kv_head, s.k_begin + key);
         T* dv_row = tile::row_of<T>(p.dv, s, kv_head, s.k_begin + key);
 #pragma unroll
@@ -576,7 +484,7 @@ template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     fused_kernel(const __grid_constant__ BackwardParams p) {
   using Block = FusedBlock<T, Shape>;
-  constexpr int kTileQ = Shape::kTileQ, kTileK = Shape::kTileK, kStages = Shape::kStages;
+  constexpr int kTileQ = Shape::kTileQ, kTileK = Shape::kTileK, kBacks = Shape::kBacks;
   extern __shared__ __align__(128) uint8_t memory[];
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
   Block b(p, memory, static_cast<int>(blockIdx.x));
@@ -596,85 +504,94 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
             whole_end = min(of_first.end, of_last.end) - kTileQ;
   const int first = range.begin / kTileQ * kTileQ;
   const int per_head = range.begin < range.end ? (range.end - first + kTileQ - 1) / kTileQ : 0;
-  const int steps = per_head * p.group;
+  const int end = first + per_head * kTileQ, steps = per_head * p.group;
+  const int first_head = b.kv_head * p.group;
 
-  /// A tile of queries on its way round.
-  struct Cursor {
-    int head, query, stage;
+  /// A tile of queries: the first one's place in the sequence and in the workspace.
+  struct Tile {
+    int query;
+    uint32_t row;
   };
-  const auto advance = [&](Cursor& c) {
-    c.query += kTileQ;
-    if (c.query >= first + per_head * kTileQ) c.query = first, ++c.head;
-    c.stage = c.stage + 1 == kStages ? 0 : c.stage + 1;
-  };
-  const auto masked = [&](const Cursor& c) { return c.query < whole_begin || c.query > whole_end; };
-  Cursor now{b.kv_head * p.group, first, 0}, next = now;
-  int to_load = steps;
-  const auto load_next = [&] {
+  const auto masked = [&](const Tile& c) { return c.query < whole_begin || c.query > whole_end; };
+  const uint32_t next_head = static_cast<uint32_t>(p.tq - per_head * kTileQ);
+  Tile loading{first, static_cast<uint32_t>(first_head * p.tq + b.s.q_pad + first)};
+  int head = first_head, to_load = steps, load_stage = 0;
+  b.start_head(head, first);
+  // Starts loading a tile and says which; behind the last, nothing.
+  const auto load_next = [&](bool back) {
+    const Tile tile = loading;
     if (to_load > 0) {
-      b.load(next.stage, next.head, next.query);
-      advance(next);
+      b.load_front(load_stage, tile.row, tile.query);
+      if (back) b.load_back(load_stage, tile.row);
+      load_stage = load_stage + 1 == kBacks ? 0 : load_stage + 1;
       --to_load;
+      loading.query += kTileQ, loading.row += kTileQ;
+      if (loading.query >= end) {
+        loading.query = first, loading.row += next_head;
+        if (to_load > 0) b.start_head(++head, first);
+      }
     }
     arch::cp_async_commit();
+    return tile;
   };
 
-  load_next();
-  if constexpr (kStages == 3) load_next();
-  arch::cp_async_wait<kStages == 3 ? 1 : 0>();
+  Tile now = load_next(true), next = now;
+  if constexpr (kBacks == 3) next = load_next(true);
+  int stage = 0;
+  arch::cp_async_wait<kBacks == 3 ? 1 : 0>();
   __syncthreads();
   typename Block::Scores prob;
   if (steps > 0) {
-    b.probabilities(prob, now.stage);
+    b.probabilities(prob, stage);
     if (masked(now)) b.hide(prob, now.query);
   }
   for (int i = 0; i < steps; ++i) {
     b.new_round();
     const uint32_t maxima = b.maxima_at(i & 1);
-    typename Block::Rows scale;
+    Tile after;
     {
       typename Block::Scores y;
-      typename Block::Codes codes;
-      b.gradients(y, prob, now.stage);
+      b.gradients(y, prob, stage);
       if (masked(now)) b.hide(y, now.query);
-      b.p_scales(scale, prob);
-      b.share(maxima + Block::kP, scale);
-      Block::ds_scales(scale, y);
-      b.share(maxima + Block::kDs, scale);
+      b.share_p_scales(maxima + Block::kP, prob, p.p_unit);
+      b.share_ds_scales(maxima + Block::kDs, y);
       b.share_query_scales(maxima + Block::kQuery, y);
       __syncthreads();
-      if constexpr (kStages > 1) load_next();
+      after = load_next(kBacks > 1);
       b.reset((i + 1) & 1);
-      b.shared_scales(scale, maxima + Block::kP);
-      Block::quantize(codes, prob, scale);
+      // All at once: one wait for shared memory and reciprocals instead of three.
+      typename Block::Rows p_inverse, ds_inverse;
+      typename Block::Columns query_inverse;
+      b.row_inverses(p_inverse, maxima + Block::kP);
+      b.row_inverses(ds_inverse, maxima + Block::kDs);
+      b.query_inverses(query_inverse, maxima + Block::kQuery);
+      typename Block::Codes codes;
+      Block::template quantize<tile::Bytes::u8>(codes, prob, p_inverse);
       b.put_codes(Block::kPCodes, codes);
-      b.shared_scales(scale, maxima + Block::kDs);
-      Block::quantize(codes, y, scale);
+      Block::template quantize<tile::Bytes::s8>(codes, y, ds_inverse);
       b.put_codes(Block::kDsCodes, codes);
-      b.put_query_codes(y, maxima + Block::kQuery);
+      b.put_query_codes(y, query_inverse);
     }
-    if constexpr (kStages == 3) arch::cp_async_wait<1>();
+    arch::cp_async_wait<kBacks == 3 ? 1 : 0>();
     __syncthreads();
-    const uint32_t back = Block::back_at(now.stage);
-    b.shared_scales(scale, maxima + Block::kP);
+    const uint32_t back = Block::back_at(stage), row = now.row;
+    now = kBacks == 3 ? next : after, next = after;
+    stage = stage + 1 == kBacks ? 0 : stage + 1;
+    // Behind the last tile this works on what lies there, to no effect.
+    b.probabilities(prob, stage);
+    typename Block::Rows scale;
+    b.get_rows(scale, maxima + Block::kP);
     b.template multiply<tile::Bytes::u8>(b.dv, Block::kPCodes, scale,
                                          back + offsetof(typename Block::Back, do8t));
-    b.shared_scales(scale, maxima + Block::kDs);
+    b.get_rows(scale, maxima + Block::kDs);
     b.template multiply<tile::Bytes::s8>(b.dk, Block::kDsCodes, scale,
                                          back + offsetof(typename Block::Back, q8t));
-    const Cursor last = now;
-    advance(now);
-    if constexpr (kStages == 1) {
+    if constexpr (kBacks == 1) {
       __syncthreads();
-      load_next();
+      if (i + 1 < steps) b.load_back(0, now.row);
+      arch::cp_async_commit();
     }
-    if constexpr (kStages < 3) {
-      arch::cp_async_wait<0>();
-      __syncthreads();
-    }
-    // Behind the last tile this works on what lies there, to no effect.
-    b.probabilities(prob, now.stage);
-    b.add_queries(last.head, last.query, maxima + Block::kQuery);
+    b.add_queries(row, maxima + Block::kQuery);
     if (masked(now)) b.hide(prob, now.query);
   }
   arch::cp_async_wait<0>();

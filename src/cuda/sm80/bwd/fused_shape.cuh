@@ -9,10 +9,12 @@
 namespace sagebwd::cuda::sm80 {
 
 /// How a thread block cuts a tile up: a warp has 32 keys and 32 queries, and two warps have the
-/// same keys.
-template <int D_, int kWarps_, int kStages_, int kResident_>
+/// same keys. kFronts and kBacks: query tiles in shared memory, as S and dP, and as dV and dK, read
+/// them.
+template <int D_, int kWarps_, int kFronts_, int kBacks_, int kResident_>
 struct FusedShape {
-  static constexpr int D = D_, kWarps = kWarps_, kStages = kStages_, kResident = kResident_;
+  static constexpr int D = D_, kWarps = kWarps_, kResident = kResident_;
+  static constexpr int kFronts = kFronts_, kBacks = kBacks_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kM = 2;  // blocks of 16 keys of a warp
   static constexpr int kMyQueries = 32, kQueryBlocks = kMyQueries / 8;
@@ -23,6 +25,7 @@ struct FusedShape {
   static constexpr int kDqPairs = kTileQ / 32, kDqGroups = kWarps / kDqPairs;
   static constexpr int kDqBlocks = D / 8 / kDqGroups;
   static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
+  static_assert(kFronts == 3 ? kBacks == 3 : kFronts == 1 && kBacks <= 2);
 };
 
 /// What the warps of a thread block share.
@@ -39,22 +42,22 @@ struct FusedShared {
     alignas(128) uint8_t q8t[kTileQ * D];
     alignas(128) uint8_t do8t[kTileQ * D];
   };
-  static constexpr int kFronts = Shape::kStages == 3 ? 3 : 1;
+  // Numbers of keys and queries lie in the order of FusedLane::row_at.
   struct Maxima {  // bits of FP32 scales: the order of positive floats is that of their bits
     uint32_t p[kTileK], ds[kTileK], query[kTileQ];
   };
   alignas(128) uint8_t k8[kTileK * D];
   alignas(128) uint8_t v16[kTileK * D * 2];
   alignas(128) uint8_t k8t[kTileK * D];
-  Front front[kFronts];
-  Back back[Shape::kStages];
-  // [group][contraction step][m][lane]: A operands
+  Front front[Shape::kFronts];
+  Back back[Shape::kBacks];
+  // A operands: [m][warp][lane], and of the queries [block of 16][warp][lane]
   static constexpr int kOperands = Shape::kGroups * (kTileQ / 32) * Shape::kM;
   uint4 p_codes[kOperands][32];
   uint4 ds_codes[kOperands][32];
-  uint4 query_codes[kTileQ / 16][kTileK / 32][32];
-  KeyScale k_scale[kTileK];
-  Maxima maxima[2];
+  uint4 query_codes[kOperands][32];
+  alignas(16) float k_scale[kTileK];
+  alignas(16) Maxima maxima[2];
 };
 
 }  // namespace sagebwd::cuda::sm80

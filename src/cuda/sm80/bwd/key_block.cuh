@@ -269,7 +269,7 @@ struct KeyBlock {
       const tile::Scale low = tile::scale_of(amax[m][0], levels),
                         high = tile::scale_of(amax[m][1], levels);
       scale[m][0] = low.scale, scale[m][1] = high.scale;
-      tile::quantize_rows<kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse);
+      tile::quantize_rows<kA, kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse);
       pair.put_codes(m, mine[m][0]);
     }
     pair.sync();

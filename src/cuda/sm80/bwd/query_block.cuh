@@ -290,7 +290,7 @@ struct QueryBlock {
       const tile::Scale low = tile::scale_of(amax[m][0], numerics::kLevels),
                         high = tile::scale_of(amax[m][1], numerics::kLevels);
       scale[m][0] = low.scale, scale[m][1] = high.scale;
-      tile::quantize_rows<kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse);
+      tile::quantize_rows<tile::Bytes::s8, kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse);
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) pair.put_codes(m * kSteps + k, mine[m][k]);
     }

@@ -4,8 +4,8 @@
 //
 //               keys →  tile 0 | tile 1 | …
 //   kWarps warps,      ┌──────┬──────┬───   S = Q8·K8ᵀ (INT8), P per row and tile (0 … p_levels),
-//   16 queries each →  │      │      │ …    O += P8·V8 (INT8); leading tiles, and tiles whose V
-//                      └──────┴──────┴───   holds NaN or Inf: P·V in 16 bit
+//   16 queries each →  │      │      │ …    O += P8·V8 (INT8); at the end the leading tiles, and
+//                      └──────┴──────┴───   tiles whose V holds NaN or Inf: P·V in 16 bit
 //
 // A warp has its rows for itself, so it meets the others only at the barrier that protects the ring
 // of key tiles, and small thread blocks fill each other's gaps. P becomes an A operand in registers
@@ -17,6 +17,7 @@
 #include <cstddef>
 
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/scalar.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/sequence.cuh"
@@ -58,11 +59,13 @@ struct ForwardBlock {
   using RowValues = float[2];  // row g, row g + 8
 
   const ForwardParams& p;
-  Shared& shared;
+  uint8_t* memory;  // of Shared
+  uint32_t base;    // its address
   tile::Sequence s;
   int head, kv_head;
   uint32_t thread, lane, t;
-  int row0;  // query of this thread's first row, inside the sequence
+  uint32_t b_k, b_v;  // the lane's part of fragment addresses
+  int row0;           // query of this thread's first row, inside the sequence
   tile::Band band;
   uint32_t q8[D / 32][4];
   RowValues q_lane;
@@ -70,14 +73,22 @@ struct ForwardBlock {
   RowValues sum,
       sum_16;  // this lane's share of the row sum, and of that part of it that V itself multiplied
   float o[kChannelBlocks][4];
+  float log_levels;           // log2 of the levels of P
+  bool any_poisoned = false;  // whether a tile of V had NaN or Inf
 
-  __device__ ForwardBlock(const ForwardParams& params, Shared& sh, int block)
+  __device__ ForwardBlock(const ForwardParams& params, uint8_t* shared, int block)
       : p(params),
-        shared(sh),
+        memory(shared),
+        base(arch::shared_address(shared)),
         s(tile::sequence_of_block(params.seq, block * kRows / kBlock, true)) {
     head = static_cast<int>(blockIdx.y);
     kv_head = head / p.group;
-    thread = threadIdx.x, lane = thread % 32, t = lane % 4;
+    // By way of a shuffle, or the compiler would ask for the slow special register again and again.
+    thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
+    lane = thread % 32, t = lane % 4;
+    log_levels = log2f(p.p_levels);
+    b_k = tile::b_lane<D>(lane), b_v = tile::swizzled<kGroup>(lane & 7, lane >> 3);
+    arch::keep(b_k), arch::keep(b_v), arch::keep(base);
     const int64_t padded = static_cast<int64_t>(block) * kRows + thread / 32 * 16 + lane / 4;
     row0 = static_cast<int>(padded - s.q_pad);
     band = tile::band_of(p.mask, s);
@@ -107,32 +118,41 @@ struct ForwardBlock {
                          : 0;
   }
 
-  __device__ void load(int stage, int tile) {
-    auto& st = shared.stage[stage];
-    const int64_t key = kv_head * p.tk + s.k_pad + static_cast<int64_t>(tile) * kTileK;
-    tile::load_tile<kTileK, D, kThreads>(arch::shared_address(st.k8), p.k8 + key * D, thread);
-#pragma unroll
-    for (int n = 0; n < kTileK / kGroup; ++n)
-      tile::load_tile<D, kGroup, kThreads>(arch::shared_address(st.v8t) + n * D * kGroup,
-                                           p.v8t + (key + n * kGroup) * D, thread);
-    tile::load_linear<kTileK * 8, kThreads>(arch::shared_address(st.k_scale), p.k_scale + key,
-                                            thread);
-    if (thread == kThreads - 1)
-      arch::cp_async_4(arch::shared_address(&st.v_scale), p.v_scale + key / kTileK);
+  template <typename V>
+  __device__ V& at(uint32_t address) const {
+    return *reinterpret_cast<V*>(memory + (address - base));
+  }
+  using Stage = typename Shared::Stage;
+  __device__ uint32_t stage_at(int stage) const {
+    return base + static_cast<uint32_t>(stage * sizeof(Stage));
   }
 
-  __device__ uint8_t* v16(int stage) const { return shared.stage[stage].k8; }
-  __device__ void load_v16(int stage, int tile) {
-    static_assert(offsetof(typename Shared::Stage, k_scale) == 2 * kTileK * D);
-    const int64_t key = kv_head * p.tk + s.k_pad + static_cast<int64_t>(tile) * kTileK;
-    tile::load_tile<kTileK, 2 * D, kThreads>(arch::shared_address(v16(stage)),
-                                             static_cast<const T*>(p.v16) + key * D, thread);
+  /// The first key of a tile in the workspace.
+  __device__ uint32_t key_row(int tile) const {
+    return static_cast<uint32_t>(kv_head * p.tk + s.k_pad) + static_cast<uint32_t>(tile) * kTileK;
+  }
+  __device__ void load(int stage, int tile) const {
+    const uint32_t to = stage_at(stage), row = key_row(tile);
+    const uint64_t first = static_cast<uint64_t>(row) * D;
+    tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + first, thread);
+    tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
+                                                           thread);
+    tile::load_linear<kTileK * 8, kThreads>(to + offsetof(Stage, k_scale), p.k_scale + row, thread);
+    if (thread == kThreads - 1)
+      arch::cp_async_4(to + offsetof(Stage, v_scale), p.v_scale + row / kTileK);
+  }
+  /// V in 16 bit takes the place of the codes.
+  __device__ void load_v16(int stage, int tile) const {
+    static_assert(offsetof(Stage, k8) == 0 && offsetof(Stage, k_scale) == 2 * kTileK * D);
+    tile::load_tile<kTileK, 2 * D, kThreads>(
+        stage_at(stage), static_cast<const T*>(p.v16) + static_cast<uint64_t>(key_row(tile)) * D,
+        thread);
   }
 
   /// x = (Q8·K8ᵀ)·(scale of K).
   __device__ void scores(Scores& x, int stage) {
-    const uint32_t k8 = arch::shared_address(shared.stage[stage].k8) + tile::b_lane<D>(lane);
-    const KeyScale* k_scale = shared.stage[stage].k_scale + 2 * t;
+    const uint32_t k8 = stage_at(stage) + b_k,
+                   k_scale = stage_at(stage) + offsetof(Stage, k_scale) + t * 16;
     int acc[kKeyBlocks][4];
 #pragma unroll
     for (int k = 0; k < D / 32; ++k)
@@ -147,7 +167,7 @@ struct ForwardBlock {
       }
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n) {
-      const float4 ks = *reinterpret_cast<const float4*>(k_scale + n * 8);
+      const float4 ks = at<float4>(k_scale + n * 64);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         x[n][e] = tile::scaled_sum(acc[n][e], e & 1 ? ks.z : ks.x, e & 1 ? ks.w : ks.y);
@@ -168,11 +188,12 @@ struct ForwardBlock {
     }
   }
 
-  /// x becomes p = 2^(s2 - largest of the row in this tile). weight carries the tile over to the
-  /// reference exponent. `floating`: V16 holds V itself while O is gathered from V minus its mean,
-  /// so the mass is kept apart.
-  __device__ void softmax(Scores& x, RowValues& weight, bool floating) {
-    RowValues tile_top, base;
+  /// x becomes levels·p, p = 2^(s2 - largest of the row in this tile), which codes round.
+  /// weight carries the tile over to the reference exponent, mass is this lane's share of what the
+  /// row sums get. kFloating: sum_16 may hold something.
+  template <bool kFloating>
+  __device__ void softmax(Scores& x, RowValues& weight, RowValues& mass) {
+    RowValues tile_top, shift;
     bool move = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -182,29 +203,28 @@ struct ForwardBlock {
         best[n & 1] = fmaxf(best[n & 1], fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       const float most = tile::quad_max(fmaxf(best[0], best[1]));
       tile_top[r] = most == -INFINITY ? -INFINITY : most * q_lane[r];
-      base[r] = most == -INFINITY ? 0.0f : tile_top[r];
+      shift[r] = most == -INFINITY ? 0.0f : log_levels - tile_top[r];
       top[r] = fmaxf(top[r], tile_top[r]);
       move |= !(tile_top[r] <= ref[r] + kSlack);
     }
-    if (__any_sync(0xffffffffu, move)) rescale(tile_top);
-    float mass[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
+    if (__any_sync(0xffffffffu, move)) rescale<kFloating>(tile_top);
+    float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        x[n][e] = arch::exp2_approx(fmaf(x[n][e], q_lane[e >> 1], -base[e >> 1]));
-        mass[e >> 1][e & 1] += x[n][e];
+        x[n][e] = arch::exp2_approx(fmaf(x[n][e], q_lane[e >> 1], shift[e >> 1]));
+        total[e >> 1][e & 1] += x[n][e];
       }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       weight[r] = tile_top[r] == -INFINITY ? 0.0f : arch::exp2_approx(tile_top[r] - ref[r]);
-      const float total = mass[r][0] + mass[r][1];
-      sum[r] = fmaf(total, weight[r], sum[r]);
-      if (floating) sum_16[r] = fmaf(total, weight[r], sum_16[r]);
+      mass[r] = (total[r][0] + total[r][1]) * weight[r];
     }
   }
 
   /// Moves the reference exponent of the rows that have outgrown it.
+  template <bool kFloating>
   __device__ void rescale(const RowValues& tile_top) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -213,39 +233,45 @@ struct ForwardBlock {
                            : ref[r] == -INFINITY ? 0.0f
                                                  : arch::exp2_approx(ref[r] - tile_top[r]);
       ref[r] = moves ? tile_top[r] : ref[r];
-      sum[r] *= shrink, sum_16[r] *= shrink;
+      sum[r] *= shrink;
+      if constexpr (kFloating) sum_16[r] *= shrink;
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c) o[c][2 * r] *= shrink, o[c][2 * r + 1] *= shrink;
     }
   }
 
+  /// Nothing where the scale is NaN.
   __device__ void multiply_int8(const Scores& x, const RowValues& weight, int stage) {
     uint32_t a[kSteps][4];
-    tile::quantize_rows<kKeyBlocks>(a, x, p.p_levels, p.p_levels);
-    const float unit = shared.stage[stage].v_scale * p.p_unit;
+    tile::quantize_rows<tile::Bytes::u8, kKeyBlocks>(a, x, 1.0f, 1.0f);
+    const float scale = at<float>(stage_at(stage) + offsetof(Stage, v_scale));
+    const float unit = scale == scale ? scale * p.p_unit : 0.0f;
+    any_poisoned |= scale != scale;
     const float w[2] = {weight[0] * unit, weight[1] * unit};
-    const uint32_t v8t =
-        arch::shared_address(shared.stage[stage].v8t) + tile::swizzled<kGroup>(lane & 7, lane >> 3);
-    // Four blocks of channels at a time: chains of products that do not wait for each other.
+    const uint32_t v8t = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, v8t)) + b_v;
+    // Codes first, products behind them: in between the compiler would run out of registers.
+    __syncwarp();
+    // Several blocks of channels at a time: chains of products that do not wait for each other.
+    constexpr int kAtOnce = D == 64 ? 2 : 4;
 #pragma unroll
-    for (int c = 0; c < kChannelBlocks; c += 4) {
-      int acc[4][4];
+    for (int c = 0; c < kChannelBlocks; c += kAtOnce) {
+      int acc[kAtOnce][4];
 #pragma unroll
       for (int k = 0; k < kSteps; k += 2) {
-        uint32_t b[4][4];
+        uint32_t b[kAtOnce][4];
 #pragma unroll
-        for (int h = 0; h < 4; ++h)
+        for (int h = 0; h < kAtOnce; ++h)
           arch::ldmatrix_x4(b[h], v8t + (k / 2 * D + (c + h) * 8) * kGroup);
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
-          for (int h = 0; h < 4; ++h)
+          for (int h = 0; h < kAtOnce; ++h)
             k + step == 0 ? tile::start_sum<tile::Bytes::u8>(acc[h], a[0], b[h][0], b[h][1])
                           : arch::mma_8<tile::Bytes::u8>(acc[h], a[k + step], b[h][2 * step],
                                                          b[h][2 * step + 1]);
       }
 #pragma unroll
-      for (int h = 0; h < 4; ++h)
+      for (int h = 0; h < kAtOnce; ++h)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           o[c + h][e] = fmaf(tile::sum_of(acc[h][e]), w[e >> 1], o[c + h][e]);
@@ -254,15 +280,15 @@ struct ForwardBlock {
 
   /// P·V with P in the type of V.
   __device__ void multiply_16(const Scores& x, const RowValues& weight, int stage) {
-    const uint32_t v = arch::shared_address(v16(stage));
+    const float w[2] = {weight[0] * p.p_unit, weight[1] * p.p_unit};
+    const uint32_t v = stage_at(stage);
 #pragma unroll
     for (int k = 0; k < kTileK / 16; ++k) {
       uint32_t a[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const float w = weight[r & 1];
         const float* pq = &x[2 * k + (r >> 1)][2 * (r & 1)];
-        a[r] = tile::pack_16<T>(pq[0] * w, pq[1] * w);
+        a[r] = tile::pack_16<T>(pq[0] * w[r & 1], pq[1] * w[r & 1]);
       }
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; c += 2) {
@@ -277,7 +303,7 @@ struct ForwardBlock {
   /// Zeroes NaN and Inf of the 16-bit tile, so that they do not reach rows that do not see them
   /// through 0·NaN.
   __device__ void clean_v16(int stage) {
-    T* v = reinterpret_cast<T*>(v16(stage));
+    T* v = &at<T>(stage_at(stage));
     for (uint32_t i = thread; i < kTileK * D; i += kThreads)
       if (!numerics::is_finite(static_cast<float>(v[i]))) v[i] = T(0.0f);
   }
@@ -301,45 +327,18 @@ struct ForwardBlock {
     }
   }
 
-  /// Whether the tile's P·V is in 16 bit.
+  /// Whether the tile holds NaN or Inf.
   __device__ bool poisoned(int stage) const {
-    return shared.stage[stage].v_scale != shared.stage[stage].v_scale;
-  }
-  __device__ bool floating(int stage, int tile) const {
-    return tile < p.pv16_tiles || poisoned(stage);
-  }
-
-  __device__ void step(int stage, int tile, bool masked, bool in_16) {
-    if (in_16) {
-      load_v16(stage ^ 1, tile);
-      arch::cp_async_commit();
-    }
-    Scores x;
-    RowValues weight;
-    scores(x, stage);
-    if (masked) hide(x, tile);
-    softmax(x, weight, in_16);
-    if (!in_16) {
-      multiply_int8(x, weight, stage);
-      return;
-    }
-    arch::cp_async_wait<0>();
-    __syncthreads();
-    if (poisoned(stage)) {
-      clean_v16(stage ^ 1);
-      __syncthreads();
-    }
-    multiply_16(x, weight, stage ^ 1);
-    if (poisoned(stage)) spread_poison(tile);
-    __syncthreads();  // the next tile goes where this one was
+    const float scale = at<float>(stage_at(stage) + offsetof(Stage, v_scale));
+    return scale != scale;
   }
 
   __device__ void finish() {
     uint32_t best = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum[r] = tile::quad_sum(sum[r]);
-      sum_16[r] = tile::quad_sum(sum_16[r]);
+      sum[r] = tile::quad_sum(sum[r]) * p.p_unit;
+      sum_16[r] = tile::quad_sum(sum_16[r]) * p.p_unit;
       if (row(r) < s.nq) best = max(best, finish_row(r));
     }
     if (p.max_logit == nullptr) return;
@@ -356,10 +355,10 @@ struct ForwardBlock {
     T* out = tile::row_of<T>(p.o, s, head, token);
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c) {
-      const int at = c * 8 + static_cast<int>(2 * t);
-      if (at >= p.d) break;
-      const float2 mu = *reinterpret_cast<const float2*>(shared.v_mean + at);
-      tile::store_pair(out + at, any ? o[c][2 * r] * inverse + mu.x * rest : 0.0f,
+      const int channel = c * 8 + static_cast<int>(2 * t);
+      if (channel >= p.d) break;
+      const float2 mu = at<float2>(base + offsetof(Shared, v_mean) + channel * 4);
+      tile::store_pair(out + channel, any ? o[c][2 * r] * inverse + mu.x * rest : 0.0f,
                        any ? o[c][2 * r + 1] * inverse + mu.y * rest : 0.0f, p.o.vector);
     }
     if (t != 0) return 0;
@@ -376,10 +375,9 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   using Block = ForwardBlock<T, D, kTileK, kWarps>;
   extern __shared__ __align__(128) uint8_t memory[];
-  auto& shared = *reinterpret_cast<typename Block::Shared*>(memory);
   // The last queries of a causal sequence have the most keys: they go first.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  Block b(p, shared, block);
+  Block b(p, memory, block);
 
   // Rows of the block see a contiguous range of keys, both ends growing with the row.
   const int q0 = static_cast<int>(static_cast<int64_t>(block) * Block::kRows - b.s.q_pad);
@@ -393,22 +391,66 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
             whole_end = head_keys.end / kTileK;
 
   for (uint32_t c = b.thread; c < D; c += Block::kThreads)
-    shared.v_mean[c] =
+    b.template at<float>(b.base + offsetof(typename Block::Shared, v_mean) + c * 4) =
         p.v_mean[(static_cast<int64_t>(b.s.index) * (gridDim.y / p.group) + b.kv_head) * D + c];
-  if (first < end) b.load(0, first);
-  arch::cp_async_commit();
-  for (int tile = first; tile < end; ++tile) {
-    const int stage = (tile - first) & 1;
+  const auto scores = [&](auto& x, int stage, int tile) {
+    b.scores(x, stage);
+    if (tile < whole_begin || tile >= whole_end) b.hide(x, tile);
+  };
+  const auto wait = [] {
     arch::cp_async_wait<0>();
     __syncthreads();
-    const bool in_16 = b.floating(stage, tile), more = tile + 1 < end;
-    if (more && !in_16) b.load(stage ^ 1, tile + 1);
+  };
+  typename Block::Scores x;
+  typename Block::RowValues weight, mass;
+
+  // Tiles in INT8 come first, those in 16 bit behind them: the order does not matter to the sums,
+  // and so the loop that takes the time has nothing else in it.
+  const int leading = static_cast<int>(min(p.pv16_tiles, static_cast<int64_t>(end)));
+  const int int8_begin = max(first, leading);
+  int stage = 0;
+  if (first < end) b.load(0, int8_begin < end ? int8_begin : first);
+  arch::cp_async_commit();
+  wait();
+  for (int tile = int8_begin; tile < end; ++tile, stage ^= 1) {
+    b.load(stage ^ 1, tile + 1 < end ? tile + 1 : first);
     arch::cp_async_commit();
-    b.step(stage, tile, tile < whole_begin || tile >= whole_end, in_16);
-    if (more && in_16) b.load(stage ^ 1, tile + 1);  // not before: V16 was there
-    arch::cp_async_commit();
+    scores(x, stage, tile);
+    b.template softmax<false>(x, weight, mass);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) b.sum[r] += mass[r];
+    b.multiply_int8(x, weight, stage);
+    wait();
   }
-  __syncthreads();  // v_mean, when there is no tile
+
+  // In 16 bit: the leading tiles, and those whose V holds NaN or Inf, whose mass is counted
+  // already. V16 lies in the stage that is not the tile's. It is V itself, while O is gathered from
+  // V minus its mean, so its mass is kept apart.
+  for (int tile = first; tile < (b.any_poisoned ? end : leading); ++tile) {
+    const bool poisoned = b.poisoned(stage), next = tile + 1 < (b.any_poisoned ? end : leading);
+    if (tile < leading || poisoned) {
+      b.load_v16(stage ^ 1, tile);
+      arch::cp_async_commit();
+      scores(x, stage, tile);
+      b.template softmax<true>(x, weight, mass);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        b.sum_16[r] += mass[r];
+        if (tile < leading) b.sum[r] += mass[r];
+      }
+      wait();
+      if (poisoned) {
+        b.clean_v16(stage ^ 1);
+        __syncthreads();
+      }
+      b.multiply_16(x, weight, stage ^ 1);
+      if (poisoned) b.spread_poison(tile);
+    }
+    __syncthreads();  // before the next tile goes where this one is
+    if (next) b.load(stage, tile + 1);
+    arch::cp_async_commit();
+    wait();
+  }
   b.finish();
 }
 
