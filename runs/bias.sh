@@ -3,7 +3,7 @@
 # Error of the accumulated weight gradients against exact attention at a trained checkpoint, as tokens grow.
 #   bias.sh RUN OUT [TOKENS] [DATA]
 # RUN: directory of a run (an arm of another script). If there is none, the 45M model is trained there first, on 80M tokens
-# of DATA in full precision: the checkpoint of the table in docs/numerics.md.
+# of DATA in full precision.
 source "$(dirname "$0")/model.sh"
 run=$1 out=$2 tokens=${3:-16K,64K,256K,1M} data=${4:-}
 if [[ ! -d $run/checkpoints ]]; then

@@ -16,15 +16,7 @@ int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0
 }  // namespace
 
 dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
-  const Recipe& r = p.recipe;
-  const bool paper = r.scheme == Scheme::paper;
-  return {r.tile_q != 0 ? r.tile_q
-          : paper       ? 128
-                        : 64,
-          r.tile_k != 0 ? r.tile_k
-          : paper       ? 64
-                        : 128,
-          spec::p_levels(r, kernels.p_levels)};
+  return dispatch::any_tiles(p.recipe, kernels.p_levels);
 }
 
 Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(problem) {

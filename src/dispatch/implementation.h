@@ -16,6 +16,15 @@ struct Tiles {
   int p_levels;  // of the codes of P: 127 or 255
 };
 
+/// What the recipe asks for, or else 128x64 in `paper`, 64x128 and `most_p_levels` in `vectorwise`:
+/// the choice of implementations that take any.
+inline Tiles any_tiles(const Recipe& r, int most_p_levels) {
+  const bool paper = r.scheme == Scheme::paper;
+  const auto or_else = [](int wanted, int otherwise) { return wanted != 0 ? wanted : otherwise; };
+  return {or_else(r.tile_q, paper ? 128 : 64), or_else(r.tile_k, paper ? 64 : 128),
+          spec::p_levels(r, most_p_levels)};
+}
+
 struct Implementation {
   const char* name;
   /// Why this implementation cannot serve the problem on this machine; empty when it can.

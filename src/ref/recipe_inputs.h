@@ -17,7 +17,7 @@ struct TokenCodes {
 TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_per_scale);
 
 /// The inputs in every form the matmuls need. Codes are kept as floats too: all sums of code
-/// products stay below 2^24 (127·127·256), so FP32 adds them exactly and one plain matmul serves
+/// products stay below 2^24 (255·127·256), so FP32 adds them exactly and one plain matmul serves
 /// integers and floats alike.
 struct RecipeOperands {
   RecipeInputs inputs;

@@ -20,16 +20,7 @@ std::string decline(const Problem& p) {
   return p.device == Device::cpu ? "" : "the reference runs on a CPU only";
 }
 
-dispatch::Tiles tiles(const Problem& p) {
-  const bool paper = p.recipe.scheme == Scheme::paper;
-  return {p.recipe.tile_q != 0 ? p.recipe.tile_q
-          : paper              ? 128
-                               : 64,
-          p.recipe.tile_k != 0 ? p.recipe.tile_k
-          : paper              ? 64
-                               : 128,
-          spec::p_levels(p.recipe, 255)};
-}
+dispatch::Tiles tiles(const Problem& p) { return dispatch::any_tiles(p.recipe, 255); }
 
 size_t workspace(const Problem&) { return 0; }
 

@@ -84,7 +84,8 @@ class Trainer:
         self.last = {}  # loss of the last step, last evaluation
         self.save_error = None
         self._speeds = []
-        self._resume() or self._start_from_weights()
+        if not self._resume() and config.init:
+            self._start_from_weights()
         self._clear_directory()
         self.log.open(self.step_count)
         if self.world.is_main:
@@ -300,7 +301,7 @@ class Trainer:
         return path
 
     def _resume(self):
-        """Whether there was something to go on from."""
+        """Goes on from a checkpoint where the configuration asks for it; returns whether it did."""
         wanted = self.config.resume
         if not wanted:
             return False
@@ -328,8 +329,6 @@ class Trainer:
         return True
 
     def _start_from_weights(self):
-        if not self.config.init:
-            return
         path = checkpoint.find(self.config.init)
         try:
             state.restore_weights(self.model, checkpoint.load(path)[1]["weights"])

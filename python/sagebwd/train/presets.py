@@ -18,7 +18,7 @@ PRESETS = {
         layers=6, width=256, heads=4, ffn=768, context=1024,
         tokens_per_step=262_144, steps=2000, warmup=100, lr=2e-3,
     ),
-    # The model of the bias table in docs/numerics.md.
+    # The model that runs/bias.sh trains.
     "45m": dict(
         layers=8, width=512, heads=8, ffn=1024, context=1024,
         tokens_per_step=262_144, steps=5000, warmup=200, lr=1.5e-3,

@@ -224,17 +224,7 @@ std::string decline(const Problem& p) {
   return "";
 }
 
-dispatch::Tiles tiles_of(const Problem& p) {
-  const Recipe& r = p.recipe;
-  const bool paper = r.scheme == Scheme::paper;
-  return {r.tile_q != 0 ? r.tile_q
-          : paper       ? 128
-                        : 64,
-          r.tile_k != 0 ? r.tile_k
-          : paper       ? 64
-                        : 128,
-          spec::p_levels(r, 255)};
-}
+dispatch::Tiles tiles_of(const Problem& p) { return dispatch::any_tiles(p.recipe, 255); }
 
 size_t workspace_of(const Problem& p) { return Space(p, nullptr).arena.used() + kDeviceAlign; }
 
