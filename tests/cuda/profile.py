@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the profiler says of the forward and the fused backward kernel, as JSON.
 
-    tools/record.py results/gpu/profile.json python3 tests/cuda/profile.py build-gpu/bin/gpu_bench {}
+    python3 tests/cuda/profile.py build-gpu/bin/gpu_bench FILE
 
-Needs `ncu` and the right to read the counters.
+`tools/gpu_check profile` keeps it as a record. Needs `ncu` and the right to read the counters.
 """
 
 import csv
