@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the profiler says of the forward and the fused backward kernel, as JSON.
+"""What the profiler says of each kernel that takes time, as JSON.
 
     python3 tests/cuda/profile.py build-gpu/bin/gpu_bench FILE
 
@@ -13,8 +13,17 @@ import pathlib
 import subprocess
 import sys
 
-KERNELS = ("forward_kernel", "fused_kernel")
-CASES = ("b8 n4096 h16 d128 full", "b8 n4096 h32 d64 full")
+SIZES = ("b8 n4096 h16 d128 full", "b8 n4096 h32 d64 full")
+FORWARDS = 23  # gpu_bench: as many forward calls, then the backward ones
+KERNELS = [  # what it is called here, recipe, name, launches before the one to look at
+    ("forward", "vectorwise", "forward_kernel", 0),
+    ("forward's operands", "vectorwise", "operand_kernel", 0),
+    ("fused", "vectorwise", "fused_kernel", 0),
+    ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
+    ("query_sums", "vectorwise", "query_sums_kernel", 0),
+    ("key_block", "paper", "key_block_kernel", 0),
+    ("query_block", "paper", "query_block_kernel", 0),
+]
 STALLS = ("barrier", "math_pipe_throttle", "short_scoreboard", "long_scoreboard", "wait",
           "mio_throttle", "not_selected", "dispatch_stall")
 METRICS = {
@@ -25,16 +34,18 @@ METRICS = {
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed":
         "shared memory %",
     "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": "special functions %",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory %",
     "lts__t_sectors.avg.pct_of_peak_sustained_elapsed": "second-level cache %",
     **{f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio": f"stalled: {s}"
        for s in STALLS},
 }
 
 
-def profile(program, case, kernel):
+def profile(program, case, kernel, skipped):
     text = subprocess.run(
         ["ncu", "--csv", "--print-units", "base", "--clock-control", "none", "--metrics",
-         ",".join(METRICS), "-k", f"regex:{kernel}", "-c", "1", program, case],
+         ",".join(METRICS), "-k", f"regex:{kernel}", "-s", str(skipped), "-c", "1",
+         program, case],
         capture_output=True, text=True, check=True).stdout
     table = text[text.index('"ID"'):]
     return {METRICS[row["Metric Name"]]: float(row["Metric Value"].replace(",", ""))
@@ -43,11 +54,14 @@ def profile(program, case, kernel):
 
 def main():
     program, target = sys.argv[1:3]
-    results = [{"case": case, "kernel": kernel, **profile(program, case, kernel)}
-               for case in CASES for kernel in KERNELS]
-    for r in results:
-        print(r["case"], r["kernel"], f"{r['nanoseconds'] / 1e6:.2f} ms,",
-              f"{r['instructions per cycle']:.2f} instructions per cycle")
+    results = []
+    for size in SIZES:
+        for called, recipe, kernel, skipped in KERNELS:
+            case = f"{size} {recipe}"
+            r = {"case": case, "kernel": called, **profile(program, case, kernel, skipped)}
+            print(case, called, f"{r['nanoseconds'] / 1e6:.2f} ms,",
+                  f"{r['instructions per cycle']:.2f} instructions per cycle", flush=True)
+            results.append(r)
     pathlib.Path(target).write_text(json.dumps({"results": results}))
 
 
