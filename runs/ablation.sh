@@ -1,24 +1,32 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What each choice of the recipe is worth in training.
+# What each choice of the recipe is worth in training, going on from full precision (model.sh) without QK-norm, where
+# logits are least tame.
 #   ablation.sh DATA OUT smoothing|lift [RECIPE]
 # smoothing: none, of K, of Q and K. lift: one matmul at a time in floating point (S and S' together: the backward
 # must rebuild the logits of the forward). RECIPE: paper (default) or vectorwise.
+# The same arms' gradient errors, which show more than losses do: ARMS=$(ablation.sh arms RECIPE) bias.sh RUN OUT.
 source "$(dirname "$0")/model.sh"
+smoothing() { echo "none=$1:smoothing=none,k=$1:smoothing=k,qk=$1:smoothing=qk"; }
+lift() {
+  local arms=int8=$1 matmul
+  for matmul in O dV dQ dK; do arms+=,$matmul=$1:lift=$matmul; done
+  echo "$arms,S=$1:lift=S+S'"
+}
+if [[ $1 == arms ]]; then
+  echo "$(smoothing "${2:-paper}"),$(lift "${2:-paper}")"
+  exit
+fi
 data=$1 out=$2 which=$3 recipe=${4:-paper}
 case $which in
-  smoothing) arms=fpa,none=$recipe:smoothing=none,k=$recipe:smoothing=k,qk=$recipe:smoothing=qk ;;
-  lift)
-    arms=fpa,int8=$recipe
-    for matmul in O dV dQ dK; do arms+=,$matmul=$recipe:lift=$matmul; done
-    arms+=,S=$recipe:lift=S+"S'"
-    ;;
+  smoothing | lift) arms=fpa,$($which "$recipe") ;;
   *) echo "expected smoothing or lift, got $which" >&2; exit 2 ;;
 esac
-per_step=$(number "${TOKENS:-1M}") total=$(number "${TOTAL:-100M}")
+start "$data" "$out" --no-qk-norm 0
+per_step=$(number "${TOKENS:-1M}") total=$(number "${TOTAL:-60M}")
 steps=$((total / per_step))
 name=ablation_${which}_$recipe
-compare "$arms" "$out/$name" --data "$data" --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) \
-  --lr "${LR:-4e-3}" --eval-every $((steps / 5 + 1)) --audit-every $((steps / 10 + 1)) --log-every $((steps / 20 + 1)) \
-  --save-every $((steps / 3 + 1)) --keep 1
+compare "$arms" "$out/$name" "${begin[@]}" --data "$data" --no-qk-norm --tokens-per-step "$per_step" --steps "$steps" \
+  --warmup $((steps / 20 + 1)) --lr "${LR:-2e-3}" --eval-every $((steps / 5 + 1)) --audit-every $((steps / 10 + 1)) \
+  --log-every $((steps / 20 + 1)) --save-every $((steps / 3 + 1)) --keep 1
 record "$name" "$out/$name"/*/

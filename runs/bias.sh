@@ -3,7 +3,7 @@
 # Error of the accumulated weight gradients against exact attention at a trained checkpoint, as tokens grow.
 #   bias.sh RUN OUT [TOKENS] [DATA]
 # RUN: directory of a run (an arm of another script). If there is none, the 45M model is trained there first, on 80M tokens
-# of DATA in full precision.
+# of DATA in full precision. In the environment: ARMS as --recipes takes them, NAME of the record.
 source "$(dirname "$0")/model.sh"
 run=$1 out=$2 tokens=${3:-16K,64K,256K,1M} data=${4:-}
 if [[ ! -d $run/checkpoints ]]; then
@@ -12,4 +12,4 @@ if [[ ! -d $run/checkpoints ]]; then
 fi
 "$PYTHON" -m sagebwd.bias "$run" --tokens "$tokens" --out "$out" \
   --recipes "${ARMS:-fpa,paper,dither=paper:rounding=dither,vectorwise,vdither=vectorwise:rounding=dither}"
-"$PYTHON" "$here/record.py" "$RESULTS/bias_$(basename "$(dirname "$run")")_$(basename "$run").json" --bias "$out/bias.json"
+"$PYTHON" "$here/record.py" "$RESULTS/bias_${NAME:-$(basename "$run")}.json" --bias "$out/bias.json"

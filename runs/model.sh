@@ -9,7 +9,7 @@ LIMIT=${LIMIT:-540}
 export COMMAND="runs/$(basename "$0") $*"
 RESULTS=${RESULTS:-$here/../results/train}
 MODEL=${MODEL:---preset demo --as-bytes --tokenizer "${TOKENIZER:-data/tokenizer}" --compile inductor
-  --micro-batch 128 --eval-tokens 1M}
+  --micro-batch 256 --eval-tokens 1M}
 read -r -a model <<< "$(tr '\n' ' ' <<< "$MODEL")"
 
 number() { "$PYTHON" -c 'import sys; from sagebwd.train.config import count; print(count(sys.argv[1]))' "$1"; }
@@ -19,6 +19,18 @@ compare() {
   local arms=$1 out=$2
   shift 2
   "$PYTHON" -m sagebwd.train "${model[@]}" --compare "$arms" --out "$out" --resume auto --time-limit "$LIMIT" "$@"
+}
+
+# start DATA OUT NORM SEED: trains full precision on START tokens, START_STEP a step, unless it is there, and sets `begin`,
+# the options that make arms go on from it. From random weights chance decides when attention begins to help, and that hides everything else.
+start() {
+  local tokens small
+  tokens=$(number "${START:-200M}") small=$(number "${START_STEP:-260K}") begin=()
+  ((tokens > 0)) || return 0
+  begin=(--init "$2/start$3_seed$4")
+  "$PYTHON" -m sagebwd.train "${model[@]}" --data "$1" "$3" --seed "$4" --data-seed $(($4 + 1000)) --attention fpa \
+    --out "${begin[1]}" --resume auto --keep 1 --tokens-per-step "$small" --steps $((tokens / small)) --warmup 50 --lr 4e-3 \
+    --eval-every 0 --log-every 50
 }
 
 # record NAME RUN...: writes $RESULTS/NAME.json from the directories of runs.

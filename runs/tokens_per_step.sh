@@ -2,31 +2,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same number of tokens in large steps or in small ones: does INT8 attention keep up with full precision?
 #   tokens_per_step.sh DATA OUT TOKENS [ARMS] [SEED]
-# TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the groups below, or a list as --compare takes it. In the environment:
+#   tokens_per_step.sh DATA OUT all
+# TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the groups below, or a list as --compare takes it. all: the whole
+# experiment, groups side by side on one device (so the times of its steps say nothing). In the environment:
 #   TOTAL  tokens of an arm (default 420M); the learning rate is the same at every TOKENS
-#   START  tokens of full precision, 260K a step, from which all arms go on (default 200M; 0: every arm from random weights).
-#          From random weights chance decides when attention begins to help, and that hides everything else.
+#   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 200M; 0: from random weights)
 source "$(dirname "$0")/model.sh"
 data=$1 out=$2 tokens=$3 group=${4:-qknorm} seed=${5:-0}
-norm=(--qk-norm)
+if [[ $tokens == all ]]; then
+  step() { "$0" "$data" "$out" "$@" > "$out/log_$1_$2_$3.txt" 2>&1 & }
+  mkdir -p "$out"
+  for each in "qknorm 0" "plain 0" "decisive 1"; do step start $each; done
+  wait
+  for size in 2.1M 260K; do step $size qknorm 0; step $size plain 0; done
+  step 2.1M decisive 1
+  wait
+  tail -n 12 "$out"/log_*.txt
+  exit
+fi
+norm=--qk-norm
 case $group in
   qknorm) arms=fpa,paper,dither=paper:rounding=dither,vectorwise ;;
-  plain) arms=fpa,paper,dither=paper:rounding=dither,vectorwise norm=(--no-qk-norm) ;;
-  pair) arms=fpa,vectorwise ;;
+  plain) arms=fpa,paper,dither=paper:rounding=dither,vectorwise norm=--no-qk-norm ;;
+  decisive) arms=fpa,paper,vectorwise ;;
   *) arms=$group ;;
 esac
-model+=(--data "$data" "${norm[@]}" --seed "$seed")
-per_step=$(number "$tokens") total=$(number "${TOTAL:-420M}") start=$(number "${START:-200M}")
-init=()
-if ((start > 0)); then
-  init=(--init "$out/start${norm[0]}_seed$seed")
-  small=$(number 260K)
-  "$PYTHON" -m sagebwd.train "${model[@]}" --attention fpa --out "${init[1]}" --resume auto --keep 1 \
-    --tokens-per-step "$small" --steps $((start / small)) --warmup 50 --lr 4e-3 --data-seed $((seed + 1000)) --log-every 50
-fi
+start "$data" "$out" "$norm" "$seed"
+[[ $tokens != start ]] || exit 0
+per_step=$(number "$tokens") total=$(number "${TOTAL:-420M}")
 steps=$((total / per_step))
 name=tokens_per_step_${tokens}_${group//[^a-zA-Z0-9_-]/_}_seed$seed
-compare "$arms" "$out/$name" "${init[@]}" --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) \
-  --lr "${LR:-2e-3}" --data-seed "$seed" --eval-every $((steps / 10 + 1)) --audit-every $((steps / 20 + 1)) \
-  --log-every $((steps / 40 + 1)) --save-every $((steps / 3 + 1)) --keep 1
+compare "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \
+  --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) --lr "${LR:-2e-3}" \
+  --eval-every $((steps / 10 + 1)) --audit-every $((steps / 20 + 1)) --log-every $((steps / 40 + 1)) \
+  --save-every $((steps / 3 + 1)) --keep 1
 record "$name" "$out/$name"/*/
