@@ -13,6 +13,6 @@ for arm in fpa paper vectorwise; do
     *) attention=(--attention sagebwd --recipe "$arm") ;;
   esac
   "$PYTHON" -m sagebwd.train "${size[@]}" "${attention[@]}" --data "$data" --vocab "${VOCAB:-50257}" --steps "${STEPS:-12}" \
-    --warmup 2 --eval-every 0 --eval-tokens 32K --out "$out/throughput/$arm" --resume auto --keep 1
+    --warmup 2 --eval-every 0 --eval-tokens 32K --out "$out/throughput/$arm" --overwrite --keep 0
 done
 record throughput_325m "$out/throughput"/*/

@@ -127,7 +127,7 @@ class Config:
         False, "output", "start anew in a directory that holds a run; its checkpoints are removed"
     )
     save_every: int = _option(0, "output", "steps between checkpoints; 0: only at the end")
-    keep: int = _option(2, "output", "checkpoints to keep")
+    keep: int = _option(2, "output", "checkpoints to keep; 0: none is written")
     time_limit: float = _option(
         0.0, "output", "seconds after which the run saves and stops (exit code 5); 0: none"
     )
@@ -254,12 +254,12 @@ def check(config):
     """Raises BadInput for a configuration that contradicts itself. Data and devices are checked
     where they are opened."""
     positive = ("layers", "width", "heads", "ffn", "context", "tokens_per_step", "steps",
-                "context_parallel", "keep", "log_every", "eval_tokens")  # fmt: skip
+                "context_parallel", "log_every", "eval_tokens")  # fmt: skip
     for name in positive:
         if getattr(config, name) < 1:
             raise BadInput(f"{name}: expected at least 1, got {getattr(config, name)}")
     for name in ("kv_heads", "vocab", "micro_batch", "warmup", "eval_every", "save_every",
-                 "audit_every", "sample_tokens", "threads", "clip", "time_limit"):  # fmt: skip
+                 "keep", "audit_every", "sample_tokens", "threads", "clip", "time_limit"):  # fmt: skip
         if getattr(config, name) < 0:
             raise BadInput(f"{name}: expected 0 or more, got {getattr(config, name)}")
     c = config

@@ -273,6 +273,8 @@ class Trainer:
 
     def save(self):
         """A failed save is said and remembered; training goes on and the older checkpoints stay."""
+        if self.config.keep == 0:
+            return None
         path = self._write()
         if path is not None:
             self.log.record("save", self.step_count, path=path.name)
@@ -381,10 +383,8 @@ class Trainer:
                 if wanted and not self.done:
                     self.save()
                     why = stop.wanted or "the time limit"
-                    raise Stopped(
-                        f"stopped by {why} after step {self.step_count}; continue with "
-                        "--resume auto"
-                    )
+                    rest = "continue with --resume auto" if self.config.keep else "nothing is kept"
+                    raise Stopped(f"stopped by {why} after step {self.step_count}; {rest}")
         return self.finish()
 
     def finish(self):

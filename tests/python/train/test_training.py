@@ -93,6 +93,15 @@ def test_resume_from_damage(tmp_path):
     assert tiny.weights(config.out) == bits
 
 
+def test_no_checkpoints(tmp_path):
+    """For timings: writing the state of a large model takes longer than its steps."""
+    config = tiny.config(tmp_path, steps=3, save_every=1, keep=0)
+    assert train(config)["steps"] == 3
+    assert not (Path(config.out) / "checkpoints").exists()
+    with pytest.raises(Stopped, match="nothing is kept"):
+        train(replace(config, time_limit=1e-9, overwrite=True))
+
+
 def test_resume_refuses_another_run(tmp_path):
     config = tiny.config(tmp_path, steps=2)
     train(config)
