@@ -68,7 +68,7 @@ def h200():
 
 def bias():
     """Error of accumulated weight gradients at a trained checkpoint."""
-    r = record("train/bias_tokens_per_step_260K_fpa_seed0_fpa.json")
+    r = record("train/bias_45m.json")
     names = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
              "vectorwise": "`vectorwise`", "vdither": "`vectorwise`, dithered",
              "noise": "noise of the gradient itself"}
