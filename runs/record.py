@@ -5,8 +5,8 @@
     runs/record.py results/train/NAME.json RUN...
     runs/record.py results/train/NAME.json --bias bias.json
 
-Kept of a run: the fields of its configuration that are not the default, its summary, the loss curve
-thinned to 100 points, all evaluations and audits. Directories without a summary are left out.
+Kept of a run: the fields of its configuration that are not the default, its summary, the median MFU, the
+loss curve thinned to 100 points, all evaluations and audits. Directories without a summary are left out.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -61,6 +62,7 @@ def of_run(run):
         "config": {k: v for k, v in run.config.items() if default.get(k) != v and k != "out"},
         "summary": run.summary,
         "train_loss": run.train_loss,
+        "mfu": statistics.median([e["mfu"] for e in run.of("step")][2:] or [0.0]),  # warm
         "curve": thinned(smoothed(run.curve(), 0.02), 100),
         "evals": run.curve(kind="eval"),
         "audits": audits,

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of README.md from the records under results/. With --check it only compares.
+"""Writes the tables of README.md and docs/training.md from the records under results/. With --check it
+only compares.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -8,6 +9,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 import json
 import pathlib
 import re
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -84,26 +86,93 @@ def bias():
     return "\n".join(out) + "\n" + source(r)
 
 
+ARMS = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
+        "vectorwise": "`vectorwise`"}
+
+
+def by_name(r):
+    return {run["name"]: run for run in r["runs"]}
+
+
+def difference(run, base):
+    return f"{run['summary']['eval_loss'] - base['summary']['eval_loss']:+.4f}"
+
+
+def tokens_per_step():
+    """Eval loss after the same tokens in large steps and in small ones."""
+    groups = [("2.1M", "qknorm", 0, "QK-norm"), ("2.1M", "decisive", 1, "QK-norm, seed 1"),
+              ("2.1M", "plain", 0, "plain"), ("260K", "qknorm", 0, "QK-norm"),
+              ("260K", "plain", 0, "plain")]
+    records = [record(f"train/tokens_per_step_{size}_{name}_seed{seed}.json")
+               for size, name, seed, _ in groups]
+    steps = [by_name(r)["fpa"]["summary"]["steps"] for r in records]
+    out = ["| | " + " | ".join(f"{n} x {size}, {words}" for n, (size, _, _, words)
+                               in zip(steps, groups)) + " |", "|---|" + "---|" * len(groups)]
+    for arm, label in ARMS.items():
+        cells = []
+        for runs in map(by_name, records):
+            base = runs["fpa"]
+            cells.append(f"{base['summary']['eval_loss']:.4f}" if arm == "fpa" else
+                         difference(runs[arm], base) if arm in runs else "")
+        out.append(f"| {label} | " + " | ".join(cells) + " |")
+    r = records[0]
+    return "\n".join(out) + f"\n\n{r['machine']['gpu']}." + source(
+        {**r, "command": r["command"].split(" 2.1M ")[0] + " all"})
+
+
+def ablation():
+    """What smoothing and single matmuls are worth, to the loss and to the gradients."""
+    parts = [("smoothing", {"none": "no smoothing", "k": "K smoothed (the recipe)",
+                            "qk": "Q and K smoothed"}),
+             ("lift", {"int8": "all six in INT8 (the recipe)", "S": "S lifted", "O": "O lifted",
+                       "dV": "dV lifted", "dQ": "dQ lifted", "dK": "dK lifted"})]
+    out = ["| `paper` with | eval loss against 16-bit | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
+    for name, labels in parts:
+        r = record(f"train/ablation_{name}_paper.json")
+        runs = by_name(r)
+        for key, label in labels.items():
+            errors = [statistics.median(a["rel_l2"][x] for a in runs[key]["audits"])
+                      for x in ("O", "dQ", "dK", "dV")]
+            out.append(f"| {label} | {difference(runs[key], runs['fpa'])} | "
+                       + " | ".join(f"{e:.3f}" for e in errors) + " |")
+    return "\n".join(out) + "\n" + source({**r, "command": r["command"].replace("lift", "smoothing|lift")})
+
+
+def throughput():
+    """Whole training steps of the 325M model."""
+    r = record("train/throughput_325m.json")
+    out = ["| | tokens per second | MFU | peak memory, GiB |", "|---|---|---|---|"]
+    for arm, run in by_name(r).items():
+        s = run["summary"]
+        out.append(f"| {ARMS[arm]} | {s['tokens_per_second']:.0f} | {100 * run['mfu']:.1f} % | "
+                   f"{s['peak_memory'] / (1 << 30):.1f} |")
+    where = r["machine"]
+    return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
+
+
 TABLES = {
     "gaussian": lambda: accuracy("gaussian"),
     "hard": lambda: accuracy("hard"),
     "torch_cpu": torch_cpu,
     "h200": h200,
     "bias": bias,
+    "tokens_per_step": tokens_per_step,
+    "ablation": ablation,
+    "throughput": throughput,
 }
 
 
 def main():
-    page = ROOT / "README.md"
-    text = page.read_text()
-    made = re.sub(
-        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-        lambda m: m[1] + TABLES[m[2]]() + m[3], text, flags=re.S)
-    if "--check" in sys.argv[1:]:
-        if made != text:
-            sys.exit("README.md differs from results/: run tools/tables.py")
-    else:
-        page.write_text(made)
+    for name in ("README.md", "docs/training.md"):
+        page = ROOT / name
+        text = page.read_text()
+        made = re.sub(
+            r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+            lambda m: m[1] + TABLES[m[2]]() + m[3], text, flags=re.S)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(made)
+        elif made != text:
+            sys.exit(f"{name} differs from results/: run tools/tables.py")
 
 
 if __name__ == "__main__":
