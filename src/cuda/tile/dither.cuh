@@ -5,7 +5,7 @@
 // That is y + t - 1/2 rounded to nearest, but for ties (fewer than one number in 10^5), so codes
 // are made by the instructions of nearest rounding. Terms of keys come with the 1/2 taken off.
 // What is costly is worked out by one lane and handed to the others: a column's term, which eight
-// lanes share, and a tile's uniform, whose hash is as long as a thread's share of the codes.
+// lanes share, and a tile's uniform, whose hash is longer than all else here.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@
 
 namespace sagebwd::cuda::tile {
 
-/// Factor that keeps y inside the levels, whatever rounding adds to the largest, and with it the
-/// codes. It moves y by less than ex2.approx and rcp.approx do.
+/// Factor that keeps codes inside the levels, where the largest y is the levels but for a few
+/// roundings. It changes one code of 127 in 10^4, and smaller ones less often.
 inline constexpr float kInside = 1.0f - 0x1p-20f;
 
 /// Terms as numerics/quantize.h rounds them: a fused multiply-add would give another.
