@@ -33,7 +33,8 @@ std::string decline(const spec::Problem& p) {
   if (p.d > 128) return "takes head dims up to 128";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (r.smooth_q) return "has no Q-smoothing";
-  if (r.rounding != Rounding::nearest) return "has nearest rounding only";
+  if (r.rounding == Rounding::dither && r.scheme != Scheme::paper)
+    return "has dither in recipe paper only";
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
     return "can lift only O = PV out of INT8";
   if (p.h > kMostHeads) return "takes up to 65535 heads";

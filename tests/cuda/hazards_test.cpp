@@ -116,9 +116,12 @@ TEST(GpuHazards, DeclinesWithAReason) {
        {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 smooth_q=on", "h1 n64 d64 rounding=dither",
         "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256"})
     EXPECT_NE(device_candidate(DeviceCase(text), true).reason, "") << text;
-  const Candidate fine = device_candidate(DeviceCase("h1 n64 d64"), true);
-  EXPECT_EQ(fine.reason, "");
-  EXPECT_TRUE(fine.chosen);
+  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper rounding=dither"})
+    for (bool backward : {false, true}) {
+      const Candidate fine = device_candidate(DeviceCase(text), backward);
+      EXPECT_EQ(fine.reason, "") << text;
+      EXPECT_TRUE(fine.chosen) << text;
+    }
 }
 
 TEST(GpuHazards, EmptyProblems) {

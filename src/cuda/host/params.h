@@ -74,6 +74,7 @@ struct ForwardParams {
   Strided o;
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
+  uint64_t seed;        // of the dither
 };
 
 /// What the rows of dQ need: lane as in the forward, lse2 = log2 of the sum over keys of 2^s2 (+inf
@@ -119,6 +120,7 @@ struct BackwardParams {
   bool partial_kv;
   Strided dq, dk, dv;
   bool dq_chunks;  // rows of dQ start at multiples of 16 bytes
+  uint64_t seed;   // of the dither
 };
 
 }  // namespace sagebwd::cuda

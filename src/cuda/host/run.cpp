@@ -165,9 +165,10 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .p_unit = 1.0f / call.p_levels(),
                              .o = output(args.o),
                              .lse = stats(args.lse),
-                             .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr};
-  sm80::launch_forward(params, p.dtype, plan.padded_d, call.tiles.k, plan.q_blocks,
-                       static_cast<int>(p.h), call.stream);
+                             .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
+                             .seed = p.recipe.seed};
+  sm80::launch_forward(params, p.dtype, p.recipe.rounding, plan.padded_d, call.tiles.k,
+                       plan.q_blocks, static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -225,9 +226,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dq = output(args.dq),
                               .dk = output(args.dk),
                               .dv = output(args.dv),
-                              .dq_chunks = input(args.dq).vector};
-  sm80::launch_backward(params, p.dtype, p.recipe.scheme, plan.padded_d, plan.q_blocks,
-                        plan.k_blocks, call.stream);
+                              .dq_chunks = input(args.dq).vector,
+                              .seed = p.recipe.seed};
+  sm80::launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d,
+                        plan.q_blocks, plan.k_blocks, call.stream);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});

@@ -18,7 +18,8 @@ struct BackwardTiles {
 };
 BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused);
 
-void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, int padded_d,
-                     int q_blocks, int k_blocks, cudaStream_t stream);
+/// Dither is of recipe `paper` only.
+void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, Rounding rounding,
+                     int padded_d, int q_blocks, int k_blocks, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm80

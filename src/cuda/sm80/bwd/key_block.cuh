@@ -16,12 +16,16 @@
 #pragma once
 
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/host/launch.h"
+#include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/dither.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/warp_pair.cuh"
 #include "numerics/quantize.h"
+#include "sagebwd/recipe.h"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -47,7 +51,7 @@ struct KeyBlockShared {
   float warp_max[2][kKeyPairs];  // `paper`: of P and of dS
 };
 
-template <typename T, int D, bool kPaper, int kStages>
+template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
 struct KeyBlock {
   using Shared = KeyBlockShared<D, kStages>;
   static constexpr int kM = tile::kRowBlocks;
@@ -68,7 +72,8 @@ struct KeyBlock {
   int key0;  // first key of the block, inside the sequence
   float k_scale[kM][2], k_offset[kM][2];
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
-  RowValues amax_p, amax_ds;  // `paper`: of the first pass over a tile, then of the tile
+  RowValues amax_p, amax_ds;   // `paper`: of the first pass over a tile, then of the tile
+  tile::Uniforms<2> uniforms;  // of the dither
 
   __device__ KeyBlock(const BackwardParams& params, Shared& sh, int block)
       : p(params),
@@ -253,23 +258,46 @@ struct KeyBlock {
       for (int r = 0; r < 2; ++r) amax[m][r] = arch::max_nan(amax[m][r], pair.stat(which, m, r));
   }
 
+  /// Dither: the uniforms of this tile and those after it.
+  __device__ void draw(int head, int query0, bool first) {
+    uniforms.draw(query0 / (2 * kTileQ), first, [&](int q_tile, int which) {
+      return numerics::dither_uniform(
+          p.seed, s.index, head, q_tile, key0 / kKeyRows,
+          which == kP ? numerics::DitherOperand::p_backward : numerics::DitherOperand::ds_key);
+    });
+  }
+
   /// acc += codes(x)·B with one scale per row; B transposed [D, 64] in shared memory. `paper`
   /// brings amax along.
   template <tile::Bytes kA>
   __device__ void accumulate(float (&acc)[kM][kChannelBlocks][4], const Scores& x, RowValues& amax,
-                             Stat which, float levels, const uint8_t* transposed) const {
+                             Stat which, float levels, const uint8_t* transposed,
+                             int query0) const {
     if constexpr (kPaper)
       pair.sync();  // the other has read the last codes
     else
       pair_amax(amax, which);
     uint32_t mine[kM][1][4], other[kM][1][4];
     RowValues scale;
+    [[maybe_unused]] RowValues row;
+    [[maybe_unused]] float column[kQueryBlocks][2];
+    if constexpr (kRounding == Rounding::dither) {
+      const float u = uniforms(query0 / (2 * kTileQ), which);
+      tile::spread_row_terms(row, tile::key_term(pair.pair * tile::kPairRows + lane, u));
+      const uint32_t query = static_cast<uint32_t>(query0) % (2 * kTileQ);
+      tile::spread_terms<kQueryBlocks>(column,
+                                       {tile::query_term(query + pair.member * kMyQueries + lane)});
+    }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const tile::Scale low = tile::scale_of(amax[m][0], levels),
                         high = tile::scale_of(amax[m][1], levels);
       scale[m][0] = low.scale, scale[m][1] = high.scale;
-      tile::quantize_rows<kA, kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse);
+      if constexpr (kRounding == Rounding::nearest)
+        tile::quantize_rows<kA, kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse);
+      else
+        tile::dither_rows<kA, kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse, row[m],
+                                            column);
       pair.put_codes(m, mine[m][0]);
     }
     pair.sync();
@@ -288,7 +316,7 @@ struct KeyBlock {
     RowValues amax = {};
     if constexpr (!kPaper) row_amax(amax, prob);
     accumulate<tile::Bytes::u8>(dv, prob, kPaper ? amax_p : amax, kP, p.p_levels,
-                                shared.stage[stage].do8t);
+                                shared.stage[stage].do8t, query0);
     gradients(x, prob, stage);
     if (masked) hide(x, query0);
     if constexpr (!kPaper) {
@@ -297,7 +325,7 @@ struct KeyBlock {
       row_amax(amax, x);
     }
     accumulate<tile::Bytes::s8>(dk, x, kPaper ? amax_ds : amax, kDs, numerics::kLevels,
-                                shared.stage[stage].q8t);
+                                shared.stage[stage].q8t, query0);
   }
 
   /// First pass of `paper` over 64 queries; `first`: of a new tile.
@@ -372,10 +400,11 @@ struct KeyBlock {
   }
 };
 
-template <typename T, int D, bool kPaper, int kStages>
+template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
 __global__ void __launch_bounds__(kKeyThreads, D == 64 ? 3 : 2)
     key_block_kernel(const __grid_constant__ BackwardParams p) {
-  using Block = KeyBlock<T, D, kPaper, kStages>;
+  using Block = KeyBlock<T, D, kPaper, kRounding, kStages>;
+  static_assert(kPaper || kRounding == Rounding::nearest);
   extern __shared__ __align__(128) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Block::Shared*>(memory);
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
@@ -425,6 +454,8 @@ __global__ void __launch_bounds__(kKeyThreads, D == 64 ? 3 : 2)
     arch::cp_async_commit();
     const int q0 = query_of(n);
     const bool masked = q0 < whole_begin || q0 > whole_end;
+    if constexpr (kRounding == Rounding::dither)
+      if (n % kSteps == 0) b.draw(b.kv_head * p.group + i / steps_per_head, q0, n == 0);
     if (kPaper && n % 4 < 2) {
       b.measure(stage, q0, masked, n % 4 == 0);
       if (n % 4 == 1) b.agree();
@@ -435,6 +466,24 @@ __global__ void __launch_bounds__(kKeyThreads, D == 64 ? 3 : 2)
   }
   arch::cp_async_wait<0>();
   b.finish();
+}
+
+template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
+void run_key_blocks(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
+  launch(key_block_kernel<T, D, kPaper, kRounding, kStages>,
+         dim3(static_cast<unsigned>(k_blocks * (kBlock / kKeyRows)), static_cast<unsigned>(p.hk)),
+         kKeyThreads, static_cast<int>(sizeof(KeyBlockShared<D, kStages>)), p, stream);
+}
+
+/// Two stages where shared memory allows.
+template <typename T, int D, bool kPaper, Rounding kRounding>
+void run_key_blocks(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
+  if constexpr (D == 64)
+    run_key_blocks<T, D, kPaper, kRounding, 2>(p, k_blocks, stream);
+  else if (static_cast<int>(sizeof(KeyBlockShared<D, 2>)) <= shared_memory_limit())
+    run_key_blocks<T, D, kPaper, kRounding, 2>(p, k_blocks, stream);
+  else
+    run_key_blocks<T, D, kPaper, kRounding, 1>(p, k_blocks, stream);
 }
 
 }  // namespace sagebwd::cuda::sm80

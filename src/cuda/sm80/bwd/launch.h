@@ -23,6 +23,10 @@ template <typename T, int D>
 void launch_query_blocks(const BackwardParams& params, bool paper, int q_blocks,
                          cudaStream_t stream);
 
+/// dK, dV and dQ of recipe `paper`, rounded by dither.
+template <typename T, int D>
+void launch_dithered(const BackwardParams& params, int q_blocks, int k_blocks, cudaStream_t stream);
+
 /// Tiles of the fused kernel on the current device.
 BackwardTiles fused_tiles(int padded_d);
 

@@ -13,12 +13,16 @@
 #pragma once
 
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/host/launch.h"
+#include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/dither.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/warp_pair.cuh"
 #include "numerics/quantize.h"
+#include "sagebwd/recipe.h"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -38,7 +42,7 @@ struct QueryBlockShared {
   float warp_max[kPairs];
 };
 
-template <typename T, int D, int kTileK, int kPairs, bool kPaper, int kStages>
+template <typename T, int D, int kTileK, int kPairs, bool kPaper, Rounding kRounding, int kStages>
 struct QueryBlock {
   using Shared = QueryBlockShared<D, kTileK, kPairs, kStages>;
   static constexpr int kThreads = 64 * kPairs;
@@ -62,6 +66,9 @@ struct QueryBlock {
   int row0;  // query of this thread's first row, inside the sequence
   RowValues q_lane, lse2, delta, row_sum;
   float dq[kM][kChannelBlocks][4];
+  // Of the dither.
+  tile::Uniforms<1> uniforms;
+  RowValues query_term;
 
   __device__ QueryBlock(const BackwardParams& params, Shared& sh, int block)
       : p(params),
@@ -81,6 +88,8 @@ struct QueryBlock {
         const QueryRow q = p.q_row[first + mine + 16 * m + 8 * r];
         q_lane[m][r] = q.lane, lse2[m][r] = q.lse2, delta[m][r] = q.delta;
         row_sum[m][r] = 0.0f;
+        if constexpr (kRounding == Rounding::dither)
+          query_term[m][r] = tile::query_term(static_cast<uint32_t>(mine + 16 * m + 8 * r));
       }
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c)
@@ -277,20 +286,36 @@ struct QueryBlock {
     }
     fold(x, stage);
     if (masked) hide(x, tile);
-    multiply(x, stage);
+    multiply(x, stage, tile);
+  }
+
+  /// Dither: the uniforms of this tile and those after it.
+  __device__ void draw(int tile, bool first) {
+    uniforms.draw(tile, first, [&](int k_tile, int) {
+      return numerics::dither_uniform(p.seed, s.index, head, row0 / kRows, k_tile,
+                                      numerics::DitherOperand::ds_query);
+    });
   }
 
   /// dQ += codes of dS · K8.
-  __device__ void multiply(const Scores& x, int stage) {
+  __device__ void multiply(const Scores& x, int stage, int tile) {
     uint32_t mine[kM][kSteps][4], other[kM][kSteps][4];
     RowValues amax, scale;
     amax_of(amax, x);
+    [[maybe_unused]] float column[kKeyBlocks][2];
+    if constexpr (kRounding == Rounding::dither)
+      tile::spread_terms<kKeyBlocks>(
+          column, {tile::key_term(pair.member * kMyKeys + lane, uniforms(tile, 0))});
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const tile::Scale low = tile::scale_of(amax[m][0], numerics::kLevels),
                         high = tile::scale_of(amax[m][1], numerics::kLevels);
       scale[m][0] = low.scale, scale[m][1] = high.scale;
-      tile::quantize_rows<tile::Bytes::s8, kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse);
+      if constexpr (kRounding == Rounding::nearest)
+        tile::quantize_rows<tile::Bytes::s8, kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse);
+      else
+        tile::dither_rows<tile::Bytes::s8, kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse,
+                                                       query_term[m], column);
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) pair.put_codes(m * kSteps + k, mine[m][k]);
     }
@@ -337,10 +362,12 @@ struct QueryBlock {
   }
 };
 
-template <typename T, int D, int kTileK, int kPairs, int kResident, bool kPaper, int kStages>
+template <typename T, int D, int kTileK, int kPairs, int kResident, bool kPaper, Rounding kRounding,
+          int kStages>
 __global__ void __launch_bounds__(64 * kPairs, kResident)
     query_block_kernel(const __grid_constant__ BackwardParams p) {
-  using Block = QueryBlock<T, D, kTileK, kPairs, kPaper, kStages>;
+  using Block = QueryBlock<T, D, kTileK, kPairs, kPaper, kRounding, kStages>;
+  static_assert(kPaper || kRounding == Rounding::nearest);
   extern __shared__ __align__(128) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Block::Shared*>(memory);
   // The last queries of a causal sequence have the most keys: they go first.
@@ -374,10 +401,35 @@ __global__ void __launch_bounds__(64 * kPairs, kResident)
     __syncthreads();
     if (kStages > 1 && tile + 1 < end) b.load(stage ^ 1, tile + 1);
     arch::cp_async_commit();
+    if constexpr (kRounding == Rounding::dither) b.draw(tile, tile == first);
     b.step(stage, tile, tile < whole_begin || tile >= whole_end);
   }
   arch::cp_async_wait<0>();
   b.finish();
+}
+
+/// `vectorwise` has small thread blocks, several on a multiprocessor; `paper` needs whole tiles of
+/// 128 queries.
+template <typename T, int D, int kTileK, bool kPaper, Rounding kRounding, int kStages>
+void run_query_blocks(const BackwardParams& p, int q_blocks, cudaStream_t stream) {
+  constexpr int kPairs = kPaper ? 4 : 2, kResident = kPaper ? 1 : 2;
+  constexpr int kPerBlock = kBlock / (tile::kPairRows * kPairs);
+  launch(query_block_kernel<T, D, kTileK, kPairs, kResident, kPaper, kRounding, kStages>,
+         dim3(static_cast<unsigned>(q_blocks * kPerBlock), static_cast<unsigned>(p.h)), 64 * kPairs,
+         static_cast<int>(sizeof(QueryBlockShared<D, kTileK, kPairs, kStages>)), p, stream);
+}
+
+/// Two stages where shared memory allows.
+template <typename T, int D, bool kPaper, Rounding kRounding>
+void run_query_blocks(const BackwardParams& p, int q_blocks, cudaStream_t stream) {
+  constexpr int kTileK = kPaper ? 64 : kQueryTileK<D>;
+  if constexpr (D == 64)
+    run_query_blocks<T, D, kTileK, kPaper, kRounding, 2>(p, q_blocks, stream);
+  else if (static_cast<int>(sizeof(QueryBlockShared < D, kTileK, kPaper ? 4 : 2, 2 >)) <=
+           shared_memory_limit())
+    run_query_blocks<T, D, kTileK, kPaper, kRounding, 2>(p, q_blocks, stream);
+  else
+    run_query_blocks<T, D, kTileK, kPaper, kRounding, 1>(p, q_blocks, stream);
 }
 
 }  // namespace sagebwd::cuda::sm80

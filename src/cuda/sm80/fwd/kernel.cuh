@@ -18,15 +18,19 @@
 
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/scalar.cuh"
+#include "cuda/host/launch.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/dither.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "numerics/quantize.h"
+#include "sagebwd/recipe.h"
 
 namespace sagebwd::cuda::sm80 {
 
 inline constexpr float kSlack = 8.0f;
+inline constexpr int kDitherQueries = 128;  // of a tile, as far as dither is concerned
 
 template <int D, int kTileK>
 struct ForwardShared {
@@ -47,7 +51,7 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-template <typename T, int D, int kTileK, int kWarps>
+template <typename T, int D, int kTileK, int kWarps, Rounding kRounding>
 struct ForwardBlock {
   using Shared = ForwardShared<D, kTileK>;
   static constexpr int kThreads = 32 * kWarps;
@@ -75,6 +79,9 @@ struct ForwardBlock {
   float o[kChannelBlocks][4];
   float log_levels;           // log2 of the levels of P
   bool any_poisoned = false;  // whether a tile of V had NaN or Inf
+  // Of the dither.
+  tile::Uniforms<1> uniforms;
+  RowValues query_term;
 
   __device__ ForwardBlock(const ForwardParams& params, uint8_t* shared, int block)
       : p(params),
@@ -102,6 +109,8 @@ struct ForwardBlock {
     for (int r = 0; r < 2; ++r) {
       q_lane[r] = p.lane[head * p.tq + padded + 8 * r];
       top[r] = ref[r] = -INFINITY, sum[r] = sum_16[r] = 0.0f;
+      if constexpr (kRounding == Rounding::dither)
+        query_term[r] = tile::query_term(static_cast<uint32_t>(row(r)) % kDitherQueries);
     }
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c)
@@ -240,10 +249,37 @@ struct ForwardBlock {
     }
   }
 
+  /// Dither: the uniforms of this tile and those after it.
+  __device__ void draw(int tile, bool first_tile) {
+    uniforms.draw(tile, first_tile, [&](int k_tile, int) {
+      return numerics::dither_uniform(p.seed, s.index, head, row0 / kDitherQueries, k_tile,
+                                      numerics::DitherOperand::p_forward);
+    });
+  }
+
+  __device__ void quantize(uint32_t (&a)[kSteps][4], const Scores& x, int tile) const {
+    if constexpr (kRounding == Rounding::nearest) {
+      tile::quantize_rows<tile::Bytes::u8, kKeyBlocks>(a, x, 1.0f, 1.0f);
+    } else {
+      const float u = uniforms(tile, 0);
+      float held[kTileK / 32], key_term[kKeyBlocks][2];
+#pragma unroll
+      for (int i = 0; i < kTileK / 32; ++i)
+        held[i] = tile::key_term(static_cast<uint32_t>(32 * i) + lane, u);
+      tile::spread_terms<kKeyBlocks>(key_term, held);
+      Scores y;  // the exponential of a large logit may be more than a rounding above the levels
+#pragma unroll
+      for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) y[n][e] = fminf(x[n][e], p.p_levels);
+      tile::dither_rows<tile::Bytes::u8, kKeyBlocks>(a, y, 1.0f, 1.0f, query_term, key_term);
+    }
+  }
+
   /// Nothing where the scale is NaN.
-  __device__ void multiply_int8(const Scores& x, const RowValues& weight, int stage) {
+  __device__ void multiply_int8(const Scores& x, const RowValues& weight, int stage, int tile) {
     uint32_t a[kSteps][4];
-    tile::quantize_rows<tile::Bytes::u8, kKeyBlocks>(a, x, 1.0f, 1.0f);
+    quantize(a, x, tile);
     const float scale = at<float>(stage_at(stage) + offsetof(Stage, v_scale));
     const float unit = scale == scale ? scale * p.p_unit : 0.0f;
     any_poisoned |= scale != scale;
@@ -370,10 +406,10 @@ struct ForwardBlock {
   }
 };
 
-template <typename T, int D, int kTileK, int kWarps, int kResident>
+template <typename T, int D, int kTileK, int kWarps, int kResident, Rounding kRounding>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
     forward_kernel(const __grid_constant__ ForwardParams p) {
-  using Block = ForwardBlock<T, D, kTileK, kWarps>;
+  using Block = ForwardBlock<T, D, kTileK, kWarps, kRounding>;
   extern __shared__ __align__(128) uint8_t memory[];
   // The last queries of a causal sequence have the most keys: they go first.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
@@ -415,11 +451,12 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   for (int tile = int8_begin; tile < end; ++tile, stage ^= 1) {
     b.load(stage ^ 1, tile + 1 < end ? tile + 1 : first);
     arch::cp_async_commit();
+    if constexpr (kRounding == Rounding::dither) b.draw(tile, tile == int8_begin);
     scores(x, stage, tile);
     b.template softmax<false>(x, weight, mass);
 #pragma unroll
     for (int r = 0; r < 2; ++r) b.sum[r] += mass[r];
-    b.multiply_int8(x, weight, stage);
+    b.multiply_int8(x, weight, stage, tile);
     wait();
   }
 
@@ -452,6 +489,17 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
     wait();
   }
   b.finish();
+}
+
+/// Small thread blocks, three or four of them on a multiprocessor: while one waits at its barrier,
+/// or for its products, the others have work of another kind.
+template <typename T, int D, int kTileK, Rounding kRounding>
+void run_forward(const ForwardParams& p, int q_blocks, int heads, cudaStream_t stream) {
+  constexpr int kWarps = 4, kResident = D == 64 ? 3 : 2;
+  constexpr int kPerBlock = kBlock / (16 * kWarps);
+  launch(forward_kernel<T, D, kTileK, kWarps, kResident, kRounding>,
+         dim3(static_cast<unsigned>(q_blocks * kPerBlock), static_cast<unsigned>(heads)),
+         32 * kWarps, static_cast<int>(sizeof(ForwardShared<D, kTileK>)), p, stream);
 }
 
 }  // namespace sagebwd::cuda::sm80

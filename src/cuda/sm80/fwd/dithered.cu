@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instances of the forward kernel that round by dither: recipe `paper`.
+#include "cuda/sm80/fwd/fwd.h"
+#include "cuda/sm80/fwd/kernel.cuh"
+
+namespace sagebwd::cuda::sm80 {
+namespace {
+
+template <typename T>
+void run(const ForwardParams& p, int padded_d, int q_blocks, int heads, cudaStream_t stream) {
+  padded_d == 64 ? run_forward<T, 64, 64, Rounding::dither>(p, q_blocks, heads, stream)
+                 : run_forward<T, 128, 64, Rounding::dither>(p, q_blocks, heads, stream);
+}
+
+}  // namespace
+
+void launch_dithered_forward(const ForwardParams& p, Dtype dtype, int padded_d, int q_blocks,
+                             int heads, cudaStream_t stream) {
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, padded_d, q_blocks, heads, stream)
+                       : run<__half>(p, padded_d, q_blocks, heads, stream);
+}
+
+}  // namespace sagebwd::cuda::sm80
