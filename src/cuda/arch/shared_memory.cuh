@@ -11,6 +11,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// What lies at an address, which is a multiple of `alignment`. The compiler knows that it is
+/// shared memory.
+__device__ __forceinline__ void* shared_pointer(uint32_t address, uint32_t /*alignment*/) {
+  return __cvta_shared_to_generic(address);
+}
+
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

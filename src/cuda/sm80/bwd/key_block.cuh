@@ -70,7 +70,8 @@ struct KeyBlock {
   int kv_head;
   uint32_t thread, lane, t;
   int key0;  // first key of the block, inside the sequence
-  float k_scale[kM][2], k_offset[kM][2];
+  tile::Band band;
+  float k_scale[kM][2];
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
   RowValues amax_p, amax_ds;   // `paper`: of the first pass over a tile, then of the tile
   tile::Uniforms<2> uniforms;  // of the dither
@@ -84,12 +85,12 @@ struct KeyBlock {
     thread = threadIdx.x, lane = thread % 32, t = lane % 4;
     const int64_t padded = static_cast<int64_t>(block) * kKeyRows, row = kv_head * p.tk + padded;
     key0 = static_cast<int>(padded - s.k_pad);
+    band = tile::band_of(p.mask, s);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const KeyScale k = p.k_scale[row + my_row(m, r)];
-        k_scale[m][r] = k.scale, k_offset[m][r] = k.offset;
+        k_scale[m][r] = p.k_scale[row + my_row(m, r)].scale;
         amax_p[m][r] = amax_ds[m][r] = 0.0f;
       }
 #pragma unroll
@@ -107,12 +108,6 @@ struct KeyBlock {
   __device__ int my_row(int m, int r) const {
     return static_cast<int>(pair.pair * tile::kPairRows + lane / 4) + 16 * m + 8 * r;
   }
-  /// Queries that see one of this thread's keys.
-  __device__ tile::QueryRange seen(int m, int r) const {
-    const int key = key0 + my_row(m, r);
-    return key < s.nk ? tile::visible_to(p.mask, s, key, key) : tile::QueryRange{0, 0};
-  }
-
   __device__ void load(int stage, int head, int query0) {
     auto& st = shared.stage[stage];
     const int64_t row = head * p.tq + s.q_pad + query0;
@@ -132,19 +127,20 @@ struct KeyBlock {
 
   /// Zeroes what the mask hides.
   __device__ void hide(Scores& x, int query0) const {
-    const int first = query0 + static_cast<int>(pair.member * kMyQueries + 2 * t);
+    // How far the key lies inside the band of the query.
+    const int inside = key0 - query0 - static_cast<int>(first_query()) - band.begin;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const tile::QueryRange range = seen(m, r);
+        const int row = my_row(m, r);
+        const uint32_t here = static_cast<uint32_t>(inside + row);
+        const uint32_t width = key0 + row < s.nk ? band.width() : 0;
 #pragma unroll
         for (int n = 0; n < kQueryBlocks; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int query = first + n * 8 + e;
-            if (query < range.begin || query >= range.end) x[m][n][2 * r + e] = 0.0f;
-          }
+          for (int e = 0; e < 2; ++e)
+            if (here - n * 8 - e >= width) x[m][n][2 * r + e] = 0.0f;
       }
   }
 
@@ -183,9 +179,10 @@ struct KeyBlock {
         for (int m = 0; m < kM; ++m)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            x[m][n][2 * r + e] = arch::exp2_approx(
-                fmaf(tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r], k_offset[m][r]), q.lane,
-                     -q.lse2));
+            x[m][n][2 * r + e] =
+                arch::exp2_approx(fmaf(tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r],
+                                                        -tile::kMagicFloat * k_scale[m][r]),
+                                       q.lane, -q.lse2));
       }
   }
 

@@ -64,6 +64,7 @@ struct QueryBlock {
   int head, kv_head;
   uint32_t thread, lane, t;
   int row0;  // query of this thread's first row, inside the sequence
+  tile::Band band;
   RowValues q_lane, lse2, delta, row_sum;
   float dq[kM][kChannelBlocks][4];
   // Of the dither.
@@ -81,6 +82,7 @@ struct QueryBlock {
     const int64_t padded = static_cast<int64_t>(block) * kRows, first = head * p.tq + padded;
     const int mine = static_cast<int>(pair.pair * tile::kPairRows + lane / 4);
     row0 = static_cast<int>(padded - s.q_pad) + mine;
+    band = tile::band_of(p.mask, s);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -214,15 +216,17 @@ struct QueryBlock {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const tile::KeyRange range =
-            row(m, r) < s.nq ? tile::visible(p.mask, s, row(m, r)) : tile::KeyRange{0, 0};
+        const int first = row(m, r) + band.begin;  // key of the row's band
+        const uint32_t here = static_cast<uint32_t>(key0 - first);
+        const uint32_t width =
+            row(m, r) < s.nq
+                ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(s.nk - first, 0)))
+                : 0;
 #pragma unroll
         for (int n = 0; n < kKeyBlocks; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int key = key0 + n * 8 + e;
-            if (key < range.begin || key >= range.end) x[m][n][2 * r + e] = 0.0f;
-          }
+          for (int e = 0; e < 2; ++e)
+            if (here + n * 8 + e >= width) x[m][n][2 * r + e] = 0.0f;
       }
   }
 

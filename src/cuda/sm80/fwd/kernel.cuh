@@ -32,6 +32,20 @@ namespace sagebwd::cuda::sm80 {
 inline constexpr float kSlack = 8.0f;
 inline constexpr int kDitherQueries = 128;  // of a tile, as far as dither is concerned
 
+/// What a thread block works on. It lies in shared memory: few instructions of the loop need it,
+/// and in registers it would be in the way of all.
+struct ForwardWork {
+  int whole_begin, whole_end;  // tiles of keys that every row of the block sees whole: no mask
+  int end, first;              // tiles that a row of the block sees
+  int leading;                 // tiles from the first of the sequence on whose P·V is in 16 bit
+  float log_levels;            // log2 of the levels of P
+  int head;
+  uint32_t keys;  // the sequence's first key in the workspace
+  int q0;         // the block's first query, inside the sequence
+  tile::Band band;
+  tile::Sequence s;
+};
+
 template <int D, int kTileK>
 struct ForwardShared {
   struct Stage {
@@ -42,6 +56,8 @@ struct ForwardShared {
   };
   Stage stage[2];  // a 16-bit tile of V takes the place of k8 and v8t
   alignas(16) float v_mean[D];
+  alignas(16) ForwardWork work;
+  int any_poisoned;  // whether a tile of V that has been multiplied has NaN or Inf
 };
 
 /// Order-preserving code of a float; NaN is above everything.
@@ -60,46 +76,55 @@ struct ForwardBlock {
   static constexpr int kSteps = kTileK / 32;  // INT8 contraction steps
   static constexpr int kChannelBlocks = D / 8;
   using Scores = float[kKeyBlocks][4];
+  using Codes = uint32_t[kSteps][4];
   using RowValues = float[2];  // row g, row g + 8
 
   const ForwardParams& p;
-  uint8_t* memory;  // of Shared
-  uint32_t base;    // its address
-  tile::Sequence s;
-  int head, kv_head;
-  uint32_t thread, lane, t;
+  uint32_t base;  // address of Shared
+  uint32_t thread;
   uint32_t b_k, b_v;  // the lane's part of fragment addresses
-  int row0;           // query of this thread's first row, inside the sequence
-  tile::Band band;
   uint32_t q8[D / 32][4];
   RowValues q_lane;
   RowValues top, ref;  // largest logit, reference exponent
   RowValues sum,
       sum_16;  // this lane's share of the row sum, and of that part of it that V itself multiplied
   float o[kChannelBlocks][4];
-  float log_levels;           // log2 of the levels of P
-  bool any_poisoned = false;  // whether a tile of V had NaN or Inf
   // Of the dither.
   tile::Uniforms<1> uniforms;
   RowValues query_term;
 
-  __device__ ForwardBlock(const ForwardParams& params, uint8_t* shared, int block)
-      : p(params),
-        memory(shared),
-        base(arch::shared_address(shared)),
-        s(tile::sequence_of_block(params.seq, block * kRows / kBlock, true)) {
-    head = static_cast<int>(blockIdx.y);
-    kv_head = head / p.group;
+  __device__ static ForwardWork work_of(const ForwardParams& p, int block) {
+    ForwardWork w;
+    w.s = tile::sequence_of_block(p.seq, block * kRows / kBlock, true);
+    w.band = tile::band_of(p.mask, w.s);
+    w.q0 = static_cast<int>(static_cast<int64_t>(block) * kRows - w.s.q_pad);
+    // Rows of the block see a contiguous range of keys, both ends growing with the row.
+    const int q_last = min(w.q0 + kRows, w.s.nq) - 1;
+    const tile::KeyRange head = tile::visible(p.mask, w.s, w.q0),
+                         tail = tile::visible(p.mask, w.s, q_last);
+    w.first = head.begin / kTileK, w.end = (tail.end + kTileK - 1) / kTileK;
+    w.whole_begin = (tail.begin + kTileK - 1) / kTileK, w.whole_end = head.end / kTileK;
+    w.leading = static_cast<int>(min(p.pv16_tiles, static_cast<int64_t>(w.end)));
+    w.head = static_cast<int>(blockIdx.y);
+    w.keys = static_cast<uint32_t>(w.head / p.group * p.tk + w.s.k_pad);
+    w.log_levels = log2f(p.p_levels);
+    return w;
+  }
+
+  __device__ ForwardBlock(const ForwardParams& params, uint8_t* shared, const ForwardWork& w)
+      : p(params), base(arch::shared_address(shared)) {
     // By way of a shuffle, or the compiler would ask for the slow special register again and again.
     thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
-    lane = thread % 32, t = lane % 4;
-    log_levels = log2f(p.p_levels);
-    b_k = tile::b_lane<D>(lane), b_v = tile::swizzled<kGroup>(lane & 7, lane >> 3);
+    b_k = tile::b_lane<D>(lane()), b_v = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
     arch::keep(b_k), arch::keep(b_v), arch::keep(base);
-    const int64_t padded = static_cast<int64_t>(block) * kRows + thread / 32 * 16 + lane / 4;
-    row0 = static_cast<int>(padded - s.q_pad);
-    band = tile::band_of(p.mask, s);
-    const int8_t* q = p.q8 + (head * p.tq + padded) * D + 4 * t;
+    if (thread == 0) at<ForwardWork>(base + offsetof(Shared, work)) = w, any_poisoned() = 0;
+    for (uint32_t c = thread; c < D; c += kThreads)
+      at<float>(base + offsetof(Shared, v_mean) + c * 4) =
+          p.v_mean[(static_cast<int64_t>(w.s.index) * (gridDim.y / p.group) + w.head / p.group) *
+                       D +
+                   c];
+    const int64_t row = w.head * p.tq + w.s.q_pad + w.q0 + my_row();
+    const int8_t* q = p.q8 + row * D + 4 * t();
 #pragma unroll
     for (int k = 0; k < D / 32; ++k)
 #pragma unroll
@@ -107,10 +132,11 @@ struct ForwardBlock {
         q8[k][r] = *reinterpret_cast<const uint32_t*>(q + (r & 1) * 8 * D + k * 32 + (r >> 1) * 16);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      q_lane[r] = p.lane[head * p.tq + padded + 8 * r];
+      q_lane[r] = p.lane[row + 8 * r];
       top[r] = ref[r] = -INFINITY, sum[r] = sum_16[r] = 0.0f;
       if constexpr (kRounding == Rounding::dither)
-        query_term[r] = tile::query_term(static_cast<uint32_t>(row(r)) % kDitherQueries);
+        query_term[r] =
+            tile::query_term(static_cast<uint32_t>(w.q0 + my_row() + 8 * r) % kDitherQueries);
     }
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c)
@@ -118,18 +144,29 @@ struct ForwardBlock {
       for (int e = 0; e < 4; ++e) o[c][e] = 0.0f;
   }
 
-  __device__ int row(int r) const { return row0 + 8 * r; }
+  __device__ int& any_poisoned() const { return at<int>(base + offsetof(Shared, any_poisoned)); }
+  __device__ uint32_t lane() const { return thread % 32; }
+  __device__ uint32_t t() const { return thread % 4; }
+  /// Of the block's rows, this thread's first.
+  __device__ int my_row() const { return static_cast<int>(thread / 32 * 16 + lane() / 4); }
+
+  /// Behind the first barrier.
+  __device__ const ForwardWork& work() const {
+    return at<ForwardWork>(base + offsetof(Shared, work));
+  }
+  __device__ int row(int r) const { return work().q0 + my_row() + 8 * r; }
   /// Keys that a row sees, from the first key of its band on.
-  __device__ int band_of(int r) const { return row(r) + band.begin; }
+  __device__ int band_of(int r) const { return row(r) + work().band.begin; }
   __device__ uint32_t seen(int r) const {
-    return row(r) < s.nq ? static_cast<uint32_t>(
-                               min(static_cast<int>(band.width()), max(s.nk - band_of(r), 0)))
-                         : 0;
+    const ForwardWork& w = work();
+    return row(r) < w.s.nq ? static_cast<uint32_t>(
+                                 min(static_cast<int>(w.band.width()), max(w.s.nk - band_of(r), 0)))
+                           : 0;
   }
 
   template <typename V>
   __device__ V& at(uint32_t address) const {
-    return *reinterpret_cast<V*>(memory + (address - base));
+    return *static_cast<V*>(arch::shared_pointer(address, alignof(V)));
   }
   using Stage = typename Shared::Stage;
   __device__ uint32_t stage_at(int stage) const {
@@ -138,10 +175,11 @@ struct ForwardBlock {
 
   /// The first key of a tile in the workspace.
   __device__ uint32_t key_row(int tile) const {
-    return static_cast<uint32_t>(kv_head * p.tk + s.k_pad) + static_cast<uint32_t>(tile) * kTileK;
+    return work().keys + static_cast<uint32_t>(tile) * kTileK;
   }
-  __device__ void load(int stage, int tile) const {
-    const uint32_t to = stage_at(stage), row = key_row(tile);
+  /// `row`: that key.
+  __device__ void load(int stage, uint32_t row) const {
+    const uint32_t to = stage_at(stage);
     const uint64_t first = static_cast<uint64_t>(row) * D;
     tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + first, thread);
     tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
@@ -161,7 +199,7 @@ struct ForwardBlock {
   /// x = (Q8·K8ᵀ)·(scale of K).
   __device__ void scores(Scores& x, int stage) {
     const uint32_t k8 = stage_at(stage) + b_k,
-                   k_scale = stage_at(stage) + offsetof(Stage, k_scale) + t * 16;
+                   k_scale = stage_at(stage) + offsetof(Stage, k_scale) + t() * 16;
     int acc[kKeyBlocks][4];
 #pragma unroll
     for (int k = 0; k < D / 32; ++k)
@@ -185,7 +223,7 @@ struct ForwardBlock {
 
   /// What the mask hides becomes -inf.
   __device__ void hide(Scores& x, int tile) const {
-    const int key0 = tile * kTileK + static_cast<int>(2 * t);
+    const int key0 = tile * kTileK + static_cast<int>(2 * t());
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t here = static_cast<uint32_t>(key0 - band_of(r)), width = seen(r);
@@ -197,13 +235,10 @@ struct ForwardBlock {
     }
   }
 
-  /// x becomes levels·p, p = 2^(s2 - largest of the row in this tile), which codes round.
-  /// weight carries the tile over to the reference exponent, mass is this lane's share of what the
-  /// row sums get. kFloating: sum_16 may hold something.
-  template <bool kFloating>
-  __device__ void softmax(Scores& x, RowValues& weight, RowValues& mass) {
-    RowValues tile_top, shift;
-    bool move = false;
+  /// x becomes levels·p, p = 2^(s2 - largest of the row in this tile), which codes round. mass is
+  /// this lane's share of the sum.
+  __device__ void softmax(Scores& x, RowValues& tile_top, RowValues& mass) {
+    RowValues shift;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float best[2] = {-INFINITY, -INFINITY};
@@ -212,11 +247,9 @@ struct ForwardBlock {
         best[n & 1] = fmaxf(best[n & 1], fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       const float most = tile::quad_max(fmaxf(best[0], best[1]));
       tile_top[r] = most == -INFINITY ? -INFINITY : most * q_lane[r];
-      shift[r] = most == -INFINITY ? 0.0f : log_levels - tile_top[r];
+      shift[r] = most == -INFINITY ? 0.0f : work().log_levels - tile_top[r];
       top[r] = fmaxf(top[r], tile_top[r]);
-      move |= !(tile_top[r] <= ref[r] + kSlack);
     }
-    if (__any_sync(0xffffffffu, move)) rescale<kFloating>(tile_top);
     float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n)
@@ -226,9 +259,21 @@ struct ForwardBlock {
         total[e >> 1][e & 1] += x[n][e];
       }
 #pragma unroll
+    for (int r = 0; r < 2; ++r) mass[r] = total[r][0] + total[r][1];
+  }
+
+  /// weight carries the tile over to the reference exponent, and mass with it. kFloating: sum_16
+  /// may hold something.
+  template <bool kFloating>
+  __device__ void carry_over(const RowValues& tile_top, RowValues& weight, RowValues& mass) {
+    bool move = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) move |= !(tile_top[r] <= ref[r] + kSlack);
+    if (__any_sync(0xffffffffu, move)) rescale<kFloating>(tile_top);
+#pragma unroll
     for (int r = 0; r < 2; ++r) {
       weight[r] = tile_top[r] == -INFINITY ? 0.0f : arch::exp2_approx(tile_top[r] - ref[r]);
-      mass[r] = (total[r][0] + total[r][1]) * weight[r];
+      mass[r] *= weight[r];
     }
   }
 
@@ -252,12 +297,14 @@ struct ForwardBlock {
   /// Dither: the uniforms of this tile and those after it.
   __device__ void draw(int tile, bool first_tile) {
     uniforms.draw(tile, first_tile, [&](int k_tile, int) {
-      return numerics::dither_uniform(p.seed, s.index, head, row0 / kDitherQueries, k_tile,
+      return numerics::dither_uniform(p.seed, work().s.index, work().head,
+                                      work().q0 / kDitherQueries, k_tile,
                                       numerics::DitherOperand::p_forward);
     });
   }
 
-  __device__ void quantize(uint32_t (&a)[kSteps][4], const Scores& x, int tile) const {
+  /// Codes of P.
+  __device__ void quantize(Codes& a, const Scores& x, int tile) const {
     if constexpr (kRounding == Rounding::nearest) {
       tile::quantize_rows<tile::Bytes::u8, kKeyBlocks>(a, x, 1.0f, 1.0f);
     } else {
@@ -265,7 +312,7 @@ struct ForwardBlock {
       float held[kTileK / 32], key_term[kKeyBlocks][2];
 #pragma unroll
       for (int i = 0; i < kTileK / 32; ++i)
-        held[i] = tile::key_term(static_cast<uint32_t>(32 * i) + lane, u);
+        held[i] = tile::key_term(static_cast<uint32_t>(32 * i) + lane(), u);
       tile::spread_terms<kKeyBlocks>(key_term, held);
       Scores y;  // the exponential of a large logit may be more than a rounding above the levels
 #pragma unroll
@@ -277,16 +324,12 @@ struct ForwardBlock {
   }
 
   /// Nothing where the scale is NaN.
-  __device__ void multiply_int8(const Scores& x, const RowValues& weight, int stage, int tile) {
-    uint32_t a[kSteps][4];
-    quantize(a, x, tile);
+  __device__ void multiply_int8(const Codes& a, const RowValues& weight, int stage) {
     const float scale = at<float>(stage_at(stage) + offsetof(Stage, v_scale));
     const float unit = scale == scale ? scale * p.p_unit : 0.0f;
-    any_poisoned |= scale != scale;
+    if (scale != scale && thread == 0) any_poisoned() = 1;
     const float w[2] = {weight[0] * unit, weight[1] * unit};
     const uint32_t v8t = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, v8t)) + b_v;
-    // Codes first, products behind them: in between the compiler would run out of registers.
-    __syncwarp();
     // Several blocks of channels at a time: chains of products that do not wait for each other.
     constexpr int kAtOnce = D == 64 ? 2 : 4;
 #pragma unroll
@@ -329,7 +372,7 @@ struct ForwardBlock {
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; c += 2) {
         uint32_t b[4];
-        tile::load_b_trans<2 * D>(b, v + k * 32 * D, static_cast<uint32_t>(c), lane);
+        tile::load_b_trans<2 * D>(b, v + k * 32 * D, static_cast<uint32_t>(c), lane());
         arch::mma_16<T>(o[c], a, b[0], b[1]);
         arch::mma_16<T>(o[c + 1], a, b[2], b[3]);
       }
@@ -346,10 +389,10 @@ struct ForwardBlock {
 
   /// Gives NaN and Inf of V to the rows that do see them.
   __device__ void spread_poison(int tile) {
-    const int64_t key0 = kv_head * p.tk + s.k_pad;
-    const int end = min((tile + 1) * kTileK, s.nk);
+    const int end = min((tile + 1) * kTileK, work().s.nk);
     for (int key = tile * kTileK; key < end; ++key) {
-      const T* v = static_cast<const T*>(p.v16) + (key0 + key) * D + 2 * t;
+      const T* v =
+          static_cast<const T*>(p.v16) + static_cast<uint64_t>(key_row(0) + key) * D + 2 * t();
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c)
 #pragma unroll
@@ -375,11 +418,12 @@ struct ForwardBlock {
     for (int r = 0; r < 2; ++r) {
       sum[r] = tile::quad_sum(sum[r]) * p.p_unit;
       sum_16[r] = tile::quad_sum(sum_16[r]) * p.p_unit;
-      if (row(r) < s.nq) best = max(best, finish_row(r));
+      if (row(r) < work().s.nq) best = max(best, finish_row(r));
     }
     if (p.max_logit == nullptr) return;
     best = __reduce_max_sync(0xffffffffu, best);
-    if (lane == 0) atomicMax(p.max_logit + static_cast<int64_t>(s.index) * gridDim.y + head, best);
+    if (lane() == 0)
+      atomicMax(p.max_logit + static_cast<int64_t>(work().s.index) * gridDim.y + work().head, best);
   }
 
   /// Writes one row; returns the code of its largest logit.
@@ -387,20 +431,21 @@ struct ForwardBlock {
     const bool any = !(sum[r] == 0.0f);  // NaN counts
     const float inverse = any ? 1.0f / sum[r] : 0.0f,
                 rest = any ? 1.0f - sum_16[r] * inverse : 0.0f;
+    const tile::Sequence& s = work().s;
     const int64_t token = s.q_begin + row(r);
-    T* out = tile::row_of<T>(p.o, s, head, token);
+    T* out = tile::row_of<T>(p.o, s, work().head, token);
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c) {
-      const int channel = c * 8 + static_cast<int>(2 * t);
+      const int channel = c * 8 + static_cast<int>(2 * t());
       if (channel >= p.d) break;
       const float2 mu = at<float2>(base + offsetof(Shared, v_mean) + channel * 4);
       tile::store_pair(out + channel, any ? o[c][2 * r] * inverse + mu.x * rest : 0.0f,
                        any ? o[c][2 * r + 1] * inverse + mu.y * rest : 0.0f, p.o.vector);
     }
-    if (t != 0) return 0;
+    if (t() != 0) return 0;
     constexpr float kLn2 = static_cast<float>(numerics::kLn2);
-    const float mean_logit = p.q_mean_logit[head * p.tq + s.q_pad + row(r)];
-    *tile::stat_of(p.lse, s, head, token) =
+    const float mean_logit = p.q_mean_logit[work().head * p.tq + s.q_pad + row(r)];
+    *tile::stat_of(p.lse, s, work().head, token) =
         any ? kLn2 * (ref[r] + log2f(sum[r])) + mean_logit : -INFINITY;
     return any ? ordered(sum[r] != sum[r] ? sum[r] : kLn2 * top[r] + mean_logit) : 0;
   }
@@ -413,67 +458,63 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   extern __shared__ __align__(128) uint8_t memory[];
   // The last queries of a causal sequence have the most keys: they go first.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  Block b(p, memory, block);
-
-  // Rows of the block see a contiguous range of keys, both ends growing with the row.
-  const int q0 = static_cast<int>(static_cast<int64_t>(block) * Block::kRows - b.s.q_pad);
-  if (q0 >= b.s.nq) return;
-  const int q_last = min(q0 + Block::kRows, b.s.nq) - 1;
-  const tile::KeyRange head_keys = tile::visible(p.mask, b.s, q0),
-                       tail_keys = tile::visible(p.mask, b.s, q_last);
-  const int first = head_keys.begin / kTileK, end = (tail_keys.end + kTileK - 1) / kTileK;
-  // Tiles that every row of the block sees whole need no mask.
-  const int whole_begin = (tail_keys.begin + kTileK - 1) / kTileK,
-            whole_end = head_keys.end / kTileK;
-
-  for (uint32_t c = b.thread; c < D; c += Block::kThreads)
-    b.template at<float>(b.base + offsetof(typename Block::Shared, v_mean) + c * 4) =
-        p.v_mean[(static_cast<int64_t>(b.s.index) * (gridDim.y / p.group) + b.kv_head) * D + c];
+  const ForwardWork w = Block::work_of(p, block);
+  if (w.q0 >= w.s.nq) return;
+  Block b(p, memory, w);
   const auto scores = [&](auto& x, int stage, int tile) {
     b.scores(x, stage);
-    if (tile < whole_begin || tile >= whole_end) b.hide(x, tile);
+    if (tile < b.work().whole_begin || tile >= b.work().whole_end) b.hide(x, tile);
   };
   const auto wait = [] {
     arch::cp_async_wait<0>();
     __syncthreads();
   };
   typename Block::Scores x;
-  typename Block::RowValues weight, mass;
+  typename Block::RowValues top, weight, mass;
 
   // Tiles in INT8 come first, those in 16 bit behind them: the order does not matter to the sums,
   // and so the loop that takes the time has nothing else in it.
-  const int leading = static_cast<int>(min(p.pv16_tiles, static_cast<int64_t>(end)));
-  const int int8_begin = max(first, leading);
-  int stage = 0;
-  if (first < end) b.load(0, int8_begin < end ? int8_begin : first);
+  const int int8_begin = max(w.first, w.leading);
+  int stage = 0, left = w.end - int8_begin;
+  uint32_t row = w.keys + static_cast<uint32_t>(left > 0 ? int8_begin : w.first) * kTileK;
+  if (w.first < w.end) b.load(0, row);
   arch::cp_async_commit();
   wait();
-  for (int tile = int8_begin; tile < end; ++tile, stage ^= 1) {
-    b.load(stage ^ 1, tile + 1 < end ? tile + 1 : first);
+  for (; left > 0; --left, stage ^= 1) {
+    row = left > 1 ? row + kTileK : b.key_row(b.work().first);
+    b.load(stage ^ 1, row);
     arch::cp_async_commit();
+    const int tile = b.work().end - left;
     if constexpr (kRounding == Rounding::dither) b.draw(tile, tile == int8_begin);
     scores(x, stage, tile);
-    b.template softmax<false>(x, weight, mass);
+    b.softmax(x, top, mass);
+    typename Block::Codes codes;
+    b.quantize(codes, x, tile);
+    // The branch in here keeps codes and products apart: mixed, they would take more registers than
+    // there are.
+    b.template carry_over<false>(top, weight, mass);
 #pragma unroll
     for (int r = 0; r < 2; ++r) b.sum[r] += mass[r];
-    b.multiply_int8(x, weight, stage, tile);
+    b.multiply_int8(codes, weight, stage);
     wait();
   }
 
   // In 16 bit: the leading tiles, and those whose V holds NaN or Inf, whose mass is counted
   // already. V16 lies in the stage that is not the tile's. It is V itself, while O is gathered from
   // V minus its mean, so its mass is kept apart.
-  for (int tile = first; tile < (b.any_poisoned ? end : leading); ++tile) {
-    const bool poisoned = b.poisoned(stage), next = tile + 1 < (b.any_poisoned ? end : leading);
-    if (tile < leading || poisoned) {
+  const int last = b.any_poisoned() != 0 ? b.work().end : b.work().leading;
+  for (int tile = b.work().first; tile < last; ++tile) {
+    const bool poisoned = b.poisoned(stage);
+    if (tile < b.work().leading || poisoned) {
       b.load_v16(stage ^ 1, tile);
       arch::cp_async_commit();
       scores(x, stage, tile);
-      b.template softmax<true>(x, weight, mass);
+      b.softmax(x, top, mass);
+      b.template carry_over<true>(top, weight, mass);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         b.sum_16[r] += mass[r];
-        if (tile < leading) b.sum[r] += mass[r];
+        if (tile < b.work().leading) b.sum[r] += mass[r];
       }
       wait();
       if (poisoned) {
@@ -484,7 +525,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
       if (poisoned) b.spread_poison(tile);
     }
     __syncthreads();  // before the next tile goes where this one is
-    if (next) b.load(stage, tile + 1);
+    if (tile + 1 < last) b.load(stage, b.key_row(tile + 1));
     arch::cp_async_commit();
     wait();
   }

@@ -7,7 +7,7 @@
 
 namespace sagebwd::cuda::arch {
 
-using emulator::shared_address;
+using emulator::shared_address, emulator::shared_pointer;
 
 inline void cp_async_16(uint32_t to, const void* from) { emulator::start_copy(to, from, 16, true); }
 inline void cp_async_16_if(bool wanted, uint32_t to, const void* from) {
