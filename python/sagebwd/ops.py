@@ -69,7 +69,8 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False):
     op = _ops.fwd.default
     if not torch.compiler.is_compiling():
         _refuse_transforms()
-        if torch.is_grad_enabled():
+        # A TorchFunctionMode expects to see the operator with its gradient.
+        if torch.is_grad_enabled() and torch._C._len_torch_function_stack() == 0:
             op = _Eager.apply
     return _call(op, q, k, v, *options, deterministic, return_max_logit)
 
