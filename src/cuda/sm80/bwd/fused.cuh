@@ -19,11 +19,10 @@
 // serves both products.
 //
 // One round of the loop:
-//   dP, y, largest magnitudes → [barrier] → codes → [barrier] → dQ, S and P of the next tile, dV,
-//   dK
-// dQ comes before there is a P again: together they would take more registers than there are. Those
-// two barriers also protect the query tiles in shared memory: the next one is loaded behind the
-// first barrier, when S and dP of this one are done, and is there at the second. What dV and dK
+//   dP, y, largest magnitudes → [barrier] → codes → [barrier] → S and P of the next tile, dV, dK,
+//   dQ
+// Those two barriers also protect the query tiles in shared memory: the next one is loaded behind
+// the first barrier, when S and dP of this one are done, and is there at the second. What dV and dK
 // read lies there twice, or, where memory is short, is loaded behind a third barrier.
 #pragma once
 
@@ -46,7 +45,7 @@ struct FusedBlock : FusedScales<Shape> {
   using Lane = FusedScales<Shape>;
   using Lane::base, Lane::thread, Lane::warp, Lane::lane, Lane::t, Lane::group, Lane::member,
       Lane::my_row, Lane::my_queries, Lane::row_at, Lane::key_scales, Lane::front_at, Lane::back_at,
-      Lane::operand_at, Lane::query_codes_at, Lane::get_codes, Lane::work;
+      Lane::operand_at, Lane::query_codes_at, Lane::get_codes;
   using typename Lane::Rows, typename Lane::Scores, typename Lane::Shared, typename Lane::Front,
       typename Lane::Back, typename Lane::Columns;
   static constexpr int D = Shape::D, kM = Shape::kM;
@@ -56,39 +55,25 @@ struct FusedBlock : FusedScales<Shape> {
   using Codes = uint32_t[kM][kQueryBlocks / 2][2];  // half a contraction step: rows g and g + 8
 
   const BackwardParams& p;
-  uint32_t a8, b8, b_t;  // the lane's part of fragment addresses
-  const char* dout;      // d 64: this thread's first chunk of dO of the next tile to load,
-  int64_t dout_stride;   // and bytes from row to row
+  tile::Sequence s;
+  int kv_head;
+  int key0;  // first key of the block, inside the sequence
+  tile::Band band;
+  uint32_t a8, b8, a16, b16, b_t;  // the lane's part of fragment addresses
+  const char* dout;     // d 64: this thread's first chunk of dO of the next tile to load,
+  int64_t dout_stride;  // and bytes from row to row
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
 
-  __device__ static FusedWork work_of(const BackwardParams& p, int block) {
-    FusedWork w;
-    w.s = tile::sequence_of_block(p.seq, block * kTileK / kBlock, false);
-    w.key0 = static_cast<int>(static_cast<int64_t>(block) * kTileK - w.s.k_pad);
-    w.zero = 0;
-    w.kv_head = static_cast<int>(blockIdx.y);
-    w.band = tile::band_of(p.mask, w.s);
-    const int last_key = min(w.key0 + kTileK, w.s.nk) - 1;
-    const tile::QueryRange range = tile::visible_to(p.mask, w.s, w.key0, last_key);
-    const tile::QueryRange of_first = tile::visible_to(p.mask, w.s, w.key0, w.key0);
-    const tile::QueryRange of_last = w.key0 + kTileK <= w.s.nk
-                                         ? tile::visible_to(p.mask, w.s, last_key, last_key)
-                                         : tile::QueryRange{0, 0};
-    w.whole_begin = max(of_first.begin, of_last.begin);
-    w.whole_end = min(of_first.end, of_last.end) - kTileQ;
-    w.first = range.begin / kTileQ * kTileQ;
-    const int per_head = range.begin < range.end ? (range.end - w.first + kTileQ - 1) / kTileQ : 0;
-    w.end = w.first + per_head * kTileQ, w.steps = per_head * p.group;
-    w.next_head = static_cast<uint32_t>(p.tq - per_head * kTileQ);
-    return w;
-  }
-
-  __device__ FusedBlock(const BackwardParams& params, uint8_t* shared, const FusedWork& w)
-      : Lane(shared), p(params) {
-    const int64_t row = w.kv_head * p.tk + w.s.k_pad + w.key0;
-    if (thread == 0) at<FusedWork>(base + offsetof(Shared, work)) = w;
-    a8 = (D == 128 ? group() * 16 * kM * D : 0) + tile::a_lane<D>(lane());
-    b8 = (D == 128 ? my_queries() * D : 0) + tile::b_lane<D>(lane());
+  __device__ FusedBlock(const BackwardParams& params, uint8_t* shared, int block)
+      : Lane(shared),
+        p(params),
+        s(tile::sequence_of_block(params.seq, block * kTileK / kBlock, false)) {
+    kv_head = static_cast<int>(blockIdx.y);
+    const int64_t padded = static_cast<int64_t>(block) * kTileK, row = kv_head * p.tk + padded;
+    key0 = static_cast<int>(padded - s.k_pad);
+    band = tile::band_of(p.mask, s);
+    a8 = tile::a_lane<D>(lane()), b8 = tile::b_lane<D>(lane());
+    a16 = tile::a_lane<2 * D>(lane()), b16 = tile::b_lane<2 * D>(lane());
     b_t = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -98,7 +83,7 @@ struct FusedBlock : FusedScales<Shape> {
         for (int e = 0; e < 4; ++e) dk[m][c][e] = dv[m][c][e] = 0.0f;
     }
     tile::load_tile<kTileK, D, kThreads>(base + offsetof(Shared, k8), p.k8 + row * D, thread);
-    load_values(w, static_cast<const T*>(p.v16) + row * D);
+    load_values(static_cast<const T*>(p.v16) + row * D);
     dout_stride = p.direct ? p.dout.token * 2 : D * 2;
     if (thread < kTileK)
       at<float>(base + offsetof(Shared, k_scale) + row_at(thread) * 4) =
@@ -118,24 +103,24 @@ struct FusedBlock : FusedScales<Shape> {
   /// registers all the time it would push accumulators out of them.
   __device__ void new_round() {
     if constexpr (D == 64) return;
-    const uint32_t zero = work().zero;
-    a8 += zero, b8 += zero, b_t += zero;
+    arch::keep(thread);
+    arch::keep(a8), arch::keep(b8), arch::keep(a16), arch::keep(b16), arch::keep(b_t);
   }
 
   /// Rows of V, from the caller's tensor where that is possible. At d 128 it never is.
-  __device__ void load_values(const FusedWork& w, const T* padded) const {
+  __device__ void load_values(const T* padded) const {
     const uint32_t to = base + offsetof(Shared, v16);
     if constexpr (D == 64)
       tile::load_rows<kTileK, 2 * D, kThreads>(
-          to, p.direct ? tile::row_of<const T>(p.v, w.s, w.kv_head, w.s.k_begin + w.key0) : padded,
-          p.direct ? p.v.token * 2 : D * 2, p.direct ? w.s.nk - w.key0 : kTileK, thread);
+          to, p.direct ? tile::row_of<const T>(p.v, s, kv_head, s.k_begin + key0) : padded,
+          p.direct ? p.v.token * 2 : D * 2, p.direct ? s.nk - key0 : kTileK, thread);
     else
       tile::load_tile<kTileK, 2 * D, kThreads>(to, padded, thread);
   }
 
   /// The tiles to load are those of `head` from query0 on. At d 64 dO is read from the caller's
   /// tensor where that is possible.
-  __device__ void start_head(const tile::Sequence& s, int head, int query0) {
+  __device__ void start_head(int head, int query0) {
     if constexpr (D == 64) {
       constexpr int kChunks = 2 * D / 16;
       const T* first = p.direct
@@ -147,7 +132,7 @@ struct FusedBlock : FusedScales<Shape> {
   }
 
   /// Starts loading the next tile of queries; `row` is its first in the workspace.
-  __device__ void load_front(const FusedWork& w, int stage, uint32_t row, int query0) {
+  __device__ void load_front(int stage, uint32_t row, int query0) {
     const uint32_t front = base + front_at(stage);
     tile::load_tile<kTileQ, D, kThreads>(front + offsetof(Front, q8),
                                          p.q8 + static_cast<uint64_t>(row) * D, thread);
@@ -159,7 +144,7 @@ struct FusedBlock : FusedScales<Shape> {
         thread < kTileQ, front + offsetof(Front, exponent) + thread * 16,
         static_cast<const char*>(from) + row * uint64_t{8} + thread % (kTileQ / 2) * 16);
     if constexpr (D == 64)
-      load_dout(w, front + offsetof(Front, do16), query0);
+      load_dout(front + offsetof(Front, do16), query0);
     else
       tile::load_tile<kTileQ, 2 * D, kThreads>(
           front + offsetof(Front, do16),
@@ -174,10 +159,10 @@ struct FusedBlock : FusedScales<Shape> {
                                                            p.do8t + first, thread);
   }
 
-  __device__ void load_dout(const FusedWork& w, uint32_t to, int query0) {
+  __device__ void load_dout(uint32_t to, int query0) {
     constexpr int kChunks = 2 * D / 16, kPerPass = kThreads / kChunks;
     const int row = static_cast<int>(thread / kChunks),
-              valid = p.direct ? min(w.s.nq - query0, kTileQ) : kTileQ;
+              valid = p.direct ? min(s.nq - query0, kTileQ) : kTileQ;
     to += tile::chunk_at<2 * D>(thread);
     if (valid == kTileQ) {
 #pragma unroll
@@ -192,8 +177,6 @@ struct FusedBlock : FusedScales<Shape> {
 
   /// Zeroes what the mask hides.
   __device__ void hide(Scores& x, int query0) const {
-    const int key0 = work().key0, nk = work().s.nk;
-    const tile::Band band = work().band;
     // How far the key lies inside the band of the query.
     const int inside = key0 - query0 - static_cast<int>(my_queries() + 2 * t()) - band.begin;
 #pragma unroll
@@ -202,7 +185,7 @@ struct FusedBlock : FusedScales<Shape> {
       for (int r = 0; r < 2; ++r) {
         const int row = my_row(m, r);
         const uint32_t here = static_cast<uint32_t>(inside + row);
-        const uint32_t width = key0 + row < nk ? band.width() : 0;
+        const uint32_t width = key0 + row < s.nk ? band.width() : 0;
 #pragma unroll
         for (int n = 0; n < kQueryBlocks; ++n)
 #pragma unroll
@@ -211,30 +194,18 @@ struct FusedBlock : FusedScales<Shape> {
       }
   }
 
-  // Where this warp's keys and queries start in their tiles, with the lane's part of fragment
-  // addresses. At d 128 rows of 16-bit values are swizzled like rows of codes, so that one follows
-  // from the other, and the start is part of a8 and b8: registers are scarce.
-  __device__ uint32_t keys8() const { return D == 128 ? a8 : group() * 16 * kM * D + a8; }
-  __device__ uint32_t queries8() const { return D == 128 ? b8 : my_queries() * D + b8; }
-  __device__ uint32_t keys16() const {
-    return D == 128 ? doubled(a8) : group() * 32 * kM * D + tile::a_lane<2 * D>(lane());
-  }
-  __device__ uint32_t queries16() const {
-    return D == 128 ? doubled(b8) : my_queries() * 2 * D + tile::b_lane<2 * D>(lane());
-  }
-  __device__ static uint32_t doubled(uint32_t at) { return 2 * at - at % 128; }
-
   // Operands of one contraction step from this warp's keys.
   __device__ uint32_t key_address(int m, int k) const {
-    return tile::step_of(base + offsetof(Shared, k8) + keys8(), k) + m * 16 * D;
+    return tile::step_of(base + offsetof(Shared, k8) + group() * 16 * kM * D + a8, k) + m * 16 * D;
   }
   __device__ uint32_t value_address(int m, int k) const {
-    return tile::step_of(base + offsetof(Shared, v16) + keys16(), k) + m * 32 * D;
+    return tile::step_of(base + offsetof(Shared, v16) + group() * 32 * kM * D + a16, k) +
+           m * 32 * D;
   }
 
   /// φ·P: the values whose codes go into dV.
   __device__ void probabilities(Scores& x, int stage) const {
-    const uint32_t q8 = base + front_at(stage) + offsetof(Front, q8) + queries8();
+    const uint32_t q8 = base + front_at(stage) + offsetof(Front, q8) + my_queries() * D + b8;
     int acc[kM][kQueryBlocks][4];
 #pragma unroll
     for (int k = 0; k < D / 32; ++k) {
@@ -274,7 +245,8 @@ struct FusedBlock : FusedScales<Shape> {
 
   /// y = dS·lane·(scale of K) from φ·P.
   __device__ void gradients(Scores& y, const Scores& prob, int stage) const {
-    const uint32_t do16 = base + front_at(stage) + offsetof(Front, do16) + queries16();
+    const uint32_t do16 =
+        base + front_at(stage) + offsetof(Front, do16) + my_queries() * 2 * D + b16;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -362,33 +334,67 @@ struct FusedBlock : FusedScales<Shape> {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int k = 0; k < kAll; ++k) get_codes(a[m][k], operand_at(codes, k, m));
-    // Two blocks of channels at a time: chains of products that do not wait for each other.
-    const uint32_t b = base + transposed + member() * kChannels * kGroup + b_t;
+    if constexpr (D == 64) {  // two blocks of channels at a time, and the compiler's own order
+      const uint32_t b = base + transposed + member() * kChannels * kGroup + b_t;
 #pragma unroll
-    for (int c = 0; c < kChannelBlocks; c += 2) {
+      for (int c = 0; c < kChannelBlocks; c += 2) {
+        int sum[2][kM][4];
+#pragma unroll
+        for (int k = 0; k < kAll; k += 2) {
+          uint32_t f[2][4];
+          arch::ldmatrix_x4(f[0], b + (k / 2 * D + c * 8) * kGroup);
+          arch::ldmatrix_x4(f[1], b + (k / 2 * D + c * 8 + 8) * kGroup);
+#pragma unroll
+          for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+              for (int m = 0; m < kM; ++m)
+                k + step == 0 ? tile::start_sum<kA>(sum[h][m], a[m][0], f[h][0], f[h][1])
+                              : arch::mma_8<kA>(sum[h][m], a[m][k + step], f[h][2 * step],
+                                                f[h][2 * step + 1]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              acc[m][c + h][e] =
+                  fmaf(tile::sum_of(sum[h][m][e]), scale[m][e >> 1], acc[m][c + h][e]);
+      }
+    } else {
+      // In flight: the operand of the next block of channels, the products of this one, and the
+      // sums of the last on their way to FP32. The fences keep the compiler from undoing that.
+      const uint32_t b = base + transposed + member() * kChannels * kGroup + b_t;
+      uint32_t f[2][kAll / 2][4];
       int sum[2][kM][4];
 #pragma unroll
-      for (int k = 0; k < kAll; k += 2) {
-        uint32_t f[2][4];
-        arch::ldmatrix_x4(f[0], b + (k / 2 * D + c * 8) * kGroup);
-        arch::ldmatrix_x4(f[1], b + (k / 2 * D + c * 8 + 8) * kGroup);
+      for (int k = 0; k < kAll / 2; ++k) arch::ldmatrix_x4(f[0][k], b + k * D * kGroup);
 #pragma unroll
-        for (int step = 0; step < 2; ++step)
+      for (int c = 0; c <= kChannelBlocks; ++c) {
+        __syncwarp();
+        if (c + 1 < kChannelBlocks)
 #pragma unroll
-          for (int h = 0; h < 2; ++h)
+          for (int k = 0; k < kAll / 2; ++k)
+            arch::ldmatrix_x4(f[(c + 1) & 1][k], b + (k * D + (c + 1) * 8) * kGroup);
+        if (c < kChannelBlocks)
 #pragma unroll
-            for (int m = 0; m < kM; ++m)
-              k + step == 0
-                  ? tile::start_sum<kA>(sum[h][m], a[m][0], f[h][0], f[h][1])
-                  : arch::mma_8<kA>(sum[h][m], a[m][k + step], f[h][2 * step], f[h][2 * step + 1]);
+          for (int k = 0; k < kAll; ++k)
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+              const uint32_t(&g)[4] = f[c & 1][k / 2];
+              k == 0 ? tile::start_sum<kA>(sum[c & 1][m], a[m][0], g[0], g[1])
+                     : arch::mma_8<kA>(sum[c & 1][m], a[m][k], g[k % 2 * 2], g[k % 2 * 2 + 1]);
+            }
+        if (c > 0)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              acc[m][c - 1][e] =
+                  fmaf(tile::sum_of(sum[(c - 1) & 1][m][e]), scale[m][e >> 1], acc[m][c - 1][e]);
       }
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            acc[m][c + h][e] = fmaf(tile::sum_of(sum[h][m][e]), scale[m][e >> 1], acc[m][c + h][e]);
     }
   }
 
@@ -451,15 +457,13 @@ struct FusedBlock : FusedScales<Shape> {
 
   __device__ void finish() {
     constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // Q's folded scale carries c·log2e
-    const tile::Sequence& s = work().s;
-    const int kv_head = work().kv_head;
     Rows scale;
     key_scales(scale);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int key = work().key0 + my_row(m, r);
+        const int key = key0 + my_row(m, r);
         if (key >= s.nk) continue;
         const float factor = kLn2 / scale[m][r];
         T* dk_row = tile::row_of<T>(p.dk, s, kv_head, s.k_begin + key);
@@ -480,64 +484,70 @@ template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     fused_kernel(const __grid_constant__ BackwardParams p) {
   using Block = FusedBlock<T, Shape>;
-  constexpr int kTileQ = Shape::kTileQ, kBacks = Shape::kBacks;
+  constexpr int kTileQ = Shape::kTileQ, kTileK = Shape::kTileK, kBacks = Shape::kBacks;
   extern __shared__ __align__(128) uint8_t memory[];
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
-  const FusedWork w = Block::work_of(p, static_cast<int>(blockIdx.x));
-  if (w.key0 >= w.s.nk) return;  // the padding of a sequence
-  Block b(p, memory, w);
+  Block b(p, memory, static_cast<int>(blockIdx.x));
+
+  if (b.key0 >= b.s.nk) {  // the padding of a sequence
+    arch::cp_async_wait<0>();
+    return;
+  }
+
+  const int last_key = min(b.key0 + kTileK, b.s.nk) - 1;
+  const tile::QueryRange range = tile::visible_to(p.mask, b.s, b.key0, last_key);
+  const tile::QueryRange of_first = tile::visible_to(p.mask, b.s, b.key0, b.key0);
+  const tile::QueryRange of_last = b.key0 + kTileK <= b.s.nk
+                                       ? tile::visible_to(p.mask, b.s, last_key, last_key)
+                                       : tile::QueryRange{0, 0};
+  const int whole_begin = max(of_first.begin, of_last.begin),
+            whole_end = min(of_first.end, of_last.end) - kTileQ;
+  const int first = range.begin / kTileQ * kTileQ;
+  const int per_head = range.begin < range.end ? (range.end - first + kTileQ - 1) / kTileQ : 0;
+  const int end = first + per_head * kTileQ, steps = per_head * p.group;
+  const int first_head = b.kv_head * p.group;
 
   /// A tile of queries: the first one's place in the sequence and in the workspace.
   struct Tile {
     int query;
     uint32_t row;
   };
-  const auto masked = [&](const Tile& c) {
-    return c.query < b.work().whole_begin || c.query > b.work().whole_end;
-  };
-  const auto following = [](const Tile& c, const FusedWork& work) {
-    const bool wraps = c.query + kTileQ >= work.end;
-    return Tile{wraps ? work.first : c.query + kTileQ,
-                c.row + kTileQ + (wraps ? work.next_head : 0)};
-  };
-  const auto load = [&](const FusedWork& work, const Tile& c, int stage, bool back) {
-    b.load_front(work, stage, c.row, c.query);
-    if (back) b.load_back(stage, c.row);
+  const auto masked = [&](const Tile& c) { return c.query < whole_begin || c.query > whole_end; };
+  const uint32_t next_head = static_cast<uint32_t>(p.tq - per_head * kTileQ);
+  Tile loading{first, static_cast<uint32_t>(first_head * p.tq + b.s.q_pad + first)};
+  int head = first_head, to_load = steps, load_stage = 0;
+  b.start_head(head, first);
+  // Starts loading a tile and says which; behind the last, nothing.
+  const auto load_next = [&](bool back) {
+    const Tile tile = loading;
+    if (to_load > 0) {
+      b.load_front(load_stage, tile.row, tile.query);
+      if (back) b.load_back(load_stage, tile.row);
+      load_stage = load_stage + 1 == kBacks ? 0 : load_stage + 1;
+      --to_load;
+      loading.query += kTileQ, loading.row += kTileQ;
+      if (loading.query >= end) {
+        loading.query = first, loading.row += next_head;
+        if (to_load > 0) b.start_head(++head, first);
+      }
+    }
+    arch::cp_async_commit();
+    return tile;
   };
 
-  int left = w.steps;
-  int head = w.kv_head * p.group;  // of the tile that is loaded
-  Tile now{w.first, static_cast<uint32_t>(head * p.tq + w.s.q_pad + w.first)}, next = now;
-  b.start_head(w.s, head, w.first);
-  if (left > 0) load(w, now, 0, true);
-  arch::cp_async_commit();
-  if constexpr (kBacks == 3) {
-    next = following(now, w);
-    if (left > 1) load(w, next, 1, true);
-    arch::cp_async_commit();
-  }
+  Tile now = load_next(true), next = now;
+  if constexpr (kBacks == 3) next = load_next(true);
   int stage = 0;
   arch::cp_async_wait<kBacks == 3 ? 1 : 0>();
   __syncthreads();
   typename Block::Scores prob;
-  if (left > 0) {
+  if (steps > 0) {
     b.probabilities(prob, stage);
     if (masked(now)) b.hide(prob, now.query);
   }
-  // Starts loading the tile behind `next` and says which it is; behind the last, nothing.
-  const auto load_next = [&] {
-    const Tile after = following(next, b.work());
-    if (left > (kBacks == 3 ? 2 : 1)) {
-      if (Block::D == 64 && after.query == b.work().first)
-        b.start_head(b.work().s, ++head, after.query);
-      load(b.work(), after, kBacks == 1 ? 0 : stage == 0 ? kBacks - 1 : stage - 1, kBacks > 1);
-    }
-    arch::cp_async_commit();
-    return after;
-  };
-  for (; left > 0; --left) {
+  for (int i = 0; i < steps; ++i) {
     b.new_round();
-    const uint32_t maxima = b.maxima_at(left & 1);
+    const uint32_t maxima = b.maxima_at(i & 1);
     Tile after;
     {
       typename Block::Scores y;
@@ -547,32 +557,28 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
       b.share_ds_scales(maxima + Block::kDs, y);
       b.share_query_scales(maxima + Block::kQuery, y);
       __syncthreads();
-      if constexpr (kBacks < 3) after = load_next();  // to be there at the next barrier
-      b.reset((left + 1) & 1);
-      // All scales are read before the first codes are written: one wait for shared memory and
-      // reciprocals instead of three.
-      typename Block::Codes p_codes, ds_codes;
-      typename Block::Rows inverse;
+      after = load_next(kBacks > 1);
+      b.reset((i + 1) & 1);
+      // All at once: one wait for shared memory and reciprocals instead of three.
+      typename Block::Rows p_inverse, ds_inverse;
       typename Block::Columns query_inverse;
-      b.row_inverses(inverse, maxima + Block::kP);
-      Block::template quantize<tile::Bytes::u8>(p_codes, prob, inverse);
-      b.row_inverses(inverse, maxima + Block::kDs);
-      Block::template quantize<tile::Bytes::s8>(ds_codes, y, inverse);
+      b.row_inverses(p_inverse, maxima + Block::kP);
+      b.row_inverses(ds_inverse, maxima + Block::kDs);
       b.query_inverses(query_inverse, maxima + Block::kQuery);
-      b.put_codes(Block::kPCodes, p_codes);
-      b.put_codes(Block::kDsCodes, ds_codes);
+      typename Block::Codes codes;
+      Block::template quantize<tile::Bytes::u8>(codes, prob, p_inverse);
+      b.put_codes(Block::kPCodes, codes);
+      Block::template quantize<tile::Bytes::s8>(codes, y, ds_inverse);
+      b.put_codes(Block::kDsCodes, codes);
       b.put_query_codes(y, query_inverse);
     }
-    if constexpr (kBacks == 3) after = load_next();  // there is time, and now there are registers
     arch::cp_async_wait<kBacks == 3 ? 1 : 0>();
     __syncthreads();
-    b.add_queries(now.row, maxima + Block::kQuery);
-    const uint32_t back = Block::back_at(stage);
+    const uint32_t back = Block::back_at(stage), row = now.row;
     now = kBacks == 3 ? next : after, next = after;
     stage = stage + 1 == kBacks ? 0 : stage + 1;
     // Behind the last tile this works on what lies there, to no effect.
     b.probabilities(prob, stage);
-    if (masked(now)) b.hide(prob, now.query);
     typename Block::Rows scale;
     b.get_rows(scale, maxima + Block::kP);
     b.template multiply<tile::Bytes::u8>(b.dv, Block::kPCodes, scale,
@@ -582,9 +588,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
                                          back + offsetof(typename Block::Back, q8t));
     if constexpr (kBacks == 1) {
       __syncthreads();
-      if (left > 1) b.load_back(0, now.row);
+      if (i + 1 < steps) b.load_back(0, now.row);
       arch::cp_async_commit();
     }
+    b.add_queries(row, maxima + Block::kQuery);
+    if (masked(now)) b.hide(prob, now.query);
   }
   arch::cp_async_wait<0>();
   b.finish();

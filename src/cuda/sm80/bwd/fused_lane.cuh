@@ -17,17 +17,19 @@ struct FusedLane {
   using Rows = float[kM][2];  // [block of 16 keys][0: row g, 1: row g + 8]
   static_assert(kM == 2 && kQueryBlocks == 4);
 
-  uint32_t base;  // address of Shared
+  uint8_t* memory;  // of Shared
+  uint32_t base;    // its address
   uint32_t thread;
 
-  __device__ explicit FusedLane(uint8_t* shared) : base(arch::shared_address(shared)) {
+  __device__ explicit FusedLane(uint8_t* shared)
+      : memory(shared), base(arch::shared_address(shared)) {
     // By way of a shuffle, or the compiler would ask for the slow special register again and again.
     thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
   }
 
   template <typename V>
   __device__ V& at(uint32_t address) const {
-    return *static_cast<V*>(arch::shared_pointer(address, alignof(V)));
+    return *reinterpret_cast<V*>(memory + (address - base));
   }
 
   __device__ uint32_t warp() const { return thread / 32; }
@@ -52,9 +54,6 @@ struct FusedLane {
   __device__ void key_scales(Rows& scale) const {
     get_rows(scale, base + offsetof(Shared, k_scale));
   }
-
-  /// Behind the first barrier.
-  __device__ const FusedWork& work() const { return at<FusedWork>(base + offsetof(Shared, work)); }
 
   // Where things are.
   using Front = typename Shared::Front;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/host/params.h"
-#include "cuda/tile/sequence.cuh"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -27,20 +26,6 @@ struct FusedShape {
   static constexpr int kDqBlocks = D / 8 / kDqGroups;
   static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
   static_assert(kFronts == 3 ? kBacks == 3 : kFronts == 1 && kBacks <= 2);
-};
-
-/// What a thread block works on. It lies in shared memory: few instructions of the loop need it,
-/// and in registers it would be in the way of all.
-struct FusedWork {
-  int first, end;              // queries of a head that see a key of the block, whole tiles
-  uint32_t next_head;          // rows from there to the first of the next head
-  int steps;                   // tiles of all heads
-  int whole_begin, whole_end;  // first queries of tiles that see every key: no mask
-  int key0;                    // first key of the block, inside the sequence
-  int kv_head;
-  uint32_t zero;  // which the compiler does not know
-  tile::Band band;
-  tile::Sequence s;
 };
 
 /// What the warps of a thread block share.
@@ -73,7 +58,6 @@ struct FusedShared {
   uint4 query_codes[kOperands][32];
   alignas(16) float k_scale[kTileK];
   alignas(16) Maxima maxima[2];
-  alignas(16) FusedWork work;
 };
 
 }  // namespace sagebwd::cuda::sm80
