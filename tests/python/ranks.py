@@ -15,7 +15,7 @@ def run(module, function, *arguments):
     here = os.path.dirname(__file__)
     with tempfile.TemporaryDirectory() as directory:
         code = (
-            f"import sys; sys.path.insert(0, {here!r}); import conftest, torch; "
+            f"import os, sys; sys.path.insert(0, {here!r}); import conftest, torch; "
             "import torch.distributed as dist; "
             f"torch.set_num_threads(1); rank = int(sys.argv[1]); "
             f"dist.init_process_group('gloo', init_method='file://{directory}/store', rank=rank, "
