@@ -5,21 +5,15 @@
 #   ablation.sh DATA OUT smoothing|lift [RECIPE]
 # smoothing: none, of K, of Q and K. lift: one matmul at a time in floating point (S and S' together: the backward
 # must rebuild the logits of the forward). RECIPE: paper (default) or vectorwise.
-# The same arms' gradient errors, which show more than losses do: ARMS=$(ablation.sh arms RECIPE) bias.sh RUN OUT.
 source "$(dirname "$0")/model.sh"
-smoothing() { echo "none=$1:smoothing=none,k=$1:smoothing=k,qk=$1:smoothing=qk"; }
-lift() {
-  local arms=int8=$1 matmul
-  for matmul in O dV dQ dK; do arms+=,$matmul=$1:lift=$matmul; done
-  echo "$arms,S=$1:lift=S+S'"
-}
-if [[ $1 == arms ]]; then
-  echo "$(smoothing "${2:-paper}"),$(lift "${2:-paper}")"
-  exit
-fi
 data=$1 out=$2 which=$3 recipe=${4:-paper}
 case $which in
-  smoothing | lift) arms=fpa,$($which "$recipe") ;;
+  smoothing) arms=fpa,none=$recipe:smoothing=none,k=$recipe:smoothing=k,qk=$recipe:smoothing=qk ;;
+  lift)
+    arms=fpa,int8=$recipe
+    for matmul in O dV dQ dK; do arms+=,$matmul=$recipe:lift=$matmul; done
+    arms+=,S=$recipe:lift=S+"S'"
+    ;;
   *) echo "expected smoothing or lift, got $which" >&2; exit 2 ;;
 esac
 start "$data" "$out" --no-qk-norm 0

@@ -6,7 +6,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-python3}
 LIMIT=${LIMIT:-540}
-export COMMAND="runs/$(basename "$0") $*"
+# The command of the record, with what the environment changed.
+COMMAND="runs/$(basename "$0") $*"
+for name in MODEL TOTAL START START_STEP TOKENS LR ARMS SIZE VOCAB STEPS; do
+  [[ -z ${!name+set} ]] || COMMAND="$name=$(printf %q "${!name}") $COMMAND"
+done
+export COMMAND
 RESULTS=${RESULTS:-$here/../results/train}
 MODEL=${MODEL:---preset demo --as-bytes --tokenizer "${TOKENIZER:-data/tokenizer}" --compile inductor
   --micro-batch 256 --eval-tokens 1M}

@@ -10,14 +10,19 @@
 source "$(dirname "$0")/model.sh"
 data=$1 out=$2 tokens=$3 group=${4:-qknorm} seed=${5:-0}
 if [[ $tokens == all ]]; then
-  step() { "$0" "$data" "$out" "$@" > "$out/log_$1_$2_$3.txt" 2>&1 & }
   mkdir -p "$out"
-  for each in "qknorm 0" "plain 0" "decisive 1"; do step start $each; done
-  wait
-  for size in 2.1M 260K; do step $size qknorm 0; step $size plain 0; done
-  step 2.1M decisive 1
-  wait
-  tail -n 12 "$out"/log_*.txt
+  side_by_side() {  # each argument: what follows DATA OUT
+    local each status=0 jobs=()
+    for each in "$@"; do
+      "$0" "$data" "$out" $each > "$out/log_${each// /_}.txt" 2>&1 &
+      jobs+=($!)
+    done
+    for each in "${jobs[@]}"; do wait "$each" || status=$?; done
+    tail -n 12 "$out"/log_*.txt
+    return $status
+  }
+  side_by_side "start qknorm 0" "start plain 0" "start decisive 1"
+  side_by_side "2.1M qknorm 0" "2.1M plain 0" "2.1M decisive 1" "260K qknorm 0" "260K plain 0"
   exit
 fi
 norm=--qk-norm

@@ -68,12 +68,14 @@ def h200():
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
 
 
+ARMS = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
+        "vectorwise": "`vectorwise`"}
+
+
 def bias():
     """Error of accumulated weight gradients at a trained checkpoint."""
     r = record("train/bias_45m.json")
-    names = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
-             "vectorwise": "`vectorwise`", "vdither": "`vectorwise`, dithered",
-             "noise": "noise of the gradient itself"}
+    names = {**ARMS, "vdither": "`vectorwise`, dithered", "noise": "noise of the gradient itself"}
     rows = r["bias"]["rows"]
     pick = [rows[0], rows[-1]]
     count = lambda n: f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}K"
@@ -84,10 +86,6 @@ def bias():
                            for row in pick)
         out.append(f"| {label} | {cells} |")
     return "\n".join(out) + "\n" + source(r)
-
-
-ARMS = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
-        "vectorwise": "`vectorwise`"}
 
 
 def by_name(r):
@@ -116,7 +114,7 @@ def tokens_per_step():
         out.append(f"| {label} | " + " | ".join(cells) + " |")
     r = records[0]
     return "\n".join(out) + f"\n\n{r['machine']['gpu']}.\n" + source(
-        {**r, "command": "TOTAL=300M START=120M " + r["command"].replace("qknorm 0", "GROUP SEED")})
+        {**r, "command": r["command"].replace("qknorm 0", "GROUP SEED")})
 
 
 def ablation():

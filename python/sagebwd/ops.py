@@ -66,13 +66,9 @@ def _refuse_transforms():
 
 def forward(q, k, v, options, *, deterministic=False, return_max_logit=False):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse."""
-    op = _ops.fwd.default
     if not torch.compiler.is_compiling():
         _refuse_transforms()
-        # A TorchFunctionMode expects to see the operator with its gradient.
-        if torch.is_grad_enabled() and torch._C._len_torch_function_stack() == 0:
-            op = _Eager.apply
-    return _call(op, q, k, v, *options, deterministic, return_max_logit)
+    return _call(_ops.fwd.default, q, k, v, *options, deterministic, return_max_logit)
 
 
 def backward(dout, q, k, v, out, lse, dlse, options, *, deterministic=False, partial_kv=False):
@@ -142,19 +138,6 @@ def _fwd_backward(ctx, dout, dlse, _):
     options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
     grads = backward(dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic)
     return (*grads, *nones)
-
-
-class _Eager(torch.autograd.Function):
-    """What the registration below does, without its work for arguments that were left out: that
-    takes longer than everything else the host does for a call."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = _ops.fwd.default(*inputs)
-        _setup_context(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_fwd_backward)
 
 
 def _bwd_backward(ctx, *grads):

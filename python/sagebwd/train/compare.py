@@ -11,7 +11,7 @@ import torch
 from ..diagnosis import diagnose
 from .config import check, from_dict
 from .data import open_data
-from .errors import BadInput, NonFinite, Stopped
+from .errors import BadInput, NonFinite
 from .loop import StopRequest, Trainer
 from .report import read_runs, write_report
 from .report.verdict import plain_table
@@ -108,9 +108,7 @@ def _in_step(trainers, failed):
             if wanted:
                 for other in trainers.values():
                     other.save()
-                raise Stopped(
-                    f"stopped by {stop.wanted or 'the time limit'}; continue with --resume auto"
-                )
+                raise trainer.stopped(stop)
 
 
 def diagnose_layers(trainers):

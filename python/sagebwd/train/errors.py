@@ -34,6 +34,6 @@ class NotSaved(RunError):
 
 
 class Stopped(RunError):
-    """A signal or the time limit ended the run early; its state is saved."""
+    """A signal or the time limit ended the run early; its state is saved, unless nothing is kept."""
 
     exit_code = STOPPED

@@ -186,6 +186,12 @@ class Trainer:
     def _time_is_up(self):
         return 0 < self.config.time_limit < time.perf_counter() - self._run_began
 
+    def stopped(self, stop):
+        """What to raise after ``stop`` was granted."""
+        rest = "continue with --resume auto" if self.config.keep else "nothing is kept"
+        why = stop.wanted or "the time limit"
+        return Stopped(f"stopped by {why} after step {self.step_count}; {rest}")
+
     def _stop_before_optimizer(self, loss, norm):
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
         at = self.step_count + 1
@@ -382,9 +388,7 @@ class Trainer:
                 self.after_step()
                 if wanted and not self.done:
                     self.save()
-                    why = stop.wanted or "the time limit"
-                    rest = "continue with --resume auto" if self.config.keep else "nothing is kept"
-                    raise Stopped(f"stopped by {why} after step {self.step_count}; {rest}")
+                    raise self.stopped(stop)
         return self.finish()
 
     def finish(self):
