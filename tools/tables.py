@@ -99,7 +99,8 @@ def difference(run, base):
 def tokens_per_step():
     """Eval loss after the same tokens under every kind of attention."""
     groups = [("2.1M", "qknorm", 0, "QK-norm"), ("2.1M", "decisive", 1, "QK-norm, another seed"),
-              ("2.1M", "plain", 0, "no QK-norm")]
+              ("2.1M", "plain", 0, "no QK-norm"), ("260K", "qknorm", 0, "QK-norm"),
+              ("260K", "plain", 0, "no QK-norm")]
     records = [record(f"train/tokens_per_step_{size}_{name}_seed{seed}.json")
                for size, name, seed, _ in groups]
     steps = [by_name(r)["fpa"]["summary"]["steps"] for r in records]
@@ -114,7 +115,7 @@ def tokens_per_step():
         out.append(f"| {label} | " + " | ".join(cells) + " |")
     r = records[0]
     return "\n".join(out) + f"\n\n{r['machine']['gpu']}.\n" + source(
-        {**r, "command": r["command"].replace("qknorm 0", "GROUP SEED")})
+        {**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS GROUP SEED")})
 
 
 def ablation():

@@ -154,7 +154,7 @@ def _repeat(layer):
 
 
 def _exact(layer):
-    """O, dQ, dK, dV, P, dS in float64. Holds [b, h, n, n] tensors: diagnose with a modest
+    """O, dQ, dK, dV, P, dS, largest logit in float64. Holds [b, h, n, n] tensors: diagnose with a modest
     length."""
     q, dout = layer.q.double(), layer.dout.double()
     k, v = (t.double() for t in _repeat(layer))
@@ -172,6 +172,7 @@ def _exact(layer):
         "dV": fold(p.mT @ dout),
         "P": p,
         "dS": ds,
+        "max_logit": s.max().item(),
     }
 
 

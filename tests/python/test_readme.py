@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of README.md are what the records under results/ say."""
+"""The tables and figures of the documents are what the records under results/ say."""
 
 import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_tables_match_records():
+@pytest.mark.parametrize("tool", ["tables.py", "figures.py"])
+def test_documents_match_records(tool):
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "tables.py", "--check"], capture_output=True, text=True
+        [sys.executable, ROOT / "tools" / tool, "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

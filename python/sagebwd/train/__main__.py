@@ -23,6 +23,7 @@ checkpoint not written, 5 stopped by a signal or --time-limit (state saved).
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 from .config import FIELDS, check, from_dict
@@ -97,6 +98,7 @@ def _config(args):
 
 
 def main(arguments=None):
+    began = time.perf_counter()
     args = _parser().parse_args(arguments)
     try:
         if args.report:
@@ -108,11 +110,12 @@ def main(arguments=None):
         if args.compare:
             from .compare import compare
 
-            compare(config, args.compare, sys.argv[1:] if arguments is None else arguments)
+            words = sys.argv[1:] if arguments is None else arguments
+            compare(config, args.compare, words, began)
         else:
             from .loop import train
 
-            train(config)
+            train(config, began=began)
     except RunError as error:
         print(f"sagebwd.train: {error}", file=sys.stderr)
         return error.exit_code

@@ -50,15 +50,18 @@ def parse_arms(text, config):
     return arms
 
 
-def compare(config, arms, arguments=()):
+def compare(config, arms, arguments=(), began=None):
     """Trains all arms and writes ``report.html`` to ``config.out``. An arm that becomes non-finite
-    ends; the others go on. Returns the runs."""
+    ends; the others go on. ``began``: see Trainer. Returns the runs."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("compare: runs in one process; train the arms one by one with torchrun")
     arms = parse_arms(arms, config)
     source = open_data(next(iter(arms.values())))
     width = max(map(len, arms))
-    trainers = {name: Trainer(arm, source, label=f"{name:{width}} ") for name, arm in arms.items()}
+    trainers = {
+        name: Trainer(arm, source, label=f"{name:{width}} ", began=began)
+        for name, arm in arms.items()
+    }
     failed = {}
     try:
         _introduce(trainers)

@@ -129,7 +129,7 @@ class Config:
     save_every: int = _option(0, "output", "steps between checkpoints; 0: only at the end")
     keep: int = _option(2, "output", "checkpoints to keep; 0: none is written")
     time_limit: float = _option(
-        0.0, "output", "seconds after which the run saves and stops (exit code 5); 0: none"
+        0.0, "output", "seconds, the reading of data included, until it saves and stops (exit code 5); 0: none"
     )
     log_every: int = _option(1, "output", "steps between console lines; log.jsonl has every step")
     tensorboard: bool = _option(False, "output", "also write TensorBoard events")

@@ -54,10 +54,12 @@ class StopRequest:
 
 
 class Trainer:
-    """A run: model, data, optimizer and where it stands. ``source`` may be shared by several."""
+    """A run: model, data, optimizer and where it stands. ``source`` may be shared by several.
+    ``began``: when the time limit started to count, if before the first step."""
 
-    def __init__(self, config, source=None, label="", stream=None):
+    def __init__(self, config, source=None, label="", stream=None, began=None):
         check(config)
+        self._began = began
         if config.threads:
             torch.set_num_threads(config.threads)
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -373,7 +375,7 @@ class Trainer:
             self.save()
 
     def start_clock(self):
-        self._run_began = time.perf_counter()
+        self._run_began = self._began or time.perf_counter()
 
     def run(self):
         """Trains to the last step. Raises Stopped, NonFinite or NotSaved; returns the summary."""

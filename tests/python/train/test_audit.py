@@ -68,6 +68,8 @@ def test_figures_are_those_of_exact_attention(trained):
         got = got.transpose(1, 2)
         assert audit.rel_l2[name] == pytest.approx(rel(got, exact), rel=1e-6)
         assert 1 - audit.cosine[name] == pytest.approx(cos_gap(got, exact), rel=1e-3, abs=1e-12)
+    logits = (q.double() @ k.double().mT * q.shape[-1] ** -0.5)[..., visible(128, 128, causal=True)]
+    assert audit.max_logit == pytest.approx(logits.max().item(), rel=1e-6)
 
 
 def test_paper_has_the_larger_dead_zone(trained):

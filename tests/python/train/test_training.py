@@ -225,6 +225,8 @@ def test_time_limit_and_signal(tmp_path):
     with pytest.raises(Stopped, match="time limit after step 1") as raised:
         train(config)
     assert raised.value.exit_code == 5
+    with pytest.raises(Stopped, match="time limit after step 2"):  # what came before counts
+        train(replace(config, resume="auto", time_limit=9.0), began=time.perf_counter() - 10)
     trainer = Trainer(replace(config, resume="auto", time_limit=0.0))
     step = trainer.step
 

@@ -121,6 +121,7 @@ def _audits(runs, css):
         "dK, relative L2 error": (lambda e: e["rel_l2"]["dK"], True),
         "dK, projection of the error": (lambda e: e["projection"]["dK"], False),
         "Share of dS rounded to zero": (lambda e: e["dead_zone"], False),
+        "Largest logit": (lambda e: e["max_logit"], True),
     }
     charts = []
     for title, (value, log) in pick.items():

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws docs/figures/*.svg from the records under results/. With --check it only compares."""
+
+import importlib.util
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NAMES = {"paper": "paper", "dither": "paper, dithered", "vectorwise": "vectorwise"}
+WIDTH, HEIGHT, LEGEND = 480, 300, 34
+
+CHART_STYLE = """
+text { fill: var(--soft); font: 12px system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
+text.title { fill: var(--ink); font-size: 14px; font-weight: 650; }
+.grid { stroke: var(--grid); } .axis { stroke: var(--faint); }
+.line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.dot { fill: var(--c); }
+.page { fill: var(--card); }
+"""
+
+
+def part(name):
+    """A file of the package's reports, without the package: it would want torch."""
+    path = ROOT / "python" / "sagebwd" / "train" / "report" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"report_{name}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+html, svg = part("html"), part("svg")
+
+
+def runs_of(group):
+    record = json.loads((ROOT / "results" / "train" / f"tokens_per_step_{group}.json").read_text())
+    return {run["name"]: run for run in record["runs"]}
+
+
+def chart(title, runs, points, **options):
+    colours = html.colours(list(NAMES))
+    made = svg.Chart(title, "tokens", **options)
+    for name in NAMES:
+        if name in runs:
+            per_step = runs[name]["config"]["tokens_per_step"]
+            line = [(step * per_step, y) for step, y in points(runs[name])]
+            made.lines.append(svg.Line(NAMES[name], colours[name], line, dots=True))
+    return made
+
+
+def difference(title, group):
+    """Of the eval loss to that of 16-bit attention."""
+    runs = runs_of(group)
+    base = dict(map(tuple, runs["fpa"]["evals"]))
+    return chart(title, runs, lambda r: [(s, y - base[s]) for s, y in r["evals"]], zero=True)
+
+
+def largest_logit(title, group, layer):
+    points = lambda r: [(a["step"], a["max_logit"]) for a in r["audits"] if a["layer"] == layer]
+    return chart(title, runs_of(group), points, log_y=True)
+
+
+def sheet(charts):
+    """Charts, two to a row, above one legend."""
+    rows = (len(charts) + 1) // 2
+    width, height = 2 * WIDTH, rows * HEIGHT + LEGEND
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+           f"<style>{html.STYLE.split('* {')[0]}{html.colour_rules()}{CHART_STYLE}</style>",
+           f'<rect class="page" width="{width}" height="{height}"/>']
+    for i, each in enumerate(charts):
+        text = svg.to_svg(each).replace("<figure>", "").replace("</figure>", "")
+        place = f'<svg x="{i % 2 * WIDTH}" y="{i // 2 * HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        out.append(text.replace("<svg ", place, 1).rstrip())
+    colours = html.colours(list(NAMES))
+    for i, (name, label) in enumerate(NAMES.items()):
+        x, y = 58 + i * 160, height - LEGEND / 2
+        out.append(f'<g class="c-{colours[name]}"><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
+                   f'<text x="{x + 12}" y="{y + 4}">{label}</text></g>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def tokens_per_step():
+    above = "Eval loss above 16-bit attention"
+    return sheet([
+        difference(f"{above}: 2.1M a step, QK-norm", "2.1M_qknorm_seed0"),
+        difference(f"{above}: 2.1M a step, no QK-norm", "2.1M_plain_seed0"),
+        difference(f"{above}: 260K a step, QK-norm", "260K_qknorm_seed0"),
+        largest_logit("Largest logit of the last layer: 260K a step, no QK-norm",
+                      "260K_plain_seed0", 3),
+    ])
+
+
+def main():
+    for name, make in {"tokens_per_step": tokens_per_step}.items():
+        path = ROOT / "docs" / "figures" / f"{name}.svg"
+        made = make()
+        if "--check" not in sys.argv[1:]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made)
+        elif not path.exists() or path.read_text() != made:
+            sys.exit(f"{path.relative_to(ROOT)} differs from results/: run tools/figures.py")
+
+
+if __name__ == "__main__":
+    main()
