@@ -5,9 +5,10 @@
 #   tokens_per_step.sh DATA OUT all
 # TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the groups below, or a list as --compare takes it. all: the whole
 # experiment, groups side by side on one device (so the times of its steps say nothing). In the environment:
-#   TOTAL  tokens of an arm (default 420M); the learning rate is the same at every TOKENS
-#   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 200M; 0: from random weights)
+#   TOTAL  tokens of an arm (default 600M); the learning rate is the same at every TOKENS
+#   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 120M; 0: from random weights)
 source "$(dirname "$0")/model.sh"
+START=${START:-120M} TOTAL=${TOTAL:-600M}
 data=$1 out=$2 tokens=$3 group=${4:-qknorm} seed=${5:-0}
 if [[ $tokens == all ]]; then
   mkdir -p "$out"
@@ -34,7 +35,7 @@ case $group in
 esac
 start "$data" "$out" "$norm" "$seed"
 [[ $tokens != start ]] || exit 0
-per_step=$(number "$tokens") total=$(number "${TOTAL:-420M}")
+per_step=$(number "$tokens") total=$(number "$TOTAL")
 steps=$((total / per_step))
 name=tokens_per_step_${tokens}_${group//[^a-zA-Z0-9_-]/_}_seed$seed
 compare "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \
