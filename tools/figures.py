@@ -3,11 +3,10 @@
 """Draws docs/figures/*.svg from the records under results/. With --check it only compares."""
 
 import importlib.util
-import json
-import pathlib
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tables import ROOT, by_name, record
+
 NAMES = {"paper": "paper", "dither": "paper, dithered", "vectorwise": "vectorwise"}
 WIDTH, HEIGHT, LEGEND = 480, 300, 34
 
@@ -34,8 +33,7 @@ html, svg = part("html"), part("svg")
 
 
 def runs_of(group):
-    record = json.loads((ROOT / "results" / "train" / f"tokens_per_step_{group}.json").read_text())
-    return {run["name"]: run for run in record["runs"]}
+    return by_name(record(f"train/tokens_per_step_{group}.json"))
 
 
 def chart(title, runs, points, **options):

@@ -154,8 +154,8 @@ def _repeat(layer):
 
 
 def _exact(layer):
-    """O, dQ, dK, dV, P, dS, largest logit in float64. Holds [b, h, n, n] tensors: diagnose with a modest
-    length."""
+    """O, dQ, dK, dV, P, dS and the largest logit in float64. Holds [b, h, n, n] tensors: diagnose
+    with a modest length."""
     q, dout = layer.q.double(), layer.dout.double()
     k, v = (t.double() for t in _repeat(layer))
     scale = _scale(layer)
