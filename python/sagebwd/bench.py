@@ -8,7 +8,7 @@ A case is a line of sizes and words: ``b1 h8 hk2 n4096 d64 causal bf16 vectorwis
 of a case run in turn within every round, so that a busy machine slows all alike; medians over the
 rounds are reported. This library runs in the dtype of the case and in those of the peers, and a
 peer is compared with it in the peer's dtype. Its times hold everything: smoothing, quantisation,
-both directions' set-up, allocation.
+both directions' set-up, allocation. On a GPU they are the device's, between events.
 
 A peer that is not installed, fails or crashes on a small case is named and left out. On a CPU that
 announces AMX and traps it, PyTorch's bfloat16 attention crashes: it then runs, as does all else in
@@ -108,22 +108,49 @@ class Contestant:
         self.times = {direction: [] for direction in DIRECTIONS}
 
     def step(self):
-        start = self._now()
+        """Seconds of a forward and of a backward."""
+        clock = _DeviceClock() if self.device == "cuda" else _HostClock()
         out = self.call(*self.leaves, self.causal)
-        middle = self._now()
+        clock.mark()
         torch.autograd.grad(out, self.leaves, self.dout)
-        end = self._now()
-        return middle - start, end - middle
+        clock.mark()
+        return clock.laps()
 
     def record(self):
         forward, backward = self.step()
         for direction, t in zip(DIRECTIONS, (forward, backward, forward + backward)):
             self.times[direction].append(t)
 
-    def _now(self):
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+
+class _HostClock:
+    def __init__(self):
+        self.marks = [time.perf_counter()]
+
+    def mark(self):
+        self.marks.append(time.perf_counter())
+
+    def laps(self):
+        return [b - a for a, b in zip(self.marks, self.marks[1:])]
+
+
+class _DeviceClock:
+    """Time on the device, between events. The device first idles until the host has queued the
+    work, as it has in training, where the device is what everybody waits for."""
+
+    _CYCLES = 2_000_000  # about a millisecond
+
+    def __init__(self):
+        self.events = []
+        torch.cuda._sleep(self._CYCLES)
+        self.mark()
+
+    def mark(self):
+        self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events[-1].record()
+
+    def laps(self):
+        self.events[-1].synchronize()
+        return [a.elapsed_time(b) / 1e3 for a, b in zip(self.events, self.events[1:])]
 
 
 def contestants(case, device, found):
