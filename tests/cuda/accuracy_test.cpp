@@ -60,9 +60,13 @@ void normalise(std::vector<float>& x, const spec::AttnCase& c) {
 
 void expect_equal(const char* name, const std::vector<float>& got, const std::vector<float>& want) {
   constexpr float kUlp = 0x1p-8f;  // of a bf16 output
+  // A tile adds up to 127·127 units, and the start of its sum costs a few (tile/codes.cuh).
+  constexpr float kStart = 4.0f / (127 * 127);
   ASSERT_EQ(got.size(), want.size());
+  float largest = 0;
+  for (const float x : want) largest = std::max(largest, std::fabs(x));
   for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_LE(std::fabs(got[i] - want[i]), kUlp * std::fabs(want[i]) + 1e-3f)
+    ASSERT_LE(std::fabs(got[i] - want[i]), kUlp * std::fabs(want[i]) + kStart * largest + 1e-3f)
         << name << "[" << i << "]: got " << got[i] << ", expected " << want[i];
 }
 

@@ -173,7 +173,8 @@ TEST(GpuDithered, ReplaysFromItsSeed) {
 
 TEST(GpuSanitized, DeterministicPackedWithLseGradient) {
   NEED_DEVICE();
-  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 nq150 nk140 d128"}) {
+  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 nq150 nk140 d128",
+                           "h2 nq150 nk140 d64 paper causal", "h2 nq150 nk140 d128 paper"}) {
     DeviceCase dc(text);
     dc.cu_q = {0, 0, 70, 150}, dc.cu_k = {0, 9, 9, 140};
     dc.deterministic = dc.dlse = true;

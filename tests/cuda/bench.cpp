@@ -2,7 +2,7 @@
 // Times forward and backward, everything included (means, quantisation, copies), with device
 // events.
 //
-//   gpu_bench [case …]      e.g. "b8 h16 n4096 d128 causal bf16 vectorwise"
+//   gpu_bench [--deterministic] [case …]      e.g. "b8 h16 n4096 d128 causal bf16 vectorwise"
 //
 // One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head forward, 2.5 times
 // that backward.
@@ -79,7 +79,7 @@ double median_ms(F f) {
   return times[times.size() / 2];
 }
 
-void run(const std::string& text) {
+void run(const std::string& text, bool deterministic) {
   const spec::AttnCase c = spec::AttnCase::parse(text);
   ForwardArgs f;
   f.device = Device::cuda;
@@ -94,6 +94,7 @@ void run(const std::string& text) {
   f.mask = c.mask, f.recipe = c.recipe;
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
+  g.deterministic = deterministic;
   g.dout = c.q_view(gaussian(c.q_elements(), c.dtype, 4));
   g.dq = c.q_view(device(q_bytes)), g.dk = c.k_view(device(k_bytes)),
   g.dv = c.k_view(device(k_bytes));
@@ -116,13 +117,15 @@ void run(const std::string& text) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> cases(argv + 1, argv + argc);
+  const bool deterministic = !cases.empty() && cases[0] == "--deterministic";
+  if (deterministic) cases.erase(cases.begin());
   if (cases.empty())
     for (const char* d : {"h16 d128", "h32 d64"})
       for (const char* mask : {"causal", "full"})
         for (const char* n : {"b32 n1024", "b8 n4096", "b2 n16384"})
           cases.push_back(std::string(n) + " " + d + " " + mask);
   try {
-    for (const std::string& text : cases) run(text);
+    for (const std::string& text : cases) run(text, deterministic);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpu_bench: %s\n", e.what());
     return 1;

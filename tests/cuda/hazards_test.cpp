@@ -53,24 +53,26 @@ TEST(GpuHazards, OnlyDqDependsOnTheOrder) {
 TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
-                           "h2 n200 d64 pv16=0 window=20,10"})
+                           "h2 n200 d128 paper", "h2 n200 d64 pv16=0 window=20,10"})
     for (int tensor = 0; tensor < 4; ++tensor)
-      for (float bad : {NAN, INFINITY}) {
-        const DeviceCase dc(text);
-        CaseInputs in = make_case_inputs(dc);
-        std::vector<float>& x = tensor == 0   ? in.x.q
-                                : tensor == 1 ? in.x.k
-                                : tensor == 2 ? in.x.v
-                                              : in.x.dout;
-        x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
-        const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
-        SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
-        EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
-        EXPECT_LE(relative_error(gpu.dq, oracle.dq), 5e-3);
-        EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
-        EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
-        EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 2e-4);
-      }
+      for (float bad : {NAN, INFINITY})
+        for (bool deterministic : {false, true}) {
+          DeviceCase dc(text);
+          dc.deterministic = deterministic;
+          CaseInputs in = make_case_inputs(dc);
+          std::vector<float>& x = tensor == 0   ? in.x.q
+                                  : tensor == 1 ? in.x.k
+                                  : tensor == 2 ? in.x.v
+                                                : in.x.dout;
+          x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
+          const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+          SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
+          EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
+          EXPECT_LE(relative_error(gpu.dq, oracle.dq), 5e-3);
+          EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
+          EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
+          EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 2e-4);
+        }
 }
 
 TEST(GpuHazards, ZerosStayZeros) {
@@ -91,6 +93,23 @@ TEST(GpuHazards, ZerosStayZeros) {
       EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
       EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
     }
+}
+
+// Sums of many tiles, and still exactly nothing where there is nothing to add.
+TEST(GpuHazards, ZeroChannelsStayZero) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n700 d64 causal", "h1 n1100 d128", "h2 n300 d128 paper"}) {
+    const DeviceCase dc(text);
+    CaseInputs in = make_case_inputs(dc);
+    const auto d = static_cast<size_t>(dc.c.d);
+    for (auto* x : {&in.x.q, &in.x.k, &in.x.v, &in.x.dout})
+      for (size_t i = 5; i < x->size(); i += d) (*x)[i] = 0.0f;
+    const Results gpu = run_on_device(dc, in);
+    for (const auto* x : {&gpu.o, &gpu.dq, &gpu.dk, &gpu.dv}) {
+      for (size_t i = 5; i < x->size(); i += d) ASSERT_EQ((*x)[i], 0.0f) << text << " " << i;
+      EXPECT_NE((*x)[6], 0.0f) << text;
+    }
+  }
 }
 
 TEST(GpuHazards, GradientsAreLinearInDout) {

@@ -15,14 +15,15 @@ import sys
 
 SIZES = ("b8 n4096 h16 d128 full", "b8 n4096 h32 d64 full")
 FORWARDS = 23  # gpu_bench: as many forward calls, then the backward ones
-KERNELS = [  # what it is called here, recipe, name, launches before the one to look at
+KERNELS = [  # what it is called here, recipe, name, launches before the one to look at, options
     ("forward", "vectorwise", "forward_kernel", 0),
     ("forward's operands", "vectorwise", "operand_kernel", 0),
     ("fused", "vectorwise", "fused_kernel", 0),
     ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
     ("query_sums", "vectorwise", "query_sums_kernel", 0),
-    ("key_block", "paper", "key_block_kernel", 0),
-    ("query_block", "paper", "query_block_kernel", 0),
+    ("fused", "paper", "fused_kernel", 0),
+    ("key_block", "paper", "key_block_kernel", 0, "--deterministic"),
+    ("query_block", "paper", "query_block_kernel", 0, "--deterministic"),
 ]
 STALLS = ("barrier", "math_pipe_throttle", "short_scoreboard", "long_scoreboard", "wait",
           "mio_throttle", "not_selected", "dispatch_stall")
@@ -41,11 +42,11 @@ METRICS = {
 }
 
 
-def profile(program, case, kernel, skipped):
+def profile(program, case, kernel, skipped, *options):
     text = subprocess.run(
         ["ncu", "--csv", "--print-units", "base", "--clock-control", "none", "--metrics",
          ",".join(METRICS), "-k", f"regex:{kernel}", "-s", str(skipped), "-c", "1",
-         program, case],
+         program, *options, case],
         capture_output=True, text=True, check=True).stdout
     table = text[text.index('"ID"'):]
     return {METRICS[row["Metric Name"]]: float(row["Metric Value"].replace(",", ""))
@@ -56,9 +57,9 @@ def main():
     program, target = sys.argv[1:3]
     results = []
     for size in SIZES:
-        for called, recipe, kernel, skipped in KERNELS:
+        for called, recipe, *what in KERNELS:
             case = f"{size} {recipe}"
-            r = {"case": case, "kernel": called, **profile(program, case, kernel, skipped)}
+            r = {"case": case, "kernel": called, **profile(program, case, *what)}
             print(case, called, f"{r['nanoseconds'] / 1e6:.2f} ms,",
                   f"{r['instructions per cycle']:.2f} instructions per cycle", flush=True)
             results.append(r)

@@ -22,6 +22,14 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 /// Makes the compiler keep a number instead of working it out again wherever it is used.
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
 
+/// The thread's place in its block, asked for here and nowhere else: what follows from it is not
+/// held in registers before.
+__device__ __forceinline__ uint32_t thread_index() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 /// max(a, b) that keeps NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;

@@ -109,9 +109,8 @@ struct BackwardParams {
   const int8_t* k8;                 // [hk, tk, D]
   const int8_t* k8t;                // [hk, tk / kGroup, D, kGroup]
   const KeyScale* k_scale;          // [hk, tk]
-  const void* v16;                  // [hk, tk, D]
-  const void* do16;                 // [h, tq, D]
-  bool direct;  // v16 and do16 are not there: V and dO are as the kernel wants them
+  const void* v16;                  // [hk, tk, D]; null: V is as the kernel wants it
+  const void* do16;                 // [h, tq, D]; null: so is dO
   Strided v, dout;
   const int8_t* do8t;   // [h, tq / kGroup, D, kGroup]
   float* dq_sum;        // [h, tq / 16, D / 8, 128]: dQ·lane/c (arch/global_add.cuh), or null

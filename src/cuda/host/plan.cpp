@@ -35,7 +35,8 @@ Plan::Plan(const spec::Problem& p) {
 }
 
 bool fused(const spec::Problem& p) {
-  return !p.deterministic && !p.partial_kv && p.recipe.scheme == Scheme::vectorwise;
+  return !p.deterministic && !p.partial_kv && p.recipe.rounding == Rounding::nearest &&
+         sm80::fused_fits(p.recipe.scheme == Scheme::paper, p.d <= 64 ? 64 : 128);
 }
 
 dispatch::Tiles tiles_of(const spec::Problem& p) {

@@ -181,15 +181,20 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const BackwardSpace ws(p, plan, arena);
   if (p.h == 0 || plan.num_sequences == 0) return;
 
-  // At d 64 the kernel takes V and dO as they are, if their rows are aligned.
-  const bool direct = fused(p) && p.d == 64 && input(args.v).vector && input(args.dout).vector;
+  // The kernel takes V as it is, if its rows are aligned and need no padding; at d 64 dO too, if
+  // the distance of its rows, times as many as a copy covers, is a number of 32 bits.
+  constexpr int64_t kFarApart = int64_t{1} << 26;
+  const Strided v = input(args.v), dout = input(args.dout);
+  const bool v_as_is = fused(p) && (p.d == 64 || p.d == 128) && v.vector,
+             dout_as_is = fused(p) && p.d == 64 && dout.vector && dout.token < kFarApart;
   OperandJob job = call.start(ws);
   job.backward = true;
   job.k8t = ws.k8t, job.k8t_turned = fused(p);
-  job.o = input(args.o), job.dout = input(args.dout);
+  job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
-  if (direct) job.v16 = job.do16 = nullptr;
+  if (v_as_is) job.v16 = nullptr;
+  if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
   launch_operands(job, p.dtype, call.stream);
@@ -213,11 +218,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .k8 = ws.k8,
                               .k8t = ws.k8t,
                               .k_scale = ws.k_scale,
-                              .v16 = ws.v16,
-                              .do16 = ws.do16,
-                              .direct = direct,
-                              .v = input(args.v),
-                              .dout = input(args.dout),
+                              .v16 = job.v16,
+                              .do16 = job.do16,
+                              .v = v,
+                              .dout = dout,
                               .do8t = ws.do8t,
                               .dq_sum = ws.dq_sum,
                               .k_mean = ws.k_mean,

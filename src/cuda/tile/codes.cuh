@@ -47,6 +47,19 @@ __device__ __forceinline__ void start_sum(int (&d)[4], const uint32_t (&a)[4], u
 
 __device__ __forceinline__ float sum_of(int biased) { return __int_as_float(biased) - kMagicFloat; }
 
+/// acc + scale·s takes two instructions, because the start of the integer sum has to come off. Left
+/// on, it takes one: scale·(start + s) is added, what a sum of zero would have added is counted
+/// beside it, and comes off after kTilesWithStart tiles at the latest. By then a sum is rounded to
+/// 4 units of 8 bits times 8 bits or better, a ten-thousandth of what one tile adds to it. Where
+/// all sums are zero the result is: counting is the same instruction.
+inline constexpr int kTilesWithStart = 8;
+__device__ __forceinline__ float add_with_start(int biased, float scale, float acc) {
+  return fmaf(__int_as_float(biased), scale, acc);
+}
+__device__ __forceinline__ float count_start(float scale, float starts) {
+  return add_with_start(kMagic, scale, starts);
+}
+
 /// scale·s of a biased sum, exact but for one rounding.
 __device__ __forceinline__ float scaled_sum(int biased, float scale, float offset) {
   return fmaf(__int_as_float(biased), scale, offset);

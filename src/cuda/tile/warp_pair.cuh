@@ -6,7 +6,8 @@
 //
 // What is exchanged: row statistics, then codes. Each piece has its own memory and each use is
 // followed by a barrier of the pair before the other piece is touched, so neither can be
-// overwritten while it is read.
+// overwritten while it is read. While there are no codes, their memory can keep a lane's own
+// numbers.
 #pragma once
 
 #include "cuda/arch/barrier.cuh"
@@ -24,7 +25,7 @@ template <int kPairs, int kCodeGroups, int kStats>
 struct PairSpace {
   // [pair][member][…]
   alignas(16) uint4 codes[kPairs][2][kCodeGroups][32];
-  alignas(16) float stats[kPairs][2][kStats][kPairRows];
+  alignas(16) float stats[kPairs][2][kStats][8][2 * kRowBlocks];  // a lane's rows lie together
 };
 
 template <int kPairs, int kCodeGroups, int kStats>
@@ -44,11 +45,28 @@ struct WarpPair {
     for (int m = 0; m < kRowBlocks; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        space.stats[pair][member][which][lane / 4 + 16 * m + 8 * r] = value[m][r];
+        space.stats[pair][member][which][lane / 4][2 * m + r] = value[m][r];
   }
   /// The other warp's; after sync().
   __device__ float stat(int which, int m, int r) const {
-    return space.stats[pair][member ^ 1][which][lane / 4 + 16 * m + 8 * r];
+    return space.stats[pair][member ^ 1][which][lane / 4][2 * m + r];
+  }
+  /// This warp's; after a barrier.
+  __device__ float my_stat(int which, int m, int r) const {
+    return space.stats[pair][member][which][lane / 4][2 * m + r];
+  }
+
+  /// Numbers of this lane, until there are codes again.
+  __device__ void keep(int which, const RowValues& x) const {
+    static_assert(kRowBlocks == 2);
+    space.codes[pair][member][which][lane] =
+        make_uint4(__float_as_uint(x[0][0]), __float_as_uint(x[0][1]), __float_as_uint(x[1][0]),
+                   __float_as_uint(x[1][1]));
+  }
+  __device__ void kept(int which, RowValues& x) const {
+    const uint4 v = space.codes[pair][member][which][lane];
+    x[0][0] = __uint_as_float(v.x), x[0][1] = __uint_as_float(v.y);
+    x[1][0] = __uint_as_float(v.z), x[1][1] = __uint_as_float(v.w);
   }
 
   /// Registers of one A operand.

@@ -7,14 +7,37 @@
 namespace sagebwd::cuda::sm80 {
 namespace {
 
-// d 64: three small thread blocks on a multiprocessor, 59 KB each.
-using Narrow = FusedShape<64, 4, 1, 2, 3>;
-// d 128: one thread block with three stages in 214 KB; where there is less, half the keys and one
+// d 64: three small thread blocks on a multiprocessor, 60 KB each.
+using Narrow = FusedShape<64, false, 4, 2, 1, 2, 3>;
+// d 128: one thread block with three stages in 216 KB; where there is less, half the keys and one
 // stage.
-using Wide = FusedShape<128, 8, 3, 3, 1>;
-using WideSmall = FusedShape<128, 4, 1, 1, 1>;
+using Wide = FusedShape<128, false, 8, 2, 3, 3, 1>;
+using WideSmall = FusedShape<128, false, 4, 2, 1, 1, 1>;
+// `paper` has tiles of its own, 128 queries x 64 keys: 102 KB at d 64, 174 KB at d 128; where there
+// is less, 86 and 142 KB.
+using PaperNarrow = FusedShape<64, true, 8, 4, 1, 2, 2>;
+using PaperNarrowSmall = FusedShape<64, true, 8, 4, 1, 1, 1>;
+using PaperWide = FusedShape<128, true, 8, 4, 1, 2, 1>;
+using PaperWideSmall = FusedShape<128, true, 8, 4, 1, 1, 1>;
 
-bool fits(size_t bytes) { return static_cast<int>(bytes) <= shared_memory_limit(); }
+template <class Shape>
+bool fits() {
+  return static_cast<int>(sizeof(FusedShared<Shape>)) <= shared_memory_limit();
+}
+template <class Large, class Small, class Use>
+auto larger_that_fits(Use use) {
+  return fits<Large>() ? use(Large()) : use(Small());
+}
+
+/// Calls `use` with a value of the shape that the current device takes.
+template <int D, class Use>
+auto with_shape(bool paper, Use use) {
+  if constexpr (D == 64)
+    return paper ? larger_that_fits<PaperNarrow, PaperNarrowSmall>(use) : use(Narrow());
+  else
+    return paper ? larger_that_fits<PaperWide, PaperWideSmall>(use)
+                 : larger_that_fits<Wide, WideSmall>(use);
+}
 
 template <typename T, class Shape>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
@@ -26,25 +49,23 @@ void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
 
 }  // namespace
 
-BackwardTiles fused_tiles(int padded_d) {
-  if (padded_d == 64) return {Narrow::kTileQ, Narrow::kTileK};
-  return fits(sizeof(FusedShared<Wide>)) ? BackwardTiles{Wide::kTileQ, Wide::kTileK}
-                                         : BackwardTiles{WideSmall::kTileQ, WideSmall::kTileK};
+bool fused_fits(bool paper, int padded_d) {
+  return !paper || (padded_d == 64 ? fits<PaperNarrowSmall>() : fits<PaperWideSmall>());
+}
+
+BackwardTiles fused_tiles(bool paper, int padded_d) {
+  const auto tiles = [](auto shape) { return BackwardTiles{shape.kTileQ, shape.kTileK}; };
+  return padded_d == 64 ? with_shape<64>(paper, tiles) : with_shape<128>(paper, tiles);
 }
 
 template <typename T, int D>
-void launch_fused(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  if constexpr (D == 64)
-    run<T, Narrow>(p, k_blocks, stream);
-  else if (fits(sizeof(FusedShared<Wide>)))
-    run<T, Wide>(p, k_blocks, stream);
-  else
-    run<T, WideSmall>(p, k_blocks, stream);
+void launch_fused(const BackwardParams& p, bool paper, int k_blocks, cudaStream_t stream) {
+  with_shape<D>(paper, [&](auto shape) { run<T, decltype(shape)>(p, k_blocks, stream); });
 }
 
-template void launch_fused<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_fused<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
-template void launch_fused<__half, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_fused<__half, 128>(const BackwardParams&, int, cudaStream_t);
+template void launch_fused<__nv_bfloat16, 64>(const BackwardParams&, bool, int, cudaStream_t);
+template void launch_fused<__nv_bfloat16, 128>(const BackwardParams&, bool, int, cudaStream_t);
+template void launch_fused<__half, 64>(const BackwardParams&, bool, int, cudaStream_t);
+template void launch_fused<__half, 128>(const BackwardParams&, bool, int, cudaStream_t);
 
 }  // namespace sagebwd::cuda::sm80

@@ -17,19 +17,18 @@ struct FusedLane {
   using Rows = float[kM][2];  // [block of 16 keys][0: row g, 1: row g + 8]
   static_assert(kM == 2 && kQueryBlocks == 4);
 
-  uint8_t* memory;  // of Shared
-  uint32_t base;    // its address
+  uint32_t base;  // address of Shared
   uint32_t thread;
 
-  __device__ explicit FusedLane(uint8_t* shared)
-      : memory(shared), base(arch::shared_address(shared)) {
-    // By way of a shuffle, or the compiler would ask for the slow special register again and again.
+  __device__ explicit FusedLane(uint8_t* shared) : base(arch::shared_address(shared)) {
+    // By way of shuffles, or the compiler would ask for slow special registers again and again.
     thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
+    base = __shfl_sync(0xffffffffu, base, 0);
   }
 
   template <typename V>
   __device__ V& at(uint32_t address) const {
-    return *reinterpret_cast<V*>(memory + (address - base));
+    return *static_cast<V*>(arch::shared_pointer(address, alignof(V)));
   }
 
   __device__ uint32_t warp() const { return thread / 32; }
@@ -47,13 +46,20 @@ struct FusedLane {
     return (row & ~31u) + (row & 7) * 4 + (row >> 3 & 3);
   }
   /// Numbers of this lane's keys. Read anew in every round: registers are scarcer than loads.
-  __device__ void get_rows(Rows& x, uint32_t from) const {
-    const float4 v = at<float4>(from + group() * 128 + lane() / 4 * 16);
+  __device__ void get_rows(Rows& x, uint32_t from) const { get_four(x, rows_of(from)); }
+  __device__ uint32_t rows_of(uint32_t from) const {
+    return from + group() * 128 + lane() / 4 * 16;
+  }
+  __device__ void get_four(Rows& x, uint32_t from) const {
+    const float4 v = at<float4>(from);
     x[0][0] = v.x, x[0][1] = v.y, x[1][0] = v.z, x[1][1] = v.w;
   }
   __device__ void key_scales(Rows& scale) const {
     get_rows(scale, base + offsetof(Shared, k_scale));
   }
+
+  /// Behind the first barrier.
+  __device__ const FusedWork& work() const { return at<FusedWork>(base + offsetof(Shared, work)); }
 
   // Where things are.
   using Front = typename Shared::Front;
@@ -68,6 +74,9 @@ struct FusedLane {
   __device__ uint32_t maxima_at(int buffer) const {
     return base + static_cast<uint32_t>(offsetof(Shared, maxima) +
                                         buffer * sizeof(typename Shared::Maxima));
+  }
+  __device__ uint32_t tile_scales_at(int buffer) const {
+    return base + static_cast<uint32_t>(offsetof(Shared, tile_scales) + buffer * 32);
   }
   static constexpr uint32_t kP = offsetof(typename Shared::Maxima, p),
                             kDs = offsetof(typename Shared::Maxima, ds),

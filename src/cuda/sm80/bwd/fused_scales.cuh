@@ -98,6 +98,75 @@ struct FusedScales : FusedLane<Shape> {
               __float_as_uint(top[0] * (1.0f / numerics::kLevels)));
   }
 
+  // `paper`: one scale for all of the tile.
+  __device__ void reset_tile(int buffer) const {
+    if (thread < 8) at<float>(this->tile_scales_at(buffer) + thread * 4) = kSmallest;
+  }
+  __device__ void share_tile_scales(uint32_t scales, const Scores& x, const Scores& y,
+                                    float unit) const {
+    int most = 0;
+    float top = 0.0f;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kQueryBlocks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+          most = __vimax3_s32(most, __float_as_int(x[m][n][e]), __float_as_int(x[m][n][e + 1]));
+          top = arch::max_nan(top, arch::max_nan(fabsf(y[m][n][e]), fabsf(y[m][n][e + 1])));
+        }
+    most = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(most)));
+    top = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(top)));
+    if (lane() < 8)
+      atomicMax(&at<uint32_t>(scales + lane() * 4),
+                __float_as_uint(lane() < 4 ? __int_as_float(most) * unit
+                                           : top * (1.0f / numerics::kLevels)));
+  }
+  /// A tile that holds NaN or Inf: its scales are those of what is finite, and keys and queries
+  /// that are not have NaN instead of them. All threads come here.
+  __device__ void part_poisoned(int buffer, const Scores& x, const Scores& y, float unit) const {
+    const uint32_t maxima = maxima_at(buffer), scales = this->tile_scales_at(buffer);
+    constexpr float kUnit = 1.0f / numerics::kLevels;
+    __syncthreads();  // all have read the scales that are not finite
+    this->reset_tile(buffer);
+    __syncthreads();
+    float top_p = 0.0f, top_ds = 0.0f;
+    each(x, y, [&](float px, float dy, int, int, int) {
+      top_p = fmaxf(top_p, px < INFINITY ? px : 0.0f);
+      top_ds = fmaxf(top_ds, fabsf(dy) < INFINITY ? fabsf(dy) : 0.0f);
+    });
+    atomicMax(&at<uint32_t>(scales), __float_as_uint(top_p * unit));
+    atomicMax(&at<uint32_t>(scales + 16), __float_as_uint(top_ds * kUnit));
+    __syncthreads();
+    static_assert(Shape::kTileK <= Shape::kThreads && Shape::kTileQ <= Shape::kThreads);
+    const float ds = at<float>(scales + 16);
+    if (thread < Shape::kTileK)
+      at<float>(maxima + Lane::kP + thread * 4) = at<float>(scales),
+                                             at<float>(maxima + Lane::kDs + thread * 4) = ds;
+    if (thread < Shape::kTileQ) at<float>(maxima + Lane::kQuery + thread * 4) = ds;
+    __syncthreads();
+    constexpr uint32_t kNan = 0x7fffffff;
+    // As row_at has them.
+    const uint32_t keys = this->rows_of(maxima),
+                   queries = maxima + Lane::kQuery + my_queries() * 4 + t() * 32;
+    each(x, y, [&](float px, float dy, int row, int n, int e) {
+      if (px - px != 0.0f) at<uint32_t>(keys + Lane::kP + row * 4) = kNan;
+      if (dy - dy != 0.0f)
+        at<uint32_t>(keys + Lane::kDs + row * 4) = at<uint32_t>(queries + e * 16 + n * 4) = kNan;
+    });
+    __syncthreads();
+  }
+  /// Calls `use` with P, dS, which of the lane's four keys, and which block and column of queries.
+  template <class Use>
+  __device__ static void each(const Scores& x, const Scores& y, Use use) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kQueryBlocks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) use(x[m][n][e], y[m][n][e], 2 * m + e / 2, n, e % 2);
+  }
+
   /// Reciprocals of scales: of this lane's keys, and of its queries [column of a pair][block].
   __device__ void row_inverses(Rows& x, uint32_t from) const {
     get_rows(x, from);

@@ -5,20 +5,23 @@
 #include <cstdint>
 
 #include "cuda/host/params.h"
+#include "cuda/tile/sequence.cuh"
 
 namespace sagebwd::cuda::sm80 {
 
-/// How a thread block cuts a tile up: a warp has 32 keys and 32 queries, and two warps have the
-/// same keys. kFronts and kBacks: query tiles in shared memory, as S and dP, and as dV and dK, read
-/// them.
-template <int D_, int kWarps_, int kFronts_, int kBacks_, int kResident_>
+/// How a thread block cuts a tile up: a warp has 32 keys and 32 queries, and kShare warps have the
+/// same keys. kPaper: one scale per tile, as the recipe wants it. kFronts and kBacks: query tiles
+/// in shared memory, as S and dP, and as dV and dK, read them. kResident: thread blocks on a
+/// multiprocessor, where shared memory has room for them.
+template <int D_, bool kPaper_, int kWarps_, int kShare_, int kFronts_, int kBacks_, int kResident_>
 struct FusedShape {
   static constexpr int D = D_, kWarps = kWarps_, kResident = kResident_;
+  static constexpr bool kPaper = kPaper_;
   static constexpr int kFronts = kFronts_, kBacks = kBacks_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kM = 2;  // blocks of 16 keys of a warp
   static constexpr int kMyQueries = 32, kQueryBlocks = kMyQueries / 8;
-  static constexpr int kShare = 2, kGroups = kWarps / kShare;
+  static constexpr int kShare = kShare_, kGroups = kWarps / kShare;
   static constexpr int kTileK = 16 * kM * kGroups, kTileQ = kMyQueries * kShare;
   static constexpr int kChannels = D / kShare, kChannelBlocks = kChannels / 8;
   // dQ: each warp has two blocks of 16 queries and kDqBlocks of 8 channels.
@@ -26,6 +29,21 @@ struct FusedShape {
   static constexpr int kDqBlocks = D / 8 / kDqGroups;
   static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
   static_assert(kFronts == 3 ? kBacks == 3 : kFronts == 1 && kBacks <= 2);
+};
+
+/// What a thread block works on. It lies in shared memory too: what few instructions of the loop
+/// need would be in the way of all in registers.
+struct FusedWork {
+  int first, end;      // queries of a head that see a key of the block, whole tiles
+  uint32_t next_head;  // rows from there to the first of the next head
+  int steps;           // tiles of all heads
+  int whole_begin;  // first query that sees every key, and how far from it on tiles may start that
+  uint32_t whole;   // need no mask
+  int key0;         // first key of the block, inside the sequence
+  int kv_head;
+  uint32_t zero;  // which the compiler does not know
+  tile::Band band;
+  tile::Sequence s;
 };
 
 /// What the warps of a thread block share.
@@ -58,6 +76,12 @@ struct FusedShared {
   uint4 query_codes[kOperands][32];
   alignas(16) float k_scale[kTileK];
   alignas(16) Maxima maxima[2];
+  // What has to come off dV and dK again (tile/codes.cuh): of kTilesWithStart tiles, and of those
+  // before them.
+  alignas(16) float starts[2][2 * kTileK];
+  alignas(16) FusedWork work;
+  // `paper`: the tile's scales of P and dS, four times each, as a lane reads them.
+  alignas(16) uint32_t tile_scales[2][8];
 };
 
 }  // namespace sagebwd::cuda::sm80

@@ -34,6 +34,13 @@ inline constexpr int kKeyRows = tile::kPairRows * kKeyPairs;
 inline constexpr int kKeyThreads = 64 * kKeyPairs;
 inline constexpr int kTileQ = 64;
 
+/// The mask as the keys of a thread block see it, counted from its first key on.
+struct KeyMask {
+  int keys;        // of the sequence
+  int shift;       // how far key 0 lies inside the band of query 0
+  uint32_t width;  // of the band
+};
+
 template <int D, int kStages>
 struct KeyBlockShared {
   struct Stage {
@@ -49,6 +56,10 @@ struct KeyBlockShared {
   Stage stage[kStages];
   tile::PairSpace<kKeyPairs, tile::kRowBlocks, 2> pairs;
   float warp_max[2][kKeyPairs];  // `paper`: of P and of dS
+  // Few instructions of the loop need these, and in registers they would be in the way of all.
+  float4 k_scale[kKeyPairs][8];             // of rows g, g + 8, g + 16, g + 24
+  alignas(8) float query_term[2 * kTileQ];  // of the dither
+  alignas(16) KeyMask mask;
 };
 
 template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
@@ -70,10 +81,11 @@ struct KeyBlock {
   int kv_head;
   uint32_t thread, lane, t;
   int key0;  // first key of the block, inside the sequence
-  tile::Band band;
-  float k_scale[kM][2];
+  // With a mask in registers the compiler would keep a width per row, for which only some instances
+  // have room.
+  static constexpr bool kMaskInShared = kPaper && D == 64;
+  KeyMask held_mask;
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
-  RowValues amax_p, amax_ds;   // `paper`: of the first pass over a tile, then of the tile
   tile::Uniforms<2> uniforms;  // of the dither
 
   __device__ KeyBlock(const BackwardParams& params, Shared& sh, int block)
@@ -85,14 +97,19 @@ struct KeyBlock {
     thread = threadIdx.x, lane = thread % 32, t = lane % 4;
     const int64_t padded = static_cast<int64_t>(block) * kKeyRows, row = kv_head * p.tk + padded;
     key0 = static_cast<int>(padded - s.k_pad);
-    band = tile::band_of(p.mask, s);
+    const tile::Band band = tile::band_of(p.mask, s);
+    held_mask = {s.nk - key0, key0 - band.begin, band.width()};
+    if (kMaskInShared && thread == 0) shared.mask = held_mask;
+    static_assert(kKeyThreads == 2 * kTileQ, "one term per thread");
+    if constexpr (kRounding == Rounding::dither)
+      shared.query_term[thread] = tile::query_term(thread);
+    if (pair.member == 0 && t == 0) {
+      const auto scale = [&](int m, int r) { return p.k_scale[row + my_row(m, r)].scale; };
+      shared.k_scale[pair.pair][lane / 4] =
+          make_float4(scale(0, 0), scale(0, 1), scale(1, 0), scale(1, 1));
+    }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        k_scale[m][r] = p.k_scale[row + my_row(m, r)].scale;
-        amax_p[m][r] = amax_ds[m][r] = 0.0f;
-      }
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c)
 #pragma unroll
@@ -127,15 +144,16 @@ struct KeyBlock {
 
   /// Zeroes what the mask hides.
   __device__ void hide(Scores& x, int query0) const {
+    const KeyMask mask = kMaskInShared ? shared.mask : held_mask;
     // How far the key lies inside the band of the query.
-    const int inside = key0 - query0 - static_cast<int>(first_query()) - band.begin;
+    const int inside = mask.shift - query0 - static_cast<int>(first_query());
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = my_row(m, r);
         const uint32_t here = static_cast<uint32_t>(inside + row);
-        const uint32_t width = key0 + row < s.nk ? band.width() : 0;
+        const uint32_t width = row < mask.keys ? mask.width : 0;
 #pragma unroll
         for (int n = 0; n < kQueryBlocks; ++n)
 #pragma unroll
@@ -169,6 +187,8 @@ struct KeyBlock {
         }
       }
     }
+    const float4 rows = shared.k_scale[pair.pair][lane / 4];
+    const RowValues k_scale = {{rows.x, rows.y}, {rows.z, rows.w}};
     const QueryExponent* exponent = shared.stage[stage].exponent + first_query();
 #pragma unroll
     for (int n = 0; n < kQueryBlocks; ++n)
@@ -264,16 +284,21 @@ struct KeyBlock {
     });
   }
 
-  /// acc += codes(x)·B with one scale per row; B transposed [D, 64] in shared memory. `paper`
-  /// brings amax along.
+  /// acc += codes(x)·B with one scale per row; B transposed [D, 64] in shared memory. amax: of this
+  /// warp's scores; `paper` has that of the tile in shared memory instead.
   template <tile::Bytes kA>
   __device__ void accumulate(float (&acc)[kM][kChannelBlocks][4], const Scores& x, RowValues& amax,
                              Stat which, float levels, const uint8_t* transposed,
                              int query0) const {
-    if constexpr (kPaper)
+    if constexpr (kPaper) {
       pair.sync();  // the other has read the last codes
-    else
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) amax[m][r] = pair.my_stat(which, m, r);
+    } else {
       pair_amax(amax, which);
+    }
     uint32_t mine[kM][1][4], other[kM][1][4];
     RowValues scale;
     [[maybe_unused]] RowValues row;
@@ -281,9 +306,13 @@ struct KeyBlock {
     if constexpr (kRounding == Rounding::dither) {
       const float u = uniforms(query0 / (2 * kTileQ), which);
       tile::spread_row_terms(row, tile::key_term(pair.pair * tile::kPairRows + lane, u));
-      const uint32_t query = static_cast<uint32_t>(query0) % (2 * kTileQ);
-      tile::spread_terms<kQueryBlocks>(column,
-                                       {tile::query_term(query + pair.member * kMyQueries + lane)});
+      const float* term =
+          shared.query_term + static_cast<uint32_t>(query0) % (2 * kTileQ) + first_query();
+#pragma unroll
+      for (int n = 0; n < kQueryBlocks; ++n) {
+        const float2 v = *reinterpret_cast<const float2*>(term + n * 8);
+        column[n][0] = v.x, column[n][1] = v.y;
+      }
     }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -310,36 +339,33 @@ struct KeyBlock {
     Scores prob, x;
     probabilities(prob, stage);
     if (masked) hide(prob, query0);
-    RowValues amax = {};
-    if constexpr (!kPaper) row_amax(amax, prob);
-    accumulate<tile::Bytes::u8>(dv, prob, kPaper ? amax_p : amax, kP, p.p_levels,
-                                shared.stage[stage].do8t, query0);
+    RowValues amax;
+    if constexpr (!kPaper) clear(amax), row_amax(amax, prob);
+    accumulate<tile::Bytes::u8>(dv, prob, amax, kP, p.p_levels, shared.stage[stage].do8t, query0);
     gradients(x, prob, stage);
     if (masked) hide(x, query0);
-    if constexpr (!kPaper) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m) amax[m][0] = amax[m][1] = 0.0f;
-      row_amax(amax, x);
-    }
-    accumulate<tile::Bytes::s8>(dk, x, kPaper ? amax_ds : amax, kDs, numerics::kLevels,
-                                shared.stage[stage].q8t, query0);
+    if constexpr (!kPaper) clear(amax), row_amax(amax, x);
+    accumulate<tile::Bytes::s8>(dk, x, amax, kDs, numerics::kLevels, shared.stage[stage].q8t,
+                                query0);
   }
 
-  /// First pass of `paper` over 64 queries; `first`: of a new tile.
-  __device__ void measure(int stage, int query0, bool masked, bool first) {
-    if (first)
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) amax_p[m][r] = amax_ds[m][r] = 0.0f;
+  /// First pass of `paper` over 64 queries; `first`: of a new tile. Between the two halves of the
+  /// tile the lane's maxima lie in shared memory.
+  __device__ void measure(int stage, int query0, bool masked, bool first) const {
+    RowValues amax_p, amax_ds;
     Scores prob, x;
     probabilities(prob, stage);
     if (masked) hide(prob, query0);
+    first ? clear(amax_p) : pair.kept(kP, amax_p);
     row_amax(amax_p, prob);
+    if (first) pair.keep(kP, amax_p);
     gradients(x, prob, stage);
     if (masked) hide(x, query0);
+    first ? clear(amax_ds) : pair.kept(kDs, amax_ds);
     row_amax(amax_ds, x);
+    first ? pair.keep(kDs, amax_ds) : agree(amax_p, amax_ds);
   }
+  __device__ static void clear(RowValues& x) { x[0][0] = x[0][1] = x[1][0] = x[1][1] = 0.0f; }
 
   /// Largest finite value of the warp's rows, NaN and Inf left out.
   __device__ static float finite_max(const RowValues& amax) {
@@ -357,7 +383,7 @@ struct KeyBlock {
 
   /// End of the first pass: one maximum per tile of 128 queries x 64 keys (two pairs). Keys with
   /// NaN or Inf keep it.
-  __device__ void agree() {
+  __device__ void agree(RowValues& amax_p, RowValues& amax_ds) const {
     pair_amax(amax_p, kP);
     pair_amax(amax_ds, kDs);
     const float top_p = finite_max(amax_p), top_ds = finite_max(amax_ds);
@@ -373,6 +399,7 @@ struct KeyBlock {
         if (numerics::is_finite(amax_p[m][r])) amax_p[m][r] = tile_p;
         if (numerics::is_finite(amax_ds[m][r])) amax_ds[m][r] = tile_ds;
       }
+    pair.put_stat(kP, amax_p), pair.put_stat(kDs, amax_ds);
   }
 
   __device__ void finish() {
@@ -453,12 +480,10 @@ __global__ void __launch_bounds__(kKeyThreads, D == 64 ? 3 : 2)
     const bool masked = q0 < whole_begin || q0 > whole_end;
     if constexpr (kRounding == Rounding::dither)
       if (n % kSteps == 0) b.draw(b.kv_head * p.group + i / steps_per_head, q0, n == 0);
-    if (kPaper && n % 4 < 2) {
+    if (kPaper && n % 4 < 2)
       b.measure(stage, q0, masked, n % 4 == 0);
-      if (n % 4 == 1) b.agree();
-    } else {
+    else
       b.step(stage, q0, masked);
-    }
     if (++n == steps_per_head) n = 0;
   }
   arch::cp_async_wait<0>();

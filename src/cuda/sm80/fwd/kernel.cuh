@@ -89,6 +89,7 @@ struct ForwardBlock {
   RowValues sum,
       sum_16;  // this lane's share of the row sum, and of that part of it that V itself multiplied
   float o[kChannelBlocks][4];
+  RowValues starts;  // of sums in O that have to come off again
   // Of the dither.
   tile::Uniforms<1> uniforms;
   RowValues query_term;
@@ -133,7 +134,7 @@ struct ForwardBlock {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       q_lane[r] = p.lane[row + 8 * r];
-      top[r] = ref[r] = -INFINITY, sum[r] = sum_16[r] = 0.0f;
+      top[r] = ref[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
       if constexpr (kRounding == Rounding::dither)
         query_term[r] =
             tile::query_term(static_cast<uint32_t>(w.q0 + my_row() + 8 * r) % kDitherQueries);
@@ -291,6 +292,18 @@ struct ForwardBlock {
       if constexpr (kFloating) sum_16[r] *= shrink;
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c) o[c][2 * r] *= shrink, o[c][2 * r + 1] *= shrink;
+      if constexpr (!kFloating) starts[r] *= shrink;
+    }
+  }
+
+  /// What has to come off O again (tile/codes.cuh).
+  __device__ void take_starts_off() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int c = 0; c < kChannelBlocks; ++c)
+        o[c][2 * r] -= starts[r], o[c][2 * r + 1] -= starts[r];
+      starts[r] = 0.0f;
     }
   }
 
@@ -329,6 +342,8 @@ struct ForwardBlock {
     const float unit = scale == scale ? scale * p.p_unit : 0.0f;
     if (scale != scale && thread == 0) any_poisoned() = 1;
     const float w[2] = {weight[0] * unit, weight[1] * unit};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) starts[r] = tile::count_start(w[r], starts[r]);
     const uint32_t v8t = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, v8t)) + b_v;
     // Several blocks of channels at a time: chains of products that do not wait for each other.
     constexpr int kAtOnce = D == 64 ? 2 : 4;
@@ -353,7 +368,7 @@ struct ForwardBlock {
       for (int h = 0; h < kAtOnce; ++h)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          o[c + h][e] = fmaf(tile::sum_of(acc[h][e]), w[e >> 1], o[c + h][e]);
+          o[c + h][e] = tile::add_with_start(acc[h][e], w[e >> 1], o[c + h][e]);
     }
   }
 
@@ -496,8 +511,10 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
 #pragma unroll
     for (int r = 0; r < 2; ++r) b.sum[r] += mass[r];
     b.multiply_int8(codes, weight, stage);
+    if (left % tile::kTilesWithStart == 0) b.take_starts_off();
     wait();
   }
+  b.take_starts_off();
 
   // In 16 bit: the leading tiles, and those whose V holds NaN or Inf, whose mass is counted
   // already. V16 lies in the stage that is not the tile's. It is V itself, while O is gathered from
