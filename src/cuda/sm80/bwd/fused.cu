@@ -13,11 +13,11 @@ using Narrow = FusedShape<64, false, 4, 2, 1, 2, 3>;
 // stage.
 using Wide = FusedShape<128, false, 8, 2, 3, 3, 1>;
 using WideSmall = FusedShape<128, false, 4, 2, 1, 1, 1>;
-// `paper` has tiles of its own, 128 queries x 64 keys: 102 KB at d 64, 174 KB at d 128; where there
+// `paper` has tiles of its own, 128 queries x 64 keys: 102 KB at d 64, 224 KB at d 128; where there
 // is less, 86 and 142 KB.
 using PaperNarrow = FusedShape<64, true, 8, 4, 1, 2, 2>;
 using PaperNarrowSmall = FusedShape<64, true, 8, 4, 1, 1, 1>;
-using PaperWide = FusedShape<128, true, 8, 4, 1, 2, 1>;
+using PaperWide = FusedShape<128, true, 8, 4, 2, 2, 1>;
 using PaperWideSmall = FusedShape<128, true, 8, 4, 1, 1, 1>;
 
 template <class Shape>

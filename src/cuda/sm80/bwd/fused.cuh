@@ -663,11 +663,13 @@ __global__ void __launch_bounds__(Shape::kThreads, kFusedResident<Shape>)
     arch::cp_async_commit();
   };
 
-  constexpr int kAhead = kBacks == 3 ? 2 : 1;
+  // With two places each, a tile's front is asked for two tiles ahead, and its back one.
+  constexpr bool kApart = Shape::kFronts == 2;
+  constexpr int kAhead = kBacks == 3 || kApart ? 2 : 1;
   load_next(0, 0, true);
-  if constexpr (kAhead == 2) load_next(1, 1, true);
+  if constexpr (kAhead == 2) load_next(1, 1, !kApart);
   int stage = 0;
-  arch::cp_async_wait<kBacks == 3 ? 1 : 0>();
+  arch::cp_async_wait<kAhead - 1>();
   __syncthreads();
   typename Block::Scores prob;
   if (left > 0) {
@@ -693,7 +695,14 @@ __global__ void __launch_bounds__(Shape::kThreads, kFusedResident<Shape>)
         b.share_query_scales(maxima + Block::kQuery, y);
       }
       __syncthreads();
-      load_next(kAhead, stage == 0 ? kBacks - 1 : stage - 1, kBacks > 1);
+      if constexpr (kApart) {
+        Tile next = now;
+        advance(next);
+        if (left > 1) b.load_back(stage ^ 1, next.row);
+        load_next(kAhead, stage, false);
+      } else {
+        load_next(kAhead, stage == 0 ? kBacks - 1 : stage - 1, kBacks > 1);
+      }
       if constexpr (kPaper) {
         b.reset_tile((left + 1) & 1);
         const auto scale = [&](int which) {
@@ -724,7 +733,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kFusedResident<Shape>)
         b.put_query_codes(query_codes, y, query_inverse);
       }
     }
-    arch::cp_async_wait<kBacks == 3 ? 1 : 0>();
+    arch::cp_async_wait<kAhead - 1>();
     __syncthreads();
     if (Block::kWithStart && Block::is_first_of_place(left))
       b.take_starts_off(Block::place_of(left) ^ 1);

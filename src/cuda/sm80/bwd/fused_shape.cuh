@@ -28,7 +28,7 @@ struct FusedShape {
   static constexpr int kDqPairs = kTileQ / 32, kDqGroups = kWarps / kDqPairs;
   static constexpr int kDqBlocks = D / 8 / kDqGroups;
   static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
-  static_assert(kFronts == 3 ? kBacks == 3 : kFronts == 1 && kBacks <= 2);
+  static_assert(kFronts == kBacks || (kFronts == 1 && kBacks == 2));
 };
 
 /// What a thread block works on. It lies in shared memory too: what few instructions of the loop

@@ -425,7 +425,7 @@ struct KeyBlock {
 };
 
 template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
-__global__ void __launch_bounds__(kKeyThreads, D == 64 ? 3 : 2)
+__global__ void __launch_bounds__(kKeyThreads, D == 64 && kRounding == Rounding::nearest ? 3 : 2)
     key_block_kernel(const __grid_constant__ BackwardParams p) {
   using Block = KeyBlock<T, D, kPaper, kRounding, kStages>;
   static_assert(kPaper || kRounding == Rounding::nearest);
