@@ -11,17 +11,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Shared memory of a multiprocessor of the target, and what each thread block costs beside its
-/// own.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
-inline constexpr int kSharedMemory = 228 << 10;
-#elif __CUDA_ARCH__ == 800
-inline constexpr int kSharedMemory = 164 << 10;
-#else
-inline constexpr int kSharedMemory = 100 << 10;
-#endif
-inline constexpr int kSharedMemoryPerBlock = 1 << 10;
-
 /// What lies at an address, which is a multiple of `alignment`. The compiler knows that it is
 /// shared memory.
 __device__ __forceinline__ void* shared_pointer(uint32_t address, uint32_t /*alignment*/) {

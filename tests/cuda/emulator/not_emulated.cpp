@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plain kernels have instructions of their own outside cuda/arch, and are held against the same
 // oracle on the GPU. Nobody who pins the tuned kernels gets here.
+#include <cuda_runtime_api.h>
+
 #include "base/check.h"
+#include "cuda/host/target.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/prepare.h"
+
+int sagebwd::cuda::shared_memory_limit() {
+  int bytes = 0;
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+  return bytes;
+}
 
 namespace sagebwd::cuda::plain {
 namespace {

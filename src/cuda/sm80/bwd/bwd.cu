@@ -29,16 +29,6 @@ void run(const BackwardParams& p, Scheme scheme, Rounding rounding, int q_blocks
 
 }  // namespace
 
-int shared_memory_limit() {
-  int device = 0, bytes = 0;
-  if (cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-          cudaSuccess)
-    return bytes;
-  cudaGetLastError();  // the next call must not find our question's answer
-  return 0;
-}
-
 BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused) {
   if (fused) return fused_tiles(scheme == Scheme::paper, padded_d);
   if (scheme == Scheme::paper) return {128, 64};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Instances of the fused backward kernel, and their choice.
 #include "cuda/host/launch.h"
+#include "cuda/host/target.h"
 #include "cuda/sm80/bwd/fused.cuh"
 #include "cuda/sm80/bwd/launch.h"
 
@@ -24,25 +25,32 @@ template <class Shape>
 bool fits() {
   return static_cast<int>(sizeof(FusedShared<Shape>)) <= shared_memory_limit();
 }
+/// A shape, and the one that is taken instead where it fits.
+template <class Shape_, class Larger_ = Shape_>
+struct Choice {
+  using Shape = Shape_;
+  using Larger = Larger_;
+};
 template <class Large, class Small, class Use>
 auto larger_that_fits(Use use) {
-  return fits<Large>() ? use(Large()) : use(Small());
+  return fits<Large>() ? use(Choice<Large>()) : use(Choice<Small, Large>());
 }
 
-/// Calls `use` with a value of the shape that the current device takes.
+/// Calls `use` with the choice of the current device.
 template <int D, class Use>
-auto with_shape(bool paper, Use use) {
+auto with_choice(bool paper, Use use) {
   if constexpr (D == 64)
-    return paper ? larger_that_fits<PaperNarrow, PaperNarrowSmall>(use) : use(Narrow());
+    return paper ? larger_that_fits<PaperNarrow, PaperNarrowSmall>(use) : use(Choice<Narrow>());
   else
     return paper ? larger_that_fits<PaperWide, PaperWideSmall>(use)
                  : larger_that_fits<Wide, WideSmall>(use);
 }
 
-template <typename T, class Shape>
+template <typename T, class Choice>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
+  using Shape = typename Choice::Shape;
   launch(
-      fused_kernel<T, Shape>,
+      fused_kernel<T, Shape, typename Choice::Larger>,
       dim3(static_cast<unsigned>(k_blocks * (kBlock / Shape::kTileK)), static_cast<unsigned>(p.hk)),
       Shape::kThreads, static_cast<int>(sizeof(FusedShared<Shape>)), p, stream);
 }
@@ -54,13 +62,16 @@ bool fused_fits(bool paper, int padded_d) {
 }
 
 BackwardTiles fused_tiles(bool paper, int padded_d) {
-  const auto tiles = [](auto shape) { return BackwardTiles{shape.kTileQ, shape.kTileK}; };
-  return padded_d == 64 ? with_shape<64>(paper, tiles) : with_shape<128>(paper, tiles);
+  const auto tiles = [](auto choice) {
+    using Shape = typename decltype(choice)::Shape;
+    return BackwardTiles{Shape::kTileQ, Shape::kTileK};
+  };
+  return padded_d == 64 ? with_choice<64>(paper, tiles) : with_choice<128>(paper, tiles);
 }
 
 template <typename T, int D>
 void launch_fused(const BackwardParams& p, bool paper, int k_blocks, cudaStream_t stream) {
-  with_shape<D>(paper, [&](auto shape) { run<T, decltype(shape)>(p, k_blocks, stream); });
+  with_choice<D>(paper, [&](auto choice) { run<T, decltype(choice)>(p, k_blocks, stream); });
 }
 
 template void launch_fused<__nv_bfloat16, 64>(const BackwardParams&, bool, int, cudaStream_t);

@@ -26,11 +26,12 @@
 // read lies there twice, or, where memory is short, is loaded behind a third barrier.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/target.cuh"
 #include "cuda/arch/transpose.cuh"
 #include "cuda/sm80/bwd/fused_scales.cuh"
 #include "cuda/tile/codes.cuh"
@@ -615,16 +616,8 @@ struct FusedBlock : FusedScales<Shape> {
   }
 };
 
-/// Thread blocks on a multiprocessor of the target: they share its registers.
-template <class Shape>
-inline constexpr int kFusedResident = std::clamp(arch::kSharedMemory /
-                                                     static_cast<int>(sizeof(FusedShared<Shape>) +
-                                                                      arch::kSharedMemoryPerBlock),
-                                                 1, Shape::kResident);
-
 template <typename T, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, kFusedResident<Shape>)
-    fused_kernel(const __grid_constant__ BackwardParams p) {
+__device__ __forceinline__ void fused(const BackwardParams& p) {
   using Block = FusedBlock<T, Shape>;
   constexpr int kTileQ = Shape::kTileQ, kBacks = Shape::kBacks;
   constexpr bool kPaper = Shape::kPaper;
@@ -771,6 +764,18 @@ __global__ void __launch_bounds__(Shape::kThreads, kFusedResident<Shape>)
     b.take_starts_off(0);
   }
   b.finish();
+}
+
+/// Thread blocks on a multiprocessor: they share its registers.
+template <class Shape>
+inline constexpr int kFusedResident = arch::resident(sizeof(FusedShared<Shape>), Shape::kResident);
+
+/// Larger: the shape that is taken instead where it fits.
+template <typename T, class Shape, class Larger>
+__global__ void __launch_bounds__(Shape::kThreads, kFusedResident<Shape>)
+    fused_kernel(const __grid_constant__ BackwardParams p) {
+  constexpr std::size_t larger = std::is_same_v<Shape, Larger> ? 0 : sizeof(FusedShared<Larger>);
+  if constexpr (arch::runs_here(sizeof(FusedShared<Shape>), larger)) fused<T, Shape>(p);
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -16,7 +16,9 @@
 #pragma once
 
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/host/target.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
@@ -425,8 +427,7 @@ struct KeyBlock {
 };
 
 template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
-__global__ void __launch_bounds__(kKeyThreads, D == 64 && kRounding == Rounding::nearest ? 3 : 2)
-    key_block_kernel(const __grid_constant__ BackwardParams p) {
+__device__ __forceinline__ void key_block(const BackwardParams& p) {
   using Block = KeyBlock<T, D, kPaper, kRounding, kStages>;
   static_assert(kPaper || kRounding == Rounding::nearest);
   extern __shared__ __align__(128) uint8_t memory[];
@@ -488,6 +489,20 @@ __global__ void __launch_bounds__(kKeyThreads, D == 64 && kRounding == Rounding:
   }
   arch::cp_async_wait<0>();
   b.finish();
+}
+
+/// Thread blocks on a multiprocessor: they share its registers.
+template <int D, Rounding kRounding, int kStages>
+inline constexpr int kKeyResident = arch::resident(sizeof(KeyBlockShared<D, kStages>),
+                                                   D == 64 && kRounding == Rounding::nearest ? 3
+                                                                                             : 2);
+
+template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
+__global__ void __launch_bounds__(kKeyThreads, (kKeyResident<D, kRounding, kStages>))
+    key_block_kernel(const __grid_constant__ BackwardParams p) {
+  if constexpr (arch::runs_here(sizeof(KeyBlockShared<D, kStages>),
+                                kStages == 1 ? sizeof(KeyBlockShared<D, 2>) : 0))
+    key_block<T, D, kPaper, kRounding, kStages>(p);
 }
 
 template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>

@@ -9,9 +9,6 @@
 
 namespace sagebwd::cuda::sm80 {
 
-/// The most shared memory a thread block of the current device may use; 0 without a device.
-int shared_memory_limit();
-
 /// Defined for D = 64 and 128, T = __nv_bfloat16 and __half.
 template <typename T, int D>
 void launch_key_blocks(const BackwardParams& params, bool paper, int k_blocks, cudaStream_t stream);

@@ -13,7 +13,9 @@
 #pragma once
 
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/host/target.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
@@ -366,10 +368,8 @@ struct QueryBlock {
   }
 };
 
-template <typename T, int D, int kTileK, int kPairs, int kResident, bool kPaper, Rounding kRounding,
-          int kStages>
-__global__ void __launch_bounds__(64 * kPairs, kResident)
-    query_block_kernel(const __grid_constant__ BackwardParams p) {
+template <typename T, int D, int kTileK, int kPairs, bool kPaper, Rounding kRounding, int kStages>
+__device__ __forceinline__ void query_block(const BackwardParams& p) {
   using Block = QueryBlock<T, D, kTileK, kPairs, kPaper, kRounding, kStages>;
   static_assert(kPaper || kRounding == Rounding::nearest);
   extern __shared__ __align__(128) uint8_t memory[];
@@ -410,6 +410,15 @@ __global__ void __launch_bounds__(64 * kPairs, kResident)
   }
   arch::cp_async_wait<0>();
   b.finish();
+}
+
+template <typename T, int D, int kTileK, int kPairs, int kResident, bool kPaper, Rounding kRounding,
+          int kStages>
+__global__ void __launch_bounds__(64 * kPairs, kResident)
+    query_block_kernel(const __grid_constant__ BackwardParams p) {
+  if constexpr (arch::runs_here(sizeof(QueryBlockShared<D, kTileK, kPairs, kStages>),
+                                kStages == 1 ? sizeof(QueryBlockShared<D, kTileK, kPairs, 2>) : 0))
+    query_block<T, D, kTileK, kPairs, kPaper, kRounding, kStages>(p);
 }
 
 /// `vectorwise` has small thread blocks, several on a multiprocessor; `paper` needs whole tiles of

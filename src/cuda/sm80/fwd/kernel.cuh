@@ -18,6 +18,7 @@
 
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/scalar.cuh"
+#include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
@@ -467,7 +468,8 @@ struct ForwardBlock {
 };
 
 template <typename T, int D, int kTileK, int kWarps, int kResident, Rounding kRounding>
-__global__ void __launch_bounds__(32 * kWarps, kResident)
+__global__ void __launch_bounds__(32 * kWarps,
+                                  arch::resident(sizeof(ForwardShared<D, kTileK>), kResident))
     forward_kernel(const __grid_constant__ ForwardParams p) {
   using Block = ForwardBlock<T, D, kTileK, kWarps, kRounding>;
   extern __shared__ __align__(128) uint8_t memory[];

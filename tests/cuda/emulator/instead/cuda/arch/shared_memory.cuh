@@ -9,8 +9,6 @@ namespace sagebwd::cuda::arch {
 
 using emulator::shared_address, emulator::shared_pointer;
 
-inline constexpr int kSharedMemory = 228 << 10, kSharedMemoryPerBlock = 1 << 10;
-
 inline void cp_async_16(uint32_t to, const void* from) { emulator::start_copy(to, from, 16, true); }
 inline void cp_async_16_if(bool wanted, uint32_t to, const void* from) {
   if (wanted) cp_async_16(to, from);

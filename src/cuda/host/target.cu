@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "cuda/arch/target.cuh"
+#include "cuda/host/target.h"
+
+namespace sagebwd::cuda {
+namespace {
+
+__global__ void ask_me() {}
+
+int find_limit(int device) {
+  int bytes = 0;
+  cudaFuncAttributes code{};
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+          cudaSuccess &&
+      cudaFuncGetAttributes(&code, ask_me) == cudaSuccess)
+    return std::min(bytes, arch::shared_memory_limit_of(code.ptxVersion * 10));
+  cudaGetLastError();  // the next call must not find our question's answer
+  return 0;
+}
+
+}  // namespace
+
+int shared_memory_limit() {
+  static std::array<std::atomic<int>, 64> known{};  // per device: asking takes time
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  if (device >= static_cast<int>(known.size())) return find_limit(device);
+  std::atomic<int>& limit = known[static_cast<std::size_t>(device)];
+  if (limit == 0) limit = find_limit(device);
+  return limit;
+}
+
+}  // namespace sagebwd::cuda
