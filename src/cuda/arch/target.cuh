@@ -20,23 +20,22 @@ constexpr int shared_memory_of(int target) {
 }
 inline constexpr int kSharedMemoryPerBlock = 1 << 10;
 
-/// The most that a thread block of code for `target` may have.
-constexpr int shared_memory_limit_of(int target) {
-  return shared_memory_of(target) - kSharedMemoryPerBlock;
+/// What `blocks` thread blocks with `bytes` of their own take.
+constexpr int shared_memory_for(std::size_t bytes, int blocks = 1) {
+  return blocks * (static_cast<int>(bytes) + kSharedMemoryPerBlock);
 }
 
 /// How many thread blocks with so much shared memory share a multiprocessor of the target and its
 /// registers, `most` at most.
 constexpr int resident(std::size_t bytes, int most) {
-  return std::clamp(shared_memory_of(kTarget) / (static_cast<int>(bytes) + kSharedMemoryPerBlock),
-                    1, most);
+  return std::clamp(shared_memory_of(kTarget) / shared_memory_for(bytes), 1, most);
 }
 
-/// Whether the target runs a kernel whose thread blocks have `bytes` of shared memory, and another
-/// one with `larger` where that fits (0: there is none). Elsewhere its code is not made.
-constexpr bool runs_here(std::size_t bytes, std::size_t larger) {
-  constexpr std::size_t limit = shared_memory_limit_of(kTarget);
-  return bytes <= limit && (larger == 0 || larger > limit);
+/// Whether the target runs a kernel that takes so much of a multiprocessor's shared memory, but
+/// another one with `larger` where that fits (0: there is none). Elsewhere its code is not made.
+constexpr bool runs_here(int taken, int larger) {
+  constexpr int all = shared_memory_of(kTarget);
+  return taken <= all && (larger == 0 || larger > all);
 }
 
 }  // namespace sagebwd::cuda::arch

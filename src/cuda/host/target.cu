@@ -13,30 +13,30 @@ namespace {
 
 __global__ void ask_me() {}
 
-int find_limit(int device) {
+int find_shared_memory(int device) {
   int bytes = 0;
   cudaFuncAttributes code{};
-  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) ==
           cudaSuccess &&
       cudaFuncGetAttributes(&code, ask_me) == cudaSuccess)
-    return std::min(bytes, arch::shared_memory_limit_of(code.ptxVersion * 10));
+    return std::min(bytes, arch::shared_memory_of(code.ptxVersion * 10));
   cudaGetLastError();  // the next call must not find our question's answer
   return 0;
 }
 
 }  // namespace
 
-int shared_memory_limit() {
+int shared_memory() {
   static std::array<std::atomic<int>, 64> known{};  // per device: asking takes time
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) {
     cudaGetLastError();
     return 0;
   }
-  if (device >= static_cast<int>(known.size())) return find_limit(device);
-  std::atomic<int>& limit = known[static_cast<std::size_t>(device)];
-  if (limit == 0) limit = find_limit(device);
-  return limit;
+  if (device >= static_cast<int>(known.size())) return find_shared_memory(device);
+  std::atomic<int>& bytes = known[static_cast<std::size_t>(device)];
+  if (bytes == 0) bytes = find_shared_memory(device);
+  return bytes;
 }
 
 }  // namespace sagebwd::cuda

@@ -3,8 +3,8 @@
 
 namespace sagebwd::cuda {
 
-/// The most shared memory that a thread block may have on the current device, by the device and by
-/// the target that the code which runs there was compiled for; 0 without a device.
-int shared_memory_limit();
+/// Shared memory of a multiprocessor of the current device, or of the target that the code which
+/// runs there was made for, if that has less; 0 without a device.
+int shared_memory();
 
 }  // namespace sagebwd::cuda

@@ -500,8 +500,9 @@ inline constexpr int kKeyResident = arch::resident(sizeof(KeyBlockShared<D, kSta
 template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
 __global__ void __launch_bounds__(kKeyThreads, (kKeyResident<D, kRounding, kStages>))
     key_block_kernel(const __grid_constant__ BackwardParams p) {
-  if constexpr (arch::runs_here(sizeof(KeyBlockShared<D, kStages>),
-                                kStages == 1 ? sizeof(KeyBlockShared<D, 2>) : 0))
+  constexpr int larger = kStages == 1 ? arch::shared_memory_for(sizeof(KeyBlockShared<D, 2>)) : 0;
+  if constexpr (arch::runs_here(arch::shared_memory_for(sizeof(KeyBlockShared<D, kStages>)),
+                                larger))
     key_block<T, D, kPaper, kRounding, kStages>(p);
 }
 
@@ -517,7 +518,7 @@ template <typename T, int D, bool kPaper, Rounding kRounding>
 void run_key_blocks(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
   if constexpr (D == 64)
     run_key_blocks<T, D, kPaper, kRounding, 2>(p, k_blocks, stream);
-  else if (static_cast<int>(sizeof(KeyBlockShared<D, 2>)) <= shared_memory_limit())
+  else if (arch::shared_memory_for(sizeof(KeyBlockShared<D, 2>)) <= shared_memory())
     run_key_blocks<T, D, kPaper, kRounding, 2>(p, k_blocks, stream);
   else
     run_key_blocks<T, D, kPaper, kRounding, 1>(p, k_blocks, stream);

@@ -416,8 +416,10 @@ template <typename T, int D, int kTileK, int kPairs, int kResident, bool kPaper,
           int kStages>
 __global__ void __launch_bounds__(64 * kPairs, kResident)
     query_block_kernel(const __grid_constant__ BackwardParams p) {
-  if constexpr (arch::runs_here(sizeof(QueryBlockShared<D, kTileK, kPairs, kStages>),
-                                kStages == 1 ? sizeof(QueryBlockShared<D, kTileK, kPairs, 2>) : 0))
+  constexpr int taken =
+                    arch::shared_memory_for(sizeof(QueryBlockShared<D, kTileK, kPairs, kStages>)),
+                larger = arch::shared_memory_for(sizeof(QueryBlockShared<D, kTileK, kPairs, 2>));
+  if constexpr (arch::runs_here(taken, kStages == 1 ? larger : 0))
     query_block<T, D, kTileK, kPairs, kPaper, kRounding, kStages>(p);
 }
 
@@ -438,8 +440,8 @@ void run_query_blocks(const BackwardParams& p, int q_blocks, cudaStream_t stream
   constexpr int kTileK = kPaper ? 64 : kQueryTileK<D>;
   if constexpr (D == 64)
     run_query_blocks<T, D, kTileK, kPaper, kRounding, 2>(p, q_blocks, stream);
-  else if (static_cast<int>(sizeof(QueryBlockShared < D, kTileK, kPaper ? 4 : 2, 2 >)) <=
-           shared_memory_limit())
+  else if (arch::shared_memory_for(sizeof(QueryBlockShared < D, kTileK, kPaper ? 4 : 2, 2 >)) <=
+           shared_memory())
     run_query_blocks<T, D, kTileK, kPaper, kRounding, 2>(p, q_blocks, stream);
   else
     run_query_blocks<T, D, kTileK, kPaper, kRounding, 1>(p, q_blocks, stream);

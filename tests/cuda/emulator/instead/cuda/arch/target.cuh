@@ -11,10 +11,12 @@ inline constexpr int kTarget = __CUDA_ARCH__;
 inline constexpr int kTarget = 900;
 #endif
 
+inline constexpr int kSharedMemoryPerBlock = 1 << 10;
+constexpr int shared_memory_for(std::size_t bytes, int blocks = 1) {
+  return blocks * (static_cast<int>(bytes) + kSharedMemoryPerBlock);
+}
 constexpr int resident(std::size_t, int most) { return most; }
-/// Any: how much shared memory there is, is decided when a test starts.
-constexpr bool runs_here(std::size_t, std::size_t) { return true; }
-/// That of any target.
-constexpr int shared_memory_limit_of(int) { return 227 << 10; }
+/// All: how much shared memory there is, is said when a test starts.
+constexpr bool runs_here(int, int) { return true; }
 
 }  // namespace sagebwd::cuda::arch

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/arch/scalar.cuh"
-#include "cuda/sm80/bwd/fused_lane.cuh"
+#include "cuda/sm80/bwd/fused/lane.cuh"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda::sm80 {

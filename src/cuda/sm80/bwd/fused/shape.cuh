@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/host/params.h"
 #include "cuda/tile/sequence.cuh"
@@ -11,12 +12,13 @@ namespace sagebwd::cuda::sm80 {
 
 /// How a thread block cuts a tile up: a warp has 32 keys and 32 queries, and kShare warps have the
 /// same keys. kPaper: one scale per tile, as the recipe wants it. kFronts and kBacks: query tiles
-/// in shared memory, as S and dP, and as dV and dK, read them. kResident: thread blocks on a
-/// multiprocessor, where shared memory has room for them.
-template <int D_, bool kPaper_, int kWarps_, int kShare_, int kFronts_, int kBacks_, int kResident_>
+/// in shared memory, as S and dP, and as dV and dK, read them. kHolds: a warp holds its rows of K
+/// and V in registers. kResident: thread blocks on a multiprocessor.
+template <int D_, bool kPaper_, int kWarps_, int kShare_, int kFronts_, int kBacks_, bool kHolds_,
+          int kResident_>
 struct FusedShape {
   static constexpr int D = D_, kWarps = kWarps_, kResident = kResident_;
-  static constexpr bool kPaper = kPaper_;
+  static constexpr bool kPaper = kPaper_, kHolds = kHolds_;
   static constexpr int kFronts = kFronts_, kBacks = kBacks_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kM = 2;  // blocks of 16 keys of a warp
@@ -29,6 +31,7 @@ struct FusedShape {
   static constexpr int kDqBlocks = D / 8 / kDqGroups;
   static_assert(kBlock % kTileK == 0 && kBlock % kTileQ == 0);
   static_assert(kFronts == kBacks || (kFronts == 1 && kBacks == 2));
+  static_assert(!kHolds || kFronts == 1);
 };
 
 /// What a thread block works on. It lies in shared memory too: what few instructions of the loop
@@ -64,16 +67,27 @@ struct FusedShared {
   struct Maxima {  // bits of FP32 scales: the order of positive floats is that of their bits
     uint32_t p[kTileK], ds[kTileK], query[kTileQ];
   };
-  alignas(128) uint8_t k8[kTileK * D];
-  alignas(128) uint8_t v16[kTileK * D * 2];
+  struct Keys {
+    alignas(128) uint8_t k8[kTileK * D];
+    alignas(128) uint8_t v16[kTileK * D * 2];
+  };
+  // A operands: [m][warp][lane], and of the queries [block of 16][warp][lane]
+  static constexpr int kOperands = Shape::kGroups * (kTileQ / 32) * Shape::kM;
+  struct Codes {
+    uint4 p[kOperands][32], ds[kOperands][32], query[kOperands][32];
+  };
+  struct KeysAndCodes {
+    Keys keys;
+    Codes codes;
+  };
+  union KeysOrCodes {  // where warps hold the keys, codes come to lie in their place
+    Keys keys;
+    Codes codes;
+  };
+  std::conditional_t<Shape::kHolds, KeysOrCodes, KeysAndCodes> both;
   alignas(128) uint8_t k8t[kTileK * D];
   Front front[Shape::kFronts];
   Back back[Shape::kBacks];
-  // A operands: [m][warp][lane], and of the queries [block of 16][warp][lane]
-  static constexpr int kOperands = Shape::kGroups * (kTileQ / 32) * Shape::kM;
-  uint4 p_codes[kOperands][32];
-  uint4 ds_codes[kOperands][32];
-  uint4 query_codes[kOperands][32];
   alignas(16) float k_scale[kTileK];
   alignas(16) Maxima maxima[2];
   // What has to come off dV and dK again (tile/codes.cuh): of kTilesWithStart tiles, and of those

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "cuda/arch/shared_memory.cuh"
-#include "cuda/sm80/bwd/fused_shape.cuh"
+#include "cuda/sm80/bwd/fused/shape.cuh"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -81,8 +81,8 @@ struct FusedLane {
   static constexpr uint32_t kP = offsetof(typename Shared::Maxima, p),
                             kDs = offsetof(typename Shared::Maxima, ds),
                             kQuery = offsetof(typename Shared::Maxima, query);
-  static constexpr uint32_t kPCodes = offsetof(Shared, p_codes),
-                            kDsCodes = offsetof(Shared, ds_codes);
+  static constexpr uint32_t kPCodes = offsetof(Shared, both.codes.p),
+                            kDsCodes = offsetof(Shared, both.codes.ds);
 
   // Codes as A operands, 512 bytes each. The warps of a group have a contraction step of 32 queries
   // each; for dQ, `pair` are two blocks j of 16 queries, and a group of keys is a step.
@@ -90,7 +90,7 @@ struct FusedLane {
     return base + codes + (m * Shape::kWarps + group() * Shape::kShare + step) * 512;
   }
   __device__ uint32_t query_codes_at(uint32_t pair, int j, int step) const {
-    return base + static_cast<uint32_t>(offsetof(Shared, query_codes)) +
+    return base + static_cast<uint32_t>(offsetof(Shared, both.codes.query)) +
            (j * Shape::kWarps + step * Shape::kShare + pair) * 512;
   }
   __device__ void get_codes(uint32_t (&a)[4], uint32_t operand) const {
