@@ -227,6 +227,11 @@ __device__ __forceinline__ void fused(const BackwardParams& p) {
     if constexpr (kMixed) b.probabilities(prob, stage);
     const auto one_scale = [&] { return kPaper && !poisoned; };
     typename Block::Rows scale;
+    const auto make_dq = [&] {
+      b.add_queries(row, one_scale() ? tile_scales + 16 : b.query_rows_of(maxima + Block::kQuery),
+                    query_codes);
+    };
+    if constexpr (Block::kChoices.dq_first) make_dq();
     b.template apart<Block::kChoices.dv_apart>([&] {
       b.get_four(scale, one_scale() ? tile_scales : b.rows_of(maxima + Block::kP));
       b.template multiply<tile::Bytes::u8>(b.dv, Block::kPCodes, p_codes, scale,
@@ -242,10 +247,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p) {
       if (left > 1) b.load_back(0, now.row);
       arch::cp_async_commit();
     }
-    b.template apart<Block::kChoices.dq_apart>([&] {
-      b.add_queries(row, one_scale() ? tile_scales + 16 : b.query_rows_of(maxima + Block::kQuery),
-                    query_codes);
-    });
+    if constexpr (!Block::kChoices.dq_first) b.template apart<Block::kChoices.dq_apart>(make_dq);
     if constexpr (Block::kWithStart) b.count_starts(maxima, left);
     if (kMixed || left > 1) {
       if constexpr (!kMixed) b.probabilities(prob, stage);

@@ -15,6 +15,7 @@ struct FusedChoices {
   // Addresses that are worked out again in every round, beside those of queries.
   bool forgets_keys, forgets_transposed;
   bool work_in_shared;                // what the loop needs of FusedWork is not in registers
+  bool dq_first;                      // before dV and dK
   bool dv_apart, dk_apart, dq_apart;  // products that may not mix with others
 };
 
@@ -27,6 +28,7 @@ constexpr FusedChoices fused_choices(int target, bool wide, bool paper, bool hol
                  .forgets_keys = !wide || paper,
                  .forgets_transposed = wide,
                  .work_in_shared = false,
+                 .dq_first = !wide && !paper && !holds,
                  .dv_apart = false,
                  .dk_apart = false,
                  .dq_apart = false};
@@ -37,7 +39,7 @@ constexpr FusedChoices fused_choices(int target, bool wide, bool paper, bool hol
   } else if (target / 100 == 10) {
     c.dk_apart = true;
     (paper ? c.dq_apart : c.dv_apart) = true;
-    if (!wide) c.mixed = false, c.work_in_shared = true, forget_transposed();
+    if (!wide) c.mixed = c.dq_first = false, c.work_in_shared = true, forget_transposed();
   } else if (target / 100 == 12) {
     if (wide)
       c.whole_addresses = false;
