@@ -17,6 +17,4 @@ add_library(sagebwd_cuda_flags INTERFACE)
 # CMake before 3.30 drops CUDA_STANDARD 20 with this compiler, so the standard is passed by hand.
 target_compile_options(sagebwd_cuda_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra>
-  # Names the kernels whose registers do not suffice.
-  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<NOT:$<BOOL:${SAGEBWD_WERROR}>>>:-Xptxas=-warn-spills>
   $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SAGEBWD_WERROR}>>:-Werror=all-warnings>)
