@@ -15,7 +15,10 @@
 // for the products. The barrier at the head of the loop protects the ring of query tiles.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/target.h"
@@ -36,11 +39,18 @@ inline constexpr int kKeyRows = tile::kPairRows * kKeyPairs;
 inline constexpr int kKeyThreads = 64 * kKeyPairs;
 inline constexpr int kTileQ = 64;
 
-/// The mask as the keys of a thread block see it, counted from its first key on.
-struct KeyMask {
-  int keys;        // of the sequence
-  int shift;       // how far key 0 lies inside the band of query 0
+/// What a thread block works on. It lies in shared memory: few instructions of the loop need it,
+/// and in registers it would be in the way of all.
+struct KeyWork {
+  int first;                   // query where the tiles of a head start
+  int steps;                   // of a head
+  int whole_begin, whole_end;  // where tiles may start that need no mask
+  int key0;                    // first key of the block, inside the sequence
+  int kv_head;
+  int shift;       // how far key0 lies inside the band of query 0
   uint32_t width;  // of the band
+  uint32_t zero;   // which the compiler does not know
+  tile::Sequence s;
 };
 
 template <int D, int kStages>
@@ -57,58 +67,68 @@ struct KeyBlockShared {
   alignas(128) uint8_t v16[kKeyRows * D * 2];
   Stage stage[kStages];
   tile::PairSpace<kKeyPairs, tile::kRowBlocks, 2> pairs;
-  float warp_max[2][kKeyPairs];  // `paper`: of P and of dS
-  // Few instructions of the loop need these, and in registers they would be in the way of all.
+  float warp_max[2][kKeyPairs];             // `paper`: of P and of dS
   float4 k_scale[kKeyPairs][8];             // of rows g, g + 8, g + 16, g + 24
   alignas(8) float query_term[2 * kTileQ];  // of the dither
-  alignas(16) KeyMask mask;
+  alignas(16) KeyWork work;
 };
 
 template <typename T, int D, bool kPaper, Rounding kRounding, int kStages>
 struct KeyBlock {
   using Shared = KeyBlockShared<D, kStages>;
+  using Stage = typename Shared::Stage;
   static constexpr int kM = tile::kRowBlocks;
   static constexpr int kMyQueries = kTileQ / 2;
   static constexpr int kQueryBlocks = kMyQueries / 8;
   static constexpr int kChannels = D / 2;
   static constexpr int kChannelBlocks = kChannels / 8;
+  // A tile of 64 queries is one step; in `paper` a tile of 128 takes four: two halves, twice.
+  static constexpr int kSpan = kPaper ? 2 * kTileQ : kTileQ, kSteps = kPaper ? 4 : 1;
   using Scores = float[kM][kQueryBlocks][4];
+  using Codes = uint32_t[kM][1][4];
   using RowValues = tile::RowValues;
   enum Stat { kP = 0, kDs = 1 };
 
   const BackwardParams& p;
-  Shared& shared;
-  tile::Sequence s;
-  tile::WarpPair<kKeyPairs, tile::kRowBlocks, 2> pair;
-  int kv_head;
-  uint32_t thread, lane, t;
-  int key0;  // first key of the block, inside the sequence
-  // With a mask in registers the compiler would keep a width per row, for which only some instances
-  // have room.
-  static constexpr bool kMaskInShared = kPaper && D == 64;
-  KeyMask held_mask;
+  uint32_t base;  // address of Shared
+  uint32_t thread;
   float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
   tile::Uniforms<2> uniforms;  // of the dither
 
-  __device__ KeyBlock(const BackwardParams& params, Shared& sh, int block)
-      : p(params),
-        shared(sh),
-        s(tile::sequence_of_block(params.seq, block * kKeyRows / kBlock, false)),
-        pair(sh.pairs) {
-    kv_head = static_cast<int>(blockIdx.y);
-    thread = threadIdx.x, lane = thread % 32, t = lane % 4;
-    const int64_t padded = static_cast<int64_t>(block) * kKeyRows, row = kv_head * p.tk + padded;
-    key0 = static_cast<int>(padded - s.k_pad);
-    const tile::Band band = tile::band_of(p.mask, s);
-    held_mask = {s.nk - key0, key0 - band.begin, band.width()};
-    if (kMaskInShared && thread == 0) shared.mask = held_mask;
+  __device__ static KeyWork work_of(const BackwardParams& p, int block) {
+    KeyWork w;
+    w.s = tile::sequence_of_block(p.seq, block * kKeyRows / kBlock, false);
+    w.key0 = static_cast<int>(static_cast<int64_t>(block) * kKeyRows - w.s.k_pad);
+    w.kv_head = static_cast<int>(blockIdx.y);
+    w.zero = 0;
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    w.shift = w.key0 - band.begin, w.width = band.width();
+    const int last_key = min(w.key0 + kKeyRows, w.s.nk) - 1;
+    const tile::QueryRange range = tile::visible_to(p.mask, w.s, w.key0, last_key);
+    const tile::QueryRange of_first = tile::visible_to(p.mask, w.s, w.key0, w.key0);
+    const tile::QueryRange of_last = w.key0 + kKeyRows <= w.s.nk
+                                         ? tile::visible_to(p.mask, w.s, last_key, last_key)
+                                         : tile::QueryRange{0, 0};
+    w.whole_begin = max(of_first.begin, of_last.begin);
+    w.whole_end = min(of_first.end, of_last.end) - kTileQ;
+    w.first = range.begin / kSpan * kSpan;
+    w.steps = range.begin < range.end ? (range.end - w.first + kSpan - 1) / kSpan * kSteps : 0;
+    return w;
+  }
+
+  __device__ KeyBlock(const BackwardParams& params, uint8_t* shared, const KeyWork& w)
+      : p(params), base(arch::shared_address(shared)) {
+    // By way of shuffles, or the compiler would ask for slow special registers again and again.
+    thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
+    base = __shfl_sync(0xffffffffu, base, 0);
+    const int64_t row = w.kv_head * p.tk + w.s.k_pad + w.key0;
+    if (thread == 0) at<KeyWork>(base + offsetof(Shared, work)) = w;
     static_assert(kKeyThreads == 2 * kTileQ, "one term per thread");
     if constexpr (kRounding == Rounding::dither)
-      shared.query_term[thread] = tile::query_term(thread);
-    if (pair.member == 0 && t == 0) {
+      at<float>(base + offsetof(Shared, query_term) + thread * 4) = tile::query_term(thread);
+    if (member() == 0 && t() == 0) {
       const auto scale = [&](int m, int r) { return p.k_scale[row + my_row(m, r)].scale; };
-      shared.k_scale[pair.pair][lane / 4] =
-          make_float4(scale(0, 0), scale(0, 1), scale(1, 0), scale(1, 1));
+      at<float4>(k_scale_at()) = make_float4(scale(0, 0), scale(0, 1), scale(1, 0), scale(1, 1));
     }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -117,45 +137,92 @@ struct KeyBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) dk[m][c][e] = dv[m][c][e] = 0.0f;
     }
-    tile::load_tile<kKeyRows, D, kKeyThreads>(arch::shared_address(shared.k8), p.k8 + row * D,
-                                              thread);
-    tile::load_tile<kKeyRows, 2 * D, kKeyThreads>(arch::shared_address(shared.v16),
+    tile::load_tile<kKeyRows, D, kKeyThreads>(base + offsetof(Shared, k8), p.k8 + row * D, thread);
+    tile::load_tile<kKeyRows, 2 * D, kKeyThreads>(base + offsetof(Shared, v16),
                                                   static_cast<const T*>(p.v16) + row * D, thread);
     arch::cp_async_commit();
   }
 
-  __device__ int my_row(int m, int r) const {
-    return static_cast<int>(pair.pair * tile::kPairRows + lane / 4) + 16 * m + 8 * r;
+  template <typename V>
+  __device__ V& at(uint32_t address) const {
+    return *static_cast<V*>(arch::shared_pointer(address, alignof(V)));
   }
-  __device__ void load(int stage, int head, int query0) {
-    auto& st = shared.stage[stage];
-    const int64_t row = head * p.tq + s.q_pad + query0;
-    tile::load_tile<kTileQ, D, kKeyThreads>(arch::shared_address(st.q8), p.q8 + row * D, thread);
-    tile::load_tile<D, kGroup, kKeyThreads>(arch::shared_address(st.q8t), p.q8t + row * D, thread);
-    tile::load_tile<kTileQ, 2 * D, kKeyThreads>(arch::shared_address(st.do16),
-                                                static_cast<const T*>(p.do16) + row * D, thread);
-    tile::load_tile<D, kGroup, kKeyThreads>(arch::shared_address(st.do8t), p.do8t + row * D,
-                                            thread);
-    tile::load_linear<kTileQ * 8, kKeyThreads>(arch::shared_address(st.exponent),
-                                               p.q_exponent + row, thread);
-    tile::load_linear<kTileQ * 8, kKeyThreads>(arch::shared_address(st.gradient),
-                                               p.q_gradient + row, thread);
+  /// Behind the first barrier.
+  __device__ const KeyWork& work() const { return at<KeyWork>(base + offsetof(Shared, work)); }
+  __device__ uint32_t stage_at(int stage) const {
+    return base + static_cast<uint32_t>(offsetof(Shared, stage) + stage * sizeof(Stage));
+  }
+  __device__ uint32_t k_scale_at() const {
+    return base + static_cast<uint32_t>(offsetof(Shared, k_scale)) + pair().pair() * 128 +
+           lane() / 4 * 16;
   }
 
-  __device__ uint32_t first_query() const { return pair.member * kMyQueries + 2 * t; }
+  __device__ tile::WarpPair<kKeyPairs, tile::kRowBlocks, 2> pair() const {
+    return {base + static_cast<uint32_t>(offsetof(Shared, pairs)), thread};
+  }
+  __device__ uint32_t member() const { return pair().member(); }
+  __device__ uint32_t lane() const { return thread % 32; }
+  __device__ uint32_t t() const { return thread % 4; }
+  __device__ uint32_t first_row() const { return pair().pair() * tile::kPairRows; }
+  __device__ int my_row(int m, int r) const {
+    return static_cast<int>(first_row() + lane() / 4) + 16 * m + 8 * r;
+  }
+
+  /// A step of the loop: its head, and its number of the head's.
+  struct Step {
+    int head, n;
+  };
+  __device__ Step behind(Step x) const {
+    if (++x.n == work().steps) x.n = 0, ++x.head;
+    return x;
+  }
+  /// What follows from the thread's number is worked out again from here on: held in registers all
+  /// the time it would push accumulators out of them.
+  __device__ void new_phase() { thread = arch::thread_index(); }
+  /// The compiler cannot see that a phase runs once, and so does not mix it with its neighbours:
+  /// mixed, they would take more registers than there are.
+  template <typename Phase>
+  __device__ void apart(Phase phase) const {
+    do phase();
+    while (work().zero != 0);
+  }
+
+  __device__ int query_of(int n) const {
+    return work().first + n / kSteps * kSpan + (n % kSteps & 1) * kTileQ;
+  }
+  __device__ bool masked(int query0) const {
+    return query0 < work().whole_begin || query0 > work().whole_end;
+  }
+
+  __device__ void load(int stage, Step step) const {
+    const uint32_t to = stage_at(stage);
+    const int64_t row = step.head * p.tq + work().s.q_pad + query_of(step.n);
+    tile::load_tile<kTileQ, D, kKeyThreads>(to + offsetof(Stage, q8), p.q8 + row * D, thread);
+    tile::load_tile<D, kGroup, kKeyThreads>(to + offsetof(Stage, q8t), p.q8t + row * D, thread);
+    tile::load_tile<kTileQ, 2 * D, kKeyThreads>(to + offsetof(Stage, do16),
+                                                static_cast<const T*>(p.do16) + row * D, thread);
+    tile::load_tile<D, kGroup, kKeyThreads>(to + offsetof(Stage, do8t), p.do8t + row * D, thread);
+    tile::load_linear<kTileQ * 8, kKeyThreads>(to + offsetof(Stage, exponent), p.q_exponent + row,
+                                               thread);
+    tile::load_linear<kTileQ * 8, kKeyThreads>(to + offsetof(Stage, gradient), p.q_gradient + row,
+                                               thread);
+  }
+
+  __device__ uint32_t first_query() const { return member() * kMyQueries + 2 * t(); }
 
   /// Zeroes what the mask hides.
   __device__ void hide(Scores& x, int query0) const {
-    const KeyMask mask = kMaskInShared ? shared.mask : held_mask;
+    const int keys = work().s.nk - work().key0;
+    const uint32_t band = work().width;
     // How far the key lies inside the band of the query.
-    const int inside = mask.shift - query0 - static_cast<int>(first_query());
+    const int inside = work().shift - query0 - static_cast<int>(first_query());
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = my_row(m, r);
         const uint32_t here = static_cast<uint32_t>(inside + row);
-        const uint32_t width = row < mask.keys ? mask.width : 0;
+        const uint32_t width = row < keys ? band : 0;
 #pragma unroll
         for (int n = 0; n < kQueryBlocks; ++n)
 #pragma unroll
@@ -165,54 +232,54 @@ struct KeyBlock {
   }
 
   /// φ·P: the values whose codes go into dV.
-  __device__ void probabilities(Scores& x, int stage) const {
-    const uint32_t q8 = arch::shared_address(shared.stage[stage].q8) + pair.member * kMyQueries * D;
-    const uint32_t k8 = arch::shared_address(shared.k8) + pair.pair * tile::kPairRows * D;
+  __device__ void probabilities(Scores& x, int stage) {
+    new_phase();
+    const uint32_t k8 = base + static_cast<uint32_t>(offsetof(Shared, k8)) + first_row() * D +
+                        tile::a_lane<D>(lane()),
+                   q8 = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, q8)) +
+                        member() * kMyQueries * D + tile::b_lane<D>(lane());
     int acc[kM][kQueryBlocks][4];
 #pragma unroll
-    for (int k = 0; k < D / 64; ++k) {
-      uint32_t a[kM][2][4];
+    for (int k = 0; k < D / 32; ++k) {
+      uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        tile::load_a<D>(a[m][0], k8 + m * 16 * D, k * 4, lane);
-        tile::load_a<D>(a[m][1], k8 + m * 16 * D, k * 4 + 2, lane);
-      }
+      for (int m = 0; m < kM; ++m) arch::ldmatrix_x4(a[m], tile::step_of(k8, k) + m * 16 * D);
 #pragma unroll
-      for (int n = 0; n < kQueryBlocks; ++n) {
+      for (int n = 0; n < kQueryBlocks; n += 2) {
         uint32_t b[4];
-        tile::load_b<D>(b, q8 + n * 8 * D, k * 4, lane);
+        arch::ldmatrix_x4(b, tile::step_of(q8, k) + n * 8 * D);
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          k == 0 ? tile::start_sum(acc[m][n], a[m][0], b[0], b[1])
-                 : arch::mma_8(acc[m][n], a[m][0], b[0], b[1]);
-          arch::mma_8(acc[m][n], a[m][1], b[2], b[3]);
-        }
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+            k == 0 ? tile::start_sum(acc[m][n + h], a[m], b[2 * h], b[2 * h + 1])
+                   : arch::mma_8(acc[m][n + h], a[m], b[2 * h], b[2 * h + 1]);
       }
     }
-    const float4 rows = shared.k_scale[pair.pair][lane / 4];
+    const float4 rows = at<float4>(k_scale_at());
     const RowValues k_scale = {{rows.x, rows.y}, {rows.z, rows.w}};
-    const QueryExponent* exponent = shared.stage[stage].exponent + first_query();
+    const uint32_t exponent = stage_at(stage) + offsetof(Stage, exponent) + first_query() * 8;
 #pragma unroll
-    for (int n = 0; n < kQueryBlocks; ++n)
+    for (int n = 0; n < kQueryBlocks; ++n) {
+      const float4 q = at<float4>(exponent + n * 64);  // lane, lse2 of two
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const QueryExponent q = exponent[n * 8 + e];
+      for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int r = 0; r < 2; ++r)
-            x[m][n][2 * r + e] =
-                arch::exp2_approx(fmaf(tile::scaled_sum(acc[m][n][2 * r + e], k_scale[m][r],
-                                                        -tile::kMagicFloat * k_scale[m][r]),
-                                       q.lane, -q.lse2));
-      }
+        for (int e = 0; e < 4; ++e)
+          x[m][n][e] =
+              arch::exp2_approx(fmaf(tile::scaled_sum(acc[m][n][e], k_scale[m][e >> 1],
+                                                      -tile::kMagicFloat * k_scale[m][e >> 1]),
+                                     e & 1 ? q.z : q.x, e & 1 ? -q.w : -q.y));
+    }
   }
 
   /// x = dS·lane from φ·P: the values whose codes go into dK.
-  __device__ void gradients(Scores& x, const Scores& prob, int stage) const {
-    const uint32_t do16 =
-        arch::shared_address(shared.stage[stage].do16) + pair.member * kMyQueries * 2 * D;
-    const uint32_t v16 = arch::shared_address(shared.v16) + pair.pair * tile::kPairRows * 2 * D;
+  __device__ void gradients(Scores& x, const Scores& prob, int stage) {
+    new_phase();
+    const uint32_t v16 = base + static_cast<uint32_t>(offsetof(Shared, v16)) + first_row() * 2 * D +
+                         tile::a_lane<2 * D>(lane()),
+                   do16 = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, do16)) +
+                          member() * kMyQueries * 2 * D + tile::b_lane<2 * D>(lane());
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -220,37 +287,30 @@ struct KeyBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) x[m][n][e] = 0.0f;
 #pragma unroll
-    for (int k = 0; k < D / 32; ++k) {
-      uint32_t a[kM][2][4];
+    for (int k = 0; k < D / 16; ++k) {
+      uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        tile::load_a<2 * D>(a[m][0], v16 + m * 32 * D, k * 4, lane);
-        tile::load_a<2 * D>(a[m][1], v16 + m * 32 * D, k * 4 + 2, lane);
-      }
+      for (int m = 0; m < kM; ++m) arch::ldmatrix_x4(a[m], tile::step_of(v16, k) + m * 32 * D);
 #pragma unroll
-      for (int n = 0; n < kQueryBlocks; ++n) {
+      for (int n = 0; n < kQueryBlocks; n += 2) {
         uint32_t b[4];
-        tile::load_b<2 * D>(b, do16 + n * 16 * D, k * 4, lane);
+        arch::ldmatrix_x4(b, tile::step_of(do16, k) + n * 16 * D);
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          arch::mma_16<T>(x[m][n], a[m][0], b[0], b[1]);
-          arch::mma_16<T>(x[m][n], a[m][1], b[2], b[3]);
-        }
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m) arch::mma_16<T>(x[m][n + h], a[m], b[2 * h], b[2 * h + 1]);
       }
     }
-    const QueryGradient* gradient = shared.stage[stage].gradient + first_query();
+    const uint32_t gradient = stage_at(stage) + offsetof(Stage, gradient) + first_query() * 8;
 #pragma unroll
-    for (int n = 0; n < kQueryBlocks; ++n)
+    for (int n = 0; n < kQueryBlocks; ++n) {
+      const float4 q = at<float4>(gradient + n * 64);  // slope, offset of two
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const QueryGradient q = gradient[n * 8 + e];
+      for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int r = 0; r < 2; ++r)
-            x[m][n][2 * r + e] =
-                prob[m][n][2 * r + e] * fmaf(x[m][n][2 * r + e], q.slope, q.offset);
-      }
+        for (int e = 0; e < 4; ++e)
+          x[m][n][e] = prob[m][n][e] * fmaf(x[m][n][e], e & 1 ? q.z : q.x, e & 1 ? q.w : q.y);
+    }
   }
 
   __device__ static void row_amax(RowValues& amax, const Scores& x) {
@@ -269,103 +329,112 @@ struct KeyBlock {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) amax[m][r] = tile::quad_max_nan(amax[m][r]);
-    pair.put_stat(which, amax);
-    pair.sync();
+    pair().put_stat(which, amax);
+    pair().sync();
+    RowValues other;
+    pair().stat(which, other);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) amax[m][r] = arch::max_nan(amax[m][r], pair.stat(which, m, r));
+      for (int r = 0; r < 2; ++r) amax[m][r] = arch::max_nan(amax[m][r], other[m][r]);
   }
 
   /// Dither: the uniforms of this tile and those after it.
   __device__ void draw(int head, int query0, bool first) {
     uniforms.draw(query0 / (2 * kTileQ), first, [&](int q_tile, int which) {
       return numerics::dither_uniform(
-          p.seed, s.index, head, q_tile, key0 / kKeyRows,
+          p.seed, work().s.index, head, q_tile, work().key0 / kKeyRows,
           which == kP ? numerics::DitherOperand::p_backward : numerics::DitherOperand::ds_key);
     });
   }
 
-  /// acc += codes(x)·B with one scale per row; B transposed [D, 64] in shared memory. amax: of this
-  /// warp's scores; `paper` has that of the tile in shared memory instead.
+  /// Codes of x with one scale per row. amax: of this warp's scores; `paper` has that of the tile
+  /// in shared memory instead. `unit` is 1 / levels: dividing here would take registers.
   template <tile::Bytes kA>
-  __device__ void accumulate(float (&acc)[kM][kChannelBlocks][4], const Scores& x, RowValues& amax,
-                             Stat which, float levels, const uint8_t* transposed,
-                             int query0) const {
+  __device__ void quantize(Codes& codes, RowValues& scale, const Scores& x, RowValues& amax,
+                           Stat which, float levels, float unit, int query0) {
+    new_phase();
     if constexpr (kPaper) {
-      pair.sync();  // the other has read the last codes
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) amax[m][r] = pair.my_stat(which, m, r);
+      pair().sync();  // the other has read the last codes
+      pair().my_stat(which, amax);
     } else {
       pair_amax(amax, which);
     }
-    uint32_t mine[kM][1][4], other[kM][1][4];
-    RowValues scale;
     [[maybe_unused]] RowValues row;
     [[maybe_unused]] float column[kQueryBlocks][2];
     if constexpr (kRounding == Rounding::dither) {
       const float u = uniforms(query0 / (2 * kTileQ), which);
-      tile::spread_row_terms(row, tile::key_term(pair.pair * tile::kPairRows + lane, u));
-      const float* term =
-          shared.query_term + static_cast<uint32_t>(query0) % (2 * kTileQ) + first_query();
+      tile::spread_row_terms(row, tile::key_term(first_row() + lane(), u));
+      const uint32_t term = base + static_cast<uint32_t>(offsetof(Shared, query_term)) +
+                            (static_cast<uint32_t>(query0) % (2 * kTileQ) + first_query()) * 4;
 #pragma unroll
       for (int n = 0; n < kQueryBlocks; ++n) {
-        const float2 v = *reinterpret_cast<const float2*>(term + n * 8);
+        const float2 v = at<float2>(term + n * 32);
         column[n][0] = v.x, column[n][1] = v.y;
       }
     }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const tile::Scale low = tile::scale_of(amax[m][0], levels),
-                        high = tile::scale_of(amax[m][1], levels);
-      scale[m][0] = low.scale, scale[m][1] = high.scale;
-      if constexpr (kRounding == Rounding::nearest)
-        tile::quantize_rows<kA, kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse);
-      else
-        tile::dither_rows<kA, kQueryBlocks>(mine[m], x[m], low.inverse, high.inverse, row[m],
-                                            column);
-      pair.put_codes(m, mine[m][0]);
-    }
-    pair.sync();
+      const float low = tile::scale_of(amax[m][0], levels).inverse,
+                  high = tile::scale_of(amax[m][1], levels).inverse;
 #pragma unroll
-    for (int m = 0; m < kM; ++m) pair.codes(m, other[m][0]);
-    tile::multiply_codes<kA, kM, 1, kChannelBlocks, D>(
-        acc, mine, other, scale,
-        arch::shared_address(transposed) + pair.member * kChannels * kGroup, pair.member, lane);
+      for (int r = 0; r < 2; ++r) scale[m][r] = tile::scale_of(amax[m][r], 1.0f).scale * unit;
+      if constexpr (kRounding == Rounding::nearest)
+        tile::quantize_rows<kA, kQueryBlocks>(codes[m], x[m], low, high);
+      else
+        tile::dither_rows<kA, kQueryBlocks>(codes[m], x[m], low, high, row[m], column);
+      pair().put_codes(m, codes[m][0]);
+    }
+    pair().sync();
+  }
+
+  /// acc += codes·B; B transposed [D, 64] in shared memory.
+  template <tile::Bytes kA>
+  __device__ void multiply(float (&acc)[kM][kChannelBlocks][4], const Codes& mine,
+                           const RowValues& scale, uint32_t transposed) {
+    apart([&] {
+      new_phase();
+      Codes other;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) pair().codes(m, other[m][0]);
+      tile::multiply_codes<kA, kM, 1, kChannelBlocks, D>(
+          acc, mine, other, scale, transposed + member() * kChannels * kGroup, member(), lane());
+    });
   }
 
   /// The products of 64 queries.
-  __device__ void step(int stage, int query0, bool masked) {
+  __device__ void step(int stage, int query0) {
     Scores prob, x;
+    Codes codes;
+    RowValues amax, scale;
     probabilities(prob, stage);
-    if (masked) hide(prob, query0);
-    RowValues amax;
+    if (masked(query0)) hide(prob, query0);
     if constexpr (!kPaper) clear(amax), row_amax(amax, prob);
-    accumulate<tile::Bytes::u8>(dv, prob, amax, kP, p.p_levels, shared.stage[stage].do8t, query0);
-    gradients(x, prob, stage);
-    if (masked) hide(x, query0);
+    quantize<tile::Bytes::u8>(codes, scale, prob, amax, kP, p.p_levels, p.p_unit, query0);
+    multiply<tile::Bytes::u8>(dv, codes, scale, stage_at(stage) + offsetof(Stage, do8t));
+    apart([&] { gradients(x, prob, stage); });
+    if (masked(query0)) hide(x, query0);
     if constexpr (!kPaper) clear(amax), row_amax(amax, x);
-    accumulate<tile::Bytes::s8>(dk, x, amax, kDs, numerics::kLevels, shared.stage[stage].q8t,
-                                query0);
+    quantize<tile::Bytes::s8>(codes, scale, x, amax, kDs, numerics::kLevels,
+                              1.0f / numerics::kLevels, query0);
+    multiply<tile::Bytes::s8>(dk, codes, scale, stage_at(stage) + offsetof(Stage, q8t));
   }
 
   /// First pass of `paper` over 64 queries; `first`: of a new tile. Between the two halves of the
   /// tile the lane's maxima lie in shared memory.
-  __device__ void measure(int stage, int query0, bool masked, bool first) const {
+  __device__ void measure(int stage, int query0, bool first) {
     RowValues amax_p, amax_ds;
     Scores prob, x;
     probabilities(prob, stage);
-    if (masked) hide(prob, query0);
-    first ? clear(amax_p) : pair.kept(kP, amax_p);
+    if (masked(query0)) hide(prob, query0);
+    first ? clear(amax_p) : pair().kept(kP, amax_p);
     row_amax(amax_p, prob);
-    if (first) pair.keep(kP, amax_p);
+    if (first) pair().keep(kP, amax_p);
     gradients(x, prob, stage);
-    if (masked) hide(x, query0);
-    first ? clear(amax_ds) : pair.kept(kDs, amax_ds);
+    if (masked(query0)) hide(x, query0);
+    first ? clear(amax_ds) : pair().kept(kDs, amax_ds);
     row_amax(amax_ds, x);
-    first ? pair.keep(kDs, amax_ds) : agree(amax_p, amax_ds);
+    first ? pair().keep(kDs, amax_ds) : agree(amax_p, amax_ds);
   }
   __device__ static void clear(RowValues& x) { x[0][0] = x[0][1] = x[1][0] = x[1][1] = 0.0f; }
 
@@ -389,11 +458,16 @@ struct KeyBlock {
     pair_amax(amax_p, kP);
     pair_amax(amax_ds, kDs);
     const float top_p = finite_max(amax_p), top_ds = finite_max(amax_ds);
-    if (lane == 0) shared.warp_max[kP][pair.pair] = top_p, shared.warp_max[kDs][pair.pair] = top_ds;
+    static_assert(kKeyPairs == 2);
+    const auto warp_max = [&](Stat which, uint32_t of) -> float& {
+      return at<float>(base + static_cast<uint32_t>(offsetof(Shared, warp_max) + which * 8) +
+                       of * 4);
+    };
+    const uint32_t me = pair().pair();
+    if (lane() == 0) warp_max(kP, me) = top_p, warp_max(kDs, me) = top_ds;
     __syncthreads();
-    const uint32_t other = pair.pair ^ 1;
-    const float tile_p = fmaxf(top_p, shared.warp_max[kP][other]),
-                tile_ds = fmaxf(top_ds, shared.warp_max[kDs][other]);
+    const float tile_p = fmaxf(top_p, warp_max(kP, me ^ 1)),
+                tile_ds = fmaxf(top_ds, warp_max(kDs, me ^ 1));
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -401,11 +475,13 @@ struct KeyBlock {
         if (numerics::is_finite(amax_p[m][r])) amax_p[m][r] = tile_p;
         if (numerics::is_finite(amax_ds[m][r])) amax_ds[m][r] = tile_ds;
       }
-    pair.put_stat(kP, amax_p), pair.put_stat(kDs, amax_ds);
+    pair().put_stat(kP, amax_p), pair().put_stat(kDs, amax_ds);
   }
 
   __device__ void finish() {
     constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // Q's folded scale carries c·log2e
+    const tile::Sequence& s = work().s;
+    const int key0 = work().key0, kv_head = work().kv_head;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -416,7 +492,7 @@ struct KeyBlock {
         T* dv_row = tile::row_of<T>(p.dv, s, kv_head, s.k_begin + key);
 #pragma unroll
         for (int c = 0; c < kChannelBlocks; ++c) {
-          const int at = static_cast<int>(pair.member * kChannels + 2 * t) + c * 8;
+          const int at = static_cast<int>(member() * kChannels + 2 * t()) + c * 8;
           if (at >= p.d) break;
           tile::store_pair(dk_row + at, dk[m][c][2 * r] * kLn2, dk[m][c][2 * r + 1] * kLn2,
                            p.dk.vector);
@@ -431,61 +507,35 @@ __device__ __forceinline__ void key_block(const BackwardParams& p) {
   using Block = KeyBlock<T, D, kPaper, kRounding, kStages>;
   static_assert(kPaper || kRounding == Rounding::nearest);
   extern __shared__ __align__(128) uint8_t memory[];
-  auto& shared = *reinterpret_cast<typename Block::Shared*>(memory);
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
-  Block b(p, shared, static_cast<int>(blockIdx.x));
+  const KeyWork w = Block::work_of(p, static_cast<int>(blockIdx.x));
+  if (w.key0 >= w.s.nk) return;  // the padding of a sequence
+  Block b(p, memory, w);
+  int left = w.steps * p.group;
+  typename Block::Step now{w.kv_head * p.group, 0};
+  __syncthreads();
 
-  if (b.key0 >= b.s.nk) {  // the padding of a sequence
-    arch::cp_async_wait<0>();
-    return;
-  }
-
-  const int last_key = min(b.key0 + kKeyRows, b.s.nk) - 1;
-  const tile::QueryRange range = tile::visible_to(p.mask, b.s, b.key0, last_key);
-  const tile::QueryRange of_first = tile::visible_to(p.mask, b.s, b.key0, b.key0);
-  const tile::QueryRange of_last = b.key0 + kKeyRows <= b.s.nk
-                                       ? tile::visible_to(p.mask, b.s, last_key, last_key)
-                                       : tile::QueryRange{0, 0};
-  const int whole_begin = max(of_first.begin, of_last.begin),
-            whole_end = min(of_first.end, of_last.end) - kTileQ;
-  // A tile of 64 queries is one step; in `paper` a tile of 128 takes four: two halves, twice.
-  constexpr int kSpan = kPaper ? 2 * kTileQ : kTileQ, kSteps = kPaper ? 4 : 1;
-  const int first = range.begin / kSpan * kSpan;
-  const int steps_per_head =
-      range.begin < range.end ? (range.end - first + kSpan - 1) / kSpan * kSteps : 0;
-  const int steps = steps_per_head * p.group;
-  int next_head = b.kv_head * p.group, next_n = 0;  // of the tile to load next
-  const auto query_of = [&](int n) {
-    return first + n / kSteps * kSpan + (n % kSteps & 1) * kTileQ;
-  };
-  const auto load_next = [&](int stage) {
-    b.load(stage, next_head, query_of(next_n));
-    if (++next_n == steps_per_head) next_n = 0, ++next_head;
-  };
-
-  if (kStages > 1 && steps > 0) load_next(0);
+  if (kStages > 1 && left > 0) b.load(left & 1, now);
   arch::cp_async_commit();
-  int n = 0;
-  for (int i = 0; i < steps; ++i) {
-    const int stage = kStages > 1 ? i & 1 : 0;
+  for (; left > 0; --left) {
+    const int stage = kStages > 1 ? left & 1 : 0;
     if constexpr (kStages == 1) {
       __syncthreads();
-      load_next(0);
+      b.load(0, now);
       arch::cp_async_commit();
     }
     arch::cp_async_wait<0>();
     __syncthreads();
-    if (kStages > 1 && i + 1 < steps) load_next(stage ^ 1);
+    if (kStages > 1 && left > 1) b.load(stage ^ 1, b.behind(now));
     arch::cp_async_commit();
-    const int q0 = query_of(n);
-    const bool masked = q0 < whole_begin || q0 > whole_end;
+    const int q0 = b.query_of(now.n);
     if constexpr (kRounding == Rounding::dither)
-      if (n % kSteps == 0) b.draw(b.kv_head * p.group + i / steps_per_head, q0, n == 0);
-    if (kPaper && n % 4 < 2)
-      b.measure(stage, q0, masked, n % 4 == 0);
+      if (now.n % Block::kSteps == 0) b.draw(now.head, q0, now.n == 0);
+    if (kPaper && now.n % 4 < 2)
+      b.measure(stage, q0, now.n % 4 == 0);
     else
-      b.step(stage, q0, masked);
-    if (++n == steps_per_head) n = 0;
+      b.step(stage, q0);
+    now = b.behind(now);
   }
   arch::cp_async_wait<0>();
   b.finish();

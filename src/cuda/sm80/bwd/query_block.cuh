@@ -12,7 +12,10 @@
 // `vectorwise` has one scale per query and tile, `paper` one per tile of 128 x 64.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/target.h"
@@ -28,6 +31,17 @@
 
 namespace sagebwd::cuda::sm80 {
 
+/// What a thread block works on. It lies in shared memory: few instructions of the loop need it,
+/// and in registers it would be in the way of all.
+struct QueryWork {
+  int first, end;              // tiles of keys that a row of the block sees
+  int whole_begin, whole_end;  // tiles that every row sees whole: no mask
+  int q0;                      // first query of the block, inside the sequence
+  int head, kv_head;
+  tile::Band band;
+  tile::Sequence s;
+};
+
 template <int D, int kTileK, int kPairs, int kStages>
 struct QueryBlockShared {
   static constexpr int kCodeGroups = tile::kRowBlocks * kTileK / 64;
@@ -42,11 +56,13 @@ struct QueryBlockShared {
   Stage stage[kStages];
   tile::PairSpace<kPairs, kCodeGroups, 1> pairs;
   float warp_max[kPairs];
+  alignas(16) QueryWork work;
 };
 
 template <typename T, int D, int kTileK, int kPairs, bool kPaper, Rounding kRounding, int kStages>
 struct QueryBlock {
   using Shared = QueryBlockShared<D, kTileK, kPairs, kStages>;
+  using Stage = typename Shared::Stage;
   static constexpr int kThreads = 64 * kPairs;
   static constexpr int kRows = tile::kPairRows * kPairs;
   static_assert(!kPaper || (kRows == 128 && kTileK == 64), "a scale of `paper` covers one tile");
@@ -60,31 +76,37 @@ struct QueryBlock {
   using RowValues = tile::RowValues;
 
   const BackwardParams& p;
-  Shared& shared;
-  tile::Sequence s;
-  tile::WarpPair<kPairs, Shared::kCodeGroups, 1> pair;
-  int head, kv_head;
-  uint32_t thread, lane, t;
-  int row0;  // query of this thread's first row, inside the sequence
-  tile::Band band;
+  uint32_t base;  // address of Shared
+  uint32_t thread;
   RowValues q_lane, lse2, delta, row_sum;
   float dq[kM][kChannelBlocks][4];
   // Of the dither.
   tile::Uniforms<1> uniforms;
   RowValues query_term;
 
-  __device__ QueryBlock(const BackwardParams& params, Shared& sh, int block)
-      : p(params),
-        shared(sh),
-        s(tile::sequence_of_block(params.seq, block * kRows / kBlock, true)),
-        pair(sh.pairs) {
-    head = static_cast<int>(blockIdx.y);
-    kv_head = head / p.group;
-    thread = threadIdx.x, lane = thread % 32, t = lane % 4;
-    const int64_t padded = static_cast<int64_t>(block) * kRows, first = head * p.tq + padded;
-    const int mine = static_cast<int>(pair.pair * tile::kPairRows + lane / 4);
-    row0 = static_cast<int>(padded - s.q_pad) + mine;
-    band = tile::band_of(p.mask, s);
+  __device__ static QueryWork work_of(const BackwardParams& p, int block) {
+    QueryWork w;
+    w.s = tile::sequence_of_block(p.seq, block * kRows / kBlock, true);
+    w.q0 = static_cast<int>(static_cast<int64_t>(block) * kRows - w.s.q_pad);
+    w.head = static_cast<int>(blockIdx.y), w.kv_head = w.head / p.group;
+    w.band = tile::band_of(p.mask, w.s);
+    const int q_last = min(w.q0 + kRows, w.s.nq) - 1;
+    const tile::KeyRange head = tile::visible(p.mask, w.s, w.q0),
+                         tail = tile::visible(p.mask, w.s, q_last);
+    w.first = head.begin / kTileK, w.end = (tail.end + kTileK - 1) / kTileK;
+    // Rows beyond the end have P = 0 and are not written.
+    w.whole_begin = (tail.begin + kTileK - 1) / kTileK, w.whole_end = head.end / kTileK;
+    return w;
+  }
+
+  __device__ QueryBlock(const BackwardParams& params, uint8_t* shared, const QueryWork& w)
+      : p(params), base(arch::shared_address(shared)) {
+    // By way of shuffles, or the compiler would ask for slow special registers again and again.
+    thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
+    base = __shfl_sync(0xffffffffu, base, 0);
+    if (thread == 0) at<QueryWork>(base + offsetof(Shared, work)) = w;
+    const int64_t first = w.head * p.tq + w.s.q_pad + w.q0;
+    const int mine = my_row();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -100,56 +122,78 @@ struct QueryBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) dq[m][c][e] = 0.0f;
     }
-    tile::load_tile<kRows, D, kThreads>(arch::shared_address(shared.q8), p.q8 + first * D, thread);
-    tile::load_tile<kRows, 2 * D, kThreads>(arch::shared_address(shared.do16),
+    tile::load_tile<kRows, D, kThreads>(base + offsetof(Shared, q8), p.q8 + first * D, thread);
+    tile::load_tile<kRows, 2 * D, kThreads>(base + offsetof(Shared, do16),
                                             static_cast<const T*>(p.do16) + first * D, thread);
     arch::cp_async_commit();
   }
 
-  __device__ int row(int m, int r) const { return row0 + 16 * m + 8 * r; }
+  template <typename V>
+  __device__ V& at(uint32_t address) const {
+    return *static_cast<V*>(arch::shared_pointer(address, alignof(V)));
+  }
+  /// Behind the first barrier.
+  __device__ const QueryWork& work() const { return at<QueryWork>(base + offsetof(Shared, work)); }
+  __device__ uint32_t stage_at(int stage) const {
+    return base + static_cast<uint32_t>(offsetof(Shared, stage) + stage * sizeof(Stage));
+  }
 
-  __device__ void load(int stage, int tile) {
-    auto& st = shared.stage[stage];
-    const int64_t key = kv_head * p.tk + s.k_pad + static_cast<int64_t>(tile) * kTileK;
-    tile::load_tile<kTileK, D, kThreads>(arch::shared_address(st.k8), p.k8 + key * D, thread);
+  __device__ tile::WarpPair<kPairs, Shared::kCodeGroups, 1> pair() const {
+    return {base + static_cast<uint32_t>(offsetof(Shared, pairs)), thread};
+  }
+  __device__ uint32_t member() const { return pair().member(); }
+  __device__ uint32_t lane() const { return thread % 32; }
+  __device__ uint32_t t() const { return thread % 4; }
+  __device__ uint32_t first_row() const { return pair().pair() * tile::kPairRows; }
+  __device__ uint32_t first_key() const { return member() * kMyKeys + 2 * t(); }
+  /// Of the block's rows, this thread's first.
+  __device__ int my_row() const { return static_cast<int>(first_row() + lane() / 4); }
+  __device__ int row(int m, int r) const { return work().q0 + my_row() + 16 * m + 8 * r; }
+
+  __device__ void load(int stage, int tile) const {
+    const uint32_t to = stage_at(stage);
+    const int64_t key =
+        work().kv_head * p.tk + work().s.k_pad + static_cast<int64_t>(tile) * kTileK;
+    tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + key * D, thread);
 #pragma unroll
     for (int n = 0; n < kTileK / kGroup; ++n)
-      tile::load_tile<D, kGroup, kThreads>(arch::shared_address(st.k8t) + n * D * kGroup,
+      tile::load_tile<D, kGroup, kThreads>(to + offsetof(Stage, k8t) + n * D * kGroup,
                                            p.k8t + (key + n * kGroup) * D, thread);
-    tile::load_tile<kTileK, 2 * D, kThreads>(arch::shared_address(st.v16),
+    tile::load_tile<kTileK, 2 * D, kThreads>(to + offsetof(Stage, v16),
                                              static_cast<const T*>(p.v16) + key * D, thread);
-    tile::load_linear<kTileK * 8, kThreads>(arch::shared_address(st.k_scale), p.k_scale + key,
-                                            thread);
+    tile::load_linear<kTileK * 8, kThreads>(to + offsetof(Stage, k_scale), p.k_scale + key, thread);
+  }
+
+  __device__ uint32_t k_scale_at(int stage) const {
+    return stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, k_scale)) + first_key() * 8;
   }
 
   __device__ void probabilities(Scores& x, int stage) const {
-    const uint32_t k8 = arch::shared_address(shared.stage[stage].k8) + pair.member * kMyKeys * D;
-    const uint32_t q8 = arch::shared_address(shared.q8) + pair.pair * tile::kPairRows * D;
-    const KeyScale* k_scale = shared.stage[stage].k_scale + pair.member * kMyKeys + 2 * t;
+    const uint32_t q8 = base + static_cast<uint32_t>(offsetof(Shared, q8)) + first_row() * D +
+                        tile::a_lane<D>(lane()),
+                   k8 = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, k8)) +
+                        member() * kMyKeys * D + tile::b_lane<D>(lane());
     int acc[kM][kKeyBlocks][4];
 #pragma unroll
-    for (int k = 0; k < D / 64; ++k) {
-      uint32_t a[kM][2][4];
+    for (int k = 0; k < D / 32; ++k) {
+      uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        tile::load_a<D>(a[m][0], q8 + m * 16 * D, k * 4, lane);
-        tile::load_a<D>(a[m][1], q8 + m * 16 * D, k * 4 + 2, lane);
-      }
+      for (int m = 0; m < kM; ++m) arch::ldmatrix_x4(a[m], tile::step_of(q8, k) + m * 16 * D);
 #pragma unroll
-      for (int n = 0; n < kKeyBlocks; ++n) {
+      for (int n = 0; n < kKeyBlocks; n += 2) {
         uint32_t b[4];
-        tile::load_b<D>(b, k8 + n * 8 * D, k * 4, lane);
+        arch::ldmatrix_x4(b, tile::step_of(k8, k) + n * 8 * D);
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          k == 0 ? tile::start_sum(acc[m][n], a[m][0], b[0], b[1])
-                 : arch::mma_8(acc[m][n], a[m][0], b[0], b[1]);
-          arch::mma_8(acc[m][n], a[m][1], b[2], b[3]);
-        }
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+            k == 0 ? tile::start_sum(acc[m][n + h], a[m], b[2 * h], b[2 * h + 1])
+                   : arch::mma_8(acc[m][n + h], a[m], b[2 * h], b[2 * h + 1]);
       }
     }
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n) {
-      const float4 ks = *reinterpret_cast<const float4*>(k_scale + n * 8);
+      const float4 ks = at<float4>(k_scale_at(stage) + n * 64);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -162,9 +206,10 @@ struct QueryBlock {
 
   /// x = dS from P.
   __device__ void gradients(Scores& x, const Scores& prob, int stage) const {
-    const uint32_t do16 = arch::shared_address(shared.do16) + pair.pair * tile::kPairRows * 2 * D;
-    const uint32_t v16 =
-        arch::shared_address(shared.stage[stage].v16) + pair.member * kMyKeys * 2 * D;
+    const uint32_t do16 = base + static_cast<uint32_t>(offsetof(Shared, do16)) +
+                          first_row() * 2 * D + tile::a_lane<2 * D>(lane()),
+                   v16 = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, v16)) +
+                         member() * kMyKeys * 2 * D + tile::b_lane<2 * D>(lane());
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -172,22 +217,18 @@ struct QueryBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) x[m][n][e] = 0.0f;
 #pragma unroll
-    for (int k = 0; k < D / 32; ++k) {
-      uint32_t a[kM][2][4];
+    for (int k = 0; k < D / 16; ++k) {
+      uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        tile::load_a<2 * D>(a[m][0], do16 + m * 32 * D, k * 4, lane);
-        tile::load_a<2 * D>(a[m][1], do16 + m * 32 * D, k * 4 + 2, lane);
-      }
+      for (int m = 0; m < kM; ++m) arch::ldmatrix_x4(a[m], tile::step_of(do16, k) + m * 32 * D);
 #pragma unroll
-      for (int n = 0; n < kKeyBlocks; ++n) {
+      for (int n = 0; n < kKeyBlocks; n += 2) {
         uint32_t b[4];
-        tile::load_b<2 * D>(b, v16 + n * 16 * D, k * 4, lane);
+        arch::ldmatrix_x4(b, tile::step_of(v16, k) + n * 16 * D);
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          arch::mma_16<T>(x[m][n], a[m][0], b[0], b[1]);
-          arch::mma_16<T>(x[m][n], a[m][1], b[2], b[3]);
-        }
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < kM; ++m) arch::mma_16<T>(x[m][n + h], a[m], b[2 * h], b[2 * h + 1]);
       }
     }
 #pragma unroll
@@ -200,10 +241,9 @@ struct QueryBlock {
 
   /// Folds K's token scale in.
   __device__ void fold(Scores& x, int stage) const {
-    const KeyScale* k_scale = shared.stage[stage].k_scale + pair.member * kMyKeys + 2 * t;
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n) {
-      const float4 ks = *reinterpret_cast<const float4*>(k_scale + n * 8);
+      const float4 ks = at<float4>(k_scale_at(stage) + n * 64);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -211,9 +251,14 @@ struct QueryBlock {
     }
   }
 
+  __device__ bool masked(int tile) const {
+    return tile < work().whole_begin || tile >= work().whole_end;
+  }
   /// Zeroes what the mask hides.
   __device__ void hide(Scores& x, int tile) const {
-    const int key0 = tile * kTileK + static_cast<int>(pair.member * kMyKeys + 2 * t);
+    const int key0 = tile * kTileK + static_cast<int>(first_key()), nq = work().s.nq,
+              nk = work().s.nk;
+    const tile::Band band = work().band;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -221,8 +266,8 @@ struct QueryBlock {
         const int first = row(m, r) + band.begin;  // key of the row's band
         const uint32_t here = static_cast<uint32_t>(key0 - first);
         const uint32_t width =
-            row(m, r) < s.nq
-                ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(s.nk - first, 0)))
+            row(m, r) < nq
+                ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(nk - first, 0)))
                 : 0;
 #pragma unroll
         for (int n = 0; n < kKeyBlocks; ++n)
@@ -246,12 +291,14 @@ struct QueryBlock {
             amax[m][r] = arch::max_nan(amax[m][r], fabsf(x[m][n][e]));
         amax[m][r] = tile::quad_max_nan(amax[m][r]);
       }
-    pair.put_stat(0, amax);
-    pair.sync();
+    pair().put_stat(0, amax);
+    pair().sync();
+    RowValues other;
+    pair().stat(0, other);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) amax[m][r] = arch::max_nan(amax[m][r], pair.stat(0, m, r));
+      for (int r = 0; r < 2; ++r) amax[m][r] = arch::max_nan(amax[m][r], other[m][r]);
     if constexpr (kPaper) agree(amax);
   }
 
@@ -266,10 +313,13 @@ struct QueryBlock {
 #pragma unroll
     for (int lanes = 4; lanes < 32; lanes *= 2)
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, lanes));
-    if (lane == 0) shared.warp_max[pair.pair] = top;
+    const auto warp_max = [&](uint32_t of) -> float& {
+      return at<float>(base + static_cast<uint32_t>(offsetof(Shared, warp_max)) + of * 4);
+    };
+    if (lane() == 0) warp_max(pair().pair()) = top;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kPairs; ++w) top = fmaxf(top, shared.warp_max[w]);
+    for (uint32_t w = 0; w < kPairs; ++w) top = fmaxf(top, warp_max(w));
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -277,12 +327,15 @@ struct QueryBlock {
         if (numerics::is_finite(amax[m][r])) amax[m][r] = top;
   }
 
-  __device__ void step(int stage, int tile, bool masked) {
+  __device__ void step(int stage, int tile) {
+    // What follows from the thread's number is worked out again: from Blackwell on the loop has no
+    // registers left to hold it in.
+    if constexpr (arch::kTarget >= 1000) thread = arch::thread_index();
     Scores prob, x;
     probabilities(prob, stage);
     gradients(x, prob, stage);
     if (p.partial_kv) {
-      if (masked) hide(x, tile);
+      if (masked(tile)) hide(x, tile);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -291,15 +344,15 @@ struct QueryBlock {
           for (int e = 0; e < 4; ++e) row_sum[m][e >> 1] += x[m][n][e];
     }
     fold(x, stage);
-    if (masked) hide(x, tile);
+    if (masked(tile)) hide(x, tile);
     multiply(x, stage, tile);
   }
 
   /// Dither: the uniforms of this tile and those after it.
   __device__ void draw(int tile, bool first) {
     uniforms.draw(tile, first, [&](int k_tile, int) {
-      return numerics::dither_uniform(p.seed, s.index, head, row0 / kRows, k_tile,
-                                      numerics::DitherOperand::ds_query);
+      return numerics::dither_uniform(p.seed, work().s.index, work().head, work().q0 / kRows,
+                                      k_tile, numerics::DitherOperand::ds_query);
     });
   }
 
@@ -311,7 +364,7 @@ struct QueryBlock {
     [[maybe_unused]] float column[kKeyBlocks][2];
     if constexpr (kRounding == Rounding::dither)
       tile::spread_terms<kKeyBlocks>(
-          column, {tile::key_term(pair.member * kMyKeys + lane, uniforms(tile, 0))});
+          column, {tile::key_term(member() * kMyKeys + lane(), uniforms(tile, 0))});
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const tile::Scale low = tile::scale_of(amax[m][0], numerics::kLevels),
@@ -323,43 +376,51 @@ struct QueryBlock {
         tile::dither_rows<tile::Bytes::s8, kKeyBlocks>(mine[m], x[m], low.inverse, high.inverse,
                                                        query_term[m], column);
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) pair.put_codes(m * kSteps + k, mine[m][k]);
+      for (int k = 0; k < kSteps; ++k) pair().put_codes(m * kSteps + k, mine[m][k]);
     }
-    pair.sync();
+    pair().sync();
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) pair.codes(m * kSteps + k, other[m][k]);
-    const uint32_t k8t =
-        arch::shared_address(shared.stage[stage].k8t) + pair.member * kChannels * kGroup;
+      for (int k = 0; k < kSteps; ++k) pair().codes(m * kSteps + k, other[m][k]);
+    const uint32_t k8t = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, k8t)) +
+                         member() * kChannels * kGroup;
     tile::multiply_codes<tile::Bytes::s8, kM, kSteps, kChannelBlocks, D>(dq, mine, other, scale,
-                                                                         k8t, pair.member, lane);
+                                                                         k8t, member(), lane());
   }
 
   /// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given,
   /// and to what was added up when the call sees part of the keys.
   __device__ void finish() {
+    const tile::Sequence& s = work().s;
+    const int head = work().head, kv_head = work().kv_head;
     const float* k_mean = p.k_mean + (static_cast<int64_t>(s.index) * p.hk + kv_head) * D;
     if (p.partial_kv) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) row_sum[m][r] = tile::quad_sum(row_sum[m][r]);
-      pair.put_stat(0, row_sum);
-      pair.sync();
+      pair().put_stat(0, row_sum);
+      pair().sync();
+      RowValues other;
+      pair().stat(0, other);
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) row_sum[m][r] += other[m][r];
     }
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (row(m, r) >= s.nq) continue;
-        float total = p.partial_kv ? row_sum[m][r] + pair.stat(0, m, r) : 0.0f;
+        float total = p.partial_kv ? row_sum[m][r] : 0.0f;
         if (!p.partial_kv && p.dlse.data != nullptr && lse2[m][r] != INFINITY)
           total = *tile::stat_of(p.dlse, s, head, s.q_begin + row(m, r));
         T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + row(m, r));
 #pragma unroll
         for (int c = 0; c < kChannelBlocks; ++c) {
-          const int at = static_cast<int>(pair.member * kChannels + 2 * t) + c * 8;
+          const int at = static_cast<int>(member() * kChannels + 2 * t()) + c * 8;
           if (at >= p.d) break;
           tile::store_pair(out + at, p.scale * (dq[m][c][2 * r] + total * k_mean[at]),
                            p.scale * (dq[m][c][2 * r + 1] + total * k_mean[at + 1]), p.dq.vector);
@@ -373,29 +434,17 @@ __device__ __forceinline__ void query_block(const BackwardParams& p) {
   using Block = QueryBlock<T, D, kTileK, kPairs, kPaper, kRounding, kStages>;
   static_assert(kPaper || kRounding == Rounding::nearest);
   extern __shared__ __align__(128) uint8_t memory[];
-  auto& shared = *reinterpret_cast<typename Block::Shared*>(memory);
   // The last queries of a causal sequence have the most keys: they go first.
-  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  Block b(p, shared, block);
+  const QueryWork w = Block::work_of(p, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  if (w.q0 >= w.s.nq) return;  // the padding of a sequence
+  Block b(p, memory, w);
+  int left = w.end - w.first;
+  __syncthreads();
 
-  const int q0 = static_cast<int>(static_cast<int64_t>(block) * Block::kRows - b.s.q_pad);
-  if (q0 >= b.s.nq) {  // the padding of a sequence
-    arch::cp_async_wait<0>();
-    return;
-  }
-  const int q_last = min(q0 + Block::kRows, b.s.nq) - 1;
-  const tile::KeyRange head_keys = tile::visible(p.mask, b.s, q0),
-                       tail_keys = tile::visible(p.mask, b.s, q_last);
-  const int first = head_keys.begin / kTileK, end = (tail_keys.end + kTileK - 1) / kTileK;
-  // Tiles that every row of the block sees whole need no mask. Rows beyond the end have P = 0 and
-  // are not written.
-  const int whole_begin = (tail_keys.begin + kTileK - 1) / kTileK,
-            whole_end = head_keys.end / kTileK;
-
-  if (kStages > 1 && first < end) b.load(0, first);
+  if (kStages > 1 && left > 0) b.load(left & 1, w.first);
   arch::cp_async_commit();
-  for (int tile = first; tile < end; ++tile) {
-    const int stage = kStages > 1 ? (tile - first) & 1 : 0;
+  for (; left > 0; --left) {
+    const int stage = kStages > 1 ? left & 1 : 0, tile = b.work().end - left;
     if constexpr (kStages == 1) {
       __syncthreads();
       b.load(0, tile);
@@ -403,10 +452,10 @@ __device__ __forceinline__ void query_block(const BackwardParams& p) {
     }
     arch::cp_async_wait<0>();
     __syncthreads();
-    if (kStages > 1 && tile + 1 < end) b.load(stage ^ 1, tile + 1);
+    if (kStages > 1 && left > 1) b.load(stage ^ 1, tile + 1);
     arch::cp_async_commit();
-    if constexpr (kRounding == Rounding::dither) b.draw(tile, tile == first);
-    b.step(stage, tile, tile < whole_begin || tile >= whole_end);
+    if constexpr (kRounding == Rounding::dither) b.draw(tile, tile == b.work().first);
+    b.step(stage, tile);
   }
   arch::cp_async_wait<0>();
   b.finish();

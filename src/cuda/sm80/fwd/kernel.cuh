@@ -116,8 +116,7 @@ struct ForwardBlock {
   __device__ ForwardBlock(const ForwardParams& params, uint8_t* shared, const ForwardWork& w)
       : p(params), base(arch::shared_address(shared)) {
     // By way of a shuffle, or the compiler would ask for the slow special register again and again.
-    thread = __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
-    b_k = tile::b_lane<D>(lane()), b_v = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
+    set_thread(__shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32)));
     arch::keep(b_k), arch::keep(b_v), arch::keep(base);
     if (thread == 0) at<ForwardWork>(base + offsetof(Shared, work)) = w, any_poisoned() = 0;
     for (uint32_t c = thread; c < D; c += kThreads)
@@ -146,6 +145,11 @@ struct ForwardBlock {
       for (int e = 0; e < 4; ++e) o[c][e] = 0.0f;
   }
 
+  /// The thread's number, and what is held that follows from it.
+  __device__ void set_thread(uint32_t number) {
+    thread = number;
+    b_k = tile::b_lane<D>(lane()), b_v = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
+  }
   __device__ int& any_poisoned() const { return at<int>(base + offsetof(Shared, any_poisoned)); }
   __device__ uint32_t lane() const { return thread % 32; }
   __device__ uint32_t t() const { return thread % 4; }
@@ -498,6 +502,8 @@ __global__ void __launch_bounds__(32 * kWarps,
   arch::cp_async_commit();
   wait();
   for (; left > 0; --left, stage ^= 1) {
+    // From Blackwell on the loop has no registers left to hold these in.
+    if constexpr (arch::kTarget >= 1000) b.set_thread(arch::thread_index());
     row = left > 1 ? row + kTileK : b.key_row(b.work().first);
     b.load(stage ^ 1, row);
     arch::cp_async_commit();
