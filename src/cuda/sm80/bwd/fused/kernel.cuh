@@ -116,12 +116,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p) {
   if (w.key0 >= w.s.nk) return;  // the padding of a sequence
   Block b(p, memory, w);
 
-  const auto work = [&]() -> const FusedWork& {
-    if constexpr (Block::kChoices.work_in_shared)
-      return b.work();
-    else
-      return w;
-  };
+  const FusedWork& work = Block::kChoices.work_in_shared ? b.work() : w;
   if constexpr (Block::kChoices.work_in_shared) __syncthreads();
   /// A tile of queries: the first one's place in the sequence and in the workspace.
   struct Tile {
@@ -129,7 +124,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p) {
     uint32_t row;
   };
   const auto masked = [&](const Tile& c) {
-    return static_cast<uint32_t>(c.query - work().whole_begin) > work().whole;
+    return static_cast<uint32_t>(c.query - work.whole_begin) > work.whole;
   };
   int left = w.steps;              // tiles from `now` on
   int head = w.kv_head * p.group;  // of the tile that is loaded next
@@ -137,17 +132,17 @@ __device__ __forceinline__ void fused(const BackwardParams& p) {
   // Goes on to the next tile; says whether that is of the next head.
   const auto advance = [&](Tile& c) {
     c.query += kTileQ, c.row += kTileQ;
-    if (c.query < work().end) return false;
-    c.query = work().first, c.row += work().next_head;
+    if (c.query < work.end) return false;
+    c.query = work.first, c.row += work.next_head;
     return true;
   };
   b.start_head(w.s, head, w.first);
   // Starts loading the tile that comes `ahead` tiles after `now`; behind the last, nothing.
   const auto load_next = [&](int ahead, int stage, bool back) {
     if (left > ahead) {
-      b.load_front(work(), stage, loading.row, loading.query);
+      b.load_front(work, stage, loading.row, loading.query);
       if (back) b.load_back(stage, loading.row);
-      if (advance(loading) && left > ahead + 1) b.start_head(work().s, ++head, work().first);
+      if (advance(loading) && left > ahead + 1) b.start_head(work.s, ++head, work.first);
     }
     arch::cp_async_commit();
   };
