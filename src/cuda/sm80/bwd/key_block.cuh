@@ -176,15 +176,21 @@ struct KeyBlock {
     if (++x.n == work().steps) x.n = 0, ++x.head;
     return x;
   }
+  // At d 64 registers suffice for dither, which has fewer thread blocks, as it is, and for the
+  // others on sm_90 with addresses in them.
+  static constexpr bool kRoomy = D == 64 && kRounding == Rounding::dither,
+                        kHoldsAddresses = D == 64 && arch::kTarget / 100 == 9;
   /// What follows from the thread's number is worked out again from here on: held in registers all
   /// the time it would push accumulators out of them.
-  __device__ void new_phase() { thread = arch::thread_index(); }
+  __device__ void new_phase() {
+    if constexpr (!kRoomy && !kHoldsAddresses) thread = arch::thread_index();
+  }
   /// The compiler cannot see that a phase runs once, and so does not mix it with its neighbours:
   /// mixed, they would take more registers than there are.
   template <typename Phase>
   __device__ void apart(Phase phase) const {
     do phase();
-    while (work().zero != 0);
+    while (!kRoomy && work().zero != 0);
   }
 
   __device__ int query_of(int n) const {
