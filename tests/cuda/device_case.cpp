@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -188,6 +189,10 @@ CaseInputs make_case_inputs(const DeviceCase& dc) {
     for (int64_t i = 0; i < dc.c.b * dc.c.h * dc.c.nq; ++i)
       in.dlse.push_back(unit_float(hash64({dc.c.seed, 77, static_cast<uint64_t>(i)})) - 0.5f);
   return in;
+}
+
+std::vector<float>& tensor_of(CaseInputs& in, int tensor) {
+  return *std::array{&in.x.q, &in.x.k, &in.x.v, &in.x.dout}.at(static_cast<size_t>(tensor));
 }
 
 Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift,

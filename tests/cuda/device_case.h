@@ -54,6 +54,10 @@ struct CaseInputs {
 };
 CaseInputs make_case_inputs(const DeviceCase& dc);
 
+/// Q, K, V, dO.
+inline constexpr int kTensors = 4;
+std::vector<float>& tensor_of(CaseInputs& in, int tensor);
+
 /// What a call leaves in its workspace, for tests that look inside.
 struct Workspace {
   spec::Problem problem;

@@ -254,14 +254,11 @@ TEST(Plain, NanAndInfGoWhereTheyBelong) {
   for (const char* text :
        {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 pv16=0 window=20,10",
         "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK", "h2 n200 d64 f32 smooth_q=on causal"})
-    for (int tensor = 0; tensor < 4; ++tensor)
+    for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY}) {
         const DeviceCase dc = plain_case(text);
         CaseInputs in = make_case_inputs(dc);
-        std::vector<float>& x = tensor == 0   ? in.x.q
-                                : tensor == 1 ? in.x.k
-                                : tensor == 2 ? in.x.v
-                                              : in.x.dout;
+        std::vector<float>& x = tensor_of(in, tensor);
         x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
         const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
         SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
@@ -277,13 +274,10 @@ TEST(Plain, NanAndInfGoWhereTheyBelong) {
 TEST(Plain, ZerosStayZeros) {
   NEED_DEVICE();
   for (const char* text : {"h2 n200 d64 f32 causal", "h2 n200 d72 paper"})
-    for (int tensor = 0; tensor < 4; ++tensor) {
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
-      std::vector<float>& x = tensor == 0   ? in.x.q
-                              : tensor == 1 ? in.x.k
-                              : tensor == 2 ? in.x.v
-                                            : in.x.dout;
+      std::vector<float>& x = tensor_of(in, tensor);
       std::fill(x.begin(), x.end(), 0.0f);
       const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
       SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));

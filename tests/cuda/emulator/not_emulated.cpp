@@ -2,16 +2,9 @@
 // The plain kernels have instructions of their own outside cuda/arch, and are held against the same
 // oracle on the GPU. Nobody who pins the tuned kernels gets here.
 #include "base/check.h"
-#include "cuda/arch/target.cuh"
-#include "cuda/host/target.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/prepare.h"
-#include "emulator/options.h"
-
-int sagebwd::cuda::shared_memory() {
-  return arch::shared_memory_for(static_cast<size_t>(emulator::options().shared_memory));
-}
 
 namespace sagebwd::cuda::plain {
 namespace {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of the CUDA runtime that the library and its tests make. Device memory is the heap's,
-// where the address sanitizer watches it; every call is done when it returns.
+// where the address sanitizer watches it; every call is done when it returns. At the end, what
+// stands in for host/target.cu.
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda/arch/target.cuh"
+#include "cuda/host/target.h"
 #include "emulator/options.h"
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
@@ -44,12 +47,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
       break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = sagebwd::emulator::options().shared_memory;
-      break;
     case cudaDevAttrMultiProcessorCount:
       *value = 2;
       break;
   }
   return cudaSuccess;
+}
+
+int sagebwd::cuda::shared_memory() {
+  return arch::shared_memory_for(static_cast<size_t>(emulator::options().shared_memory));
 }
