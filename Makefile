@@ -15,6 +15,7 @@ help:
 	@echo 'make test               build, and run all tests: C++, Python, sanitizers, installed package'
 	@echo 'make build              library, tool and tests in build/'
 	@echo 'make bench ARGS=…       build, and run the benchmark'
+	@echo 'make wheel              a wheel for any Linux in dist/, for the CPU; make wheel-cuda: for the CPU and every GPU'
 	@echo 'make fuzz CASES=10000   the long fuzz run (FUZZ=10000 make test: the same within the tests)'
 	@echo 'make setup              only what is missing: system packages, virtual environment'
 	@echo 'make clean              remove the build directories; make distclean: the virtual environment too'
@@ -56,8 +57,14 @@ fuzz: build/build.ninja
 	@cmake --build build -j $(JOBS) --target bin/sagebwd_tests
 	@SAGEBWD_FUZZ_CASES=$(CASES) build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'
 
+.PHONY: wheel wheel-cuda
+wheel: setup
+	@tools/package/wheel.sh cpu $(VENV)
+wheel-cuda: setup
+	@tools/package/wheel.sh cuda $(VENV)
+
 .PHONY: clean distclean
 clean:
-	rm -rf build build-*
+	rm -rf build build-* dist
 distclean: clean
 	rm -rf $(VENV)

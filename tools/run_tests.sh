@@ -34,9 +34,8 @@ sanitizer() {
 # With a GPU its tests run; with only a compiler the kernels are compiled for the target they are tuned on, where a
 # tuned kernel that spills is an error.
 nvcc() { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; }
-has_gpu() { nvidia-smi -L 2> /dev/null | grep -q GPU; }
 cuda() {
-  if has_gpu; then
+  if tools/setup/has_gpu.sh; then
     .venv/bin/python tools/gpu_check tests frontend
   elif nvcc > /dev/null; then
     cmake -S . -B build-cuda -G Ninja -DSAGEBWD_CUDA=ON -DSAGEBWD_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=90-real \

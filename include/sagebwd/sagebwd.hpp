@@ -3,4 +3,5 @@
 #pragma once
 
 #include "sagebwd/attention.h"
+#include "sagebwd/build.h"
 #include "sagebwd/version.h"

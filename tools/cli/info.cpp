@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "machine.h"
 #include "options.h"
+#include "sagebwd/build.h"
 #include "table.h"
 
 namespace sagebwd::cli {
@@ -35,14 +36,15 @@ std::string environment(const char* name, const char* meaning) {
 }
 
 std::string show_machine() {
-  std::string text = std::string("sagebwd ") + version() + "\n\nMachine\n";
+  std::string text =
+      std::string("sagebwd ") + version() + ", built for " + describe_build() + "\n\nMachine\n";
   text += "  CPU      " + cpu_model() + "\n  has     ";
   std::string missing;
   for (const Feature& f : cpu_features()) (f.present ? text : missing) += std::string(" ") + f.name;
   if (!missing.empty()) text += "\n  lacks   " + missing;
   text += "\n  threads  " + std::to_string(default_threads()) + "\n  GPU      ";
   const char* indent = "";
-  for (const std::string& gpu : gpu_devices()) {
+  for (const std::string& gpu : describe_gpus()) {
     text += indent + gpu + "\n";
     indent = "           ";
   }

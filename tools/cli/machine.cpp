@@ -2,12 +2,7 @@
 #include "machine.h"
 
 #include <ctime>
-#include <filesystem>
 #include <fstream>
-
-#ifdef SAGEBWD_HAS_CUDA
-#include "cuda/cuda.h"
-#endif
 
 namespace sagebwd::cli {
 
@@ -46,21 +41,6 @@ bool has_feature(const std::string& name) {
     if (name == f.name) return f.present;
   return false;
 }
-
-#ifdef SAGEBWD_HAS_CUDA
-bool has_cuda() { return true; }
-std::vector<std::string> gpu_devices() { return cuda::describe_devices(); }
-#else
-bool has_cuda() { return false; }
-std::vector<std::string> gpu_devices() {
-  std::error_code ignored;
-  int count = 0;
-  while (std::filesystem::exists("/dev/nvidia" + std::to_string(count), ignored)) ++count;
-  if (count == 0) return {"none (no /dev/nvidia0)"};
-  return {std::to_string(count) + " NVIDIA device" + (count > 1 ? "s" : "") +
-          "; this build has no CUDA implementation, calls run on the CPU"};
-}
-#endif
 
 std::string today() {
   const std::time_t now = std::time(nullptr);

@@ -17,11 +17,6 @@ struct Feature {
 std::vector<Feature> cpu_features();
 bool has_feature(const std::string& name);
 
-/// One line per NVIDIA GPU; a single line that says why when there is none to use.
-std::vector<std::string> gpu_devices();
-/// Whether this build has CUDA implementations.
-bool has_cuda();
-
 /// Today's date in UTC, 2026-01-31.
 std::string today();
 

@@ -7,13 +7,16 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=$1
 stamp=$dir/.package
-key=$(find bindings cmake include python src CMakeLists.txt pyproject.toml -type f ! -name '*.pyc' -print0 |
-  LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
+# Without a GPU its kernels would serve nobody here, and they take minutes to compile.
+cuda=OFF
+if tools/setup/has_gpu.sh; then cuda=AUTO; fi
+key="$cuda $(find bindings cmake include python src tools/cli tools/package CMakeLists.txt pyproject.toml -type f \
+  ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)"
 
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ]; then exit 0; fi
 
 echo 'setup: building and installing the Python package'
 # The environment has PyTorch already: an isolated build would fetch it a second time for its headers.
 "$dir/bin/python" -m pip --disable-pip-version-check --no-input install -q --no-build-isolation --no-deps \
-  --force-reinstall .
+  --force-reinstall -C cmake.define.SAGEBWD_CUDA=$cuda -C cmake.define.SAGEBWD_BUILD_TOOLS=ON .
 echo "$key" > "$stamp"

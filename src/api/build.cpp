@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sagebwd/build.h"
+
+#include <filesystem>
+
+#ifdef SAGEBWD_HAS_CUDA
+#include "cuda/cuda.h"
+#endif
+
+namespace sagebwd {
+
+#ifdef SAGEBWD_HAS_CUDA
+
+bool has_cuda() { return true; }
+std::string describe_build() { return "CPU and CUDA (" SAGEBWD_CUDA_BUILD ")"; }
+std::vector<std::string> describe_gpus() { return cuda::describe_devices(); }
+
+#else
+
+bool has_cuda() { return false; }
+std::string describe_build() { return "CPU"; }
+std::vector<std::string> describe_gpus() {
+  std::error_code ignored;
+  int count = 0;
+  while (std::filesystem::exists("/dev/nvidia" + std::to_string(count), ignored)) ++count;
+  if (count == 0) return {"none (no /dev/nvidia0)"};
+  return {std::to_string(count) + " of NVIDIA; this build has no CUDA backend, so calls run on the CPU"};
+}
+
+#endif
+
+}  // namespace sagebwd

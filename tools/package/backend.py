@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build backend of the Python package: scikit-build-core, and PyTorch's headers from where they
+already are.
+
+The operators need headers of PyTorch and nothing else of it. An isolated build would fetch the
+whole of PyTorch for them although the environment that gets the package mostly has it. So PyTorch
+is looked for there first, and asked for as a build requirement only where it is missing.
+"""
+
+import importlib.util
+import re
+import sysconfig
+from pathlib import Path
+
+from scikit_build_core.build import *  # noqa: F403
+from scikit_build_core import build as _scikit
+
+_OLDEST = (2, 11)
+_REQUIREMENT = "torch>=2.11"
+
+
+def _version(directory):
+    """(major, minor) of the PyTorch in this directory; none gives (0, 0)."""
+    try:
+        text = (directory / "version.py").read_text()
+    except OSError:
+        return (0, 0)
+    found = re.search(r"__version__ = '(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+def find_torch():
+    """PyTorch's directory, in this process's path or in the environment that an isolated build
+    hides from it; or None."""
+    spec = importlib.util.find_spec("torch")
+    places = [Path(spec.origin).parent] if spec and spec.origin else []
+    places += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
+    return next((p for p in places if _version(p) >= _OLDEST), None)
+
+
+def _with_torch(settings):
+    settings = dict(settings or {})
+    torch = find_torch()
+    if torch is not None:
+        settings.setdefault("cmake.define.SAGEBWD_TORCH_DIR", str(torch))
+    return settings
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    needed = _scikit.get_requires_for_build_wheel(config_settings)
+    return needed if find_torch() else [*needed, _REQUIREMENT]
+
+
+def get_requires_for_build_editable(config_settings=None):
+    needed = _scikit.get_requires_for_build_editable(config_settings)
+    return needed if find_torch() else [*needed, _REQUIREMENT]
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    return _scikit.build_wheel(wheel_directory, _with_torch(config_settings), metadata_directory)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    return _scikit.build_editable(wheel_directory, _with_torch(config_settings), metadata_directory)
