@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of README.md and docs/training.md from the records under results/. With --check it
-only compares.
+"""Writes the tables of the documents from the records under results/. With --check it only compares.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -49,21 +48,27 @@ def torch_cpu():
     return "\n".join(out) + f"\n\n{where['cpu']}, {where['threads']} threads, torch {where['torch']}.\n" + source(r)
 
 
+def speeds(wanted):
+    """Of the runs with a recipe on a GPU: case -> implementation -> milliseconds, both directions."""
+    both = {}
+    for e in record("gpu/speed.json")["results"]:
+        *case, recipe = e["case"].split()
+        if recipe == wanted:
+            case = " ".join(w for w in case if not w.startswith("hk"))
+            both.setdefault(case, {})[e["implementation"]] = e["both"]["median_ms"]
+    return both
+
+
 def h200():
     """Forward + backward on a GPU against PyTorch's FlashAttention-2 and cuDNN."""
     r = record("gpu/speed.json")
-    both = {}
-    for e in r["results"]:
-        *case, recipe = e["case"].split()
-        both.setdefault(" ".join(w for w in case if not w.startswith("hk")), {}).setdefault(
-            recipe, {})[e["implementation"]] = e["both"]["median_ms"]
+    paper = speeds("paper")
     out = ["| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | cuDNN, ms | "
-           "FlashAttention-2 / `vectorwise` |", "|---|---|---|---|---|---|"]
-    for case, recipes in both.items():
-        ours, peers = recipes["vectorwise"]["sagebwd bf16"], recipes["vectorwise"]
-        fa2, cudnn = peers["torch flash bf16"], peers["torch cudnn bf16"]
-        out.append(f"| {case} | {ours:.2f} | {recipes['paper']['sagebwd bf16']:.2f} | {fa2:.2f} | "
-                   f"{cudnn:.2f} | {fa2 / ours:.2f} |")
+           "FlashAttention-2 / `vectorwise` | cuDNN / `vectorwise` |", "|---|---|---|---|---|---|---|"]
+    for case, peers in speeds("vectorwise").items():
+        ours, fa2, cudnn = (peers[f"{x} bf16"] for x in ("sagebwd", "torch flash", "torch cudnn"))
+        out.append(f"| {case} | {ours:.2f} | {paper[case]['sagebwd bf16']:.2f} | {fa2:.2f} | "
+                   f"{cudnn:.2f} | {fa2 / ours:.2f} | {cudnn / ours:.2f} |")
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
 
@@ -96,16 +101,18 @@ def difference(run, base):
     return f"{run['summary']['eval_loss'] - base['summary']['eval_loss']:+.4f}"
 
 
+# The runs of the tokens-per-step experiment, and what is said of each.
+TRAINED = {"2.1M_qknorm_seed0": "QK-norm", "2.1M_decisive_seed1": "QK-norm, another seed",
+           "2.1M_plain_seed0": "no QK-norm", "260K_qknorm_seed0": "QK-norm",
+           "260K_plain_seed0": "no QK-norm"}
+
+
 def tokens_per_step():
     """Eval loss after the same tokens under every kind of attention."""
-    groups = [("2.1M", "qknorm", 0, "QK-norm"), ("2.1M", "decisive", 1, "QK-norm, another seed"),
-              ("2.1M", "plain", 0, "no QK-norm"), ("260K", "qknorm", 0, "QK-norm"),
-              ("260K", "plain", 0, "no QK-norm")]
-    records = [record(f"train/tokens_per_step_{size}_{name}_seed{seed}.json")
-               for size, name, seed, _ in groups]
+    records = [record(f"train/tokens_per_step_{name}.json") for name in TRAINED]
     steps = [by_name(r)["fpa"]["summary"]["steps"] for r in records]
-    out = ["| | " + " | ".join(f"{n} x {size}, {words}" for n, (size, _, _, words)
-                               in zip(steps, groups)) + " |", "|---|" + "---|" * len(groups)]
+    out = ["| | " + " | ".join(f"{n} x {name.split('_')[0]}, {words}" for n, (name, words)
+                               in zip(steps, TRAINED.items())) + " |", "|---|" + "---|" * len(TRAINED)]
     for arm, label in ARMS.items():
         cells = []
         for runs in map(by_name, records):
@@ -148,7 +155,45 @@ def throughput():
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
 
 
+def summary():
+    """The README's four lines: accuracy, bias, speed, training."""
+    gaussian = {(c["recipe"], c["sigma"]): c["tensors"] for c in record("accuracy/gaussian.json")["cases"]}
+    error = lambda recipe: f"{100 * gaussian[recipe, 1]['dQ']['rel_l2']:.1f} %"
+
+    last = record("train/bias_45m.json")["bias"]["rows"][-1]["errors"]
+    grown = lambda arm: f"{100 * last[arm]['Wq']['all']:.1f} %"
+
+    cpu = [e["both"]["ratio_to_sagebwd"] for e in record("speed/torch_cpu.json")["results"]
+           if e["implementation"].startswith("torch")]
+
+    def against(peer, recipe):
+        """Speed on a GPU relative to a peer, from 4096 tokens on."""
+        ratios = [times[f"torch {peer} bf16"] / times["sagebwd bf16"]
+                  for case, times in speeds(recipe).items() if " n1024 " not in case]
+        return f"{min(ratios):.2f}–{max(ratios):.2f} ×"
+
+    on_gpu = lambda recipe: (f"on an H200 {against('flash', recipe)} FlashAttention-2, "
+                             f"{against('cudnn', recipe)} cuDNN")
+
+    losses = [by_name(record(f"train/tokens_per_step_{name}.json")) for name in TRAINED]
+    worst = lambda arm: max(runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"] for runs in losses)
+
+    rows = [
+        ("**Accuracy**: error of dQ against FP64, Gaussian inputs, σ = 1", error("vectorwise"),
+         error("paper")),
+        ("**Bias**: error of the gradient of Wq accumulated over 1M tokens (16-bit attention: "
+         f"{grown('fpa')})", grown("vectorwise"), grown("paper")),
+        ("**Training**: eval loss above 16-bit attention, 629M tokens, worst of five runs",
+         f"{worst('vectorwise'):+.4f}", f"{worst('paper'):+.4f}"),
+        ("**Speed** of forward and backward, everything included; above 1 we are faster",
+         f"on a CPU {min(cpu):.1f}–{max(cpu):.1f} × PyTorch; {on_gpu('vectorwise')}", on_gpu("paper")),
+    ]
+    out = ["| | `vectorwise` (default) | `paper` |", "|---|---|---|"]
+    return "\n".join(out + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
+
+
 TABLES = {
+    "summary": summary,
     "gaussian": lambda: accuracy("gaussian"),
     "hard": lambda: accuracy("hard"),
     "torch_cpu": torch_cpu,
@@ -161,7 +206,7 @@ TABLES = {
 
 
 def main():
-    for name in ("README.md", "docs/training.md"):
+    for name in ("README.md", "docs/results.md", "docs/training.md"):
         page = ROOT / name
         text = page.read_text()
         made = re.sub(
