@@ -10,7 +10,8 @@ Six of the seven matmuls of an attention layer run in INT8; ``recipe=`` says how
 beforehand whether a call will run and, if not, why.
 
 Importing this package registers two operators with PyTorch, and how many operations each of them
-takes (``FlopCounterMode``). It starts no device, patches nothing, and imports no framework: those live in ``sagebwd.integrations`` and act only when called.
+takes (``FlopCounterMode``). It starts no device, patches nothing, and imports no framework: those
+live in ``sagebwd.integrations`` and act only when called.
 """
 
 from importlib import import_module as _import_module
@@ -23,11 +24,16 @@ from . import flops  # noqa: E402
 from .attention import Support, attention, attention_varlen, is_supported  # noqa: E402
 from .drop_ins import (  # noqa: E402
     flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
     sageattn,
     sageattn_varlen,
     scaled_dot_product_attention,
 )
+from .kv_cache import flash_attn_with_kvcache  # noqa: E402
 from .recipe import Recipe  # noqa: E402
 
 flops.register()
@@ -41,7 +47,12 @@ __all__ = [
     "attention_varlen",
     "diagnose",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "integrations",
     "is_supported",
     "sageattn",

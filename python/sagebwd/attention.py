@@ -70,8 +70,8 @@ def attention(
     return_max_logit
         Also return the largest scaled logit, float32 [b, h]: above some 30 expect errors to grow.
 
-    Under autocast, inputs are cast to its dtype. On the meta device only shapes are computed. Raises
-    TypeError or ValueError for arguments that make no sense or contradict each other, and
+    Under autocast, inputs are cast to its dtype. On the meta device only shapes are computed.
+    Raises TypeError or ValueError for arguments that make no sense or contradict each other, and
     NotImplementedError for what is not supported.
     """
     return_lse = arguments.flag("return_lse", return_lse)
@@ -115,9 +115,9 @@ def attention_varlen(
 
     Document i holds tokens ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` and the keys between
     the same entries of ``cu_seqlens_k``: int32 tensors of equal length. Empty documents are fine;
-    tokens after the last offset belong to none and give 0; a single offset, 0, means that none
-    does. ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest logit [documents, h]. The rest is as in
-    :func:`attention`.
+    tokens after the last offset belong to none and give 0, and so do all where 0 is the only
+    offset. ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest
+    logit [documents, h]. The rest is as in :func:`attention`.
 
     Offsets on the CPU are checked. Offsets on q's GPU are read there: the call waits for nothing,
     can be captured into a CUDA graph, and a replay takes the offsets it finds. They cannot be
@@ -216,7 +216,7 @@ def _dense(q, k, v, causal, softmax_scale, window_size, layout, align, recipe, b
         raise ValueError(
             f"q, k, v: expected one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
         )
-    _check_heads(q.shape[1], k.shape[1])
+    check_heads(q.shape[1], k.shape[1])
     options = _options(causal, softmax_scale, window_size, align, recipe, backward)
     return options, _readable(q, k, v)
 
@@ -238,7 +238,7 @@ def _packed(
 ):
     """Operator options and q, k, v as [t, h, d]."""
     check_tensors(q, k, v, dims=3)
-    _check_heads(q.shape[1], k.shape[1])
+    check_heads(q.shape[1], k.shape[1])
     _check_offsets("cu_seqlens_q", cu_seqlens_q, q)
     _check_offsets("cu_seqlens_k", cu_seqlens_k, q)
     options = _options(causal, softmax_scale, window_size, align, recipe, backward)._replace(
@@ -291,7 +291,7 @@ def _check_offsets(name, cu, q):
         raise ValueError(f"{name}: expected q's device {q.device} or the CPU, got {cu.device}")
 
 
-def _check_heads(heads, kv_heads):
+def check_heads(heads, kv_heads):
     if kv_heads == 0 or heads % kv_heads != 0:
         raise ValueError(f"heads: expected q's to be a multiple of k's, got {heads} and {kv_heads}")
 

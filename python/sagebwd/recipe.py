@@ -113,6 +113,7 @@ class Recipe:
             words.append(f"high_precision={mask}")
         return " ".join(words)
 
+
 _VECTORWISE = Recipe()
 _PAPER = Recipe.paper()
 
