@@ -133,8 +133,8 @@ def _new_tokens(k, v, cache, b, cache_seqlens):
         expected = (b, k.shape[1], *cache.shape[2:])
         if tuple(t.shape) != expected or t.dtype != cache.dtype or t.device != cache.device:
             raise ValueError(
-                f"{name}: expected {cache.dtype} on {cache.device} of shape {expected} as the cache "
-                f"has, got {t.dtype} on {t.device} {tuple(t.shape)}"
+                f"{name}: expected {expected} of the cache's {cache.dtype} on {cache.device}, got "
+                f"{tuple(t.shape)} of {t.dtype} on {t.device}"
             )
     return k.shape[1]
 
