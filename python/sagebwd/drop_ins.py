@@ -353,7 +353,7 @@ def scaled_dot_product_attention(
     single = query.dim() == 3
     if single:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+    if not arguments.flag("enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"scaled_dot_product_attention: {query.shape[1]} query heads and {key.shape[1]} key "
             "heads need enable_gqa=True"

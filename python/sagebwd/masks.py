@@ -40,11 +40,15 @@ class Documents:
 def attention_with_mask(q, k, v, mask, *, softmax_scale=None, recipe="vectorwise"):
     """(out, lse) of q [b, h, s, d] over the keys that mask shows; it broadcasts to [b, h, s, sk]
     and is bool (True: seen) or a float of 0 and -inf. Queries that see no key give 0. Its values
-    are read: on a GPU the call waits for them."""
+    are read: on a GPU the call waits for them. On the meta device there are none, only shapes."""
     check_tensors(q, k, v, dims=4)
     b, h, s, d = q.shape
     if k.shape[0] != b:
         raise ValueError(f"q, k, v: expected one batch size, got {b} and {k.shape[0]}")
+    if q.device.type == "meta":
+        return attention(
+            q, k, v, layout="bhsd", softmax_scale=softmax_scale, recipe=recipe, return_lse=True
+        )
     documents = documents_of(visible_keys(mask, b, h, s, k.shape[2]))
     options = dict(
         softmax_scale=softmax_scale,
@@ -75,6 +79,8 @@ def visible_keys(mask, b, h, s, sk):
     for a bias and for heads that differ."""
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"attn_mask: expected a tensor, got {type(mask).__name__}")
+    if mask.device.type == "meta":
+        raise ValueError("attn_mask: expected a tensor with values, got one on the meta device")
     try:
         mask = mask.expand(b, h, s, sk)
     except RuntimeError:

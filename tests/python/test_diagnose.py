@@ -3,7 +3,10 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,9 @@ import sagebwd
 from reference import exact_grads, qkv, rel, visible
 from sagebwd import diagnosis
 from sagebwd.capture import Capture, Layer, save
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build" / "bin" / "sagebwd"))
 
 
 class Tiny(torch.nn.Module):
@@ -273,6 +279,22 @@ def test_saved_captures_say_what_was_computed(tmp_path):
     assert second["cu_seqlens_q"] == second["cu_seqlens_k"] == [0, 50, 92]
     with pytest.raises(ValueError, match="nothing was written"):
         save([], path)
+
+
+def test_the_program_finds_the_same_errors(tmp_path):
+    """A causal model with padding, through a file and the command line."""
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is not built")
+    path, out = tmp_path / "captures.safetensors", tmp_path / "trace.json"
+    mask = visible(50, 50, True, (9, 0))
+    call = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+    report = _report(Tiny(call), torch.randn(2, 50, 32), save_to=path)
+    command = [PROGRAM, "trace", "--from", path, "--recipe", "vectorwise", "--json", out, "-q"]
+    subprocess.run(command, check=True, capture_output=True)
+    for layer, case in zip(report.layers, json.loads(out.read_text())["cases"], strict=True):
+        assert "causal" in case["case"] and "window=9,-1 scale=0.3" in case["case"]
+        for name in ("O", "dQ", "dK", "dV"):
+            assert case["tensors"][name]["rel_l2"] == pytest.approx(layer.errors[name], rel=1e-3)
 
 
 def test_refusals():

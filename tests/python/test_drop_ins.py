@@ -308,6 +308,30 @@ def test_masks_that_kernels_know(call, name):
         torch.testing.assert_close(lse[seen].double(), want[1][seen], atol=LSE_ONE_KEY, rtol=0)
 
 
+def test_masks_on_the_meta_device():
+    q = torch.empty(2, 4, 60, 64, device="meta")
+    mask = torch.ones(60, 60, dtype=torch.bool, device="meta")
+    out, lse = sagebwd.sageattn(q, q, q, attn_mask=mask, return_lse=True)
+    assert out.is_meta and out.shape == q.shape and lse.shape == q.shape[:3]
+
+
+def test_compiled_drop_ins():
+    torch._dynamo.reset()
+    stacked = torch.randn(2, 40, 3, 2, 64, requires_grad=True)
+    call = lambda x: sagebwd.flash_attn_qkvpacked_func(x, causal=True, window_size=(8, 0))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for a, b in zip(*((f(stacked), *torch.autograd.grad(f(stacked).sum(), stacked))
+                      for f in (call, compiled))):  # fmt: skip
+        assert torch.equal(a, b)
+    q, caches = torch.randn(2, 1, 2, 64), [torch.randn(2, 50, 2, 64) for _ in range(2)]
+    lengths = torch.tensor([3, 20], dtype=torch.int32)
+    call = lambda *t: sagebwd.flash_attn_with_kvcache(*t, cache_seqlens=lengths, causal=True)
+    copies = [c.clone() for c in caches]
+    want = call(q, *copies, q, q)
+    assert torch.equal(torch.compile(call, backend="aot_eager")(q, *caches, q, q), want)
+    assert torch.equal(caches[0], copies[0]) and torch.equal(caches[1], copies[1])
+
+
 def test_masks_of_other_lengths():
     """More keys than queries, as with a cache: padding at the left, causal at the bottom right."""
     q, k, v, dout = qkv(b=2, h=2, s=9, sk=40)
@@ -369,6 +393,7 @@ def test_masks_that_kernels_do_not_know():
         (eye.int(), TypeError, "bool or a float"),
         (eye[:5], ValueError, "broadcasts to"),
         ([True], TypeError, "expected a tensor"),
+        (eye.to("meta"), ValueError, "meta device"),
     ]:
         for call in (sagebwd.sageattn, sagebwd.scaled_dot_product_attention):
             with pytest.raises(error, match=words):

@@ -4,6 +4,7 @@ threads."""
 
 import ctypes
 import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -399,6 +400,14 @@ def test_import_is_lean():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(out.stdout) < 0.3
+
+
+def test_names_that_load_on_first_use():
+    assert sagebwd.__getattr__("integrations") is importlib.import_module("sagebwd.integrations")
+    assert sagebwd.__getattr__("diagnose") is importlib.import_module("sagebwd.diagnosis").diagnose
+    assert all(getattr(sagebwd, name) is not None for name in sagebwd.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        sagebwd.no_such_name
 
 
 @pytest.mark.cpu_only
