@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <sstream>
 
 #include "recipe.h"
 
@@ -48,7 +50,9 @@ void check_same_device(const char* name, const Tensor& t, const Tensor& q) {
 
 /// One cu_seqlens array where it can be read, checked as far as reading it needs. The library
 /// checks the rest.
-Tensor readable_offsets(const char* name, const Tensor& cu, bool on_device) {
+Tensor readable_offsets(const char* name, const Tensor& cu, const Tensor& q, bool on_device) {
+  if (!cu.is_cpu() && !same_device(cu, q))
+    refuse_argument(std::string(name) + ": expected a tensor on the CPU or on the device of q");
   if (cu.dim() != 1 || cu.size(0) < 1 || cu.scalar_type() != ScalarType::Int)
     refuse_argument(std::string(name) +
                     ": expected a one-dimensional int32 tensor of at least one entry, got shape " +
@@ -64,18 +68,21 @@ const int32_t* offsets_of(const Tensor& t) {
   return static_cast<const int32_t*>(t.const_data_ptr());
 }
 
-/// The last offset: how many tokens belong to documents.
+/// The last offset: how many tokens belong to documents. The first one is checked here because the
+/// library reads no offsets where there is no document.
 int64_t covered(const char* name, const int32_t* cu, int64_t count, int64_t total,
                 int64_t longest) {
+  if (cu[0] != 0)
+    refuse_argument(std::string(name) + ": expected to start at 0, got " + std::to_string(cu[0]));
   const int64_t end = cu[count];
   if (end < 0 || end > total)
     refuse_argument(std::string(name) + ": expected to end within the packed length " +
                     std::to_string(total) + ", got " + std::to_string(end));
-  for (int64_t t = 0; longest > 0 && t < count; ++t)
-    if (cu[t + 1] - cu[t] > longest)
+  for (int64_t t = 0; longest >= 0 && t < count; ++t)
+    if (int64_t{cu[t + 1]} - cu[t] > longest)
       refuse_argument(std::string("max_seqlen of ") + name + ": got " + std::to_string(longest) +
                       ", but document " + std::to_string(t) + " has length " +
-                      std::to_string(cu[t + 1] - cu[t]));
+                      std::to_string(int64_t{cu[t + 1]} - cu[t]));
   return end;
 }
 
@@ -88,6 +95,27 @@ void run_on_torch_threads(void*, int64_t count, void (*body)(void*, int64_t), vo
   torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
     for (int64_t i = next++; i < count; i = next++) body(user, i);
   });
+}
+
+void check_longest(const char* name, int64_t longest, bool packed) {
+  if (longest < -1 || (!packed && longest > 0))
+    refuse_argument(std::string(name) + ": expected " +
+                    (packed ? "a length, or -1 for not told" : "-1 without cu_seqlens") + ", got " +
+                    std::to_string(longest));
+}
+
+/// The scale as the library takes it, where 0 stands for "the default": a caller's own value must
+/// neither be 0 nor become it in FP32.
+float scale_of(std::optional<double> softmax_scale) {
+  if (!softmax_scale) return 0.0f;
+  const auto scale = static_cast<float>(*softmax_scale);
+  if (scale == 0.0f || !std::isfinite(scale)) {
+    std::ostringstream got;
+    got << *softmax_scale;
+    refuse_argument("softmax_scale: expected a finite number other than 0 within float32, got " +
+                    got.str());
+  }
+  return scale;
 }
 
 void* current_stream(int32_t device) {
@@ -105,7 +133,10 @@ void refuse_argument(const std::string& what) { throw Error(ErrorKind::invalid_a
 Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offsets offsets) {
   if (options.cu_seqlens_q.has_value() != options.cu_seqlens_k.has_value())
     refuse_argument("cu_seqlens_q, cu_seqlens_k: expected both or neither");
-  const int64_t dims = options.cu_seqlens_q.has_value() ? 3 : 4;
+  const bool has_documents = options.cu_seqlens_q.has_value();
+  check_longest("max_seqlen_q", options.max_seqlen_q, has_documents);
+  check_longest("max_seqlen_k", options.max_seqlen_k, has_documents);
+  const int64_t dims = has_documents ? 3 : 4;
   if (q.dim() != dims || k.dim() != dims)
     refuse_argument("q, k: expected " + std::to_string(dims) + " dimensions, got shapes " +
                     shape_text(q) + " and " + shape_text(k));
@@ -116,15 +147,16 @@ Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offse
   const bool on_device = offsets == Offsets::on_device && q.is_cuda() &&
                          same_device(*options.cu_seqlens_q, q) &&
                          same_device(*options.cu_seqlens_k, q);
-  cu_q_ = readable_offsets("cu_seqlens_q", *options.cu_seqlens_q, on_device);
-  cu_k_ = readable_offsets("cu_seqlens_k", *options.cu_seqlens_k, on_device);
+  cu_q_ = readable_offsets("cu_seqlens_q", *options.cu_seqlens_q, q, on_device);
+  cu_k_ = readable_offsets("cu_seqlens_k", *options.cu_seqlens_k, q, on_device);
   if (cu_q_->size(0) != cu_k_->size(0))
     refuse_argument("cu_seqlens_q, cu_seqlens_k: expected the same length, got " +
                     std::to_string(cu_q_->size(0)) + " and " + std::to_string(cu_k_->size(0)));
   documents_ = {offsets_of(*cu_q_), offsets_of(*cu_k_), cu_q_->size(0) - 1, on_device};
-  tokens_q_ = q.size(0), tokens_k_ = k.size(0);
-  if (on_device) return;
   const int64_t count = documents_.count;
+  // The library reads "no document" as "not packed". There, no token belongs to one.
+  tokens_q_ = count > 0 ? q.size(0) : 0, tokens_k_ = count > 0 ? k.size(0) : 0;
+  if (on_device) return;
   tokens_q_ = covered("cu_seqlens_q", documents_.cu_q, count, q.size(0), options.max_seqlen_q);
   tokens_k_ = covered("cu_seqlens_k", documents_.cu_k, count, k.size(0), options.max_seqlen_k);
 }
@@ -167,10 +199,7 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
   args.q = view_of("q", q, packing, packing.tokens_q());
   args.k = view_of("k", k, packing, packing.tokens_k());
   args.v = view_of("v", v, packing, packing.tokens_k());
-  // The library reads 0 as "the default", so a caller's 0 must not get through as one.
-  if (o.softmax_scale.has_value() && *o.softmax_scale == 0.0)
-    refuse_argument("softmax_scale: expected a number other than 0");
-  args.scale = static_cast<float>(o.softmax_scale.value_or(0.0));
+  args.scale = scale_of(o.softmax_scale);
   args.mask = {o.causal, o.top_left ? Align::top_left : Align::bottom_right, o.window_left,
                o.window_right};
   args.documents = packing.documents();

@@ -18,12 +18,12 @@ using torch::stable::Tensor;
 /// The arguments that forward and backward share, as they come through the operator.
 struct Options {
   std::optional<Tensor> cu_seqlens_q, cu_seqlens_k;
-  int64_t max_seqlen_q, max_seqlen_k;  // 0: not told
+  int64_t max_seqlen_q, max_seqlen_k;  // -1: not told
   std::optional<double> softmax_scale;
   bool causal, top_left;
   int64_t window_left, window_right;
   std::string recipe;
-  int64_t seed;
+  int64_t seed;  // the bits of the recipe's unsigned seed
 };
 
 /// Who reads the document boundaries of a GPU call: its kernels, if the boundaries are on its

@@ -2,6 +2,7 @@
 #include "recipe.h"
 
 #include <charconv>
+#include <set>
 #include <sstream>
 
 #include "sagebwd/error.h"
@@ -39,10 +40,12 @@ Recipe parse_recipe(const std::string& text) {
   std::string word;
   words >> word;
   Recipe r = recipe_by_name(word);
+  std::set<std::string> seen;
   while (words >> word) {
     const size_t at = word.find('=');
     if (at == std::string::npos) refuse("expected key=value, got '" + word + "'");
     const std::string key = word.substr(0, at), value = word.substr(at + 1);
+    if (!seen.insert(key).second) refuse(key + ": expected once, got it twice");
     if (key == "tile_q")
       r.tile_q = to_int(key, value);
     else if (key == "tile_k")

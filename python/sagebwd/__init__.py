@@ -9,8 +9,9 @@ Six of the seven matmuls of an attention layer run in INT8; ``recipe=`` says how
 ``backward="bf16"`` takes the backward out of INT8, and ``sagebwd.is_supported(q, k, v)`` says
 beforehand whether a call will run and, if not, why.
 
-Importing this package registers two operators with PyTorch. It starts no device, patches nothing,
-and imports no framework: those live in ``sagebwd.integrations`` and act only when called.
+Importing this package registers two operators with PyTorch, and how many operations each of them
+takes (``FlopCounterMode``). It starts no device, patches nothing, and imports no framework: those
+live in ``sagebwd.integrations`` and act only when called.
 """
 
 from importlib import import_module as _import_module
@@ -19,15 +20,23 @@ from . import _library
 
 _library.load()
 
+from . import flops  # noqa: E402
 from .attention import Support, attention, attention_varlen, is_supported  # noqa: E402
 from .drop_ins import (  # noqa: E402
     flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
     sageattn,
     sageattn_varlen,
     scaled_dot_product_attention,
 )
+from .kv_cache import flash_attn_with_kvcache  # noqa: E402
 from .recipe import Recipe  # noqa: E402
+
+flops.register()
 
 __version__ = _library.version()
 
@@ -38,7 +47,12 @@ __all__ = [
     "attention_varlen",
     "diagnose",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "integrations",
     "is_supported",
     "sageattn",

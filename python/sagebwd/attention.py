@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from . import ops
+from . import arguments, ops
 from .recipe import as_recipe
 
 #: ``backward="bf16"`` takes these out of INT8. Not S', the logits rebuilt in the backward: P =
@@ -70,9 +70,12 @@ def attention(
     return_max_logit
         Also return the largest scaled logit, float32 [b, h]: above some 30 expect errors to grow.
 
-    Under autocast, inputs are cast to its dtype. Raises ValueError for arguments that contradict
-    each other and NotImplementedError for what is not supported.
+    Under autocast, inputs are cast to its dtype. On the meta device only shapes are computed.
+    Raises TypeError or ValueError for arguments that make no sense or contradict each other, and
+    NotImplementedError for what is not supported.
     """
+    return_lse = arguments.flag("return_lse", return_lse)
+    return_max_logit = arguments.flag("return_max_logit", return_max_logit)
     options, (q, k, v) = _dense(
         q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward
     )
@@ -112,9 +115,9 @@ def attention_varlen(
 
     Document i holds tokens ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` and the keys between
     the same entries of ``cu_seqlens_k``: int32 tensors of equal length. Empty documents are fine;
-    tokens after the last offset belong to none and give 0. ``max_seqlen_*``, if told, must not be
-    too small. The log-sum-exp is [h, t], the largest logit [documents, h]. The rest is as in
-    :func:`attention`.
+    tokens after the last offset belong to none and give 0, and so do all where 0 is the only
+    offset. ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest
+    logit [documents, h]. The rest is as in :func:`attention`.
 
     Offsets on the CPU are checked. Offsets on q's GPU are read there: the call waits for nothing,
     can be captured into a CUDA graph, and a replay takes the offsets it finds. They cannot be
@@ -188,11 +191,13 @@ def is_supported(
                 recipe,
                 backward,
             )
+        if q.device.type == "meta":
+            return Support(True)  # shapes are all that is computed there
         for is_backward in (False, True):
             answers = ops.explain(*tensors, options, is_backward=is_backward)
             if not any(state == "chosen" for _, state, _ in answers):
                 return Support(False, "; ".join(f"{name}: {why}" for name, _, why in answers))
-    except (ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
     return Support(True)
 
@@ -211,7 +216,7 @@ def _dense(q, k, v, causal, softmax_scale, window_size, layout, align, recipe, b
         raise ValueError(
             f"q, k, v: expected one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
         )
-    _check_heads(q.shape[1], k.shape[1])
+    check_heads(q.shape[1], k.shape[1])
     options = _options(causal, softmax_scale, window_size, align, recipe, backward)
     return options, _readable(q, k, v)
 
@@ -233,15 +238,9 @@ def _packed(
 ):
     """Operator options and q, k, v as [t, h, d]."""
     check_tensors(q, k, v, dims=3)
-    _check_heads(q.shape[1], k.shape[1])
-    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if not isinstance(cu, torch.Tensor) or cu.dtype != torch.int32 or cu.dim() != 1:
-            got = (
-                f"{cu.dtype} {tuple(cu.shape)}"
-                if isinstance(cu, torch.Tensor)
-                else type(cu).__name__
-            )
-            raise ValueError(f"{name}: expected a one-dimensional int32 tensor, got {got}")
+    check_heads(q.shape[1], k.shape[1])
+    _check_offsets("cu_seqlens_q", cu_seqlens_q, q)
+    _check_offsets("cu_seqlens_k", cu_seqlens_k, q)
     options = _options(causal, softmax_scale, window_size, align, recipe, backward)._replace(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
@@ -252,9 +251,15 @@ def _packed(
 
 
 def check_tensors(q, k, v, dims):
-    """Raises ValueError or NotImplementedError unless q, k, v fit together and are of a kind that
-    is supported."""
+    """Raises unless q, k, v are tensors that fit together and of a kind that is supported."""
     for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(t).__name__}")
+        if t.layout != torch.strided:
+            raise NotImplementedError(
+                f"{name}: expected a dense tensor, got {t.layout}; use .to_dense(), or give the "
+                "values() and offsets() of a jagged tensor to attention_varlen"
+            )
         if t.dim() != dims:
             raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(t.shape)}")
         if not t.is_floating_point() or t.dtype not in _DTYPES:
@@ -274,18 +279,28 @@ def check_tensors(q, k, v, dims):
         raise ValueError(f"k, v: expected one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
 
 
-def _check_heads(heads, kv_heads):
+def _check_offsets(name, cu, q):
+    if not isinstance(cu, torch.Tensor):
+        raise TypeError(f"{name}: expected a one-dimensional int32 tensor, got {type(cu).__name__}")
+    if cu.dtype != torch.int32 or cu.dim() != 1:
+        raise ValueError(
+            f"{name}: expected a one-dimensional int32 tensor (.int() makes it one), "
+            f"got {cu.dtype} {tuple(cu.shape)}"
+        )
+    if cu.device != q.device and cu.device.type != "cpu":
+        raise ValueError(f"{name}: expected q's device {q.device} or the CPU, got {cu.device}")
+
+
+def check_heads(heads, kv_heads):
     if kv_heads == 0 or heads % kv_heads != 0:
         raise ValueError(f"heads: expected q's to be a multiple of k's, got {heads} and {kv_heads}")
 
 
 def _length(name, value):
-    """A longest length for the operator, where 0 stands for "not told"."""
+    """A longest length for the operator, where -1 stands for "not told"."""
     if value is None:
-        return 0
-    if isinstance(value, torch.Tensor):
-        raise ValueError(f"{name}: expected an int, got a tensor (use .item(), or leave it out)")
-    return value
+        return -1
+    return arguments.integer(name, value, 0, 2**63 - 1, "a length, or None if not known")
 
 
 def _options(causal, softmax_scale, window_size, align, recipe, backward):
@@ -293,15 +308,11 @@ def _options(causal, softmax_scale, window_size, align, recipe, backward):
         raise ValueError(f"align: expected 'bottom_right' or 'top_left', got {align!r}")
     if backward not in ("int8", "bf16"):
         raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
-    if softmax_scale is not None and softmax_scale == 0:
-        raise ValueError("softmax_scale: expected a number other than 0")
-    left, right = (-1 if side is None else side for side in window_size)
-    if left < -1 or right < -1:
-        raise ValueError(f"window_size: expected -1 (open) or more, got {tuple(window_size)}")
+    left, right = arguments.window("window_size", window_size)
     recipe = as_recipe(recipe)
     return ops.Options(
-        softmax_scale=None if softmax_scale is None else float(softmax_scale),
-        causal=bool(causal),
+        softmax_scale=arguments.scale("softmax_scale", softmax_scale),
+        causal=arguments.flag("causal", causal),
         top_left=align == "top_left",
         window_left=left,
         window_right=right,
@@ -313,7 +324,7 @@ def _options(causal, softmax_scale, window_size, align, recipe, backward):
 def _readable(q, k, v):
     """q, k, v in autocast's dtype, with the channels next to each other."""
     device = q.device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if k.dtype != q.dtype or v.dtype != q.dtype:
@@ -322,7 +333,9 @@ def _readable(q, k, v):
 
 
 def _deterministic(flag):
-    return torch.are_deterministic_algorithms_enabled() if flag is None else bool(flag)
+    if flag is None:
+        return torch.are_deterministic_algorithms_enabled()
+    return arguments.flag("deterministic", flag)
 
 
 def _results(out, lse, max_logit, return_lse, return_max_logit):

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what the attention layers of a live model compute: q, k, v of every call and the gradient
-of its result."""
+"""Records what the attention layers of a live model compute: q, k, v of every call, what it masks,
+and the gradient of its result."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Optional
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from .masks import documents_of, visible_keys
+
 
 @dataclass
 class Layer:
-    """One attention call: tensors as [b, h, n, d], detached."""
+    """One attention call: tensors as [b, h, n, d], detached. With documents, b is 1 and the tokens
+    of all of them follow each other."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -23,23 +28,60 @@ class Layer:
     top_left: bool
     window: tuple
     unsupported: Optional[str] = None  # why it cannot be compared
+    documents: Optional[tuple] = None  # offsets of queries and of keys, lists of ints
+
+    def pieces(self):
+        """Layers without documents: this one, or one for each document that has pairs."""
+        if self.documents is None:
+            return [self]
+        pieces = []
+        for i in range(len(self.documents[0]) - 1):
+            q, k = (slice(cu[i], cu[i + 1]) for cu in self.documents)
+            if q.start < q.stop and k.start < k.stop:
+                parts = (self.q[:, :, q], self.k[:, :, k], self.v[:, :, k], self.dout[:, :, q])
+                names = ("q", "k", "v", "dout")
+                pieces.append(replace(self, documents=None, **dict(zip(names, parts))))
+        return pieces
 
 
 class Capture(TorchFunctionMode):
     """While active, notes every call of ``F.scaled_dot_product_attention`` and of this library's
-    operator. The calls themselves run as they would."""
+    operator, those inside of ``nn.MultiheadAttention`` too. The calls themselves run as they
+    would."""
 
     def __init__(self):
         super().__init__()
         self.layers = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention:
-            self._sdpa(result, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(args, kwargs)
+        result = func(*args, **kwargs)
+        if func is _SDPA:
+            self._sdpa(result, *args, **kwargs)
         elif func is torch.ops.sagebwd.fwd.default:
             self._ours(result[0], *args)
         return result
+
+    def _multi_head(self, args, kwargs):
+        """PyTorch calls this function as a whole, and a mode sees nothing of what it calls. When
+        asked for weights, as it is by default, it multiplies matrices by hand: the same output
+        then comes from the call without them, and the weights from one more."""
+
+        def noted(*a, **k):
+            out = _SDPA(*a, **k)
+            self._sdpa(out, *a, **k)
+            return out
+
+        want_weights = kwargs.get("need_weights", True)
+        with mock.patch.object(F, "scaled_dot_product_attention", noted):
+            out, weights = F.multi_head_attention_forward(
+                *args, **{**kwargs, "need_weights": False}
+            )
+        if want_weights:
+            weights = F.multi_head_attention_forward(*args, **kwargs)[1]
+        return out, weights
 
     def _sdpa(
         self,
@@ -53,39 +95,110 @@ class Capture(TorchFunctionMode):
         scale=None,
         enable_gqa=False,
     ):
-        q, k, v = (t if t.dim() == 4 else t.unsqueeze(0) for t in (query, key, value))
-        why = "an attention mask" if attn_mask is not None else "dropout" if dropout_p else None
+        q, k, v = (_batched(t) for t in (query, key, value))
+        why = documents = None
         if q.dim() != 4:
             why = f"{q.dim()} dimensions"
-        self._note(out, q, k, v, scale, is_causal, True, (-1, -1), why)
+        elif dropout_p:
+            why = "dropout (call model.eval() first, or set it to 0)"
+        elif attn_mask is not None:
+            try:
+                sizes = (*q.shape[:3], k.shape[2])
+                documents = documents_of(visible_keys(attn_mask, *sizes))
+            except NotImplementedError as error:
+                why = str(error)
+        if documents is None:
+            self._note(out, q, k, v, scale, is_causal, True, (-1, -1), why)
+        else:
+            self._masked(out, q, k, v, scale, documents)
+
+    def _masked(self, out, q, k, v, scale, documents):
+        """A call with a mask, as the documents that the mask stands for."""
+        (left, right), top_left = documents.window, documents.top_left
+        mask = (True, top_left, (left, -1)) if right == 0 else (False, top_left, (left, right))
+        if documents.is_batch:
+            self._note(out, q, k, v, scale, *mask)
+            return
+        rows = lambda t, index: documents.rows(t, index).transpose(0, 1)[None]
+        self._note(
+            out,
+            rows(q, documents.index_q),
+            *(rows(t, documents.index_k) for t in (k, v)),
+            scale,
+            *mask,
+            documents=(documents.cu_q.tolist(), documents.cu_k.tolist()),
+            part=lambda grad: rows(_batched(grad), documents.index_q),
+        )
 
     def _ours(
         self, out, q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, top_left, left, right, *rest
     ):
-        why = "a packed batch" if cu_q is not None else None
-        self._note(out, q, k, v, scale, causal, top_left, (left, right), why)
+        if cu_q is None:
+            self._note(out, q, k, v, scale, causal, top_left, (left, right))
+            return
+        documents = (cu_q.tolist(), cu_k.tolist())
+        tokens = lambda t, cu: t[: cu[-1]].transpose(0, 1)[None]
+        self._note(
+            out,
+            tokens(q, documents[0]),
+            *(tokens(t, documents[1]) for t in (k, v)),
+            scale,
+            causal,
+            top_left,
+            (left, right),
+            documents=documents,
+            part=lambda grad: tokens(grad, documents[0]),
+        )
 
-    def _note(self, out, q, k, v, scale, causal, top_left, window, why):
+    def _note(
+        self, out, q, k, v, scale, causal, top_left, window, why=None, documents=None, part=None
+    ):
+        """``part`` takes from the gradient of out what belongs to q."""
         copies = (t.detach().clone() for t in (q, k, v))
-        layer = Layer(*copies, None, scale, causal, top_left, window, why)
+        layer = Layer(*copies, None, scale, causal, top_left, window, why, documents)
         self.layers.append(layer)
         if out.requires_grad:
 
             def keep(grad):
-                layer.dout = (grad if grad.dim() == 4 else grad.unsqueeze(0)).detach().clone()
+                layer.dout = (part(grad) if part else _batched(grad)).detach().clone()
 
             out.register_hook(keep)
 
 
+_SDPA = F.scaled_dot_product_attention
+
+
+def _batched(t):
+    return t.unsqueeze(0) if t.dim() == 3 else t
+
+
 def save(layers, path):
-    """Writes the captures as safetensors, one set ``layer.<n>.{q,k,v,dout}`` per layer, for
-    ``sagebwd trace``."""
+    """Writes the captures as safetensors for ``sagebwd trace --from``: one set
+    ``layer.<n>.{q,k,v,dout}`` per layer, and in the metadata, as ``layer.<n>.attention``, what was
+    computed: the mask, the scale of the logits, the documents. Layers without a gradient, or that
+    cannot be compared, are left out."""
     from safetensors.torch import save_file
 
-    tensors = {}
+    tensors, metadata = {}, {}
     for i, layer in enumerate(layers):
-        if layer.dout is None:
+        if layer.dout is None or layer.unsupported:
             continue
         for name in ("q", "k", "v", "dout"):
             tensors[f"layer.{i}.{name}"] = getattr(layer, name).contiguous().cpu()
-    save_file(tensors, path)
+        metadata[f"layer.{i}.attention"] = json.dumps(_description(layer))
+    if not tensors:
+        raise ValueError("save: no layer with a gradient that can be compared; nothing was written")
+    save_file(tensors, path, metadata)
+
+
+def _description(layer):
+    q, k = layer.q.shape[2], layer.k.shape[2]
+    about = {
+        "causal": bool(layer.causal),
+        "align": "top_left" if layer.top_left else "bottom_right",
+        "window": [-1 if side >= max(q, k) else side for side in layer.window],
+        "softmax_scale": layer.scale if layer.scale is not None else layer.q.shape[-1] ** -0.5,
+    }
+    if layer.documents is not None:
+        about["cu_seqlens_q"], about["cu_seqlens_k"] = layer.documents
+    return about

@@ -9,7 +9,7 @@ from typing import Optional
 
 import torch
 
-from .attention import attention
+from .attention import attention, is_supported
 from .capture import Capture, save
 from .recipe import as_recipe
 
@@ -58,8 +58,9 @@ def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file
         Where the table is printed; None: nowhere.
 
     Reaches attention through ``F.scaled_dot_product_attention`` (transformers:
-    ``attn_implementation="sdpa"``) or through this library. Gradients of the parameters are left as
-    they were.
+    ``attn_implementation="sdpa"``), ``nn.MultiheadAttention`` or this library. Masks may hold
+    padding, a causal mask, a sliding window or documents; layers with dropout or masks of other
+    kinds are named, not compared. Gradients of the parameters are left as they were.
     """
     layers = _run(model, batch, loss)
     if save_to is not None:
@@ -98,14 +99,19 @@ def _run(model, batch, loss):
 
 def _layer(index, layer, recipe):
     if layer.unsupported or layer.dout is None:
-        why = layer.unsupported or "no gradient"
+        why = layer.unsupported or "no gradient came back to it"
         return LayerReport(index, verdict=f"not compared: {why}")
-    exact = _exact(layer)
-    errors, max_logit = _errors(layer, exact, recipe)
-    return LayerReport(index, errors, max_logit, _verdict(layer, exact, recipe, errors, max_logit))
+    support = is_supported(layer.q, layer.k, layer.v, layout="bhsd", recipe=recipe)
+    if not support:
+        return LayerReport(index, verdict=f"not compared: {support.reason}")
+    exact = [(piece, _exact(piece)) for piece in layer.pieces()]
+    if not exact:
+        return LayerReport(index, verdict="not compared: no query sees a key")
+    errors, max_logit = _errors(exact, recipe)
+    return LayerReport(index, errors, max_logit, _verdict(exact, recipe, errors, max_logit))
 
 
-def _verdict(layer, exact, recipe, errors, max_logit):
+def _verdict(exact, recipe, errors, max_logit):
     worst = max(errors[n] for n in ("O", "dQ", "dK", "dV"))
     if not math.isfinite(worst):
         return "not finite: check the inputs"
@@ -118,7 +124,7 @@ def _verdict(layer, exact, recipe, errors, max_logit):
         'backward="bf16"': replace(recipe, high_precision=("dV", "dP", "dQ", "dK")),
     }
     tried = {
-        name: max(_errors(layer, exact, r)[0][n] for n in ("O", "dQ", "dK", "dV"))
+        name: max(_errors(exact, r)[0][n] for n in ("O", "dQ", "dK", "dV"))
         for name, r in remedies.items()
     }
     best = min(tried, key=tried.get)
@@ -176,7 +182,26 @@ def _exact(layer):
     }
 
 
-def _errors(layer, exact, recipe):
+def _errors(exact, recipe):
+    """Relative errors over all pieces of a layer, given with their exact results, and its largest
+    logit."""
+    squares, tops = {}, []
+    for layer, want in exact:
+        got, top = _int8(layer, recipe)
+        tops.append(top)
+        for name, value in got.items():
+            error, norm = squares.get(name, (0.0, 0.0))
+            difference = value.detach().double() - want[name]
+            squares[name] = (
+                error + difference.square().sum().item(),
+                norm + want[name].square().sum().item(),
+            )
+    rel = lambda error, norm: math.sqrt(error / norm) if norm > 0 else 0.0
+    return {name: rel(*pair) for name, pair in squares.items()}, max(tops)
+
+
+def _int8(layer, recipe):
+    """What INT8 attention computes of a layer, and its largest logit."""
     leaves = [t.requires_grad_() for t in (layer.q.clone(), layer.k.clone(), layer.v.clone())]
     out, lse, top = attention(
         *leaves,
@@ -197,13 +222,7 @@ def _errors(layer, exact, recipe):
         dout = layer.dout.double()
         got["P"] = p
         got["dS"] = p * (dout @ v.mT - (dout * out.double()).sum(-1, keepdim=True))
-    return {n: _rel(got[n], exact[n]) for n in exact if n in got}, top.max().item()
-
-
-def _rel(a, b):
-    b = b.double()
-    norm = b.norm()
-    return ((a.detach().double() - b).norm() / norm).item() if norm > 0 else 0.0
+    return got, top.max().item()
 
 
 def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:

@@ -9,21 +9,41 @@ from dataclasses import replace
 
 import torch
 
+from . import arguments
 from .attention import attention, attention_varlen
+from .masks import attention_with_mask
 from .recipe import Recipe
 
+_REMEDIES = {
+    "dropout_p": "pass 0.0 (dropout outside of attention may stay)",
+    "softcap": "pass 0.0; normalised queries and keys (QK-norm) keep logits small as well",
+    "alibi_slopes": "pass None and use positions that are part of q and k, such as rotary ones",
+    "block_table": "gather the pages into one tensor of keys and one of values first",
+    "rotary_cos": "rotate q and k before the call and pass None",
+    "rotary_sin": "rotate q and k before the call and pass None",
+    "num_splits": "pass 0, which leaves it to the library",
+}
 
-def _refuse(**unsupported):
+
+def refuse(**unsupported):
     """Raises for every argument that is not at the value which switches it off."""
     for name, (value, off) in unsupported.items():
-        if value is not off and value != off:
-            raise NotImplementedError(f"sagebwd: {name}={value!r} is not supported")
+        if isinstance(value, torch.Tensor) or (value is not off and value != off):
+            shown = "" if isinstance(value, torch.Tensor) else f"={value!r}"
+            raise NotImplementedError(f"sagebwd: {name}{shown} is not supported; {_REMEDIES[name]}")
 
 
-def _refuse_tensor(**unsupported):
-    for name, value in unsupported.items():
-        if value is not None:
-            raise NotImplementedError(f"sagebwd: {name} is not supported")
+def _unpacked(name, packed, axis, parts):
+    """The tensors that are stacked along an axis. Views: the gradient is put together once."""
+    dims = axis + 3
+    if not isinstance(packed, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(packed).__name__}")
+    if packed.dim() != dims or packed.shape[axis] != parts:
+        shape = "[batch, tokens, " if axis == 2 else "[tokens, "
+        raise ValueError(
+            f"{name}: expected {shape}{parts}, heads, head dim], got {tuple(packed.shape)}"
+        )
+    return packed.unbind(axis)
 
 
 def flash_attn_func(
@@ -42,8 +62,8 @@ def flash_attn_func(
     """FlashAttention's: q [b, s, h, d], causal mask at the bottom right. ``return_attn_probs``
     gives (out, lse, None) as the original does without dropout. ``deterministic=False`` follows
     PyTorch's global flag."""
-    _refuse(dropout_p=(dropout_p, 0.0), softcap=(softcap, 0.0))
-    _refuse_tensor(alibi_slopes=alibi_slopes)
+    refuse(dropout_p=(dropout_p, 0.0), softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None))
+    return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     out, lse = attention(
         q,
         k,
@@ -76,8 +96,13 @@ def flash_attn_varlen_func(
     block_table=None,
 ):
     """FlashAttention's packed form: q [t, h, d], int32 offsets, lse [h, t]."""
-    _refuse(dropout_p=(dropout_p, 0.0), softcap=(softcap, 0.0))
-    _refuse_tensor(alibi_slopes=alibi_slopes, block_table=block_table)
+    refuse(
+        dropout_p=(dropout_p, 0.0),
+        softcap=(softcap, 0.0),
+        alibi_slopes=(alibi_slopes, None),
+        block_table=(block_table, None),
+    )
+    return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     out, lse = attention_varlen(
         q,
         k,
@@ -95,26 +120,173 @@ def flash_attn_varlen_func(
     return (out, lse, None) if return_attn_probs else out
 
 
-def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False):
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """FlashAttention's with q, k and v stacked: qkv [b, s, 3, h, d]."""
+    return flash_attn_func(
+        *_unpacked("qkv", qkv, 2, 3),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """FlashAttention's with k and v stacked: kv [b, sk, 2, hk, d]."""
+    return flash_attn_func(
+        q,
+        *_unpacked("kv", kv, 2, 2),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """FlashAttention's packed form with q, k and v stacked: qkv [t, 3, h, d]."""
+    return flash_attn_varlen_func(
+        *_unpacked("qkv", qkv, 1, 3),
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """FlashAttention's packed form with k and v stacked: kv [tk, 2, hk, d]."""
+    return flash_attn_varlen_func(
+        q,
+        *_unpacked("kv", kv, 1, 2),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def sageattn(
+    q,
+    k,
+    v,
+    tensor_layout="HND",
+    is_causal=False,
+    sm_scale=None,
+    return_lse=False,
+    *,
+    attn_mask=None,
+    smooth_k=True,
+):
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``). The
-    original defines a causal mask only for as many keys as queries, and so does this."""
+    original defines a causal mask only for as many keys as queries, and so does this. An attn_mask,
+    as :func:`torch.nn.functional.scaled_dot_product_attention` takes it, may hold padding, a causal
+    mask, a window or documents; its values are read."""
     if tensor_layout not in ("HND", "NHD"):
         raise ValueError(f"tensor_layout: expected 'HND' or 'NHD', got {tensor_layout!r}")
+    is_causal = arguments.flag("is_causal", is_causal)
+    return_lse = arguments.flag("return_lse", return_lse)
     tokens = 2 if tensor_layout == "HND" else 1
     if is_causal and q.shape[tokens] != k.shape[tokens]:
         raise NotImplementedError(
             "sageattn: is_causal needs as many keys as queries, got "
             f"{k.shape[tokens]} and {q.shape[tokens]}; sagebwd.attention takes align="
         )
-    return attention(
-        q,
-        k,
-        v,
-        causal=is_causal,
-        softmax_scale=sm_scale,
-        layout="bhsd" if tensor_layout == "HND" else "bshd",
-        return_lse=return_lse,
+    recipe = replace(Recipe(), smooth_k=smooth_k)
+    if attn_mask is None:
+        return attention(
+            q,
+            k,
+            v,
+            causal=is_causal,
+            softmax_scale=sm_scale,
+            layout="bhsd" if tensor_layout == "HND" else "bshd",
+            recipe=recipe,
+            return_lse=return_lse,
+        )
+    _one_mask(is_causal)
+    turn = (lambda t: t) if tensor_layout == "HND" else (lambda t: t.transpose(1, 2))
+    out, lse = attention_with_mask(
+        turn(q), turn(k), turn(v), attn_mask, softmax_scale=sm_scale, recipe=recipe
     )
+    return (turn(out), lse) if return_lse else turn(out)
+
+
+def _one_mask(is_causal):
+    if is_causal:
+        raise ValueError("attn_mask, is_causal: expected one of them; make the mask itself causal")
 
 
 def sageattn_varlen(
@@ -132,6 +304,7 @@ def sageattn_varlen(
     """SageAttention's packed form, with gradients: q [t, h, d]. A causal mask needs documents with
     as many keys as queries: the same offsets for both. Compiled code compares the longest lengths
     only."""
+    is_causal = arguments.flag("is_causal", is_causal)
     if is_causal and not _same_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         raise NotImplementedError(
             "sageattn_varlen: is_causal needs documents with as many keys as queries; "
@@ -147,7 +320,7 @@ def sageattn_varlen(
         max_seqlen_k,
         causal=is_causal,
         softmax_scale=sm_scale,
-        recipe=replace(Recipe(), smooth_k=bool(smooth_k)),
+        recipe=replace(Recipe(), smooth_k=smooth_k),
     )
 
 
@@ -168,9 +341,10 @@ def scaled_dot_product_attention(
     scale=None,
     enable_gqa=False,
 ):
-    """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left."""
-    _refuse_tensor(attn_mask=attn_mask)
-    _refuse(dropout_p=(dropout_p, 0.0))
+    """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left. An attn_mask may hold
+    padding, a causal mask, a window or documents; its values are read."""
+    refuse(dropout_p=(dropout_p, 0.0))
+    is_causal = arguments.flag("is_causal", is_causal)
     if query.dim() not in (3, 4):
         raise NotImplementedError(
             "scaled_dot_product_attention: expected 3 or 4 dimensions, "
@@ -179,12 +353,20 @@ def scaled_dot_product_attention(
     single = query.dim() == 3
     if single:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+    if not arguments.flag("enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"scaled_dot_product_attention: {query.shape[1]} query heads and {key.shape[1]} key "
             "heads need enable_gqa=True"
         )
-    out = attention(
-        query, key, value, causal=is_causal, softmax_scale=scale, layout="bhsd", align="top_left"
-    )
+    if attn_mask is not None:
+        _one_mask(is_causal)
+        out, _ = attention_with_mask(query, key, value, attn_mask, softmax_scale=scale)
+    else:
+        out = attention(
+            *(query, key, value),
+            causal=is_causal,
+            softmax_scale=scale,
+            layout="bhsd",
+            align="top_left",
+        )
     return out.squeeze(0) if single else out

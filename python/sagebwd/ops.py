@@ -21,8 +21,8 @@ class Options(NamedTuple):
 
     cu_seqlens_q: Optional[Tensor] = None
     cu_seqlens_k: Optional[Tensor] = None
-    max_seqlen_q: int = 0  # 0: not told
-    max_seqlen_k: int = 0
+    max_seqlen_q: int = -1  # -1: not told
+    max_seqlen_k: int = -1
     softmax_scale: Optional[float] = None
     causal: bool = False
     top_left: bool = False
@@ -30,6 +30,10 @@ class Options(NamedTuple):
     window_right: int = -1
     recipe: str = "vectorwise"
     seed: int = 0
+
+    def signed(self):
+        """The options as the operators take them: the 64 bits of the seed as a signed integer."""
+        return self if self.seed < 2**63 else self._replace(seed=self.seed - 2**64)
 
 
 _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": NotImplementedError}
@@ -68,21 +72,25 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
-    return _call(_ops.fwd.default, q, k, v, *options, deterministic, return_max_logit)
+    return _call(_ops.fwd.default, q, k, v, *options.signed(), deterministic, return_max_logit)
 
 
 def backward(dout, q, k, v, out, lse, dlse, options, *, deterministic=False, partial_kv=False):
     """(dq, dk, dv). ``partial_kv``: k and v are part of the keys and lse is of all of them (a ring
     step)."""
     return _call(
-        _ops.bwd.default, dout, q, k, v, out, lse, dlse, *options, deterministic, partial_kv
+        _ops.bwd.default,
+        *(dout, q, k, v, out, lse, dlse),
+        *options.signed(),
+        deterministic,
+        partial_kv,
     )
 
 
 def explain(q, k, v, options, *, is_backward=False):
     """[(implementation, "chosen" | "able" | "no", tile sizes or the reason it declines)], best
     first."""
-    text = _call(_ops.explain.default, q, k, v, *options, is_backward)
+    text = _call(_ops.explain.default, q, k, v, *options.signed(), is_backward)
     return [tuple(entry.split("\t")) for entry in _lines(text)]
 
 
@@ -93,8 +101,39 @@ def _lines(text):
 # --- fake kernels: shapes and strides without data ------------------------------------------------
 
 
+# They serve fake tensors (compile, export) and the meta device. What only shapes tell is refused as
+# the kernels refuse it.
+
+
+def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise ValueError("cu_seqlens_q, cu_seqlens_k: expected both or neither")
+    dims = 4 if cu_seqlens_q is None else 3
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != dims:
+            raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(t.shape)}")
+        if t.dtype != q.dtype or t.device != q.device:
+            raise ValueError(
+                f"{name}: expected q's {q.dtype} on {q.device}, got {t.dtype} on {t.device}"
+            )
+    if k.shape != v.shape or k.shape[-1] != q.shape[-1] or (dims == 4 and k.shape[0] != q.shape[0]):
+        raise ValueError(
+            "q, k, v: expected one head dim and batch size and one shape of k and v, got "
+            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if cu is not None and cu.device.type != "cpu" and cu.device != q.device:
+            raise ValueError(f"{name}: expected q's device {q.device} or the CPU, got {cu.device}")
+        if cu is not None and (cu.dim() != 1 or cu.dtype != torch.int32 or cu.shape[0] < 1):
+            raise ValueError(
+                f"{name}: expected a one-dimensional int32 tensor of at least one entry, got "
+                f"{cu.dtype} {tuple(cu.shape)}"
+            )
+
+
 @torch.library.register_fake("sagebwd::fwd")
 def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
+    _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k)
     return_max_logit = rest[-1]
     out = torch.empty_like(q)
     if cu_seqlens_q is None:
@@ -108,7 +147,14 @@ def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
 
 
 @torch.library.register_fake("sagebwd::bwd")
-def _bwd_fake(dout, q, k, v, *rest):
+def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
+    _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    for name, t in (("dout", dout), ("out", out), ("lse", lse), ("dlse", dlse)):
+        if t is not None and t.device != q.device:
+            raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
+    for name, t in (("dout", dout), ("out", out)):
+        if t.shape != q.shape:
+            raise ValueError(f"{name}: expected q's shape {tuple(q.shape)}, got {tuple(t.shape)}")
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 

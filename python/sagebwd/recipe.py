@@ -3,11 +3,21 @@
 
 from dataclasses import dataclass, replace
 
+from . import arguments
+
 #: The seven matmuls and their bits, in the order they run.
 MATMULS = {"S": 1, "O": 2, "S'": 4, "dV": 8, "dP": 16, "dQ": 32, "dK": 64}
 
 _SCHEMES = ("vectorwise", "paper")
 _ROUNDINGS = ("nearest", "dither")
+# Field: from, to, in words. The library says which of these it can run.
+_INTEGERS = {
+    "tile_q": (0, 256, "0 or a multiple of 64 up to 256"),
+    "tile_k": (0, 256, "0 or a multiple of 64 up to 256"),
+    "seed": (0, 2**64 - 1, "an int from 0 to 2**64 - 1"),
+    "pv16_tiles": (-1, 2**31 - 1, "-1 (all) or a number of tiles"),
+    "p_levels": (0, 255, "127, 255 or 0 (the backend's choice)"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,16 +62,22 @@ class Recipe:
             raise ValueError(
                 f"recipe rounding: expected one of {_ROUNDINGS}, got {self.rounding!r}"
             )
-        if isinstance(self.high_precision, str):
+        for key, (low, high, expected) in _INTEGERS.items():
+            value = arguments.integer(f"recipe {key}", getattr(self, key), low, high, expected)
+            object.__setattr__(self, key, value)
+        for key in ("smooth_k", "smooth_q", "smooth_v"):
+            object.__setattr__(self, key, arguments.flag(f"recipe {key}", getattr(self, key)))
+        if isinstance(self.high_precision, str) or not hasattr(self.high_precision, "__iter__"):
             raise ValueError(
-                "recipe high_precision: expected a tuple of matmul names, got a string"
+                "recipe high_precision: expected a tuple of matmul names, got "
+                f"{self.high_precision!r}"
             )
+        object.__setattr__(self, "high_precision", tuple(self.high_precision))
         for name in self.high_precision:
             if name not in MATMULS:
                 raise ValueError(
                     f"recipe high_precision: expected names of {tuple(MATMULS)}, got {name!r}"
                 )
-        object.__setattr__(self, "high_precision", tuple(self.high_precision))
 
     @staticmethod
     def paper(**changes):

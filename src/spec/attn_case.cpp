@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <vector>
@@ -35,6 +36,12 @@ std::vector<std::string_view> split(std::string_view text, std::string_view sepa
     at = end + 1;
   }
   return parts;
+}
+
+/// The fewest digits that give the number back.
+std::string shortest(float value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
 bool on_or_off(std::string_view value, std::string_view token) {
@@ -104,6 +111,12 @@ class Parser {
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected window=<left>,<right>");
       case_.mask.window_left = number<int64_t>(sides[0], t, -1, kMaxSize);
       case_.mask.window_right = number<int64_t>(sides[1], t, -1, kMaxSize);
+    } else if (name == "scale") {
+      const auto [end, error] =
+          std::from_chars(value.data(), value.data() + value.size(), case_.scale);
+      SAGE_CHECK(error == std::errc{} && end == value.data() + value.size() &&
+                     std::isfinite(case_.scale) && case_.scale != 0.0f,
+                 "case token \"" << t << "\": expected a number other than 0");
     } else if (name == "tile") {
       const auto sides = split(value, "x");
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected tile=<queries>x<keys>");
@@ -191,6 +204,7 @@ std::string AttnCase::to_string() const {
   if (mask.align == Align::top_left) s << " align=top_left";
   if (mask.window_left >= 0 || mask.window_right >= 0)
     s << " window=" << mask.window_left << "," << mask.window_right;
+  if (scale != 0.0f) s << " scale=" << shortest(scale);
   s << " " << dtype_name(dtype) << " " << scheme_name(recipe.scheme)
     << (layout == Layout::bhsd ? " bhsd" : " bshd") << " seed" << seed;
 
@@ -215,6 +229,10 @@ std::string AttnCase::to_string() const {
 TensorView AttnCase::view(void* data, int64_t heads, int64_t n) const {
   if (layout == Layout::bhsd) return contiguous(data, dtype, {b, heads, n, d});
   return {data, dtype, {b, heads, n, d}, {n * heads * d, d, heads * d, 1}};
+}
+
+float AttnCase::logit_scale() const {
+  return scale != 0.0f ? scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
 }
 
 KeyRange AttnCase::visible(int64_t i) const {

@@ -12,6 +12,7 @@
 //   causal | full                      mask; full is the default
 //   align=top_left | align=bottom_right
 //   window=<left>,<right>              keys seen to either side, -1: open
+//   scale=<X>                          of the logits; 1/sqrt(d) is the default
 //   f32 | bf16 | f16                   element type
 //   paper | vectorwise                 recipe preset
 //   bhsd | bshd                        memory layout
@@ -36,6 +37,7 @@ struct AttnCase {
   int64_t b = 1, h = 1, hk = 1;
   int64_t nq = 512, nk = 512, d = 64;
   Mask mask;
+  float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
   Dtype dtype = Dtype::bf16;
   Recipe recipe;  // recipe.seed follows `seed`
   Layout layout = Layout::bhsd;
@@ -51,6 +53,7 @@ struct AttnCase {
   int64_t q_elements() const { return b * h * nq * d; }
   int64_t k_elements() const { return b * hk * nk * d; }
 
+  float logit_scale() const;
   /// Keys query i sees.
   KeyRange visible(int64_t i) const;
   /// (query, key) pairs the mask leaves visible in one head.

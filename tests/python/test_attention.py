@@ -2,6 +2,10 @@
 """attention and attention_varlen against exact attention: shapes, masks, layouts, dtypes, switches,
 refusals."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +23,7 @@ from reference import (
     rel,
     visible,
 )
+from sagebwd import ops
 from sagebwd.recipe import MATMULS
 
 MASKS = [
@@ -208,8 +213,28 @@ def test_recipe_text_round_trip():
         (dict(align="middle"), ValueError, "align"),
         (dict(backward="fp8"), ValueError, "backward"),
         (dict(recipe="best"), ValueError, "recipe"),
+        (dict(recipe=5), ValueError, "recipe"),
         (dict(window_size=(-2, 0)), ValueError, "window_size"),
+        (dict(window_size=(3.7, 0)), TypeError, "window_size.*float 3.7"),
+        (dict(window_size=(True, 0)), TypeError, "window_size.*bool True"),
+        (dict(window_size=("1", 0)), TypeError, "window_size.*str '1'"),
+        (dict(window_size=3), TypeError, "window_size.*pair"),
+        (dict(window_size=(1, 2, 3)), TypeError, "window_size.*pair"),
         (dict(softmax_scale=0.0), ValueError, "softmax_scale"),
+        (dict(softmax_scale=1e-50), ValueError, "softmax_scale.*float32, got 1e-50"),
+        (dict(softmax_scale=1e39), ValueError, "softmax_scale.*1e[+]39"),
+        (dict(softmax_scale=math.nan), ValueError, "softmax_scale.*nan"),
+        (dict(softmax_scale=-math.inf), ValueError, "softmax_scale.*inf"),
+        (dict(softmax_scale="0.3"), TypeError, "softmax_scale.*str '0.3'"),
+        (dict(softmax_scale=True), TypeError, "softmax_scale.*bool"),
+        (
+            dict(softmax_scale=torch.tensor(0.3, device="cpu", requires_grad=True)),
+            NotImplementedError,
+            "softmax_scale.*multiply q",
+        ),
+        (dict(causal="False"), TypeError, "causal.*str 'False'"),
+        (dict(causal=2), TypeError, "causal.*int 2"),
+        (dict(causal=None), TypeError, "causal.*NoneType"),
         (dict(dropout_p=0.1), TypeError, "dropout_p"),
         (dict(attn_mask=None), TypeError, "attn_mask"),
     ],
@@ -219,9 +244,75 @@ def test_refused_arguments(arguments, error, words):
     q = torch.randn(1, 8, 2, 64)
     with pytest.raises(error, match=words):
         sagebwd.attention(q, q, q, **arguments)
-    if error is ValueError:
+    if not {"dropout_p", "attn_mask"} & set(arguments):
         support = sagebwd.is_supported(q, q, q, **arguments)
-        assert not support and words in support.reason
+        assert not support and re.search(words, support.reason)
+
+
+@pytest.mark.parametrize("name", ["return_lse", "return_max_logit", "deterministic"])
+def test_refused_flags(name):
+    q = torch.randn(1, 8, 2, 64)
+    with pytest.raises(TypeError, match=f"{name}.*'no'"):
+        sagebwd.attention(q, q, q, **{name: "no"})
+
+
+def test_numbers_of_other_kinds_count():
+    """NumPy's integers and bools, Python ints for a scale, and windows beyond any sequence."""
+    q, k, v, _ = qkv(s=40)
+    call = lambda **o: sagebwd.attention(q, k, v, layout="bhsd", **o)
+    same = [
+        (dict(window_size=(np.int64(5), np.int32(2))), dict(window_size=(5, 2))),
+        (dict(window_size=(None, 2**70)), dict()),
+        (dict(window_size=(2**63 - 1, 0)), dict(causal=True)),
+        (dict(causal=np.bool_(True)), dict(causal=True)),
+        (dict(causal=0), dict()),
+        (dict(softmax_scale=1), dict(softmax_scale=1.0)),
+        (dict(softmax_scale=np.float32(0.5)), dict(softmax_scale=0.5)),
+        (dict(softmax_scale=torch.tensor(0.5)), dict(softmax_scale=0.5)),
+    ]
+    for given, meant in same:
+        assert torch.equal(call(**given), call(**meant)), given
+    check("out", call(softmax_scale=-0.1), exact(q, k, v, scale=-0.1)[0])
+    check("out", call(softmax_scale=1e-40), v.mean(2, keepdim=True).expand_as(v))
+
+
+@pytest.mark.parametrize(
+    "field, error",
+    [
+        (dict(tile_q=64.9), TypeError),
+        (dict(tile_k=True), TypeError),
+        (dict(tile_q="64"), TypeError),
+        (dict(tile_q=-64), ValueError),
+        (dict(pv16_tiles=1.5), TypeError),
+        (dict(pv16_tiles=-2), ValueError),
+        (dict(p_levels=127.0), TypeError),
+        (dict(seed=2**64), ValueError),
+        (dict(seed=-1), ValueError),
+        (dict(seed=1.0), TypeError),
+        (dict(smooth_k=0.5), TypeError),
+        (dict(smooth_q="no"), TypeError),
+        (dict(smooth_v=None), TypeError),
+        (dict(high_precision=3), ValueError),
+        (dict(high_precision="S"), ValueError),
+        (dict(high_precision=("Q",)), ValueError),
+        (dict(smooth_p=True), TypeError),
+    ],
+    ids=str,
+)
+def test_refused_recipe_fields(field, error):
+    for make in (sagebwd.Recipe, sagebwd.Recipe.paper, sagebwd.Recipe.vectorwise):
+        with pytest.raises(error, match=next(iter(field))):
+            make(**field)
+
+
+def test_seeds_of_64_bits():
+    q, k, v, _ = qkv(s=130)
+    call = lambda seed: sagebwd.attention(
+        q, k, v, layout="bhsd", recipe=sagebwd.Recipe(rounding="dither", seed=seed)
+    )
+    outs = [call(seed) for seed in (1, 2**63 + 1, 2**64 - 1)]
+    assert torch.equal(outs[1], call(2**63 + 1))
+    assert not any(torch.equal(outs[i], outs[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -239,6 +330,10 @@ def test_refused_arguments(arguments, error, words):
         (lambda q, k, v: (q[0], k, v), ValueError, "4 dimensions"),
         (lambda q, k, v: (q.repeat(1, 1, 2, 1)[:, :, :3], k, v), ValueError, "multiple of k"),
         (lambda q, k, v: (q.repeat(2, 1, 1, 1), k, v), ValueError, "one batch size"),
+        (lambda q, k, v: (q.long(), k.long(), v.long()), NotImplementedError, "int64"),
+        (lambda q, k, v: (q.tolist(), k, v), TypeError, "q: expected a torch.Tensor, got list"),
+        (lambda q, k, v: (q, None, v), TypeError, "k: expected a torch.Tensor, got NoneType"),
+        (lambda q, k, v: (q, k, v.to_sparse()), NotImplementedError, "v: .*to_dense"),
     ],
 )
 def test_refused_tensors(change, error, words):
@@ -246,24 +341,76 @@ def test_refused_tensors(change, error, words):
     with pytest.raises(error, match=words):
         sagebwd.attention(*tensors)
     support = sagebwd.is_supported(*tensors)
-    assert not support and words in support.reason
+    assert not support and re.search(words, support.reason)
 
 
-def test_refused_offsets():
+OFFSETS = [
+    ((0, 9), (0, 8), None, "within the packed length"),
+    ((0, 5, 3, 8), (0, 5, 3, 8), None, "non-decreasing"),
+    ((0, -(2**31), 8), (0, -(2**31), 8), None, "non-decreasing"),
+    ((1, 8), (0, 8), None, "start at 0"),
+    ((8,), (8,), None, "start at 0"),  # one offset: no document
+    ((100,), (100,), None, "start at 0"),
+    ((), (), None, "at least one entry"),
+    ((0, 4, 8), (0, 8), None, "same length"),
+    ((0, 8), (0, 8), 7, "has length 8"),
+    ((0, 8), (0, 8), 0, "has length 8"),
+]
+
+
+@pytest.mark.parametrize("cu_q, cu_k, longest, words", OFFSETS)
+def test_refused_offsets(cu_q, cu_k, longest, words):
     q = torch.randn(8, 2, 64)
-    cu = lambda *x: torch.tensor(x, dtype=torch.int32)
-    for a, b, longest, words in [
-        (cu(0, 9), cu(0, 8), None, "within the packed length"),
-        (cu(0, 5, 3, 8), cu(0, 5, 3, 8), None, "non-decreasing"),
-        (cu(1, 8), cu(0, 8), None, "start at 0"),
-        (cu(0, 4, 8), cu(0, 8), None, "same length"),
-        (cu(0, 8).long(), cu(0, 8), None, "int32"),
-        (cu(0, 8), cu(0, 8), 7, "has length 8"),
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k))
+    with pytest.raises(ValueError, match=words):
+        sagebwd.attention_varlen(q, q, q, cu_q, cu_k, longest)
+    support = sagebwd.is_supported(q, q, q, cu_q, cu_k, longest)
+    assert not support and words in support.reason
+    # Graphs call the operator.
+    options = ops.Options(cu_q, cu_k, -1 if longest is None else longest)
+    with pytest.raises(RuntimeError, match=f"sagebwd.ValueError: .*{words}"):
+        torch.ops.sagebwd.fwd(q, q, q, *options, False, False)
+
+
+def test_refused_kinds_of_offsets_and_lengths():
+    q = torch.randn(8, 2, 64)
+    cu = torch.tensor([0, 8], dtype=torch.int32)
+    call = lambda a, b=cu, longest=None: sagebwd.attention_varlen(q, q, q, a, b, longest, longest)
+    for cu_q, error, words in [
+        (cu.long(), ValueError, "int32"),
+        (cu.float(), ValueError, "int32"),
+        (cu[None], ValueError, "one-dimensional"),
+        ([0, 8], TypeError, "got list"),
+        (None, TypeError, "got NoneType"),
+        (cu.to("meta"), ValueError, "got meta"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            sagebwd.attention_varlen(q, q, q, a, b, longest)
-        support = sagebwd.is_supported(q, q, q, a, b, longest)
-        assert not support and words in support.reason
+        with pytest.raises(error, match=words):
+            call(cu_q)
+    with pytest.raises(ValueError, match="got meta"):
+        torch.ops.sagebwd.fwd(q, q, q, *ops.Options(cu.to("meta"), cu), False, False)
+    for longest, error in [
+        (-1, ValueError),
+        (2**63, ValueError),
+        (8.0, TypeError),
+        (True, TypeError),
+        ("8", TypeError),
+        (torch.tensor(8), TypeError),
+    ]:
+        with pytest.raises(error, match="max_seqlen_q"):
+            call(cu, cu, longest)
+    assert torch.equal(call(cu, cu, np.int64(8)), call(cu))
+
+
+def test_no_document_at_all():
+    q = torch.randn(8, 2, 64)
+    none = torch.zeros(1, dtype=torch.int32)
+    leaves = [q.clone().requires_grad_() for _ in range(3)]
+    out, lse, top = sagebwd.attention_varlen(
+        *leaves, none, none, return_lse=True, return_max_logit=True
+    )
+    assert (out == 0).all() and torch.isneginf(lse).all() and top.shape == (0, 2)
+    for g in torch.autograd.grad(out.sum(), leaves):
+        assert (g == 0).all()
 
 
 def test_cuda_key_declines_or_runs():

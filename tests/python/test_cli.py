@@ -287,6 +287,7 @@ def test_captured_values_are_the_ones_compared(tmp_path):
         "trace",
         "--from",
         path,
+        "--full",
         "--recipe",
         "vectorwise",
         "--smooth-v",
@@ -314,7 +315,7 @@ def test_three_and_four_dimensions_are_the_same(tmp_path, shape):
     }
     path, out = tmp_path / "c.safetensors", tmp_path / "t.json"
     save_file(tensors, path)
-    run("trace", "--from", path, "--json", out)
+    run("trace", "--from", path, "--full", "--json", out)
     case = json.loads(out.read_text())["cases"][0]
     assert (case["batch"], case["heads"], case["n"], case["d"], case["dtype"]) == (
         1,
@@ -344,8 +345,69 @@ def test_bf16_capture(tmp_path):
     text = json.dumps(header).encode()
     path, out = tmp_path / "c.safetensors", tmp_path / "t.json"
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    run("trace", "--from", path, "--json", out)
+    run("trace", "--from", path, "--full", "--json", out)
     assert json.loads(out.read_text())["cases"][0]["dtype"] == "bf16"
+
+
+def describe(causal=False, align="bottom_right", window=(-1, -1), scale=0.2, **documents):
+    about = dict(causal=causal, align=align, window=list(window), softmax_scale=scale, **documents)
+    return json.dumps(about)
+
+
+def errors(path, out, *options):
+    run("trace", "--from", path, *options, "--recipe", "vectorwise", "--json", out)
+    cases = json.loads(out.read_text())["cases"]
+    return cases, [{t: c["tensors"][t]["rel_l2"] for t in TENSORS} for c in cases]
+
+
+def test_captures_are_traced_as_what_they_were(tmp_path):
+    """Mask, window, scale and documents of the file count, and all of them change the errors."""
+    path, out = tmp_path / "c.safetensors", tmp_path / "t.json"
+    tensors = capture(path, n=96)
+    seen = [errors(path, out, "--full")[1][0], errors(path, out, "--causal")[1][0]]
+    for about, words in [
+        (describe(), ["full", "scale=0.2"]),
+        (describe(causal=True), ["causal", "scale=0.2"]),
+        (describe(window=(9, 4)), ["window=9,4", "scale=0.2"]),
+        (describe(causal=True, window=(9, -1), scale=0.5), ["window=9,-1", "scale=0.5"]),
+    ]:
+        save_file(tensors, path, {"attention": about})
+        cases, found = errors(path, out)
+        assert all(word in cases[0]["case"].split() for word in words), cases[0]["case"]
+        assert found[0] not in seen
+        seen += found
+    # The scale that is the default anyway: as if the options had said it.
+    save_file(tensors, path, {"attention": describe(causal=True, scale=32**-0.5)})
+    assert errors(path, out)[1][0] == pytest.approx(seen[1], rel=1e-4)
+
+
+def test_documents_of_a_capture_are_traced_one_by_one(tmp_path):
+    path, part, out = tmp_path / "c.safetensors", tmp_path / "p.safetensors", tmp_path / "t.json"
+    tensors = capture(path, layers=(7,), heads=4, n=96)
+    cuts = [0, 30, 30, 96]
+    save_file(
+        tensors,
+        path,
+        {"layer.7.attention": describe(causal=True, cu_seqlens_q=cuts, cu_seqlens_k=cuts)},
+    )
+    cases, found = errors(path, out)
+    assert [c["inputs"] for c in cases] == ["layer.7 document 0", "layer.7 document 2"]
+    for (a, b), want in zip(((0, 30), (30, 96)), found):
+        alone = {n: np.ascontiguousarray(t[:, a:b]) for n, t in tensors.items()}
+        save_file(alone, part, {"layer.7.attention": describe(causal=True)})
+        assert errors(part, out)[1][0] == want
+
+
+def test_captures_that_do_not_say_what_they_are_need_an_option(tmp_path):
+    path = tmp_path / "c.safetensors"
+    tensors = capture(path, n=64)
+    line = refused("trace", "--from", path)
+    assert "--causal or --full" in line and "sagebwd.diagnose" in line
+    assert "--full" in refused("trace", "--from", path, "--causal", "--full")
+    save_file(tensors, path, {"attention": describe()})
+    assert "leave out --causal" in refused("trace", "--from", path, "--causal")
+    save_file(tensors, path, {"attention": '{"causal": true}'})
+    assert '"align" is missing' in refused("trace", "--from", path)
 
 
 def spoiled(path, change):
@@ -418,7 +480,7 @@ def test_mixed_dtypes_need_a_choice(tmp_path):
     tensors["k"] = tensors["k"].astype(np.float16)
     save_file(tensors, path)
     assert "--dtype" in refused("trace", "--from", path)
-    run("trace", "--from", path, "--dtype", "bf16")
+    run("trace", "--from", path, "--full", "--dtype", "bf16")
 
 
 # --- report

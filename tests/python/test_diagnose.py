@@ -2,6 +2,11 @@
 """diagnose: captures, errors, verdicts."""
 
 import io
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +15,10 @@ import torch.nn.functional as F
 import sagebwd
 from reference import exact_grads, qkv, rel, visible
 from sagebwd import diagnosis
-from sagebwd.capture import Layer
+from sagebwd.capture import Capture, Layer, save
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build" / "bin" / "sagebwd"))
 
 
 class Tiny(torch.nn.Module):
@@ -97,12 +105,196 @@ def test_captures_are_saved(tmp_path):
     assert tensors["layer.1.dout"].shape == (1, 2, 20, 16)
 
 
-def test_masks_are_said_not_compared():
-    model = Tiny(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(20, 20))
+def _report(model, x, loss=lambda y: y.square().mean(), **options):
+    return sagebwd.diagnose(model, x, loss=loss, file=None, **options)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (dict(attn_mask=torch.rand(20, 20)), "attn_mask: it holds a bias.*flex_attention"),
+        (dict(attn_mask=torch.rand(20, 20) > 0.3), "attn_mask: .*gaps"),
+        (dict(dropout_p=0.1), r"dropout \(call model.eval\(\)"),
+    ],
+    ids=["bias", "pattern", "dropout"],
+)
+def test_what_cannot_be_compared_is_said(call, words):
+    call = {n: v.to(torch.get_default_device()) if n == "attn_mask" else v for n, v in call.items()}
+    model = Tiny(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **call))
+    verdict = _report(model, torch.randn(1, 20, 32)).layers[0].verdict
+    assert re.match(f"not compared: {words}", verdict), verdict
+
+
+def test_head_dims_that_cannot_be_compared_are_said():
+    class Odd(torch.nn.Linear):
+        def forward(self, x):
+            q = super().forward(x)[:, None]
+            return sdpa(q, q, q)
+
+    report = _report(Odd(32, 12), torch.randn(1, 20, 32))
+    assert "head dim: expected a multiple of 8" in report.layers[0].verdict
+
+
+def _padded(side):
+    """Keys of which the second row lacks eight."""
+    keep = torch.ones(2, 50, dtype=torch.bool)
+    keep[1, slice(0, 8) if side == "left" else slice(42, 50)] = False
+    return keep
+
+
+MASKS = {
+    "padding": lambda: _padded("right")[:, None, None],
+    "causal and padding": lambda: _padded("left")[:, None, None] & visible(50, 50, True),
+    "window": lambda: visible(50, 50, True, (9, 0)),
+    "window and padding": lambda: _padded("left")[:, None, None] & visible(50, 50, True, (9, 0)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_compared_as_what_they_are(name):
+    """The captured pieces, put into exact attention, give what the model computed."""
+    mask = MASKS[name]()
+    seen = []
+
+    def call(q, k, v):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+        seen.append((q, k, v, out))
+        return out
+
+    with Capture() as capture:
+        model = Tiny(call)
+        loss = model(torch.randn(2, 50, 32)).square().sum()
+    for *_, out in seen:
+        out.retain_grad()
+    loss.backward()
+    for layer, (q, k, v, out) in zip(capture.layers, seen):
+        assert layer.unsupported is None
+        want = exact_grads(q, k, v, out.grad, mask.expand(2, 2, 50, 50), scale=0.3)
+        for key, whole in (("O", want[0]), ("dQ", want[2]), ("dK", want[3]), ("dV", want[4])):
+            parts = [diagnosis._exact(piece)[key] for piece in layer.pieces()]
+            norm = sum(p.square().sum() for p in parts).sqrt()
+            assert norm.item() == pytest.approx(whole.norm().item(), rel=1e-6), key
+    report = _report(model, torch.randn(2, 50, 32))
+    for layer in report.layers:
+        assert layer.verdict == "fine" and all(0 < e < 0.06 for e in layer.errors.values())
+
+
+def test_packed_batches_are_compared():
+    cu = torch.tensor([0, 13, 13, 40], dtype=torch.int32)  # the last ten tokens belong to none
+
+    def call(q, k, v):
+        flat = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        out = sagebwd.attention_varlen(*flat, cu, cu, causal=True, window_size=(11, 0))
+        return out.unflatten(0, (1, -1)).transpose(1, 2)
+
+    packed = _report(Tiny(call), torch.randn(1, 50, 32))
+    assert [layer.verdict for layer in packed.layers] == ["fine", "fine"]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+def test_multi_head_attention(need_weights, padded):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+
+        def forward(self, x):
+            padding = ~_padded("right") if padded else None
+            return self.attention(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+
+    model, x = Model(), torch.randn(2, 50, 32)
+    plain = model(x)
+    outputs = []
+
+    def loss(output):
+        outputs.append(output)
+        return output[0].square().mean()
+
+    (layer,) = _report(model, x, loss).layers
+    assert layer.verdict == "fine" and all(0 < e < 0.06 for e in layer.errors.values())
+    torch.testing.assert_close(outputs[0][0], plain[0])
+    assert (outputs[0][1] is None) != need_weights
+    if need_weights:
+        torch.testing.assert_close(outputs[0][1], plain[1])
+
+
+def test_transformer_encoder():
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2)
+    padding = ~_padded("right")
+    report = sagebwd.diagnose(
+        model,
+        dict(src=torch.randn(2, 50, 32), src_key_padding_mask=padding),
+        loss=lambda y: y.square().mean() + y[:, 0].sum(),
+        file=None,
     )
-    report = sagebwd.diagnose(model, torch.randn(1, 20, 32), loss=lambda y: y.mean(), file=None)
-    assert report.layers[0].verdict == "not compared: an attention mask"
+    assert [layer.verdict for layer in report.layers] == ["fine", "fine"]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "sagebwd"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_transformers_with_padding_and_windows(implementation, side):
+    transformers = pytest.importorskip("transformers")
+    from sagebwd.integrations import transformers as hook
+
+    hook.register()
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=12,
+        attn_implementation=implementation,
+    )  # fmt: skip
+    model = transformers.MistralForCausalLM(config).to(torch.get_default_device())
+    tokens = torch.randint(64, (2, 50))
+    batch = dict(input_ids=tokens, attention_mask=_padded(side).long(), labels=tokens)
+    try:
+        report = sagebwd.diagnose(model, batch, file=None)
+    finally:
+        hook.unregister()
+    assert len(report.layers) == 2
+    for layer in report.layers:
+        assert layer.verdict == "fine" and all(0 < e < 0.06 for e in layer.errors.values()), layer
+
+
+def test_saved_captures_say_what_was_computed(tmp_path):
+    safe_open = pytest.importorskip("safetensors").safe_open
+    path = tmp_path / "captures.safetensors"
+    mask = _padded("left")[:, None, None] & visible(50, 50, True, (9, 0))
+    calls = iter(
+        [
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        ]
+    )
+    model = Tiny(lambda *t: next(calls)(*t))
+    _report(model, torch.randn(2, 50, 32), save_to=path)
+    with safe_open(path, "pt") as file:
+        about = {key: json.loads(text) for key, text in file.metadata().items()}
+        assert file.get_slice("layer.1.q").get_shape() == [1, 2, 92, 16]
+    assert about["layer.0.attention"] == dict(
+        causal=True, align="top_left", window=[-1, -1], softmax_scale=0.3
+    )
+    second = about["layer.1.attention"]
+    assert second["causal"] and second["window"] == [9, -1] and second["softmax_scale"] == 0.25
+    assert second["cu_seqlens_q"] == second["cu_seqlens_k"] == [0, 50, 92]
+    with pytest.raises(ValueError, match="nothing was written"):
+        save([], path)
+
+
+def test_the_program_finds_the_same_errors(tmp_path):
+    """A causal model with padding, through a file and the command line."""
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is not built")
+    path, out = tmp_path / "captures.safetensors", tmp_path / "trace.json"
+    mask = visible(50, 50, True, (9, 0))
+    call = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+    report = _report(Tiny(call), torch.randn(2, 50, 32), save_to=path)
+    command = [PROGRAM, "trace", "--from", path, "--recipe", "vectorwise", "--json", out, "-q"]
+    subprocess.run(command, check=True, capture_output=True)
+    for layer, case in zip(report.layers, json.loads(out.read_text())["cases"], strict=True):
+        assert "causal" in case["case"] and "window=9,-1 scale=0.3" in case["case"]
+        for name in ("O", "dQ", "dK", "dV"):
+            assert case["tensors"][name]["rel_l2"] == pytest.approx(layer.errors[name], rel=1e-3)
 
 
 def test_refusals():

@@ -10,16 +10,30 @@ import torch.nn.functional as F
 
 import sagebwd
 from reference import LSE, LSE_ONE_KEY, check, exact, exact_grads, grads_of, qkv, visible
+from sagebwd.masks import documents_of
 
+FLASH = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "alibi_slopes=None, deterministic=False, return_attn_probs=False"
+)
 ORIGINALS = {
     # Of flash-attn 2.8, SageAttention 2.2 (less its **kwargs) and PyTorch.
-    "flash_attn_func": "q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, "
-    "window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
-    "return_attn_probs=False",
+    "flash_attn_func": "q, k, v, " + FLASH,
     "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
-    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-    "alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None",
-    "sageattn": "q, k, v, tensor_layout='HND', is_causal=False, sm_scale=None, return_lse=False",
+    + FLASH
+    + ", block_table=None",
+    "flash_attn_qkvpacked_func": "qkv, " + FLASH,
+    "flash_attn_kvpacked_func": "q, kv, " + FLASH,
+    "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, " + FLASH,
+    "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
+    "max_seqlen_k, " + FLASH,
+    "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, "
+    "rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
+    "block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+    # The original swallows every other keyword; these two it names elsewhere, and they count.
+    "sageattn": "q, k, v, tensor_layout='HND', is_causal=False, sm_scale=None, return_lse=False, "
+    "*, attn_mask=None, smooth_k=True",
     "sageattn_varlen": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
     "is_causal=False, sm_scale=None, smooth_k=True",
     "scaled_dot_product_attention": "query, key, value, attn_mask=None, dropout_p=0.0, "
@@ -101,6 +115,294 @@ def test_19_sageattn_varlen_causal_is_square_only():
     assert torch.equal(same, want)
 
 
+@pytest.mark.parametrize("packed", ["qkv", "kv"])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_stacked_tensors_and_their_gradients(packed, varlen):
+    """The stacked forms are the plain ones on the parts, bit for bit, gradients included."""
+    lead = (70,) if varlen else (2, 35)
+    cu = torch.tensor([0, 30, 70], dtype=torch.int32)
+    q, k, v = (torch.randn(*lead, 2, 64) for _ in range(3))
+    dout = torch.randn(*lead, 2, 64)
+    options = dict(softmax_scale=0.2, causal=True, window_size=(20, 0))
+    plain = sagebwd.flash_attn_varlen_func if varlen else sagebwd.flash_attn_func
+    offsets = (cu, cu, 40, 40) if varlen else ()
+    want = grads_of(lambda *t: plain(*t, *offsets, **options), q, k, v, dout)
+    name = f"flash_attn_{'varlen_' if varlen else ''}{packed}packed_func"
+    if packed == "qkv":
+        leaves = [torch.stack([q, k, v], -3).requires_grad_()]
+        offsets = (cu, 40) if varlen else ()
+    else:
+        leaves = [q.clone().requires_grad_(), torch.stack([k, v], -3).requires_grad_()]
+    out, lse, probs = getattr(sagebwd, name)(*leaves, *offsets, return_attn_probs=True, **options)
+    assert torch.equal(out, want[0]) and lse.shape[-1] == lead[-1] and probs is None
+    grads = torch.autograd.grad(out, leaves, dout)
+    got = grads[0].unbind(-3) if packed == "qkv" else (grads[0], *grads[1].unbind(-3))
+    for a, b in zip(got, want[1:], strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match=f"{packed}: expected .*heads, head dim"):
+        getattr(sagebwd, name)(*leaves[:-1], leaves[-1][..., :1, :, :], *offsets)
+    with pytest.raises(TypeError, match=f"{packed}: expected a torch.Tensor"):
+        getattr(sagebwd, name)(*leaves[:-1], None, *offsets)
+
+
+def _decode(q, k_cache, v_cache, starts, ends, causal, window):
+    """What the cached call must give, row by row, in float64."""
+    rows = []
+    for i, (a, e) in enumerate(zip(starts, ends)):
+        parts = (q[i : i + 1], k_cache[i : i + 1, a:e], v_cache[i : i + 1, a:e])
+        parts = [t.transpose(1, 2) for t in parts]
+        mask = visible(q.shape[1], max(e - a, 0), causal, window)
+        rows.append(exact(*parts, mask, scale=0.2))
+    outs, lses = zip(*rows)
+    return torch.cat(outs).transpose(1, 2), torch.cat(lses)
+
+
+@pytest.mark.parametrize("causal, window", [(False, (-1, -1)), (True, (-1, -1)), (True, (9, 0))])
+@pytest.mark.parametrize("lengths", [(20, 20, 20), (33, 0, 7)])
+@pytest.mark.parametrize("new", [0, 3])
+def test_kv_cache(causal, window, lengths, new):
+    q = torch.randn(3, 3, 4, 64)
+    caches = [torch.randn(3, 40, 2, 64) for _ in range(2)]
+    fresh = [torch.randn(3, new, 2, 64) for _ in range(2)]
+    want = [c.clone() for c in caches]
+    for c, f in zip(want, fresh):
+        for i, n in enumerate(lengths):
+            c[i, n : n + new] = f[i]
+    ends = [n + new for n in lengths]
+    same = len(set(lengths)) == 1
+    seqlens = lengths[0] if same else torch.tensor(lengths, dtype=torch.int32)
+    given = fresh if new else (None, None)
+    out, lse = sagebwd.flash_attn_with_kvcache(
+        q, *caches, *given, cache_seqlens=seqlens, softmax_scale=0.2, causal=causal,
+        window_size=window, return_softmax_lse=True,
+    )  # fmt: skip
+    for a, b in zip(caches, want):
+        assert torch.equal(a, b)
+    want_out, want_lse = _decode(q, *want, [0, 0, 0], ends, causal, window)
+    check("out", out, want_out)
+    seen = torch.isfinite(want_lse)
+    assert torch.equal(torch.isfinite(lse), seen)
+    torch.testing.assert_close(lse[seen].double(), want_lse[seen], atol=LSE_ONE_KEY, rtol=0)
+    # What is not part of a row must not count, whatever it holds.
+    for c in caches:
+        for i, e in enumerate(ends):
+            c[i, e:] = float("nan")
+    again = sagebwd.flash_attn_with_kvcache(
+        q, *caches, cache_seqlens=ends[0] if same else torch.tensor(ends, dtype=torch.int32),
+        softmax_scale=0.2, causal=causal, window_size=window,
+    )  # fmt: skip
+    assert torch.equal(again, out)
+
+
+def test_kv_cache_rows_and_left_padding():
+    q = torch.randn(2, 1, 4, 64)
+    caches = [torch.randn(5, 30, 2, 64) for _ in range(2)]
+    int32 = lambda *x: torch.tensor(x, dtype=torch.int32)
+    before = [c.clone() for c in caches]
+    k, v = torch.randn(2, 1, 2, 64), torch.randn(2, 1, 2, 64)
+    out = sagebwd.flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=int32(12, 25), cache_batch_idx=int32(3, 1),
+        cache_leftpad=int32(2, 9), softmax_scale=0.2, causal=True,
+    )  # fmt: skip
+    for c, f, old in zip(caches, (k, v), before):
+        old[3, 12], old[1, 25] = f[0, 0], f[1, 0]
+        assert torch.equal(c, old)
+    want, _ = _decode(q, *(c[[3, 1]] for c in caches), [2, 9], [13, 26], True, (-1, -1))
+    check("out", out, want)
+    whole = sagebwd.flash_attn_with_kvcache(q, caches[0][:2], caches[1][:2], softmax_scale=0.2)
+    want, _ = _decode(q, *(c[:2] for c in caches), [0, 0], [30, 30], False, (-1, -1))
+    check("out", whole, want)
+
+
+def test_kv_cache_refusals():
+    q, cache = torch.randn(2, 1, 2, 64), torch.randn(2, 8, 2, 64)
+    new = torch.randn(2, 1, 2, 64)
+    before = cache.clone()
+    call = lambda q=q, k=new, v=new, cache=cache, **o: sagebwd.flash_attn_with_kvcache(
+        q, cache, cache, k, v, **{"cache_seqlens": 4, **o}
+    )
+    int32 = lambda *x: torch.tensor(x, dtype=torch.int32)
+    for options, error, words in [
+        (dict(rotary_cos=q), NotImplementedError, "rotary_cos.*rotate q and k before"),
+        (dict(block_table=int32(1)), NotImplementedError, "block_table.*gather the pages"),
+        (dict(alibi_slopes=SLOPES), NotImplementedError, "alibi_slopes"),
+        (dict(softcap=5.0), NotImplementedError, "softcap"),
+        (dict(num_splits=4), NotImplementedError, "num_splits"),
+        (dict(q=q.clone().requires_grad_()), NotImplementedError, "no_grad"),
+        (dict(cache_seqlens=8), ValueError, "cache_seqlens.*from 0 to 7"),
+        (dict(cache_seqlens=4.0), TypeError, "cache_seqlens"),
+        (dict(cache_seqlens=int32(4, 8)), ValueError, "cache_seqlens.*from 0 to 7"),
+        (dict(cache_seqlens=int32(4)), ValueError, "cache_seqlens"),
+        (dict(cache_seqlens=None), ValueError, "cache_seqlens"),
+        (dict(cache_batch_idx=int32(0)), ValueError, "cache_batch_idx"),
+        (dict(v=None), ValueError, "both or neither"),
+        (dict(k=new[:1]), ValueError, "k: expected"),
+        (dict(v=new.half()), ValueError, "v: expected"),
+        (dict(q=q[:1]), ValueError, "k_cache: expected q's batch size 1"),
+        (dict(q=q.half()), ValueError, "k_cache"),
+        (dict(window_size=(2.5, 0)), TypeError, "window_size"),
+    ]:
+        with pytest.raises(error, match=words):
+            call(**options)
+    assert torch.equal(cache, before), "refused before anything is written"
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_sageattn_smooth_k(layout):
+    q, k, v, _ = qkv(s=90)
+    if layout == "NHD":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    rough = sagebwd.sageattn(q, k + 3, v, layout, smooth_k=False)
+    name = {"HND": "bhsd", "NHD": "bshd"}[layout]
+    want = sagebwd.attention(q, k + 3, v, layout=name, recipe=sagebwd.Recipe(smooth_k=False))
+    assert torch.equal(rough, want)
+    assert not torch.equal(rough, sagebwd.sageattn(q, k + 3, v, layout))
+    with pytest.raises(TypeError, match="smooth_k"):
+        sagebwd.sageattn(q, k, v, layout, smooth_k="yes")
+
+
+def _padding(left, right):
+    """[3, 1, 1, 60]: keys that are there, padded at either side."""
+    at = torch.arange(60)
+    return torch.stack([(at >= left * i) & (at < 60 - right * i) for i in range(3)])[:, None, None]
+
+
+TRIANGLE = visible(60, 60, True)
+BLOCKS = torch.block_diag(*[torch.ones(n, n) for n in (10, 30, 20)]).bool()
+ATTN_MASKS = {
+    "right padding": _padding(0, 13),
+    "left padding": _padding(13, 0),
+    "both sides": _padding(5, 9),
+    "a hole": _padding(0, 0) & (torch.arange(60) != 17),
+    "causal": TRIANGLE,
+    "causal, right padding": _padding(0, 13) & TRIANGLE,
+    "causal, left padding": _padding(13, 0) & TRIANGLE,
+    "window": visible(60, 60, True, (11, 0)),
+    "window, left padding": _padding(13, 0) & visible(60, 60, True, (11, 0)),
+    "window on both sides": visible(60, 60, False, (7, 4))[None],
+    "documents": BLOCKS,
+    "causal documents": BLOCKS & TRIANGLE,
+    "everything": torch.ones(60, dtype=torch.bool),
+    "nothing": torch.zeros(60, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("call", ["sageattn", "scaled_dot_product_attention"])
+@pytest.mark.parametrize("name", ATTN_MASKS)
+def test_masks_that_kernels_know(call, name):
+    mask = ATTN_MASKS[name].to(torch.get_default_device())
+    q, k, v, dout = qkv(b=3, h=4, hk=4, s=60)
+    full = mask.expand(3, 4, 60, 60)
+    want = exact_grads(q, k, v, dout, full)
+    f = getattr(sagebwd, call)
+    for form in (mask, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)):
+        got = grads_of(lambda *t: f(*t, attn_mask=form), q, k, v, dout)
+        for n, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
+            check(n, a, b)
+    if call == "sageattn":
+        turn = lambda t: t.transpose(1, 2)
+        out, lse = f(turn(q), turn(k), turn(v), "NHD", attn_mask=mask, return_lse=True)
+        assert torch.equal(turn(out), got[0])
+        seen = torch.isfinite(want[1])
+        assert torch.equal(torch.isfinite(lse), seen)
+        torch.testing.assert_close(lse[seen].double(), want[1][seen], atol=LSE_ONE_KEY, rtol=0)
+
+
+def test_masks_on_the_meta_device():
+    q = torch.empty(2, 4, 60, 64, device="meta")
+    mask = torch.ones(60, 60, dtype=torch.bool, device="meta")
+    out, lse = sagebwd.sageattn(q, q, q, attn_mask=mask, return_lse=True)
+    assert out.is_meta and out.shape == q.shape and lse.shape == q.shape[:3]
+
+
+def test_compiled_drop_ins():
+    torch._dynamo.reset()
+    stacked = torch.randn(2, 40, 3, 2, 64, requires_grad=True)
+    call = lambda x: sagebwd.flash_attn_qkvpacked_func(x, causal=True, window_size=(8, 0))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for a, b in zip(*((f(stacked), *torch.autograd.grad(f(stacked).sum(), stacked))
+                      for f in (call, compiled))):  # fmt: skip
+        assert torch.equal(a, b)
+    q, caches = torch.randn(2, 1, 2, 64), [torch.randn(2, 50, 2, 64) for _ in range(2)]
+    lengths = torch.tensor([3, 20], dtype=torch.int32)
+    call = lambda *t: sagebwd.flash_attn_with_kvcache(*t, cache_seqlens=lengths, causal=True)
+    copies = [c.clone() for c in caches]
+    want = call(q, *copies, q, q)
+    assert torch.equal(torch.compile(call, backend="aot_eager")(q, *caches, q, q), want)
+    assert torch.equal(caches[0], copies[0]) and torch.equal(caches[1], copies[1])
+
+
+def test_masks_of_other_lengths():
+    """More keys than queries, as with a cache: padding at the left, causal at the bottom right."""
+    q, k, v, dout = qkv(b=2, h=2, s=9, sk=40)
+    mask = visible(9, 40, True).expand(2, 1, 9, 40).clone()
+    mask[1, :, :, :11] = False
+    want = exact_grads(q, k, v, dout, mask)
+    got = grads_of(lambda *t: sagebwd.sageattn(*t, attn_mask=mask), q, k, v, dout)
+    for n, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
+        check(n, a, b)
+
+
+def test_random_masks_are_read_exactly_or_refused():
+    """What is read must be the mask itself: rebuilt from the documents it is the same."""
+    random = torch.Generator("cpu").manual_seed(1)
+    pick = lambda *c: c[int(torch.randint(len(c), (), generator=random, device="cpu"))]
+    read = 0
+    for _ in range(300):
+        b, s, sk = pick(1, 2, 3), pick(1, 2, 5, 8), pick(1, 3, 5, 8)
+        window, align = (pick(-1, 0, 2), pick(-1, 0, 1)), pick("top_left", "bottom_right")
+        mask = visible(s, sk, False, window, align).repeat(b, 1, 1)
+        for row in mask:
+            start, keys = pick(0, 0, 1, 2), torch.arange(sk)
+            row &= (keys >= start) & (keys < sk - pick(0, 0, 1, 3))
+        if pick(0, 0, 1):
+            mask &= torch.rand(b, s, sk, generator=random, device="cpu").to(mask.device) < 0.9
+        try:
+            d = documents_of(mask)
+        except NotImplementedError:
+            continue
+        read += 1
+        again = torch.zeros(b * s, b * sk, dtype=torch.bool)
+        for n in range(len(d.cu_q) - 1):
+            i = d.index_q[d.cu_q[n] : d.cu_q[n + 1]]
+            j = d.index_k[d.cu_k[n] : d.cu_k[n + 1]]
+            align = "top_left" if d.top_left else "bottom_right"
+            again[i[:, None], j[None]] = visible(len(i), len(j), False, d.window, align)
+        want = torch.block_diag(*mask.int()).bool().view(b * s, b * sk)
+        assert torch.equal(again, want), mask
+    assert read > 200
+
+
+def test_masks_that_kernels_do_not_know():
+    q = torch.randn(2, 2, 8, 64)
+    eye = torch.eye(8).bool()
+    bias = torch.zeros(8, 8)
+    bias[0, 1] = 0.5
+    lowest = torch.zeros(8, 8)
+    lowest[3] = torch.finfo(torch.float32).min
+    heads = torch.ones(2, 2, 8, 8).bool()
+    heads[:, 1, :, 5:] = False
+    prefix = visible(8, 8, True)
+    prefix[:, :3] = True
+    for mask, error, words in [
+        (~eye, NotImplementedError, "gaps"),
+        (prefix, NotImplementedError, "neither a causal mask nor a window"),
+        (bias, NotImplementedError, "bias"),
+        (heads, NotImplementedError, "differs between heads"),
+        (lowest, NotImplementedError, "use -inf"),
+        (eye.int(), TypeError, "bool or a float"),
+        (eye[:5], ValueError, "broadcasts to"),
+        ([True], TypeError, "expected a tensor"),
+        (eye.to("meta"), ValueError, "meta device"),
+    ]:
+        for call in (sagebwd.sageattn, sagebwd.scaled_dot_product_attention):
+            with pytest.raises(error, match=words):
+                call(q, q, q, attn_mask=mask)
+    for call in (sagebwd.sageattn, sagebwd.scaled_dot_product_attention):
+        with pytest.raises(ValueError, match="is_causal"):
+            call(q, q, q, attn_mask=eye, is_causal=True)
+
+
 def test_lora_trainers_probe():
     """B1 H2 L8 D64 fp16 must give a grad_fn and finite gradients, and sageattn_varlen must
     exist."""
@@ -150,6 +452,9 @@ def test_sdpa_three_dimensions():
         sagebwd.scaled_dot_product_attention(q[0], q[0], q[0])
 
 
+HALF = torch.arange(30) < 15  # keys that are seen
+
+
 def _flash_varlen(q, k, v, **kw):
     cu = torch.tensor([0, 12, 30], dtype=torch.int32)
     return sagebwd.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 18, 18, **kw)
@@ -165,9 +470,12 @@ def _sage_varlen(q, k, v, **kw):
     [
         (sagebwd.flash_attn_func, dict(softmax_scale=0.3, causal=True, window_size=(4, 2))),
         (_flash_varlen, dict(softmax_scale=0.3, causal=True, window_size=(4, 2))),
-        (sagebwd.sageattn, dict(sm_scale=0.3, is_causal=True, tensor_layout="NHD")),
+        (
+            sagebwd.sageattn,
+            dict(sm_scale=0.3, is_causal=True, tensor_layout="NHD", smooth_k=False, attn_mask=HALF),
+        ),
         (_sage_varlen, dict(sm_scale=0.3, is_causal=True, smooth_k=False)),
-        (sagebwd.scaled_dot_product_attention, dict(scale=0.3, is_causal=True)),
+        (sagebwd.scaled_dot_product_attention, dict(scale=0.3, is_causal=True, attn_mask=HALF)),
     ],
     ids=["flash", "flash_varlen", "sage", "sage_varlen", "sdpa"],
 )
@@ -222,8 +530,8 @@ def test_25_unknown_keywords_raise(call):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda q: sagebwd.flash_attn_func(q, q, q, 0.1), "dropout_p"),
-        (lambda q: sagebwd.flash_attn_func(q, q, q, softcap=30.0), "softcap"),
+        (lambda q: sagebwd.flash_attn_func(q, q, q, 0.1), "dropout_p=0.1 .*pass 0.0"),
+        (lambda q: sagebwd.flash_attn_func(q, q, q, softcap=30.0), "softcap=30.0 .*QK-norm"),
         (lambda q: sagebwd.flash_attn_func(q, q, q, alibi_slopes=SLOPES), "alibi_slopes"),
         (
             lambda q: sagebwd.flash_attn_varlen_func(q[0], q[0], q[0], CU, CU, 8, 8, 0.1),
@@ -244,10 +552,6 @@ def test_25_unknown_keywords_raise(call):
                 q[0], q[0], q[0], CU, CU, 8, 8, block_table=CU
             ),
             "block_table",
-        ),
-        (
-            lambda q: sagebwd.scaled_dot_product_attention(q, q, q, torch.ones(2, 2) > 0),
-            "attn_mask",
         ),
         (lambda q: sagebwd.scaled_dot_product_attention(q, q, q, None, 0.1), "dropout_p"),
     ],

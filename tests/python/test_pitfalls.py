@@ -14,7 +14,18 @@ import pytest
 import torch
 
 import sagebwd
-from reference import HAS_ORACLE, LSE, check, exact, exact_grads, grads_of, oracle, qkv, rel, visible
+from reference import (
+    HAS_ORACLE,
+    LSE,
+    check,
+    exact,
+    exact_grads,
+    grads_of,
+    oracle,
+    qkv,
+    rel,
+    visible,
+)
 from sagebwd import ops
 from sagebwd.recipe import MATMULS
 
@@ -393,6 +404,14 @@ ENTRY_POINTS = {
     "flash": lambda q, k, v: sagebwd.flash_attn_func(q, k, v),
     "flash varlen": lambda q, k, v: sagebwd.flash_attn_varlen_func(
         q[0], k[0], v[0], CU, CU, 8, 8
+    ),
+    "flash qkv": lambda q, k, v: sagebwd.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2)),
+    "flash kv": lambda q, k, v: sagebwd.flash_attn_kvpacked_func(q, torch.stack([k, v], 2)),
+    "flash varlen qkv": lambda q, k, v: sagebwd.flash_attn_varlen_qkvpacked_func(
+        torch.stack([q[0], k[0], v[0]], 1), CU, 8
+    ),
+    "flash varlen kv": lambda q, k, v: sagebwd.flash_attn_varlen_kvpacked_func(
+        q[0], torch.stack([k[0], v[0]], 1), CU, CU, 8, 8
     ),
     "sage": lambda q, k, v: sagebwd.sageattn(q, k, v, "NHD"),
     "sage varlen": lambda q, k, v: sagebwd.sageattn_varlen(q[0], k[0], v[0], CU, CU, 8, 8),

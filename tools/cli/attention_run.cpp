@@ -44,6 +44,7 @@ void fill_shared(Args& a, const AttnCase& c) {
   a.k = c.k_view(nullptr), a.v = c.k_view(nullptr);
   a.lse = contiguous_stats(nullptr, c.h, c.nq);
   a.mask = c.mask;
+  a.scale = c.scale;
   a.recipe = c.recipe;
 }
 

@@ -2,6 +2,13 @@
 // Attention inputs captured from a model: tensors q, k, v and dout of a safetensors file, either
 // plain or one set per layer as "layer.<N>.q" and so on. Shapes are [h, n, d] or [b, h, n, d]; k
 // and v may have fewer heads.
+//
+// What was computed stands in the file's metadata, as sagebwd.diagnose(save_to=) writes it: under
+// the name "attention", or "layer.<N>.attention", JSON such as
+//
+//   {"causal": true, "align": "top_left", "window": [-1, -1], "softmax_scale": 0.125}
+//
+// and, for a packed batch, "cu_seqlens_q" and "cu_seqlens_k": the offsets of its documents along n.
 #pragma once
 
 #include <optional>
@@ -15,15 +22,20 @@
 namespace sagebwd::cli {
 
 struct CapturedLayer {
-  std::string prefix;    // "layer.3." or empty
-  spec::AttnCase shape;  // sizes and element type; everything else at its default
+  std::string prefix;      // "layer.3." or empty
+  spec::AttnCase shape;    // sizes and element type; mask and scale where the file says them
+  bool described = false;  // whether it does
+  int64_t document = -1;   // of a packed batch
+  int64_t first_q = 0, first_k = 0;  // where its tokens start in the file's tensors
 
   std::string label() const {
-    return prefix.empty() ? "captured" : prefix.substr(0, prefix.size() - 1);
+    const std::string name = prefix.empty() ? "captured" : prefix.substr(0, prefix.size() - 1);
+    return document < 0 ? name : name + " document " + std::to_string(document);
   }
 };
 
-/// The layers of a file in increasing order. Checks shapes and types, reads no data.
+/// The layers of a file in increasing order, a packed one as its documents; those without queries
+/// or keys are left out. Checks shapes, types and descriptions, reads no data.
 /// `dtype` overrides the file's element type, which otherwise must be one for all four tensors.
 std::vector<CapturedLayer> find_layers(const SafeTensors& file, std::optional<Dtype> dtype);
 

@@ -86,6 +86,16 @@ TensorInfo parse_tensor(const json& entry, const std::string& where, uint64_t da
   return t;
 }
 
+std::map<std::string, std::string> parse_metadata(const json& entry, const std::string& path) {
+  SAGE_CHECK(entry.is_object(), path << ": expected the metadata to be a JSON object");
+  std::map<std::string, std::string> metadata;
+  for (const auto& [name, text] : entry.items()) {
+    SAGE_CHECK(text.is_string(), path << ": expected the metadata \"" << name << "\" to be text");
+    metadata[name] = text.get<std::string>();
+  }
+  return metadata;
+}
+
 void check_coverage(const std::map<std::string, TensorInfo>& tensors, uint64_t data_size,
                     const std::string& path) {
   std::vector<std::pair<const TensorInfo*, const std::string*>> order;
@@ -143,7 +153,9 @@ SafeTensors::SafeTensors(const std::string& path) : path_(path), file_(path, std
   const json header = parse_header(text, path);
   SAGE_CHECK(header.is_object(), path << ": expected the header to be a JSON object");
   for (const auto& [name, entry] : header.items())
-    if (name != "__metadata__")
+    if (name == "__metadata__")
+      metadata_ = parse_metadata(entry, path);
+    else
       tensors_[name] = parse_tensor(entry, path + ": tensor \"" + name + "\"", data_size);
   check_coverage(tensors_, data_size, path);
 }

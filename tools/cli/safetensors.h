@@ -30,6 +30,8 @@ class SafeTensors {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
+  /// The file's own notes, text by name.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// Element type of a tensor the library can use; an Error for the others.
   Dtype dtype(const std::string& name) const;
@@ -43,6 +45,7 @@ class SafeTensors {
   mutable std::ifstream file_;
   uint64_t data_begin_ = 0;
   std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, std::string> metadata_;
 };
 
 }  // namespace sagebwd::cli

@@ -36,7 +36,9 @@ Inputs:
   offset    every channel of K has a large mean that all tokens share
 
 Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several layers, and
-the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads.
+the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads. sagebwd.diagnose(save_to=) writes
+the mask, the scale of the logits and the documents with them. For files that do not say it, give
+--causal or --full.
 
 Matmuls are S, O, S' (or S2), dV, dP, dQ and dK. S+S2 lifts two at once, "each" stands for all seven
 one by one, "all" lifts everything.
@@ -44,7 +46,7 @@ one by one, "all" lifts everything.
 Examples:
   sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html
   sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each
-  sagebwd trace --from captured.safetensors --causal --json trace.json)";
+  sagebwd trace --from captured.safetensors --json trace.json)";
 
 struct TraceOptions {
   TraceRequest request;
@@ -136,6 +138,7 @@ void add_inputs(CLI::App& command, TraceOptions& o) {
         add_size(command, "--d", o.d, 4096, "Head dim (default 64)"),
         add_size(command, "--heads", o.heads, 1 << 16, "Heads (default 2)"),
         command.add_flag("--causal", o.causal, "Causal mask"),
+        command.add_flag("--full", r.full, "No mask, the default but for captured tensors"),
         add_choice(command, "--dtype", r.dtype, kDtypes,
                    "Element type; default bf16, or the file's"),
         command.add_option("--seed", o.seed, "Seed of inputs and dither (default 1)")
@@ -147,6 +150,7 @@ void add_inputs(CLI::App& command, TraceOptions& o) {
         command.add_option("--from", r.from, "Captured tensors q, k, v, dout instead; see below")
             ->type_name("FILE.safetensors")})
     option->group("Inputs");
+  command.get_option("--full")->excludes(command.get_option("--causal"));
   for (const char* name : {"--inputs", "--sigma", "--n", "--d", "--heads", "--case"})
     command.get_option("--from")->excludes(command.get_option(name));
 }

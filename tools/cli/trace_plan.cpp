@@ -78,7 +78,17 @@ TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file) {
   if (file != nullptr) {
     for (CapturedLayer& layer : find_layers(*file, request.dtype)) {
       Source source{layer.label(), std::nullopt, layer.shape, layer};
-      source.shape.mask = request.base.mask;
+      const bool said = request.full || request.base.mask.causal;
+      SAGE_CHECK(layer.described || said,
+                 request.from << ": " << layer.label()
+                              << ": the file does not say which mask it was captured with; give "
+                                 "--causal or --full (the scale is 1/sqrt(d) then), or write it "
+                                 "with sagebwd.diagnose(save_to=)");
+      SAGE_CHECK(!(layer.described && said),
+                 request.from << ": " << layer.label()
+                              << ": the file says which mask it was captured with; leave out "
+                                 "--causal and --full");
+      if (!layer.described) source.shape.mask = request.base.mask;
       plan.sources.push_back(std::move(source));
     }
     return plan;

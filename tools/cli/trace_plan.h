@@ -31,6 +31,7 @@ struct TraceRequest {
   bool yardstick = false;          // one more case with nothing in INT8
   RecipeSwitches switches;
   std::string from;            // safetensors file; replaces inputs and sigmas
+  bool full = false;           // no mask, said so
   std::optional<Dtype> dtype;  // given by the user
 };
 

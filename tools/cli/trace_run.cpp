@@ -42,10 +42,6 @@ std::function<std::pair<int64_t, int64_t>(int64_t)> visible_keys(const AttnCase&
   };
 }
 
-float logit_scale(const AttnCase& c) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.d)));
-}
-
 /// dK and dV of a kv head that several query heads share: compare_head sees one query head at a
 /// time and cannot judge their sum.
 void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outputs& out, int64_t kv,
@@ -61,7 +57,7 @@ void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outpu
     ref::ExactHead head;
     head.nq = c.nq, head.nk = c.nk, head.d = c.d;
     head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
-    head.scale = static_cast<double>(logit_scale(c));
+    head.scale = static_cast<double>(c.logit_scale());
     head.visible = visible_keys(c);
     const ref::ExactResult exact = ref::attention_exact(head);
     for (int64_t i = 0; i < k_size; ++i) dk_exact[i] += exact.dk[i], dv_exact[i] += exact.dv[i];
@@ -81,7 +77,7 @@ HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const Outputs& ou
   head.nq = c.nq, head.nk = c.nk, head.d = c.d;
   head.q = head_of(in.q, index, c.nq, c.d);
   head.k = head_of(in.k, kv, c.nk, c.d), head.v = head_of(in.v, kv, c.nk, c.d);
-  head.scale = logit_scale(c);
+  head.scale = c.logit_scale();
   head.visible = visible_keys(c);
   head.recipe = c.recipe;
   head.recipe.tile_q = out.backward.tile_q, head.recipe.tile_k = out.backward.tile_k;

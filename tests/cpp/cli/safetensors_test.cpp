@@ -161,6 +161,84 @@ TEST_F(SanitizeSafeTensors, FindsLayersInOrder) {
   EXPECT_EQ(read_layer(opened, layers[0]).k.size(), 2u * 8 * 16);
 }
 
+/// Four tensors [2, 6, 8] in FP16 and what the metadata says about them.
+std::string described(const std::string& about) {
+  std::string header = R"({"__metadata__":{"attention":")";
+  for (char c : about) header += (c == '"' ? "\\" : "") + std::string(1, c);
+  header += "\"}";
+  int at = 0;
+  for (const char* name : {"q", "k", "v", "dout"}) {
+    header += ",\"" + std::string(name) + R"(":{"dtype":"F16","shape":[2,6,8],"data_offsets":[)" +
+              std::to_string(at) + "," + std::to_string(at + 192) + "]}";
+    at += 192;
+  }
+  return header + "}";
+}
+
+TEST_F(SanitizeSafeTensors, ReadsWhatWasComputed) {
+  const SafeTensors opened(
+      file(described(R"({"causal":true,"align":"top_left","window":[3,-1],"softmax_scale":0.25,)"
+                     R"("cu_seqlens_q":[0,2,2,6],"cu_seqlens_k":[0,3,3,6]})"),
+           768));
+  const auto layers = find_layers(opened, std::nullopt);
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[1].label(), "captured document 2");
+  EXPECT_EQ(layers[1].first_q, 2);
+  EXPECT_EQ(layers[1].first_k, 3);
+  const spec::AttnCase& c = layers[1].shape;
+  EXPECT_TRUE(layers[1].described);
+  EXPECT_EQ(c.nq, 4);
+  EXPECT_EQ(c.nk, 3);
+  EXPECT_TRUE(c.mask.causal);
+  EXPECT_EQ(c.mask.align, Align::top_left);
+  EXPECT_EQ(c.mask.window_left, 3);
+  EXPECT_EQ(c.mask.window_right, -1);
+  EXPECT_EQ(c.scale, 0.25f);
+  const trace::Inputs in = read_layer(opened, layers[1]);
+  EXPECT_EQ(in.q.size(), 2u * 4 * 8);
+  EXPECT_EQ(in.k.size(), 2u * 3 * 8);
+}
+
+TEST_F(SanitizeSafeTensors, RefusesWrongDescriptions) {
+  const std::string good = R"("causal":true,"align":"top_left","window":[3,-1],"softmax_scale":1)";
+  const auto offsets = [](const char* q, const char* k) {
+    return std::string(R"("causal":true,"align":"top_left","window":[3,-1],"softmax_scale":1,)") +
+           "\"cu_seqlens_q\":" + q + ",\"cu_seqlens_k\":" + k;
+  };
+  for (
+      const auto& [about, part] : std::vector<std::pair<std::string, std::string>>{
+          {"oh", "JSON object"},
+          {"[]", "JSON object"},
+          {"{" + good + R"(,"bias":1})", "\"bias\" is unknown"},
+          {R"({"causal":true,"align":"top_left","window":[3,-1]})", "\"softmax_scale\" is missing"},
+          {R"({"causal":1,"align":"top_left","window":[3,-1],"softmax_scale":1})", "causal"},
+          {R"({"causal":true,"align":"middle","window":[3,-1],"softmax_scale":1})", "align"},
+          {R"({"causal":true,"align":"top_left","window":[3.5,-1],"softmax_scale":1})", "window"},
+          {R"({"causal":true,"align":"top_left","window":[-2,-1],"softmax_scale":1})", "window"},
+          {R"({"causal":true,"align":"top_left","window":[18446744073709551615,-1],"softmax_scale":1})",
+           "window"},
+          {R"({"causal":true,"align":"top_left","window":3,"softmax_scale":1})", "window"},
+          {R"({"causal":true,"align":"top_left","window":[3,-1],"softmax_scale":1e-60})", "scale"},
+          {R"({"causal":true,"align":"top_left","window":[3,-1],"softmax_scale":"1"})", "scale"},
+          {"{" + offsets("[0,6]", "[0,7]") + "}", "end at the 6 tokens"},
+          {"{" + offsets("[1,6]", "[0,6]") + "}", "from 0"},
+          {"{" + offsets("[0,4,3,6]", "[0,4,3,6]") + "}", "do not decrease"},
+          {"{" + offsets("[0,6]", "[0,3,6]") + "}", "as many offsets"},
+          {"{" + offsets("[]", "[]") + "}", "array of offsets"},
+          {"{" + good + R"(,"cu_seqlens_q":[0,6]})", "or neither"}}) {
+    const SafeTensors opened(file(described(about), 768));
+    try {
+      find_layers(opened, std::nullopt);
+      ADD_FAILURE() << "accepted " << about;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).rfind(path_, 0), 0u) << "must name the file: " << e.what();
+    }
+  }
+  expect_error(file(R"({"__metadata__":{"a":1}})", 0), "to be text");
+  expect_error(file(R"({"__metadata__":3})", 0), "metadata");
+}
+
 TEST_F(SanitizeSafeTensors, RefusesLayersThatDoNotFit) {
   const auto complaint =
       [&](const std::vector<std::array<std::string, 3>>& tensors) -> std::string {

@@ -61,11 +61,14 @@ TEST(AttnCase, RoundTrips) {
            "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_v=on pv16=all "
            "lift=dP",
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
+           "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 f16 vectorwise bhsd seed1",
        })
     EXPECT_EQ(AttnCase::parse(text).to_string(), text);
 }
 
 TEST(AttnCase, NamesTheBadToken) {
+  for (const char* token : {"scale=0", "scale=x", "scale=1x", "scale=nan", "scale=1e-60"})
+    EXPECT_NE(error_of(token).find("a number other than 0"), std::string::npos) << token;
   EXPECT_NE(error_of("h8 quick").find("\"quick\" is unknown"), std::string::npos);
   EXPECT_NE(error_of("x12").find("\"x12\" is unknown"), std::string::npos);
   EXPECT_NE(error_of("colour=red").find("\"colour=red\" is unknown"), std::string::npos);

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point operations of the operators, for ``torch.utils.flop_counter.FlopCounterMode``.
+
+They are counted as PyTorch counts those of its own attention: masks are not subtracted; documents
+are, each sees itself alone. PyTorch's module takes longer to import than this package, so it is not
+imported for its sake: the formulas are registered when a program imports it.
+"""
+
+import sys
+from importlib.machinery import PathFinder
+
+import torch
+
+_COUNTER = "torch.utils.flop_counter"
+
+
+def register():
+    """Registers the formulas, now or when the counter is imported."""
+    if _COUNTER in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+def _register():
+    from torch.utils.flop_counter import register_flop_formula
+
+    register_flop_formula(torch.ops.sagebwd.fwd, get_raw=True)(_forward)
+    register_flop_formula(torch.ops.sagebwd.bwd, get_raw=True)(_backward)
+
+
+class _Finder:
+    """Finds the counter as Python would, and registers when its code has run."""
+
+    def find_spec(self, name, path, target=None):
+        if name != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_register(module):
+                run(module)
+                _register()
+
+            spec.loader.exec_module = run_and_register
+        return spec
+
+
+def _forward(q, k, v, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
+    return 2 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k)  # S, O
+
+
+def _backward(dout, q, k, v, out, lse, dlse, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
+    return 5 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k)  # S', dV, dP, dQ, dK
+
+
+def _pairs(q, k, cu_q, cu_k, max_q, max_k):
+    """(query, key) pairs of all heads."""
+    if cu_q is None:
+        return q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    lengths = zip(_lengths(cu_q, max_q, q.shape[0]), _lengths(cu_k, max_k, k.shape[0]))
+    return q.shape[1] * sum(a * b for a, b in lengths)
+
+
+def _lengths(cu, longest, tokens):
+    """Lengths of the documents; where nobody can read them, the longest for each."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    if cu.device.type == "meta" or is_fake(cu):
+        return [longest if longest >= 0 else tokens] * (cu.shape[0] - 1)
+    return cu.diff().tolist()
