@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..diagnosis import diagnose
+from ..suggest import did_you_mean
 from .config import check, from_dict
 from .data import open_data
 from .errors import BadInput, NonFinite
@@ -33,7 +34,10 @@ def parse_arms(text, config):
         spec, *changes = part.split(":")
         name, _, base = spec.rpartition("=")
         if base not in BASES:
-            raise BadInput(f"compare: expected an arm of {', '.join(BASES)}, got {base!r}")
+            raise BadInput(
+                f"compare: expected an arm of {', '.join(BASES)}, got {base!r}"
+                f"{did_you_mean(base, BASES)}"
+            )
         values = dict(BASES[base])
         for change in changes:
             field, separator, value = change.partition("=")
