@@ -143,10 +143,12 @@ def diagnose_layers(trainers):
 def make_report(directories, out, command):
     """(runs, verdict, path) of a report on finished runs."""
     runs = read_runs(directories)
-    file = out / "layers.json"
-    layers = json.loads(file.read_text()) if file.exists() else {}
+    parts = {}
+    for name in ("layers", "accuracy", "bias"):  # what instruments have left beside the runs
+        file = out / f"{name}.json"
+        parts[name] = json.loads(file.read_text()) if file.exists() else None
     page = out / "report.html"
-    return runs, write_report(runs, page, layers, command), page
+    return runs, write_report(runs, page, command=command, **parts), page
 
 
 def report_runs(directories):
