@@ -15,9 +15,8 @@ def accuracy_card(record):
     worst = {r: _worst_gradients(record, r) for r in _RECIPES}
     sigmas = sorted({s for kind, s in worst["paper"] if kind == "gaussian"})
     hard = [key for key in worst["paper"] if key[0] != "gaussian"]
-    easy = Chart(
-        "Gaussian inputs, worst gradient", "σ of Q and K", log_y=True, x_ticks=tuple(sigmas)
-    )
+    easy = Chart("Gaussian inputs, worst gradient", "σ of Q and K", log_y=True)
+    easy.x_ticks = {s: f"{s:g}" for s in sigmas}
     for recipe in _RECIPES:
         points = [(s, worst[recipe]["gaussian", s]) for s in sigmas]
         easy.lines.append(Line(recipe, css[recipe], points, dots=True))
@@ -37,16 +36,15 @@ def accuracy_card(record):
         "hard ones: channels 20 to 100 times larger than the rest, a first key that takes most of "
         "every row, long rows that are nearly uniform. "
         f"At σ = {last:g} it is {_both(worst, ('gaussian', last))}: "
-        "where the softmax is that sharp, rounding Q and K to INT8 costs too much in either recipe."
+        "the sharper the softmax, the more the rounding of Q and K weighs."
     )
-    more = record.get("page")
-    link = f"<p>{html.link(more, 'All inputs, tensors and gates')}</p>\n" if more else ""
+    more = html.link(record.get("page"), "The whole accuracy report: every tensor, every limit")
     return html.card(
         "Accuracy on easy and hard inputs",
         html.paragraph(words, css),
         html.legend(css),
         html.charts([to_svg(easy), bars_to_svg(bars)]),
-        link,
+        f"<p>{more}</p>\n" if record.get("page") else "",
     )
 
 

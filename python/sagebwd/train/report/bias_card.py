@@ -26,6 +26,7 @@ def bias_card(record, projections=PROJECTIONS):
     charts = []
     for projection in projections:
         chart = Chart(f"{projection}, relative error", "tokens", log_x=True, log_y=True)
+        chart.x_ticks = {r["tokens"]: tokens_text(r["tokens"]) for r in record["rows"]}
         for name, colour in css.items():
             points = [(r["tokens"], r["errors"][name][projection]["all"]) for r in record["rows"]]
             chart.lines.append(Line(name, colour, points, dots=True))

@@ -36,7 +36,7 @@ class Chart:
     zero: bool = False  # the y axis holds 0, drawn as a line
     whole_x: bool = False  # no ticks between whole numbers
     bands: list = field(default_factory=list)
-    x_ticks: tuple = ()  # where to put them; (): round numbers
+    x_ticks: dict = field(default_factory=dict)  # {place: text}; {}: round numbers
     y_range: tuple = ()  # (low, high): what lies outside is cut off; (): all of it is shown
 
 
@@ -119,7 +119,7 @@ def to_svg(chart):
     x = _Axis([p[0] for p in points], chart.log_x, _LEFT, _RIGHT, tight=True)
     if chart.whole_x:
         x.ticks = [t for t in x.ticks if t == round(t)]
-    x.ticks = chart.x_ticks or x.ticks
+    x_ticks = chart.x_ticks or {t: number(t) for t in x.ticks}
     heights = list(chart.y_range) or [p[1] for p in points] + edges
     y = _Axis(heights, chart.log_y, _BOTTOM, _TOP, chart.zero)
     out = [_open(_WIDTH, _HEIGHT, chart.title), _text(0, 18, "start", chart.title, "title")]
@@ -128,10 +128,10 @@ def to_svg(chart):
         out.append(_rule(_LEFT, y.at(t), _RIGHT, y.at(t), kind))
         out.append(_text(_LEFT - 8, y.at(t) + 4, "end", number(t)))
     out.append(_rule(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, "axis"))
-    for t in x.ticks:
+    for t, text in x_ticks.items():
         out.append(_rule(x.at(t), _BOTTOM, x.at(t), _BOTTOM + 4, "axis"))
         anchor = "end" if x.at(t) > _RIGHT - 8 else "middle"
-        out.append(_text(x.at(t), _BOTTOM + 18, anchor, number(t)))
+        out.append(_text(x.at(t), _BOTTOM + 18, anchor, text))
     out.append(_text((_LEFT + _RIGHT) / 2, _HEIGHT - 8, "middle", chart.x_label))
     inside = "\n".join(
         [_band(band, x, y) for band in chart.bands] + [_line(line, x, y) for line in chart.lines]
