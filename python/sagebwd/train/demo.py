@@ -89,7 +89,7 @@ def add_bias(out, recipes, tokens, command):
     finished = [p.parent for p in sorted(out.glob("*/summary.json"))]
     names = [arm.split("=")[0] for arm in ARMS.split(",")]
     order = [out / n for n in names if out / n in finished]
-    _, _, page = make_report(order, out, command)
+    _, page = make_report(order, out, command)
     print(f"{verdict(record).replace('`', '')}\nThe page with all of this is {page}.")
     return 0
 

@@ -38,13 +38,13 @@ def accuracy_card(record):
         f"At σ = {last:g} it is {_both(worst, ('gaussian', last))}: "
         "the sharper the softmax, the more the rounding of Q and K weighs."
     )
-    more = html.link(record.get("page"), "The whole accuracy report: every tensor, every limit")
+    page, more = record.get("page"), "The whole accuracy report: every tensor, every limit"
     return html.card(
         "Accuracy on easy and hard inputs",
         html.paragraph(words, css),
         html.legend(css),
         html.charts([to_svg(easy), bars_to_svg(bars)]),
-        f"<p>{more}</p>\n" if record.get("page") else "",
+        f"<p>{html.link(page, more)}</p>\n" if page else "",
     )
 
 

@@ -69,7 +69,7 @@ def charts(pictures):
 
 
 def link(address, text):
-    return f'<a href="{escape(str(address))}">{escape(text)}</a>'
+    return f'<a href="{escape(address)}">{escape(text)}</a>'
 
 
 def legend(css, noise=""):

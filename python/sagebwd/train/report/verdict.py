@@ -2,6 +2,8 @@
 """What the figures of several runs say, in words and as a table. Every statement carries its error
 bar, and none goes beyond it."""
 
+import textwrap
+
 from .noise import LEAST, compared_with, late_mean, noise_of, repeats_of, speed_bar
 from .runs import reference_of
 
@@ -139,8 +141,14 @@ def table_rows(runs):
     return titles, rows
 
 
+def plain_verdict(runs):
+    """Table and words for a console."""
+    words = [verdict(runs), noise_words(runs), speed_words(runs)]
+    text = [textwrap.fill(w.replace("`", ""), 100) for w in words if w]
+    return "\n\n".join([plain_table(runs), *text])
+
+
 def plain_table(runs):
-    """The same for a console."""
     titles, rows = table_rows(runs)
     cells = [[c[0] if isinstance(c, tuple) else c for c in row] for row in [titles, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(titles))]
