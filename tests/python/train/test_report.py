@@ -82,6 +82,14 @@ def test_paired_difference_has_an_honest_interval():
     assert noise.late_mean(make_run("short", steps=6), make_run("fpa", steps=6)) is None
 
 
+def test_the_page_says_what_differs(tmp_path):
+    fpa, int8 = make_run("fpa"), make_run("paper", "sagebwd", recipe="paper")
+    assert "only the attention differs" in report(tmp_path, [fpa, int8])
+    other = make_run("fast", "sagebwd", lr=0.1)
+    text = report(tmp_path, [fpa, int8, other])
+    assert "differ in lr." in text and "only the attention differs" not in text
+
+
 # --- words
 
 

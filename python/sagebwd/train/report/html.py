@@ -28,6 +28,8 @@ def prose(text, css=None):
 
 
 def paragraph(text, css=None, kind=""):
+    if not text:
+        return ""
     return f'<p class="{kind}">{prose(text, css)}</p>\n' if kind else f"<p>{prose(text, css)}</p>\n"
 
 

@@ -27,7 +27,7 @@ class Noise:
     speed: float = None  # largest relative difference in speed of runs that do the same work
 
 
-def _differing(a, b):
+def differing(a, b):
     """Fields in which two configurations differ. Numbers that agree to four digits differ by no
     more than rounding does."""
     same = lambda x, y: math.isclose(x, y, rel_tol=1e-4) if isinstance(x, float) else x == y
@@ -37,7 +37,7 @@ def _differing(a, b):
 def repeats_of(runs):
     base = reference_of(runs)
     full = [r for r in runs if r.config["attention"] == REFERENCE and r is not base]
-    return [r for r in full if _differing(base, r) <= _SEEDS]
+    return [r for r in full if differing(base, r) <= _SEEDS]
 
 
 def compared_with(runs):

@@ -8,12 +8,14 @@ from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
+from ..config import FIELDS
 from . import html
 from .accuracy_card import accuracy_card
 from .bias_card import bias_card
 from .noise import (
     compared_with,
     differences,
+    differing,
     late_evals,
     noise_of,
     repeats_of,
@@ -25,6 +27,7 @@ from .svg import Band, Chart, Line, smoothed, thinned, to_svg
 from .verdict import noise_words, paired_words, signed, speed_words, table_rows, verdict
 
 _TENSORS = ("O", "dQ", "dK", "dV")
+_ATTENTION = {name for name, f in FIELDS.items() if f.metadata["group"] == "attention"}
 #: Nats per character of held-out text up to which a model writes words worth reading.
 READABLE = 1.5
 
@@ -78,7 +81,10 @@ def _what_differs(runs):
     base = reference_of(runs)
     if base is None:
         return ""
+    more = set().union(*(differing(base, r) for r in compared_with(runs))) - _ATTENTION
     words = "Same data in the same order, same initial weights; only the attention differs."
+    if more:
+        words = f"Besides attention they differ in {', '.join(sorted(more))}."
     notes = [f"`{r.name}` repeats `{base.name}` with other seeds" for r in repeats_of(runs)]
     return f"{words} {'; '.join(notes)}, to show the noise." if notes else words
 
