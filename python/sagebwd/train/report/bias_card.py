@@ -25,7 +25,9 @@ def bias_card(record, projections=PROJECTIONS):
     css = html.colours(_arms(record))
     charts = []
     for projection in projections:
-        chart = Chart(f"{projection}, relative error", "tokens", log_x=True, log_y=True)
+        chart = Chart(
+            f"{projection}, relative error of its gradient", "tokens", log_x=True, log_y=True
+        )
         chart.x_ticks = {r["tokens"]: tokens_text(r["tokens"]) for r in record["rows"]}
         for name, colour in css.items():
             points = [(r["tokens"], r["errors"][name][projection]["all"]) for r in record["rows"]]

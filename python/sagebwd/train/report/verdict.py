@@ -113,7 +113,7 @@ def table_rows(runs):
     compared = compared_with(runs) if base else []
     titles = [
         "attention", "held-out loss", "difference", "tokens/s", "speed",
-        "worst gradient", "kept per sequence",
+        "worst audited gradient", "kept per sequence",
     ]  # fmt: skip
     rows = []
     for run in runs:
