@@ -43,9 +43,8 @@ test: setup
 demo: setup build/build.ninja
 	@cmake --build build -j $(JOBS) --target bin/sagebwd
 	@build/bin/sagebwd report --html build/report.html --json build/report.json
-	@echo 'The report is build/report.html; its figures are in build/report.json.'
 	@tools/setup/package.sh $(VENV)
-	@OMP_WAIT_POLICY=passive $(VENV)/bin/python -m sagebwd.train.demo --out build/demo
+	@OMP_WAIT_POLICY=passive $(VENV)/bin/python -m sagebwd.train.demo --accuracy build/report.json --out build/demo
 
 .PHONY: bench
 bench: build/build.ninja

@@ -56,13 +56,14 @@ def rounded(value):
 
 def of_run(run):
     default = json.loads(Config().to_json())
+    mfu = [e["mfu"] for e in run.of("step")[2:] if e["mfu"] is not None]  # warm
     audits = [{k: v for k, v in e.items() if k != "kind"} for e in run.of("audit")]
     return {
         "name": run.name,
         "config": {k: v for k, v in run.config.items() if default.get(k) != v and k != "out"},
         "summary": run.summary,
         "train_loss": run.train_loss,
-        "mfu": statistics.median([e["mfu"] for e in run.of("step")][2:] or [0.0]),  # warm
+        "mfu": statistics.median(mfu) if mfu else None,
         "curve": thinned(smoothed(run.curve(), 0.02), 100),
         "evals": run.curve(kind="eval"),
         "audits": audits,

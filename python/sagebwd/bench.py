@@ -33,6 +33,7 @@ import torch
 
 from . import __version__, peers
 from .attention import attention
+from .suggest import Parser, did_you_mean
 
 DEFAULT_CASES = {
     "cpu": [
@@ -76,7 +77,8 @@ class Case:
             elif word in ("vectorwise", "paper"):
                 case.recipe = word
             else:
-                raise ValueError(f"case {text!r}: cannot read {word!r}")
+                known = ("causal", "full", *_DTYPES, "vectorwise", "paper")
+                raise ValueError(f"case {text!r}: cannot read {word!r}{did_you_mean(word, known)}")
         case.hk = case.hk or case.h
         return case
 
@@ -296,7 +298,7 @@ def plot(entries, path):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagebwd.bench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from .suggest import Parser
 from .train import checkpoint
 from .train.batch_plan import plan_batch
 from .train.compare import parse_arms
@@ -32,9 +33,8 @@ from .train.errors import RunError
 from .train.load import load_model
 from .train.machine import describe_machine
 from .train.report import html
-from .train.report.svg import Chart, Line, to_svg
+from .train.report.bias_card import PROJECTIONS, bias_card, tokens_text, verdict
 
-PROJECTIONS = ("Wq", "Wk", "Wv", "Wo")
 DEFAULT_TOKENS = "16K,32K,64K,128K,256K,512K,1M"
 
 
@@ -160,13 +160,6 @@ def measure(run, recipes, tokens, changes=None, say=print):
         yield record
 
 
-def tokens_text(n):
-    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
-        if n % size == 0:
-            return f"{n // size}{unit}"
-    return str(n)
-
-
 def row_text(row):
     lines = [
         f"{tokens_text(row['tokens']):>6} tokens     " + "".join(f"{p:>16}" for p in PROJECTIONS)
@@ -177,31 +170,7 @@ def row_text(row):
     return "\n".join(lines)
 
 
-def verdict(record):
-    """Whether each arm's error stays small and flat, in words."""
-    parts = []
-    for name in record["rows"][0]["errors"]:
-        if name == "noise":
-            continue
-        first, last = (record["rows"][i]["errors"][name] for i in (0, -1))
-        worst = max(("Wq", "Wk", "Wv"), key=lambda p: last[p]["all"])
-        a, b = first[worst]["all"], last[worst]["all"]
-        trend = "grows" if b > 1.25 * a else "shrinks" if b < 0.8 * a else "stays"
-        parts.append(f"`{name}`: {worst} {trend} from {a:.3f} to {b:.3f}")
-    return "; ".join(parts) + "."
-
-
 def write_page(record, path):
-    names = list(record["rows"][0]["errors"])
-    arms = [n for n in names if n != "noise"]
-    css = html.colours(arms)
-    charts = []
-    for projection in PROJECTIONS:
-        chart = Chart(f"{projection}, relative error", "tokens", log_x=True, log_y=True)
-        for name in arms:
-            points = [(r["tokens"], r["errors"][name][projection]["all"]) for r in record["rows"]]
-            chart.lines.append(Line(name, css[name], points, dots=True))
-        charts.append(to_svg(chart))
     titles = ["tokens", ("attention", "words")]
     titles += [t for p in PROJECTIONS for t in (p, "worst layer")]
     rows = []
@@ -215,23 +184,14 @@ def write_page(record, path):
             rows.append([tokens_text(row["tokens"]), (f"`{name}`", "words"), *cells])
     c = record["config"]
     lead = (
-        f"Weight gradients of the attention projections, added up over more and more tokens, "
-        f"against the same with exact attention. Checkpoint of step {record['step']}: "
+        f"Gradients of the attention weights at the checkpoint of step {record['step']}: "
         f"{c['layers']} layers, width {c['width']}, context {c['context']}."
     )
+    css = html.colours([n for n in record["rows"][0]["errors"] if n != "noise"])
     body = (
-        f"<header>\n<h1>Does the gradient error average out?</h1>\n"
+        f"<header>\n<h1>INT8 attention over a batch</h1>\n"
         f"{html.paragraph(lead, css, 'lead')}</header>\n"
-        + html.card(
-            "Error against tokens",
-            html.paragraph(verdict(record), css, "verdict"),
-            html.paragraph(
-                "Rounding noise shrinks as the batch grows. What stays, or grows, is bias: a large "
-                "batch sees it in full."
-            ),
-            html.legend(css),
-            f'<div class="charts">\n{"".join(charts)}</div>\n',
-        )
+        + bias_card(record)
         + html.card(
             "Figures",
             html.paragraph(
@@ -251,7 +211,7 @@ def write_page(record, path):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagebwd.bias",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

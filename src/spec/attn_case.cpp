@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/suggest.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -73,12 +74,27 @@ class Parser {
   }
 
  private:
+  /// Every known token, with the value or the digits of this one where it takes some.
+  static std::vector<std::string> tokens_like(std::string_view token) {
+    std::vector<std::string> known{"paper", "vectorwise", "causal", "full", "bhsd",
+                                   "bshd",  "f32",        "bf16",   "f16"};
+    const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
+    if (equals != std::string_view::npos)
+      for (const char* name : {"align", "window", "tile", "p_levels", "smooth_k", "smooth_q",
+                               "smooth_v", "rounding", "pv16", "lift"})
+        known.push_back(name + std::string(token.substr(equals)));
+    else if (digits != std::string_view::npos)
+      for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})
+        known.push_back(name + std::string(token.substr(digits)));
+    return known;
+  }
+
   [[noreturn]] static void unknown(std::string_view token) {
     SAGE_THROW(ErrorKind::invalid_argument,
                "case token \""
                    << token
                    << "\" is unknown; expected tokens such as \"b1 h8 hk2 n4096 d64 causal bf16 "
-                   << "vectorwise bhsd seed1\"");
+                   << "vectorwise bhsd seed1\"" << did_you_mean(token, tokens_like(token)));
   }
 
   void once(std::string_view property, std::string_view token) {
@@ -188,7 +204,9 @@ uint32_t parse_matmuls(std::string_view list) {
     for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
       if (name == matmul_name(bit)) return bit;
     SAGE_THROW(ErrorKind::invalid_argument,
-               "matmul: expected S, O, S' (or S2), dV, dP, dQ or dK, got \"" << name << "\"");
+               "matmul: expected S, O, S' (or S2), dV, dP, dQ or dK, got \""
+                   << name << "\""
+                   << did_you_mean(name, {"S", "O", "S'", "S2", "dV", "dP", "dQ", "dK"}));
   };
   uint32_t bits = 0;
   for (std::string_view name : split(list, ",")) bits |= bit_of(name);

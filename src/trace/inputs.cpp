@@ -11,6 +11,7 @@
 #include "base/dispatch_dtype.h"
 #include "base/hash.h"
 #include "base/parallel.h"
+#include "base/suggest.h"
 
 namespace sagebwd::trace {
 namespace {
@@ -257,10 +258,14 @@ const char* input_name(InputKind kind) { return text_of(kind).name; }
 const char* input_description(InputKind kind) { return text_of(kind).description; }
 
 InputKind input_by_name(std::string_view name) {
-  for (const KindText& t : kKinds)
+  std::vector<std::string> known;
+  for (const KindText& t : kKinds) {
     if (name == t.name) return t.kind;
+    known.push_back(t.name);
+  }
   SAGE_THROW(ErrorKind::invalid_argument,
-             "inputs: expected gaussian, outlier, sink, long or offset, got \"" << name << "\"");
+             "inputs: expected gaussian, outlier, sink, long or offset, got \""
+                 << name << "\"" << did_you_mean(name, known));
 }
 
 Inputs make_inputs(const AttnCase& c, InputKind kind, double sigma) {

@@ -13,6 +13,7 @@
 #include "device_case.h"
 #include "numerics/quantize.h"
 #include "trace/metrics.h"
+#include "trace/published.h"
 
 namespace sagebwd::gpu {
 namespace {
@@ -202,11 +203,7 @@ TEST(GpuAccuracy, BiasIsSmallAndNoRowIsLeftBehind) {
 
 TEST(GpuAccuracy, PublishedTable) {
   NEED_DEVICE();
-  struct Row {
-    double sigma, dq, dk;
-  };
-  for (const Row& row : {Row{1, .0184, .0220}, Row{3, .0758, .0777}, Row{5, .2014, .2007},
-                         Row{8, .4666, .4699}, Row{10, .6648, .6684}}) {
+  for (const trace::PublishedErrors& row : trace::kPublished) {
     DeviceCase dc("h4 n2048 d64"), paper("h4 n2048 d64 paper");
     dc.sigma = paper.sigma = row.sigma;
     SCOPED_TRACE(row.sigma);

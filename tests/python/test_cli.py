@@ -100,6 +100,34 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "command, near",
+    [
+        (["trac"], "trace"),
+        (["rport", "--quick"], "report"),
+        (["--verison"], "--version"),
+        (["trace", "--sgima", "3"], "--sigma"),
+        (["bench", "--rep=3", "n64"], "--reps"),
+        (["trace", "--recipe", "vectorwize"], "vectorwise"),
+        (["trace", "--inputs", "sinks"], "sink"),
+        (["trace", "--impl", "cpu-scaler"], "cpu-scalar"),
+        (["trace", "--dtype", "bf61"], "bf16"),
+        (["trace", "--rounding", "diter"], "dither"),
+        (["trace", "--lift", "dv"], "dV"),
+        (["info", "n64 casual"], "causal"),
+        (["info", "smoothk=on"], "smooth_k=on"),
+        (["bench", "sed3"], "seed3"),
+    ],
+)
+def test_a_slip_of_the_keyboard_gets_a_suggestion(command, near):
+    assert f'did you mean "{near}"?' in refused(*command)
+
+
+def test_what_is_near_to_nothing_gets_no_suggestion():
+    for command in (["frobnicate"], ["trace", "--recipe", "fp4"], ["info", "quick"]):
+        assert "did you mean" not in refused(*command)
+
+
 def test_nothing_is_accepted_and_ignored(tmp_path):
     capture(tmp_path / "c.safetensors", n=64)
     for option in (["--n", 128], ["--sigma", 3], ["--inputs", "sink"], ["--case", "h4"]):
@@ -546,7 +574,8 @@ def test_report(tmp_path):
     assert page.classes.count("ring") == 20  # published points: five sigmas, four tensors
     assert page.classes.count("dot") == 4 * 5 * 3
     assert page.classes.count("bar") == 3 * 4 * 3
-    assert "prefers-color-scheme: dark" in text
+    style = (ROOT / "python" / "sagebwd" / "style" / "report.css").read_text()
+    assert style in text and "prefers-color-scheme: dark" in style
     assert not [a for a in page.attributes if a[0] in ("src", "href")], "the page must stand alone"
 
     words = done.stdout

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/dispatch_dtype.h"
+#include "base/suggest.h"
 
 namespace sagebwd::cli {
 namespace {
@@ -115,15 +116,18 @@ Candidate chosen(const std::vector<Candidate>& candidates) {
 
 void pin_implementation(const std::string& name) {
   std::string known;
+  std::vector<std::string> names;
   for (const Candidate& c : explain(forward_shape(AttnCase{}))) {
     if (c.name == name) {
       setenv("SAGEBWD_IMPL", name.c_str(), 1);
       return;
     }
     known += (known.empty() ? "" : ", ") + c.name;
+    names.push_back(c.name);
   }
-  SAGE_THROW(ErrorKind::invalid_argument,
-             "--impl: expected one of " << known << ", got \"" << name << "\"");
+  SAGE_THROW(ErrorKind::invalid_argument, "--impl: expected one of " << known << ", got \"" << name
+                                                                     << "\""
+                                                                     << did_you_mean(name, names));
 }
 
 void set_threads(int threads) { setenv("SAGEBWD_THREADS", std::to_string(threads).c_str(), 1); }

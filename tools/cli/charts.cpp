@@ -6,8 +6,8 @@
 
 #include "html.h"
 #include "plot.h"
-#include "published.h"
 #include "table.h"
+#include "trace/published.h"
 
 namespace sagebwd::cli {
 namespace {
@@ -81,7 +81,8 @@ std::string sweep_charts(const Results& results, const SourceGroup& group) {
     if (group.name == "gaussian") {
       Series s{"published", "published", false, {}};
       for (double sigma : group.x)
-        if (const auto value = published_rel_l2(tensor, sigma)) s.points.push_back({sigma, *value});
+        if (const auto value = trace::published_rel_l2(tensor, sigma))
+          s.points.push_back({sigma, *value});
       published |= !s.points.empty();
       chart.series.push_back(s);
     }
@@ -114,7 +115,7 @@ std::string bar_charts(const Results& results, const std::vector<SourceGroup>& g
     BarChart chart{source.label, {kOutputs.begin(), kOutputs.end()}, {}, 0};
     for (const TraceResult* r : source.cases) {
       const std::string name = display_name(r->variant);
-      BarChart::Bars bars{name, r->variant.lift.empty() ? name : "other", {}};
+      BarChart::Bars bars{name, r->variant.lift.empty() ? name : "other1", {}};
       for (const char* t : kOutputs) {
         bars.values.push_back((*r)[t].rel_l2);
         if (std::isfinite((*r)[t].rel_l2)) high = std::max(high, (*r)[t].rel_l2);

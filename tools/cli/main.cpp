@@ -4,7 +4,10 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
+#include <vector>
 
+#include "base/suggest.h"
 #include "commands.h"
 #include "sagebwd/attention.h"
 
@@ -39,6 +42,24 @@ std::string one_line(std::string text) {
   return out;
 }
 
+/// What the parser had against the command line. A command or option that does not exist gets the
+/// known one that it is nearest to.
+std::string explain(const CLI::ParseError& error, const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  std::vector<std::string> commands, options;
+  for (const CLI::App* c : app.get_subcommands({})) commands.push_back(c->get_name());
+  for (const CLI::Option* o : (chosen.empty() ? app : *chosen[0]).get_options())
+    for (const std::string& name : o->get_lnames()) options.push_back("--" + name);
+  for (const std::string& word : app.remaining(true)) {
+    if (word.starts_with("-"))
+      return (chosen.empty() ? "there is" : chosen[0]->get_name() + " has") + " no option \"" +
+             word + "\"" + sagebwd::did_you_mean(word.substr(0, word.find('=')), options);
+    if (chosen.empty())
+      return "there is no command \"" + word + "\"" + sagebwd::did_you_mean(word, commands);
+  }
+  return error.what();
+}
+
 int complain(const std::string& message, int code) {
   std::fprintf(stderr, "sagebwd: %s\n", one_line(message).c_str());
   return code;
@@ -66,7 +87,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return complain(std::string(e.what()) + " (sagebwd --help lists what is expected)", kUserError);
+    return complain(explain(e, app) + " (sagebwd --help lists what is expected)", kUserError);
   } catch (const sagebwd::Error& e) {
     return complain(e.what(), e.kind() == sagebwd::ErrorKind::internal ? kFailure : kUserError);
   } catch (const std::bad_alloc&) {

@@ -30,9 +30,10 @@ std::string line(double x1, double y1, double x2, double y2, const char* css) {
              "\" y2=\"", at(y2), "\"/>\n");
 }
 
-std::string open_svg(double width, double height, const std::string& title) {
-  return cat("<svg class=\"chart\" role=\"img\" aria-label=\"", escape(title), "\" viewBox=\"0 0 ",
-             fixed(width, 0), " ", fixed(height, 0), "\">\n");
+std::string open_svg(double width, double height, const std::string& title,
+                     const char* css = "chart") {
+  return cat("<svg class=\"", css, "\" role=\"img\" aria-label=\"", escape(title),
+             "\" viewBox=\"0 0 ", fixed(width, 0), " ", fixed(height, 0), "\">\n");
 }
 
 /// A number as an axis shows it: no trailing zeros.
@@ -103,7 +104,7 @@ std::string to_svg(const LineChart& c) {
   constexpr double kWidth = 480, kHeight = 320;
   const auto [x_low, x_high] = std::minmax_element(c.x_ticks.begin(), c.x_ticks.end());
   const Frame f{
-      52, kWidth - 14, 34, kHeight - 44, *x_low, *x_high, std::log(c.y_low), std::log(c.y_high)};
+      62, kWidth - 14, 34, kHeight - 44, *x_low, *x_high, std::log(c.y_low), std::log(c.y_high)};
   std::string out =
       open_svg(kWidth, kHeight, c.title) + text(f.left, 18, "start", c.title, "title");
   for (double y : log_ticks(c.y_low, c.y_high))
@@ -127,7 +128,8 @@ std::string to_svg(const BarChart& c) {
   const auto x = [&](double value) {
     return kLeft + std::clamp(value / c.x_high, 0.0, 1.0) * (kWidth - kLeft - kRight);
   };
-  std::string out = open_svg(kWidth, height, c.title) + text(0, 16, "start", c.title, "title");
+  std::string out =
+      open_svg(kWidth, height, c.title, "chart small") + text(0, 16, "start", c.title, "title");
   for (double value : linear_ticks(c.x_high))
     out += line(x(value), kTop - 2, x(value), bottom, "grid") +
            text(x(value), bottom + 16, "middle", tick(value));

@@ -10,7 +10,7 @@ namespace sagebwd::cli {
 
 struct Series {
   std::string label;
-  std::string css;   // colour class: paper, vectorwise, published, other
+  std::string css;   // colour class: paper, vectorwise, published, other1
   bool line = true;  // else hollow marks only
   std::vector<std::pair<double, double>> points;
 };

@@ -48,7 +48,7 @@ std::vector<Shown> shown_variants(const Results& results) {
     shown.push_back({recipe, recipe, recipe, ""});
   for (const TraceResult& r : results)
     if (r.variant.lift == "all") {
-      shown.push_back({display_name(r.variant), "other", r.variant.recipe, "all"});
+      shown.push_back({display_name(r.variant), "other1", r.variant.recipe, "all"});
       break;
     }
   return shown;

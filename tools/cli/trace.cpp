@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // sagebwd trace: the error of every named tensor, on synthetic or captured inputs.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/suggest.h"
 #include "commands.h"
 #include "options.h"
 #include "page.h"
@@ -105,10 +107,14 @@ CLI::Option* add_choice(CLI::App& command, const char* option, T& to, const Choi
     names.push_back(name);
     shown += (shown.empty() ? "" : "|") + name;
   }
+  const auto refusal = [names, shown](const std::string& given) -> std::string {
+    if (std::find(names.begin(), names.end(), given) != names.end()) return "";
+    return "expected " + shown + ", got \"" + given + "\"" + did_you_mean(given, names);
+  };
   // The transform added last runs first: membership is checked on the name.
   return command.add_option(option, to, what)
       ->transform(CLI::Transformer(choices).description(""))
-      ->transform(CLI::IsMember(names).description(""))
+      ->transform(CLI::Validator([refusal](std::string& given) { return refusal(given); }, ""))
       ->type_name(shown);
 }
 

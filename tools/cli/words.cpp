@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "published.h"
 #include "table.h"
+#include "trace/published.h"
 
 namespace sagebwd::cli {
 namespace {
@@ -65,7 +65,7 @@ std::string published_words(const Results& results, const SourceGroup& group) {
     const TraceResult* r = find(results, group.labels[i], "paper");
     if (r == nullptr) continue;
     for (const char* t : {"dQ", "dK"}) {
-      const auto published = published_rel_l2(t, group.x[i]);
+      const auto published = trace::published_rel_l2(t, group.x[i]);
       if (!published) continue;
       if (group.x[i] >= 3) {
         from = from == 0 ? group.x[i] : std::min(from, group.x[i]);

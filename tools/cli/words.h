@@ -29,8 +29,8 @@ struct RecipeVerdict {
   std::vector<Check> checks;
   int passed() const;
 };
-/// The gates of the test plan that these results can answer; empty without Gaussian inputs of
-/// sigma 1.
+/// The limits a recipe for training has to keep, as far as these results can answer; empty without
+/// Gaussian inputs of sigma 1.
 std::vector<RecipeVerdict> verdicts(const Results& results);
 /// A paragraph per recipe; the last one is the verdict in one sentence.
 Paragraphs verdict_words(const Results& results);

@@ -26,13 +26,14 @@ import sys
 import time
 from pathlib import Path
 
+from ..suggest import Parser
 from .config import FIELDS, check, from_dict
 from .errors import BadInput, RunError
 from .presets import PRESETS
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagebwd.train",
         usage="python -m sagebwd.train [--preset NAME] [options]",
         description=__doc__,

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from ..diagnosis import diagnose
+from ..suggest import did_you_mean
 from .config import check, from_dict
 from .data import open_data
 from .errors import BadInput, NonFinite
 from .loop import StopRequest, Trainer
 from .report import read_runs, write_report
-from .report.verdict import plain_table
+from .report.verdict import plain_verdict
 
 #: Names that stand for fields. Anything else is written out: name=base:field=value:field=value.
 BASES = {
@@ -33,7 +34,10 @@ def parse_arms(text, config):
         spec, *changes = part.split(":")
         name, _, base = spec.rpartition("=")
         if base not in BASES:
-            raise BadInput(f"compare: expected an arm of {', '.join(BASES)}, got {base!r}")
+            raise BadInput(
+                f"compare: expected an arm of {', '.join(BASES)}, got {base!r}"
+                f"{did_you_mean(base, BASES)}"
+            )
         values = dict(BASES[base])
         for change in changes:
             field, separator, value = change.partition("=")
@@ -78,8 +82,8 @@ def compare(config, arms, arguments=(), began=None):
     out = Path(config.out)
     (out / "layers.json").write_text(json.dumps(layers, indent=1) + "\n")
     command = " ".join(["python -m sagebwd.train", *map(str, arguments)])
-    runs, said, page = make_report([Path(t.config.out) for t in trainers.values()], out, command)
-    print(f"\n{plain_table(runs)}\n\n{said.replace('`', '')}")
+    runs, page = make_report([Path(t.config.out) for t in trainers.values()], out, command)
+    print(f"\n{plain_verdict(runs)}\n")
     for name, why in failed.items():
         print(f"{name} did not finish: {why}")
     print(f"The report is {page}; its figures are in {page.with_suffix('.json')}.")
@@ -137,18 +141,21 @@ def diagnose_layers(trainers):
 
 
 def make_report(directories, out, command):
-    """(runs, verdict, path) of a report on finished runs."""
+    """(runs, path) of a report on finished runs."""
     runs = read_runs(directories)
-    file = out / "layers.json"
-    layers = json.loads(file.read_text()) if file.exists() else {}
+    parts = {}
+    for name in ("layers", "accuracy", "bias"):  # what instruments have left beside the runs
+        file = out / f"{name}.json"
+        parts[name] = json.loads(file.read_text()) if file.exists() else None
     page = out / "report.html"
-    return runs, write_report(runs, page, layers, command), page
+    write_report(runs, page, command=command, **parts)
+    return runs, page
 
 
 def report_runs(directories):
     """A report of runs that are done, in the directory above the first."""
     words = " ".join(map(str, directories))
     out = directories[0].resolve().parent
-    runs, said, page = make_report(directories, out, f"python -m sagebwd.train --report {words}")
-    print(f"{plain_table(runs)}\n\n{said.replace('`', '')}")
+    runs, page = make_report(directories, out, f"python -m sagebwd.train --report {words}")
+    print(f"{plain_verdict(runs)}\n")
     return page

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..recipe import MATMULS, Recipe
+from ..suggest import did_you_mean
 from .errors import BadInput
 from .presets import PRESETS
 
@@ -195,14 +196,18 @@ def from_dict(values, base=None):
     changes = {}
     for name, value in values.items():
         if name not in FIELDS:
-            raise BadInput(f"config: no field is named {name!r}; see --help for the list")
+            near = did_you_mean(name, FIELDS) or "; see --help for the list"
+            raise BadInput(f"config: no field is named {name!r}{near}")
         changes[name] = _convert(name, value)
     return replace(base or Config(), **changes)
 
 
 def preset(name, **changes):
     if name not in PRESETS:
-        raise BadInput(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+        raise BadInput(
+            f"preset: expected one of {', '.join(PRESETS)}, got {name!r}"
+            f"{did_you_mean(name, PRESETS)}"
+        )
     return replace(Config(), **{**PRESETS[name], **changes})
 
 
@@ -220,7 +225,10 @@ def _convert(name, value):
     except (TypeError, ValueError):
         raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}") from None
     if choices and value not in choices:
-        raise BadInput(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+        raise BadInput(
+            f"{name}: expected one of {', '.join(choices)}, got {value!r}"
+            f"{did_you_mean(value, choices)}"
+        )
     return value
 
 

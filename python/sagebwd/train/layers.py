@@ -13,6 +13,7 @@ import argparse
 import sys
 
 from ..diagnosis import diagnose
+from ..suggest import Parser
 from .compare import parse_arms
 from .data import Batches, evaluation_windows
 from .errors import RunError
@@ -39,7 +40,7 @@ def layer_errors(run, arms, tokens=1024, captures=None, **changes):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagebwd.train.layers",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -69,7 +69,7 @@ class Log:
             self.say(
                 f"{self.label}step {step:>{len(str(self.config.steps))}}/{self.config.steps} | "
                 f"loss {loss:.4f} | norm {grad_norm:.3f} | lr {lr:.2e} | {ms:.0f} ms | "
-                f"{100 * mfu:.1f}% MFU | {tokens_per_second:.0f} tok/s"
+                f"{'' if mfu is None else f'{100 * mfu:.1f}% MFU | '}{tokens_per_second:.0f} tok/s"
             )
 
     def close(self):

@@ -112,7 +112,7 @@ class Trainer:
             "sequences"
             f"{f' on each of {self.world.readers} readers' if self.world.readers > 1 else ''}\n"
             f"device   {describe_machine(self.device)}, {str(self.dtype)[6:]}; "
-            f"MFU of the {self.peak()[1]}\n"
+            f"{self._mfu_words()}\n"
             f"writes   {c.out}"
             + (f"; goes on after step {self.step_count}" if self.step_count else "")
             + (f"\nweights  of {c.init}" if c.init and not self.step_count else "")
@@ -120,6 +120,10 @@ class Trainer:
 
     def peak(self):
         return flops.peak(self.device, self.dtype)
+
+    def _mfu_words(self):
+        rate, why = self.peak()
+        return f"MFU of the {why}" if rate else f"no MFU, {why}"
 
     def autocast(self):
         return torch.autocast(
@@ -147,7 +151,8 @@ class Trainer:
         speed = config.tokens_per_step / elapsed
         self._speeds.append(speed)
         padded = self.model.embedding.num_embeddings
-        used = speed * flops.per_token(config, padded) / (self.peak()[0] * self.world.size)
+        peak = self.peak()[0]
+        used = speed * flops.per_token(config, padded) / (peak * self.world.size) if peak else None
         self.last["loss"] = loss
         self.log.step(
             self.step_count, loss, norm, rate, 1e3 * elapsed, speed, used, seconds=self.seconds

@@ -16,18 +16,13 @@
 #include "support/attention_problem.h"
 #include "support/compare.h"
 #include "support/implementations.h"
+#include "trace/published.h"
 
 namespace sagebwd::testing {
 namespace {
 
-struct Published {
-  double sigma, o, dq, dk, dv;
-};
-constexpr Published kPublished[] = {{1, .0160, .0184, .0220, .0159},
-                                    {3, .0389, .0758, .0777, .0387},
-                                    {5, .0603, .2014, .2007, .0605},
-                                    {8, .0972, .4666, .4699, .0973},
-                                    {10, .1161, .6648, .6684, .1157}};
+using trace::kPublished;
+using trace::PublishedErrors;
 
 struct Figures {
   double o, dq, dk, dv;
@@ -47,7 +42,7 @@ Figures measure(const AttentionProblem& p, const Exact& want) {
 /// One parameter: the row of the published table.
 class Sigma : public ::testing::TestWithParam<int> {
  protected:
-  const Published& row() const { return kPublished[GetParam()]; }
+  const PublishedErrors& row() const { return kPublished[GetParam()]; }
   AttentionProblem problem(const std::string& text) const {
     return make_problem(text, trace::InputKind::gaussian, row().sigma);
   }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/suggest.h"
 #include "commands.h"
 #include "html.h"
 #include "plot.h"
@@ -46,7 +47,7 @@ TEST(Table, AlignsTextThatIsNotAscii) {
 TEST(Html, EscapesAndMarksCode) {
   EXPECT_EQ(escape("a<b & \"c\">"), "a&lt;b &amp; &quot;c&quot;&gt;");
   EXPECT_EQ(prose("`x<y` and `paper`"),
-            "<code>x&lt;y</code> and <code class=\"recipe c-paper\">paper</code>");
+            "<code>x&lt;y</code> and <code class=\"arm c-paper\">paper</code>");
   EXPECT_EQ(prose("a lone ` stays"), "a lone ` stays");
   HtmlTable t({"<i>"});
   t.row({{"<b>", "good"}});
@@ -98,6 +99,27 @@ TEST(Plot, BarsGrowWithTheirValues) {
 TEST(CommandLine, IsQuotedForAShell) {
   const char* argv[] = {"/x/sagebwd", "trace", "--case", "h8 n64", "--lift", "S'"};
   EXPECT_EQ(join_command(6, argv), "sagebwd trace --case 'h8 n64' --lift 'S'\\'''");
+}
+
+TEST(Suggest, CountsSlipsOfTheKeyboard) {
+  EXPECT_EQ(edit_distance("trace", "trace"), 0u);
+  EXPECT_EQ(edit_distance("trac", "trace"), 1u);
+  EXPECT_EQ(edit_distance("casual", "causal"), 1u);  // two neighbours swapped
+  EXPECT_EQ(edit_distance("DV", "dV"), 0u);
+  EXPECT_EQ(edit_distance("", "abc"), 3u);
+}
+
+TEST(Suggest, NamesTheOneNearWord) {
+  const std::vector<std::string> commands{"trace", "report", "bench", "info"};
+  EXPECT_EQ(nearest_word("trac", commands), "trace");
+  EXPECT_EQ(nearest_word("re", commands), "report");  // a beginning
+  EXPECT_EQ(nearest_word("xyz", commands), "");
+  EXPECT_EQ(nearest_word("", commands), "");
+  EXPECT_EQ(nearest_word(std::string(1000, 't'), commands), "");
+  EXPECT_EQ(nearest_word("dX", {"dV", "dQ"}), "");  // as near to one as to the other
+  EXPECT_EQ(nearest_word("vec", {"paper", "vectorwise"}), "vectorwise");
+  EXPECT_EQ(did_you_mean("bnech", commands), "; did you mean \"bench\"?");
+  EXPECT_EQ(did_you_mean("fp4", {"paper", "vectorwise"}), "");
 }
 
 }  // namespace

@@ -12,8 +12,6 @@ import tiny
 from sagebwd.train import train
 from sagebwd.train.compare import compare, parse_arms, report_runs
 from sagebwd.train.errors import BadInput
-from sagebwd.train.report import html, svg
-from sagebwd.train.report.verdict import verdict
 
 
 class Tags(HTMLParser):
@@ -64,8 +62,8 @@ def test_report(compared):
     config, runs = compared
     text = (Path(config.out) / "report.html").read_text()
     check_page(text)
-    for words in ("Difference to fpa", "Errors by layer", "Gradient audit", "Sample text",
-                  "kept per sequence", "prefers-color-scheme: dark"):  # fmt: skip
+    for words in ("Difference to full precision", "Errors by layer", "Gradient audit",
+                  "Sample text", "kept per sequence", "prefers-color-scheme: dark"):  # fmt: skip
         assert words in text
     for run in runs:
         assert f"{run.eval_loss:.4f}" in text
@@ -109,6 +107,9 @@ def test_refusals(tmp_path, monkeypatch):
     config = tiny.config(tmp_path)
     for text, words in (
         ("fpa,int4", "expected an arm of"),
+        ("fpa,vectorwize", "did you mean 'vectorwise'"),
+        ("paper:roundin=dither", "did you mean 'rounding'"),
+        ("paper:rounding=diter", "did you mean 'dither'"),
         ("fpa,fpa", "two arms are named"),
         ("paper:rounding", "expected field=value"),
         ("paper:colour=red", "no field is named"),
@@ -119,39 +120,3 @@ def test_refusals(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BadInput, match="one process"):
         compare(config, "fpa")
-
-
-class FakeRun:
-    def __init__(self, name, attention, eval_loss):
-        self.name, self.config, self.eval_loss = name, {"attention": attention}, eval_loss
-
-
-def test_verdict():
-    fpa = FakeRun("fpa", "fpa", 2.0)
-    say = lambda loss: verdict([fpa, FakeRun("x", "sagebwd", loss)])
-    assert say(2.004) == "`x` matches full precision (+0.0040)."
-    assert "falls behind" in say(2.01) and "ahead" in say(1.9)
-    again = verdict([fpa, FakeRun("again", "fpa", 2.02), FakeRun("x", "sagebwd", 2.015)])
-    assert again == (
-        "`x` matches full precision (+0.0150). 2 full-precision runs are 0.0200 apart themselves."
-    )
-
-
-def test_ticks_and_text():
-    assert svg.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert svg.ticks(2.73, 4.13)[0] <= 2.73 and svg.ticks(2.73, 4.13)[-1] >= 4.13
-    assert svg.log_ticks(0.011, 0.4) == pytest.approx([0.01, 0.02, 0.05, 0.1, 0.2, 0.5])
-    assert (
-        svg.number(5000) == "5000"
-        and svg.number(2_097_152) == "2.097M"
-        and svg.number(0.0001) == "0.0001"
-    )
-    chart = svg.Chart("flat & <odd>", "x", [svg.Line("a", "fpa", [(1, 2.0), (1, float("nan"))])])
-    text = svg.to_svg(chart)
-    assert "nan" not in text and "&lt;odd&gt;" in text
-    assert html.prose("`<b>` & `paper`", {"paper": "paper"}) == (
-        '<code>&lt;b&gt;</code> &amp; <code class="arm c-paper">paper</code>'
-    )
-    flat = [(x, 1.0) for x in range(50)]
-    assert [y for _, y in svg.smoothed(flat)] == pytest.approx([1.0] * 50)
-    assert svg.thinned(flat, 10)[-1] == (49, 1.0) and len(svg.thinned(flat, 10)) <= 10

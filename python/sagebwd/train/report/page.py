@@ -1,23 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: verdict, curves, audits, errors by layer, speed, samples, and where it all comes
-from."""
+"""The page: verdict, curves, accuracy on easy and hard inputs, bias, audits, errors by layer,
+samples, and where it all comes from."""
 
 import json
+import math
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
+from ..config import FIELDS
 from . import html
+from .accuracy_card import accuracy_card
+from .bias_card import bias_card
+from .noise import (
+    compared_with,
+    differences,
+    differing,
+    late_evals,
+    noise_of,
+    repeats_of,
+    running_mean,
+    speed_bar,
+)
 from .runs import reference_of
-from .svg import Chart, Line, smoothed, thinned, to_svg
-from .verdict import signed, table_rows, verdict
+from .svg import Band, Chart, Line, smoothed, thinned, to_svg
+from .verdict import noise_words, paired_words, signed, speed_words, table_rows, verdict
 
 _TENSORS = ("O", "dQ", "dK", "dV")
+_ATTENTION = {name for name, f in FIELDS.items() if f.metadata["group"] == "attention"}
+#: Nats per character of held-out text up to which a model writes words worth reading.
+READABLE = 1.5
 
 
-def write_report(runs, path, layers=None, command="", title="Training with INT8 attention"):
+def write_report(
+    runs, path, layers=None, command="", title="Training with INT8 attention", accuracy=None,
+    bias=None,
+):  # fmt: skip
     """Writes ``path`` (HTML) and, beside it, its figures as JSON. ``layers``: {recipe: [{"layer",
-    "errors", "max_logit", "verdict"}, ...]} from ``sagebwd.diagnose``. Returns the verdict."""
+    "errors", "max_logit", "verdict"}, ...]} from ``sagebwd.diagnose``; ``accuracy``: the record of
+    ``sagebwd report``; ``bias``: that of ``sagebwd.bias``. Returns the verdict."""
     css = html.colours([r.name for r in runs])
     said = verdict(runs)
     body = (
@@ -26,16 +47,21 @@ def write_report(runs, path, layers=None, command="", title="Training with INT8 
         + html.card(
             "Verdict",
             html.paragraph(said, css, "verdict"),
+            *(html.paragraph(words(runs), css) for words in (noise_words, speed_words)),
             html.table(*table_rows(runs), css),
         )
+        + _differences(runs, css)
         + _curves(runs, css)
+        + (accuracy_card(accuracy) if accuracy else "")
+        + (bias_card(bias, ("Wq", "Wk")) if bias else "")
         + _audits(runs, css)
         + _layers(layers or {})
         + _samples(runs, css)
         + _provenance(runs, command)
     )
     Path(path).write_text(html.page(title, body), encoding="utf-8")
-    Path(path).with_suffix(".json").write_text(json.dumps(_figures(runs, layers, said)) + "\n")
+    figures = _finite(_figures(runs, layers, said, accuracy, bias))
+    Path(path).with_suffix(".json").write_text(json.dumps(figures, allow_nan=False) + "\n")
     return said
 
 
@@ -46,10 +72,21 @@ def _header(runs, title, css):
         f"A Llama of {s['parameters'] / 1e6:.1f}M parameters ({c['layers']} layers, width "
         f"{c['width']}, {c['heads']} heads of {c['width'] // c['heads']}, context {c['context']}"
         f"{', QK-norm' if c['qk_norm'] else ''}), trained on {_count(s['tokens'])} tokens, "
-        f"{_count(c['tokens_per_step'])} a step: {names}. Same data in the same order, same "
-        "initial weights; only the attention differs."
+        f"{_count(c['tokens_per_step'])} a step: {names}. {_what_differs(runs)}"
     )
     return f"<header>\n<h1>{escape(title)}</h1>\n{html.paragraph(words, css, 'lead')}</header>\n"
+
+
+def _what_differs(runs):
+    base = reference_of(runs)
+    if base is None:
+        return ""
+    more = set().union(*(differing(base, r) for r in compared_with(runs))) - _ATTENTION
+    words = "Same data in the same order, same initial weights; only the attention differs."
+    if more:
+        words = f"Besides attention they differ in {', '.join(sorted(more))}."
+    notes = [f"`{r.name}` repeats `{base.name}` with other seeds" for r in repeats_of(runs)]
+    return f"{words} {'; '.join(notes)}, to show the noise." if notes else words
 
 
 def _count(n):
@@ -59,15 +96,36 @@ def _count(n):
 
 
 def _tiles(runs, css):
-    base, out = reference_of(runs), ""
-    for run in runs:
-        note = f"{run.speed:.0f} tokens/s"
-        if base is not None and run is not base:
-            note = f"{signed(run.eval_loss - base.eval_loss)} against `{base.name}`; {note}"
-        out += html.tile(
-            f"`{run.name}`, eval loss", f"{run.eval_loss:.4f}", note, css, css[run.name]
+    """One per run that is compared, and one for the reference and what it cannot resolve."""
+    base = reference_of(runs)
+    if base is None:
+        tiles = [
+            html.tile(f"`{r.name}`, held-out loss", f"{r.eval_loss:.4f}", "", css, css[r.name])
+            for r in runs
+        ]
+        return f'<div class="tiles">\n{"".join(tiles)}</div>\n'
+    noise = noise_of(runs)
+    tiles = [
+        html.tile(
+            f"`{base.name}`, held-out loss",
+            f"{base.eval_loss:.4f}",
+            f"± {noise.loss:.4f}, the noise of equal runs" if repeats_of(runs) else "",
+            css,
+            css[base.name],
         )
-    return f'<div class="tiles">\n{out}</div>\n'
+    ]
+    for run in compared_with(runs):
+        ratio, bar = run.speed / base.speed, speed_bar(run, base, noise)
+        tiles.append(
+            html.tile(
+                f"`{run.name}` against `{base.name}`",
+                signed(run.eval_loss - base.eval_loss),
+                f"± {noise.loss:.4f} in held-out loss; {ratio:.2f}× ± {bar:.2f} the speed",
+                css,
+                css[run.name],
+            )
+        )
+    return f'<div class="tiles">\n{"".join(tiles)}</div>\n'
 
 
 def _curves(runs, css):
@@ -79,37 +137,83 @@ def _curves(runs, css):
         wall.lines.append(Line(run.name, css[run.name], thinned(smoothed(seconds))))
     for run in runs:
         steps.lines.append(Line(run.name, css[run.name], thinned(smoothed(run.curve()))))
-    charts = [steps, wall]
     evals = Chart("Held-out loss", "step")
     evals.lines = [
         Line(r.name, css[r.name], r.curve(kind="eval"), dots=True) for r in runs if r.of("eval")
     ]
+    speed = Chart("Tokens per second", "step", zero=True)
+    for run in runs:
+        points = run.curve(y="tokens_per_second")
+        speed.lines.append(Line(run.name, css[run.name], thinned(smoothed(points, 0.1))))
+    return html.card(
+        "Loss and speed",
+        html.paragraph(
+            "Faint: every step. Strong: running mean. The runs take turns on one machine, so what "
+            "else it does slows all of them alike."
+        ),
+        html.legend(css),
+        html.charts(map(to_svg, (steps, evals, wall, speed))),
+    )
+
+
+def _differences(runs, css):
+    """Runs minus the reference, on axes of their own."""
     base = reference_of(runs)
-    if base is not None and len(runs) > 1:
-        charts.append(_difference(runs, base, css))
-    charts.append(evals)
+    compared = compared_with(runs) if base else []
+    if not compared:
+        return ""
+    charts, repeats = [], repeats_of(runs)
+    if any(len(r.of("eval")) > 1 for r in compared):
+        noise = noise_of(runs).loss
+        wide = f"Held-out loss minus that of {base.name}"
+        charts.append(_held_out_difference(wide, repeats + compared, base, noise, noise, css))
+        charts.append(_held_out_difference(f"{wide}, finer", compared, base, noise, 0.0, css))
+    charts += _step_differences(compared, base, css)
     words = (
-        "Faint: every step. Strong: running mean. The difference to full precision is taken step "
-        "by step on the same batch, so the noise of the data cancels."
+        f"Curves that nearly coincide, with `{base.name}` subtracted. Grey is the noise: a line "
+        "inside it shows nothing that another seed would not. Training loss is compared step by "
+        "step on the same batch: faint, every step; strong, the running mean with a band of two "
+        "standard errors. Early steps may leave the axes."
     )
     return html.card(
-        "Loss",
-        html.paragraph(words),
-        html.legend(css),
-        f'<div class="charts">\n{"".join(map(to_svg, charts))}</div>\n',
+        "Difference to full precision",
+        html.paragraph(paired_words(runs), css),
+        html.paragraph(words, css),
+        html.legend({r.name: css[r.name] for r in repeats + compared}, "noise of equal runs"),
+        html.charts(map(to_svg, charts)),
     )
 
 
-def _difference(runs, base, css):
-    chart = Chart(f"Difference to {base.name}", "step", zero=True)
-    want = dict(base.curve())
-    for run in runs:
-        if run is base:
-            continue
-        points = [(x, y - want[x]) for x, y in run.curve() if x in want]
-        chart.lines.append(Line(run.name, css[run.name], thinned(points), thin=True))
-        chart.lines.append(Line(run.name, css[run.name], thinned(smoothed(points, 0.08))))
+def _held_out_difference(title, shown, base, noise, at_least, css):
+    """An axis that holds the second half of training, and ``at_least`` to both sides of zero."""
+    late = [abs(d) for r in shown for d in late_evals(r, base)]
+    most = 1.1 * max(at_least, *late) or 1e-6
+    chart = Chart(title, "step", zero=True, y_range=(-most, most))
+    for run in shown:
+        points = differences(run, base, "eval")
+        chart.lines.append(Line(run.name, css[run.name], points, dots=True))
+    ends = [x for line in chart.lines for x, _ in line.points]
+    chart.bands = [Band("fpa", [(x, -noise, noise) for x in (min(ends), max(ends))])]
     return chart
+
+
+def _step_differences(compared, base, css):
+    """One chart per run, all on one axis."""
+    means = {r.name: running_mean(differences(r, base)) for r in compared}
+    late = [abs(m) + 2 * e for all_ in means.values() for _, m, e in all_[len(all_) // 2 :]]
+    most = 1.2 * max(late, default=0.0) or 1e-6
+    for run in compared:
+        colour, mean = css[run.name], thinned(means[run.name])
+        chart = Chart(
+            f"{run.name}: training loss minus that of {base.name}", "step", zero=True,
+            y_range=(-most, most),
+        )  # fmt: skip
+        chart.bands = [Band(colour, [(x, m - 2 * e, m + 2 * e) for x, m, e in mean])]
+        chart.lines = [
+            Line(run.name, colour, thinned(differences(run, base)), thin=True),
+            Line(run.name, colour, [(x, m) for x, m, _ in mean]),
+        ]
+        yield chart
 
 
 def _audits(runs, css):
@@ -146,7 +250,7 @@ def _audits(runs, css):
         "Gradient audit during training",
         html.paragraph(words, css),
         html.legend({r.name: css[r.name] for r in audited}),
-        f'<div class="charts">\n{"".join(map(to_svg, charts))}</div>\n',
+        html.charts(map(to_svg, charts)),
     )
 
 
@@ -180,17 +284,26 @@ def _layers(layers):
         "Errors by layer after training",
         html.paragraph(words),
         html.legend(css),
-        f'<div class="charts">\n{"".join(map(to_svg, charts))}</div>\n',
+        html.charts(map(to_svg, charts)),
         html.details("Figures", html.table(titles, cells, css)),
     )
 
 
 def _samples(runs, css):
+    """Text of the models, if they have learned enough to write some."""
     texts = [(r, r.sample()) for r in runs if r.sample()]
     if not texts:
         return ""
+    readable = [(r, text) for r, text in texts if r.nats_per_character() <= READABLE]
+    if not readable:
+        best = min(r.nats_per_character() for r, _ in texts)
+        words = (
+            f"Left out: at a held-out loss of {best:.1f} nats per character the models have "
+            f"learned letters, not words. From {READABLE} down their text is worth reading."
+        )
+        return html.card("Sample text", html.paragraph(words))
     body = "".join(
-        html.paragraph(f"`{r.name}`", css) + f"<pre>{escape(text)}</pre>\n" for r, text in texts
+        html.paragraph(f"`{r.name}`", css) + f"<pre>{escape(text)}</pre>\n" for r, text in readable
     )
     return html.card("Sample text", body)
 
@@ -212,11 +325,24 @@ def _provenance(runs, command):
     return html.card("Where the figures come from", f"<dl>\n{rows}</dl>\n")
 
 
-def _figures(runs, layers, said):
+def _figures(runs, layers, said, accuracy, bias):
+    noise = noise_of(runs) if reference_of(runs) else None
     return {
         "verdict": said,
+        "noise": vars(noise) if noise else None,
         "runs": [
             {"name": r.name, "config": r.config, "summary": r.summary, "log": r.log} for r in runs
         ],
         "layers": layers or {},
+        "accuracy": accuracy,
+        "bias": bias,
     }
+
+
+def _finite(value):
+    """Numbers that JSON has no word for become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -43,6 +43,11 @@ class Run:
         texts = [e["text"] for e in self.of("sample")]
         return texts[-1] if texts else None
 
+    def nats_per_character(self):
+        """Held-out loss by characters of text, as the sample shows how long tokens are."""
+        written = len(self.sample()) - len(self.config.get("prompt", ""))
+        return self.eval_loss * self.config["sample_tokens"] / max(1, written)
+
     def worst_audit(self):
         """Largest error of a gradient over all audits; None without audits."""
         worst = [max(e["rel_l2"][n] for n in ("dQ", "dK", "dV")) for e in self.of("audit")]
@@ -61,11 +66,6 @@ def read_runs(directories):
     return runs
 
 
-def repeats_of(runs):
-    """All full-precision runs: how far they are apart is what the comparison cannot resolve."""
-    return [run for run in runs if run.config["attention"] == REFERENCE]
-
-
 def reference_of(runs):
-    """The run the others are compared with: full precision, if there is one."""
-    return next(iter(repeats_of(runs)), None)
+    """The run the others are compared with: the first in full precision, if there is one."""
+    return next((r for r in runs if r.config["attention"] == REFERENCE), None)

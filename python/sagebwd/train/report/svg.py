@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as SVG text."""
+"""Line and bar charts as SVG text. Colours and fonts come from the style sheet, by class."""
 
 import math
 from dataclasses import dataclass, field
 from html import escape
 
 _WIDTH, _HEIGHT = 480, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, _WIDTH - 12, 34, _HEIGHT - 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, _WIDTH - 12, 34, _HEIGHT - 44
 
 
 @dataclass
@@ -19,6 +19,14 @@ class Line:
 
 
 @dataclass
+class Band:
+    """A shaded strip behind the lines."""
+
+    colour: str
+    edges: list  # of (x, low, high)
+
+
+@dataclass
 class Chart:
     title: str
     x_label: str
@@ -27,6 +35,18 @@ class Chart:
     log_y: bool = False
     zero: bool = False  # the y axis holds 0, drawn as a line
     whole_x: bool = False  # no ticks between whole numbers
+    bands: list = field(default_factory=list)
+    x_ticks: dict = field(default_factory=dict)  # {place: text}; {}: round numbers
+    y_range: tuple = ()  # (low, high): what lies outside is cut off; (): all of it is shown
+
+
+@dataclass
+class Bars:
+    """Horizontal bars in groups, from zero, each with its value beside it."""
+
+    title: str
+    groups: list  # names
+    bars: list  # of (label, colour, one value per group)
 
 
 def ticks(low, high, count=5):
@@ -56,7 +76,16 @@ def number(value):
         for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
             if abs(value) >= size:
                 return f"{value / size:.4g}{unit}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return text.replace("-", "−") if value < 0 else text
+
+
+def share(value):
+    """A part of one in percent, two digits."""
+    if not math.isfinite(value):
+        return str(value)
+    digits = 0 if abs(value) >= 0.0995 else 1 if abs(value) >= 0.00995 else 2
+    return f"{100 * value:.{digits}f}%"
 
 
 class _Axis:
@@ -86,27 +115,75 @@ class _Axis:
 
 def to_svg(chart):
     points = [p for line in chart.lines for p in line.points]
+    edges = [e for band in chart.bands for _, low, high in band.edges for e in (low, high)]
     x = _Axis([p[0] for p in points], chart.log_x, _LEFT, _RIGHT, tight=True)
     if chart.whole_x:
         x.ticks = [t for t in x.ticks if t == round(t)]
-    y = _Axis([p[1] for p in points], chart.log_y, _BOTTOM, _TOP, chart.zero)
-    out = [
-        f'<svg class="chart" role="img" aria-label="{escape(chart.title)}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}">',
-        _text(0, 18, "start", chart.title, "title"),
-    ]
+    x_ticks = chart.x_ticks or {t: number(t) for t in x.ticks}
+    heights = list(chart.y_range) or [p[1] for p in points] + edges
+    y = _Axis(heights, chart.log_y, _BOTTOM, _TOP, chart.zero)
+    out = [_open(_WIDTH, _HEIGHT, chart.title), _text(0, 18, "start", chart.title, "title")]
     for t in y.ticks:
         kind = "axis" if chart.zero and t == 0 else "grid"
         out.append(_rule(_LEFT, y.at(t), _RIGHT, y.at(t), kind))
         out.append(_text(_LEFT - 8, y.at(t) + 4, "end", number(t)))
     out.append(_rule(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, "axis"))
-    for t in x.ticks:
+    for t, text in x_ticks.items():
         out.append(_rule(x.at(t), _BOTTOM, x.at(t), _BOTTOM + 4, "axis"))
         anchor = "end" if x.at(t) > _RIGHT - 8 else "middle"
-        out.append(_text(x.at(t), _BOTTOM + 18, anchor, number(t)))
+        out.append(_text(x.at(t), _BOTTOM + 18, anchor, text))
     out.append(_text((_LEFT + _RIGHT) / 2, _HEIGHT - 8, "middle", chart.x_label))
-    out += [_line(line, x, y) for line in chart.lines]
+    inside = "\n".join(
+        [_band(band, x, y) for band in chart.bands] + [_line(line, x, y) for line in chart.lines]
+    )
+    out.append(_clipped(inside) if chart.y_range else inside)
     return "<figure>" + "\n".join(out) + "\n</svg></figure>\n"
+
+
+def bars_to_svg(chart):
+    width, left, right, top, bar, gap = 480, 118, 62, 34, 20, 22
+    tall = len(chart.bars) * (bar + 3) - 3 + gap
+    bottom = top + tall * len(chart.groups)
+    most = max((v for *_, values in chart.bars for v in values if math.isfinite(v)), default=1.0)
+    length = lambda v: (width - left - right) * (min(v / most, 1.0) if math.isfinite(v) else 1.0)
+    out = [_open(width, bottom + 8, chart.title), _text(0, 18, "start", chart.title, "title")]
+    for g, name in enumerate(chart.groups):
+        y = top + tall * g + gap / 2
+        out.append(_text(left - 10, y + (tall - gap) / 2 + 4, "end", name))
+        for label, colour, values in chart.bars:
+            hint = escape(f"{name}, {label}: {values[g]:.3g}")
+            out.append(
+                f'<g class="c-{colour}"><rect class="bar" x="{left}" y="{y:.1f}" '
+                f'width="{max(1.0, length(values[g])):.1f}" height="{bar}" rx="2">'
+                f"<title>{hint}</title></rect></g>"
+            )
+            end = left + length(values[g]) + 6
+            out.append(_text(end, y + bar - 3, "start", share(values[g]), "value"))
+            y += bar + 3
+    out.append(_rule(left, top - 2, left, bottom, "axis"))
+    return "<figure>" + "\n".join(out) + "\n</svg></figure>\n"
+
+
+def _open(width, height, title):
+    return (
+        f'<svg class="chart" role="img" aria-label="{escape(title)}" '
+        f'viewBox="0 0 {width} {height:.0f}">'
+    )
+
+
+def _clipped(inside):
+    """Cut off above and below the drawing area: an inner picture that hides what overflows. Dots at
+    the first and last step are left whole."""
+    x, width, height = _LEFT - 5, _RIGHT - _LEFT + 10, _BOTTOM - _TOP
+    place = f'x="{x}" y="{_TOP}" width="{width}" height="{height}"'
+    return f'<svg {place} viewBox="{x} {_TOP} {width} {height}">\n{inside}\n</svg>'
+
+
+def _band(band, x, y):
+    edge = [(px, high) for px, _, high in band.edges]
+    edge += [(px, low) for px, low, _ in band.edges[::-1]]
+    path = "L".join(f"{x.at(px):.1f} {y.at(py):.1f}" for px, py in edge)
+    return f'<g class="c-{band.colour}"><path class="band" d="M{path}Z"/></g>'
 
 
 def _line(line, x, y):
