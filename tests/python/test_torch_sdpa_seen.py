@@ -144,6 +144,15 @@ def test_excluded_flash_attention_is_left_alone_and_said():
     assert seen.calls == 0 and len(seen.passed_on) == 1
 
 
+def test_context_parallel_without_a_ring_says_so():
+    from sagebwd.integrations import context_parallel
+
+    with pytest.warns(UserWarning, match="context_parallel saw no attention call.*enter that"):
+        with context_parallel.enabled() as seen:
+            sdpa(*qkv(s=40)[:3])
+    assert seen.calls == 0
+
+
 def test_other_devices_are_counted():
     q, k, v, _ = qkv(s=40)
     want = sdpa(q, k, v)
@@ -210,7 +219,23 @@ def pairs():
     return (real[:, None, :] & real[:, :, None])[:, None]
 
 
+def blocks():
+    """Three documents."""
+    document = torch.tensor([0] * 9 + [1] * 20 + [2] * 11)
+    return document[:, None] == document
+
+
+def never_empty():
+    """Padding of queries and keys, but every query sees the first key."""
+    mask = pairs()
+    mask[..., 0] = True
+    return mask
+
+
 MASKS = {
+    "blocks": blocks(),
+    "blocks with padding": blocks() & padding_mask(),
+    "never empty": never_empty(),
     "key padding": padding_mask(),
     "expanded": padding_mask().expand(2, 2, 40, 40),
     "copied to heads": padding_mask().expand(2, 2, 40, 40).contiguous(),
@@ -287,7 +312,8 @@ def test_autocast():
     with torch.autocast("cpu", torch.bfloat16), torch_sdpa.enabled() as seen:
         out = sdpa(q, k, v)
     assert out.dtype == torch.bfloat16 and seen.calls == 1
-    assert torch.equal(out, sagebwd.scaled_dot_product_attention(*(t.bfloat16() for t in (q, k, v))))
+    half = [t.bfloat16() for t in (q, k, v)]
+    assert torch.equal(out, sagebwd.scaled_dot_product_attention(*half))
 
 
 def test_transforms_are_refused():

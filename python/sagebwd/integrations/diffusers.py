@@ -44,6 +44,10 @@ _SCORES = (
     "this attention processor computes attention weights itself: use "
     "model.set_attn_processor(AttnProcessor2_0()), or the model's default one"
 )
+_POOLING = (
+    "F.multi_head_attention_forward (pooling of texts) is PyTorch's own attention: add "
+    "sagebwd.integrations.torch_sdpa.enabled() to run it here"
+)
 _ARGUMENTS = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
     "return_lse", "_parallel_config",
@@ -176,12 +180,12 @@ def _backend_function(backend):
                      _parallel_config=_parallel_config)  # fmt: skip
         function, _, names = _replaced[backend]
         original = lambda: function(query, key, value, **{k: given[k] for k in given if k in names})
-        reason = _unsupported(query, key, attn_mask, enable_gqa, _parallel_config)
+        reason = _unsupported(query, key, enable_gqa, _parallel_config)
         if reason is not None:
             _note(activation, reason)
             return original()
-        if attn_mask is not None and attn_mask.dim() == 2 and attn_mask.shape[0] == query.shape[0]:
-            attn_mask = attn_mask[:, None, None, :]
+        if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
+            attn_mask = attn_mask[:, None, None, :]  # as diffusers reads it
         q, k, v = (t.transpose(1, 2) for t in (query, key, value))
         out, lse = _attend(
             activation, original, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa
@@ -194,7 +198,7 @@ def _backend_function(backend):
     return sagebwd_attention
 
 
-def _unsupported(query, key, attn_mask, enable_gqa, parallel_config):
+def _unsupported(query, key, enable_gqa, parallel_config):
     if parallel_config is not None:
         return (
             "diffusers' context parallelism is not supported: use "
@@ -203,12 +207,6 @@ def _unsupported(query, key, attn_mask, enable_gqa, parallel_config):
     if not enable_gqa and query.shape[2] != key.shape[2]:
         heads = f"{query.shape[2]} query heads and {key.shape[2]} key heads"
         return f"{heads} without enable_gqa are not supported: pass enable_gqa=True"
-    if attn_mask is not None and attn_mask.dim() == 2:
-        if attn_mask.shape[0] == query.shape[0] == query.shape[1] > 1:
-            return (
-                f"attn_mask of shape {tuple(attn_mask.shape)} may be [batch, keys] or [queries, "
-                "keys]: give [batch, 1, 1, keys] or [1, 1, queries, keys]"
-            )
     return None
 
 
@@ -219,6 +217,12 @@ def _scaled_dot_product_attention(
     args = (query, key, value, attn_mask, dropout_p, is_causal)
     original = lambda: F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=enable_gqa)
     return _attend(_active[-1], original, *args, scale, enable_gqa)[0]
+
+
+def _multi_head_attention_forward(*args, **kwargs):
+    """``F.multi_head_attention_forward`` of diffusers' modules."""
+    _note(_active[-1], _POOLING, deliberate=True)
+    return F.multi_head_attention_forward(*args, **kwargs)
 
 
 def _get_attention_scores(self, query, key, attention_mask=None):
@@ -285,5 +289,7 @@ def _calls_sdpa(name):
 def _functional():
     """torch.nn.functional with our attention."""
     module = types.ModuleType(F.__name__, F.__doc__)
-    vars(module).update(vars(F), scaled_dot_product_attention=_scaled_dot_product_attention)
+    vars(module).update(vars(F))
+    module.scaled_dot_product_attention = _scaled_dot_product_attention
+    module.multi_head_attention_forward = _multi_head_attention_forward
     return module

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention masks as documents of a packed batch.
 
-The kernels know causal masks, windows and documents, not arbitrary masks. Most masks that
-frameworks build are key padding, or padding of queries and keys, or padding and a causal mask. They
-say no more than which tokens of a batch entry belong together, so each entry becomes a document of
-its visible queries and keys. :func:`read` finds out; what is left over is refused.
+The kernels know causal masks, windows and documents, not arbitrary masks. But queries that see the
+same keys can be a document of those keys: padding of keys, or of queries and keys, makes one
+document of a batch entry, block-diagonal masks make several. :func:`read` finds them, and causal
+masks with padding at one end; what is left over is refused.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,19 +16,26 @@ from torch import Tensor
 # bfloat16) or the least number of the dtype. Beside it a probability is 0 in float32.
 _HIDDEN = -9000.0
 
+# Documents may share keys, each with a copy of its own. More than so many copies are too many.
+_COPIES = 4
+
 _REMEDY = (
-    "masks that hide whole keys, or queries and keys, with or without a causal mask are; put "
-    "biases and other patterns on another attention"
+    "masks that say which tokens belong together (padding, blocks), or causal ones with padding at "
+    "one end, are; leave others to another attention"
 )
 
 
 class Visible(NamedTuple):
-    """Query i of a batch entry sees its visible keys, up to its own position if causal."""
+    """Query i of an entry sees the keys of its document, if causal up to a diagonal."""
 
-    keys: Optional[Tensor] = None  # [b, sk] booleans; None: all
-    queries: Optional[Tensor] = None  # [b, sq] booleans; None: all
+    document: Tensor  # [b, sq]: which document a query belongs to
+    keys: Tensor  # [documents, sk] booleans
+    entry: Tensor  # [documents]: which batch entry a document is of
     causal: bool = False
     top_left: bool = False  # which corner a causal mask starts from
+
+    def is_all(self):
+        return len(self.keys) == len(self.document) and bool(self.keys.all())
 
 
 def unreadable(mask):
@@ -50,6 +57,8 @@ def read(mask, batch, sq, sk):
     reason = unreadable(mask)
     if reason is not None:
         return reason
+    if mask.numel() == 0:
+        return f"attn_mask of shape {shape} is not supported: leave out empty masks"
     mask = _without_repeats(mask.detach()[(None,) * (4 - mask.dim())])
     if mask.shape[1] != 1:
         mask, heads = mask[:, :1], mask
@@ -68,12 +77,11 @@ def read(mask, batch, sq, sk):
                 "not supported: use booleans or -inf"
             )
         mask = ~hidden
-    found = _decompose(mask, sq, sk)
-    if found is None:
-        return f"attn_mask of shape {shape} is not supported: {_REMEDY}"
-    keys = None if found.keys is None else found.keys.expand(batch, sk)
-    queries = None if found.queries is None else found.queries.expand(batch, sq)
-    return found._replace(keys=keys, queries=queries)
+    for kind in (_pairs, _causal, _grouped):  # the last one takes longest
+        visible = kind(mask, batch, sq, sk)
+        if visible is not None:
+            return visible
+    return f"attn_mask of shape {shape} is not supported: {_REMEDY}"
 
 
 def _without_repeats(mask):
@@ -84,25 +92,65 @@ def _without_repeats(mask):
     return mask
 
 
-def _decompose(mask, sq, sk):
-    """The Visible of [b or 1, sq or 1, sk or 1] booleans, or None."""
+def _pairs(mask, batch, sq, sk):
+    """The Visible of [b or 1, sq or 1, sk or 1] booleans that hide keys, or queries, or both; None
+    for others."""
     keys, queries = mask.any(1), mask.any(2)
-    if mask.shape[1] == 1 or mask.shape[2] == 1:
-        return Visible(_unless_all(keys), _unless_all(queries))
-    if torch.equal(mask, queries[:, :, None] & keys[:, None, :]):
-        return Visible(_unless_all(keys), _unless_all(queries))
-    # A causal mask whose hidden keys are at one end: the others keep their distance to that end.
+    if not torch.equal(mask, queries[:, :, None] & keys[:, None, :]):
+        return None
+    keys, queries = keys.expand(batch, sk), queries.expand(batch, sq)
+    entry = torch.arange(batch, device=mask.device)
+    if queries.all():
+        return Visible(entry[:, None].expand(batch, sq), keys, entry)
+    # A second document of every entry, without keys, takes the hidden queries.
+    keys = torch.stack([keys, torch.zeros_like(keys)], 1).reshape(2 * batch, sk)
+    return Visible(2 * entry[:, None] + ~queries, keys, entry.repeat_interleave(2))
+
+
+def _grouped(mask, batch, sq, sk):
+    """The Visible of [b or 1, sq or 1, sk or 1] booleans, queries with equal rows in a document;
+    None if those are too many."""
+    entries, rows, _ = mask.shape
+    mask = mask.expand(entries, rows, sk)
+    # Rows are equal if their sums of random integers are, but for a chance that the check below
+    # excludes. The sums are exact, so that equal rows have equal ones.
+    fixed = torch.Generator("cpu").manual_seed(0)
+    weights = torch.randint(2**36, (sk,), generator=fixed, device="cpu").double().to(mask.device)
+    sums = torch.stack([rows_of_entry.double() @ weights for rows_of_entry in mask])
+    _, kind = torch.unique(sums, return_inverse=True)
+    kind = kind + torch.arange(entries, device=mask.device)[:, None] * (kind.max() + 1)
+    _, document = torch.unique(kind, return_inverse=True)  # in the order of entries
+    count = int(document.max()) + 1
+    first = document.new_full((count,), entries * rows).scatter_reduce(
+        0, document.flatten(), torch.arange(entries * rows, device=mask.device), "amin"
+    )
+    keys = mask.reshape(-1, sk)[first]
+    if keys.sum() > _COPIES * entries * sk or not torch.equal(keys[document], mask):
+        return None
+    entry, document = first // rows, document.expand(entries, sq)
+    if entries < batch:
+        entry = torch.arange(batch, device=mask.device).repeat_interleave(count)
+        document = document + count * torch.arange(batch, device=mask.device)[:, None]
+        keys = keys.repeat(batch, 1)
+    return Visible(document, keys, entry)
+
+
+def _causal(mask, batch, sq, sk):
+    """The Visible of a causal mask whose hidden keys are at one end: the others keep their distance
+    to the other one. None for other masks."""
+    if mask.shape[1] != sq or mask.shape[2] != sk:
+        return None
+    keys = mask.any(1)
     for top_left in (True, False):
         causal = torch.ones(sq, sk, dtype=torch.bool, device=mask.device)
         causal = causal.tril(0 if top_left else sk - sq)
         at_one_end = _is_prefix(keys if top_left else keys.flip(1))
         if at_one_end and torch.equal(mask, causal & keys[:, None, :]):
-            return Visible(_unless_all(keys), None, True, top_left)
+            entry = torch.arange(batch, device=mask.device)
+            return Visible(
+                entry[:, None].expand(batch, sq), keys.expand(batch, sk), entry, True, top_left
+            )
     return None
-
-
-def _unless_all(flags):
-    return None if bool(flags.all()) else flags
 
 
 def _is_prefix(flags):
@@ -111,15 +159,19 @@ def _is_prefix(flags):
 
 
 class Packing:
-    """The visible tokens of a batch in a row, and back. All of it is differentiable."""
+    """The visible tokens of a batch, document by document, and back. All of it is
+    differentiable."""
 
-    def __init__(self, visible, q, k):
-        self.batch, self.sq, self.sk = q.shape[0], q.shape[2], k.shape[2]
-        everything = lambda n: torch.ones(self.batch, n, dtype=torch.bool, device=q.device)
-        queries = everything(self.sq) if visible.queries is None else visible.queries
-        keys = everything(self.sk) if visible.keys is None else visible.keys
-        self._where_q, self.cu_q = _places(queries)
-        self._where_k, self.cu_k = _places(keys)
+    def __init__(self, visible):
+        self.batch, self.sq = visible.document.shape
+        self.sk = visible.keys.shape[1]
+        document, (of_key, key) = visible.document.flatten(), visible.keys.nonzero(as_tuple=True)
+        counts = torch.bincount(document, minlength=len(visible.keys))
+        sees = visible.keys.any(1)
+        order = torch.argsort(document, stable=True)
+        self._where_q = order[sees[document[order]]]
+        self._where_k = visible.entry[of_key] * self.sk + key
+        self.cu_q, self.cu_k = _offsets(counts * sees), _offsets(visible.keys.sum(1))
 
     def options(self, options):
         return options._replace(cu_seqlens_q=self.cu_q, cu_seqlens_k=self.cu_k)
@@ -147,10 +199,8 @@ class Packing:
         return whole.view(t.shape[0], self.batch, self.sq).transpose(0, 1)
 
 
-def _places(flags):
-    """Where the True entries of [b, s] are, and the offsets of its rows among them."""
-    counts = flags.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return flags.reshape(-1).nonzero().flatten(), torch.nn.functional.pad(counts, (1, 0))
+def _offsets(counts):
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def _pack(t, where):
@@ -159,6 +209,6 @@ def _pack(t, where):
 
 
 def _unpack(t, where, batch, length):
-    """[tokens, h, d] to [b, h, s, d], 0 where nothing was."""
-    whole = t.new_zeros((batch * length, *t.shape[1:])).index_copy(0, where, t)
+    """[tokens, h, d] to [b, h, s, d], 0 where nothing was, the sum of copies."""
+    whole = t.new_zeros((batch * length, *t.shape[1:])).index_add(0, where, t)
     return whole.view(batch, length, *t.shape[1:]).transpose(1, 2)

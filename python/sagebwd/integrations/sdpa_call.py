@@ -145,7 +145,7 @@ def seen(mask, q, k, options):
         raise NotImplementedError(visible)
     if visible.causal:
         options = options._replace(causal=True, top_left=visible.top_left)
-    return options, None if visible.keys is visible.queries is None else visible
+    return options, None if visible.is_all() else visible
 
 
 def forward(q, k, v, options, visible=None):
@@ -153,7 +153,7 @@ def forward(q, k, v, options, visible=None):
     deterministic = torch.are_deterministic_algorithms_enabled()
     if visible is None:
         return ops.forward(q, k, v, options, deterministic=deterministic)[:2]
-    packing = masks.Packing(visible, q, k)
+    packing = masks.Packing(visible)
     packed = (*packing.queries(q), *packing.keys(k, v))
     out, lse, _ = ops.forward(*packed, packing.options(options), deterministic=deterministic)
     return packing.unpack_queries(out), packing.unpack_rows(lse)
@@ -164,7 +164,7 @@ def backward(dout, q, k, v, out, lse, options, visible=None):
     deterministic = torch.are_deterministic_algorithms_enabled()
     if visible is None:
         return ops.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
-    packing = masks.Packing(visible, q, k)
+    packing = masks.Packing(visible)
     dout, q, out = packing.queries(dout, q, out)
     packed = (dout, q, *packing.keys(k, v), out, packing.rows(lse), None)
     grads = ops.backward(*packed, packing.options(options), deterministic=deterministic)

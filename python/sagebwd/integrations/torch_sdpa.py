@@ -21,7 +21,8 @@ are PyTorch's, with a warning. A block of :func:`enabled` that saw no call at al
 
 **torch.compile.** Compiled graphs hold PyTorch's flash operator, whose kernels are ours meanwhile.
 The backward of a compiled graph must run inside the block as well, else PyTorch's kernel computes
-it; that of eager code may run anywhere. Code is compiled once for inside and once for outside,
+it; that of eager code may run anywhere, except with activation checkpointing, whose backward
+computes the forward again. Code is compiled once for inside and once for outside,
 where it says ``F.scaled_dot_product_attention``; with a name imported from there, one graph serves
 both, and then what it gives to other kernels than flash attention (dropout) is not seen. On CUDA,
 PyTorch gives no masked, float32 or unequal causal call to flash attention: such calls are refused
