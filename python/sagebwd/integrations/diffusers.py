@@ -145,8 +145,13 @@ def _run_masked(*args):
 def _note(activation, reason, deliberate=False):
     """Counts a call: one that ran, or one that is passed on for a reason, or raises."""
     if torch.compiler.is_compiling():
-        _note_traced(_active.index(activation), reason, deliberate)
-    elif reason is None:
+        _count_traced(_active.index(activation), reason, deliberate)
+    else:
+        _count(activation, reason, deliberate)
+
+
+def _count(activation, reason, deliberate):
+    if reason is None:
         activation.seen.ran()
     elif activation.settings.fallback or deliberate:
         activation.seen.pass_on(reason)
@@ -154,17 +159,11 @@ def _note(activation, reason, deliberate=False):
         raise activation.seen.refuse(reason)
 
 
-@torch.compiler.assume_constant_result  # runs while code is traced
-def _note_traced(index, reason, deliberate):
+@torch.compiler.assume_constant_result  # runs once, while code is traced
+def _count_traced(index, reason, deliberate):
     global _traced
     _traced = True
-    seen = _active[index].seen
-    if reason is None:
-        seen.ran()
-    elif _active[index].settings.fallback or deliberate:
-        seen.pass_on(reason)
-    else:
-        raise seen.refuse(reason)
+    _count(_active[index], reason, deliberate)
 
 
 def _backend_function(backend):
