@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 diffusers = pytest.importorskip("diffusers")
 
+import diffusers_families as families  # noqa: E402
 from diffusers.models.attention_dispatch import (  # noqa: E402
     AttentionBackendName,
     _AttentionBackendRegistry,
     dispatch_attention_fn,
 )
 
-import diffusers_families as families  # noqa: E402
 from reference import exact_grads, grads_of, qkv, rel  # noqa: E402
 from sagebwd.integrations import diffusers as sage  # noqa: E402
 

@@ -125,9 +125,7 @@ def _attend(activation, original, q, k, v, attn_mask, dropout_p, is_causal, scal
     if reason is None:
         try:
             run = sdpa_call.run if attn_mask is None else _run_masked
-            results = run(
-                activation.settings, q, k, v, attn_mask, is_causal, scale, enable_gqa
-            )
+            results = run(activation.settings, q, k, v, attn_mask, is_causal, scale, enable_gqa)
         except NotImplementedError as error:
             reason = str(error).removeprefix("sagebwd: ")
         else:

@@ -100,9 +100,7 @@ class Kernels:
     ):  # fmt: skip
         def compute():
             options = self._options(scale, is_causal)
-            return sdpa_call.backward(
-                grad_out, *_rows(query, key, value), out, logsumexp, options
-            )
+            return sdpa_call.backward(grad_out, *_rows(query, key, value), out, logsumexp, options)
 
         args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
                 dropout_p, is_causal, philox_seed, philox_offset)  # fmt: skip

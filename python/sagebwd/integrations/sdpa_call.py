@@ -96,9 +96,9 @@ def strict_tensor_reason(q, k, v):
 def padded(q, k, v, scale):
     """q, k, v with one head dim that is a multiple of 8, and the scale that belongs to the head dim
     they came with. Channels of zeros change no logit; the result is cut to v's width again."""
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
     width = -(-max(t.shape[-1] for t in (q, k, v)) // 8) * 8
+    if scale is None and width != q.shape[-1]:
+        scale = q.shape[-1] ** -0.5
     pad = torch.nn.functional.pad
     q, k, v = (t if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
     return q, k, v, scale

@@ -168,7 +168,7 @@ def _sdpa(
             activation.settings, query, key, value, attn_mask, is_causal, scale, enable_gqa
         )
     except NotImplementedError as error:
-        return _elsewhere(activation, str(error), original)
+        return _elsewhere(activation, str(error).removeprefix("sagebwd: "), original)
     activation.seen.ran()
     return out
 
@@ -268,13 +268,18 @@ def _scaled_dot_product_attention(*args, **kwargs):
 def _multi_head_attention_forward(*args, **kwargs):
     need_weights = args[15] if len(args) > 15 else kwargs.get("need_weights", True)
     if need_weights:
-        _note_need_weights()
+        query = args[0] if args else kwargs["query"]
+        _note_need_weights(query.device.type)
     return _original_mha(*args, **kwargs)
 
 
 @torch.compiler.assume_constant_result  # runs while code is traced, too
-def _note_need_weights():
-    _elsewhere(_current(), _NEED_WEIGHTS, lambda: None)
+def _note_need_weights(device):
+    activation = _current()
+    if device in activation.devices:
+        _elsewhere(activation, _NEED_WEIGHTS, lambda: None)
+    else:
+        _other_device(activation, device, lambda: None)
 
 
 def _elsewhere(activation, reason, original, *, deliberate=False):
@@ -405,9 +410,7 @@ def _call_original(name, query, args, kwargs, passing=True):
     """A function of the front as PyTorch has it. ``passing``: so are the kernels below."""
     before, _here.passing = getattr(_here, "passing", None), passing
     try:
-        return _originals["front"][name].call_boxed(
-            torch._C._dispatch_keys(query), *args, **kwargs
-        )
+        return _originals["front"][name].call_boxed(torch._C._dispatch_keys(query), *args, **kwargs)
     finally:
         _here.passing = before
 
