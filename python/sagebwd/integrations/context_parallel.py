@@ -24,6 +24,7 @@ import torch
 from .. import ops
 from ..attention import BACKWARD_MATMULS
 from ..recipe import as_recipe
+from .report import Report
 
 _SEQUENCE = 2  # of [b, h, s, d]
 
@@ -33,7 +34,8 @@ def _torch_ring():
         from torch.distributed.tensor.experimental._context_parallel import _attention
     except ImportError as error:
         raise NotImplementedError(
-            f"sagebwd: this PyTorch ({torch.__version__}) keeps its ring attention elsewhere"
+            f"sagebwd: this PyTorch ({torch.__version__}) keeps its ring attention elsewhere: use "
+            "one that has torch.distributed.tensor.experimental._context_parallel"
         ) from error
     return _attention
 
@@ -148,10 +150,12 @@ def ring_attention(
 def enabled(*, recipe="vectorwise", backward="int8"):
     """Makes PyTorch's ``context_parallel`` compute its ring steps here, on the CPU and on CUDA, for
     the time of a ``with`` block. Enter it before ``context_parallel``; the backward must run
-    inside."""
+    inside. The block gets a :class:`~sagebwd.integrations.report.Report`, and warns at its end if
+    no ring ran."""
     from torch.distributed.tensor import DTensor
 
     aten = torch.ops.aten
+    seen = Report("context_parallel")
 
     def on_mesh(q, results):
         return tuple(
@@ -164,8 +168,11 @@ def enabled(*, recipe="vectorwise", backward="int8"):
     def refuse(dropout_p, **extra):
         given = [name for name, value in extra.items() if value is not None and value is not False]
         if dropout_p or given:
+            what = ", ".join(given) or f"dropout {dropout_p}"
+            seen.refused[what] += 1
             raise NotImplementedError(
-                f"sagebwd: ring attention with {given or 'dropout'} is not supported"
+                f"sagebwd: ring attention with {what} is not supported: use no padding and no "
+                "attention dropout, or leave out this hook to run PyTorch's own ring"
             )
 
     def forward(op, args, kwargs):
@@ -182,6 +189,7 @@ def enabled(*, recipe="vectorwise", backward="int8"):
         ):
             refuse(dropout_p, attn_mask=attn_mask, return_debug_mask=return_debug_mask)
             options = _options(is_causal, scale, recipe, backward)
+            seen.ran()
             out, lse = on_mesh(q, _forward(q.device_mesh.get_group(), options, *local(q, k, v)))
             if op == aten._scaled_dot_product_flash_attention_for_cpu.default:
                 return out, lse
@@ -237,7 +245,11 @@ def enabled(*, recipe="vectorwise", backward="int8"):
     before = dict(ring.custom_ops)
     ring.custom_ops.update(handlers)
     try:
-        yield
+        yield seen
     finally:
         ring.custom_ops.clear()
         ring.custom_ops.update(before)
+    seen.close(
+        "It replaces the flash attention of PyTorch's context_parallel: enter that inside of this "
+        "block, and leave PyTorch no reason to take its math kernel (dropout, masks)"
+    )

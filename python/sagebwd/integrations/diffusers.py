@@ -1,29 +1,234 @@
 # SPDX-License-Identifier: Apache-2.0
-"""INT8 attention for the transformer models of Hugging Face diffusers.
+"""INT8 attention for the models of Hugging Face diffusers.
 
     from sagebwd.integrations import diffusers as sage
-    with sage.enabled():
+    with sage.enabled() as seen:
         loss = train_step(transformer)
         loss.backward()
+    print(seen)                           # how many calls ran here, which did not and why
 
-diffusers keeps its attention backends in a table with a closed list of names. :func:`enable` puts
-this library in the place of one of them, ``"native"`` unless told otherwise, so that models need no
-change; :func:`disable` puts the original back. Boolean key-padding masks are supported ([b, keys]
-or [b, 1, 1, keys], as text padding gives); other masks and dropout raise NotImplementedError, or
-run the original with ``fallback=True`` and one warning per reason. Older models that call
-``F.scaled_dot_product_attention`` themselves are reached by :mod:`sagebwd.integrations.torch_sdpa`
-instead.
+diffusers has two ways to attention, and both come here. Newer models ask a table of backends with a
+closed list of names; :func:`enable` puts this library in the place of one of them, ``"native"``
+unless told otherwise. Older ones (DiT, SD3, UNets, PixArt, …) call
+``F.scaled_dot_product_attention`` in their attention processors; in those modules of diffusers, and
+nowhere else, ``F`` is replaced. :func:`disable` puts everything back. docs/diffusers.md lists the
+families of models.
+
+Masks run that say which keys, or which queries and keys, count (text padding, also as additive
+-10000 or -inf). Other masks, dropout, context parallelism and processors that compute attention
+weights themselves raise NotImplementedError that names the remedy; with ``fallback=True`` such
+calls run diffusers' own attention, with one warning per reason. Heads of more than 256 channels, as
+autoencoders have, are left to diffusers with a warning. A block of :func:`enabled` that saw no call
+warns at its end.
 """
 
 import contextlib
-import warnings
+import functools
+import inspect
+import sys
+import threading
+import types
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from ..attention import attention, attention_varlen
-from ..recipe import as_recipe
+from . import sdpa_call
+from .report import Report
 
-_replaced = {}  # backend -> (function, constraints, argument names)
+_NO_CALL = (
+    "The model may use another backend (model.set_attention_backend('native'), or "
+    "enabled(name=...)), or attention that is not softmax attention, or none in this block"
+)
+_SCORES = (
+    "this attention processor computes attention weights itself: use "
+    "model.set_attn_processor(AttnProcessor2_0()), or the model's default one"
+)
+_POOLING = (
+    "F.multi_head_attention_forward (pooling of texts) is PyTorch's own attention: add "
+    "sagebwd.integrations.torch_sdpa.enabled() to run it here"
+)
+_ARGUMENTS = (
+    "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
+    "return_lse", "_parallel_config",
+)  # fmt: skip
+
+
+class _Activation(NamedTuple):
+    backend: object
+    settings: sdpa_call.Settings
+    seen: Report
+    scoped: bool  # by enabled(), which ends it
+
+
+_active = []  # the last one counts
+_lock = threading.RLock()
+_replaced = {}  # backend -> what the registry had
+_modules = {}  # modules of diffusers whose F is replaced
+_traced = False  # whether torch.compile saw a call; it does not run again in later blocks
+
+
+# --- public ---------------------------------------------------------------------------------------
+
+
+def enable(name="native", *, recipe="vectorwise", backward="int8", fallback=False):
+    """Runs attention of diffusers here until :func:`disable`: the backend ``name``, and processors
+    without a choice of backends. Returns the :class:`~sagebwd.integrations.report.Report` of what
+    it sees. A second call replaces the settings."""
+    return _push(False, name, recipe, backward, fallback).seen
+
+
+def disable(name="native"):
+    """Puts diffusers' own attention back. Does nothing when it is in place."""
+    backend = _registry()[0](name)
+    with _lock:
+        _active[:] = [a for a in _active if a.backend != backend]
+        _follow()
+
+
+@contextlib.contextmanager
+def enabled(name="native", *, recipe="vectorwise", backward="int8", fallback=False):
+    """:func:`enable` for the time of a ``with`` block, which gets the Report."""
+    activation = _push(True, name, recipe, backward, fallback)
+    try:
+        yield activation.seen
+    finally:
+        with _lock:
+            late = [name for name, _ in _direct_callers()]
+            _active[:] = [a for a in _active if a is not activation]
+            _follow()
+    if late:
+        activation.seen.pass_on(
+            f"{', '.join(late)} was imported inside the block: import the model's class before it"
+        )
+    elif not _traced:
+        activation.seen.close(_NO_CALL)
+
+
+def _push(scoped, name, recipe, backward, fallback):
+    settings = sdpa_call.Settings.of(recipe, backward, fallback)
+    activation = _Activation(_registry()[0](name), settings, Report("diffusers"), scoped)
+    with _lock:
+        if not scoped:
+            _active[:] = [a for a in _active if a.scoped or a.backend != activation.backend]
+        _active.append(activation)
+        _follow()
+    return activation
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _attend(activation, original, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """(out, lse) of [b, h, s, d] tensors, or (original(), None)."""
+    reason = sdpa_call.refusal(q, k, v, attn_mask, dropout_p)
+    if reason is None:
+        try:
+            run = sdpa_call.run if attn_mask is None else _run_masked
+            results = run(activation.settings, q, k, v, attn_mask, is_causal, scale, enable_gqa)
+        except NotImplementedError as error:
+            reason = str(error).removeprefix("sagebwd: ")
+        else:
+            _note(activation, None)
+            return results
+    _note(activation, reason, deliberate=q.shape[-1] > 256)
+    return original(), None
+
+
+@torch.compiler.disable  # looks at the numbers of the mask
+def _run_masked(*args):
+    return sdpa_call.run(*args)
+
+
+def _note(activation, reason, deliberate=False):
+    """Counts a call: one that ran, or one that is passed on for a reason, or raises."""
+    if torch.compiler.is_compiling():
+        _count_traced(_active.index(activation), reason, deliberate)
+    else:
+        _count(activation, reason, deliberate)
+
+
+def _count(activation, reason, deliberate):
+    if reason is None:
+        activation.seen.ran()
+    elif activation.settings.fallback or deliberate:
+        activation.seen.pass_on(reason)
+    else:
+        raise activation.seen.refuse(reason)
+
+
+@torch.compiler.assume_constant_result  # runs once, while code is traced
+def _count_traced(index, reason, deliberate):
+    global _traced
+    _traced = True
+    _count(_active[index], reason, deliberate)
+
+
+def _backend_function(backend):
+    """What stands in diffusers' table: [b, s, h, d] tensors."""
+
+    def sagebwd_attention(
+        query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+        enable_gqa=False, return_lse=False, _parallel_config=None,
+    ):  # fmt: skip
+        activation = [a for a in _active if a.backend == backend][-1]
+        given = dict(attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+                     enable_gqa=enable_gqa, return_lse=return_lse,
+                     _parallel_config=_parallel_config)  # fmt: skip
+        function, _, names = _replaced[backend]
+        original = lambda: function(query, key, value, **{k: given[k] for k in given if k in names})
+        reason = _unsupported(query, key, enable_gqa, _parallel_config)
+        if reason is not None:
+            _note(activation, reason)
+            return original()
+        if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
+            attn_mask = attn_mask[:, None, None, :]  # as diffusers reads it
+        q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+        out, lse = _attend(
+            activation, original, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+        if lse is None:
+            return out
+        # diffusers keeps lse as [b, s, h].
+        return (out.transpose(1, 2), lse.transpose(1, 2)) if return_lse else out.transpose(1, 2)
+
+    return sagebwd_attention
+
+
+def _unsupported(query, key, enable_gqa, parallel_config):
+    if parallel_config is not None:
+        return (
+            "diffusers' context parallelism is not supported: use "
+            "sagebwd.integrations.context_parallel"
+        )
+    if not enable_gqa and query.shape[2] != key.shape[2]:
+        heads = f"{query.shape[2]} query heads and {key.shape[2]} key heads"
+        return f"{heads} without enable_gqa are not supported: pass enable_gqa=True"
+    return None
+
+
+def _scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """``F.scaled_dot_product_attention`` of diffusers' modules."""
+    args = (query, key, value, attn_mask, dropout_p, is_causal)
+    original = lambda: F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=enable_gqa)
+    return _attend(_active[-1], original, *args, scale, enable_gqa)[0]
+
+
+def _multi_head_attention_forward(*args, **kwargs):
+    """``F.multi_head_attention_forward`` of diffusers' modules."""
+    _note(_active[-1], _POOLING, deliberate=True)
+    return F.multi_head_attention_forward(*args, **kwargs)
+
+
+def _get_attention_scores(self, query, key, attention_mask=None):
+    """``Attention.get_attention_scores``: processors that write softmax attention out."""
+    _note(_active[-1], _SCORES)
+    return _replaced["scores"](self, query, key, attention_mask)
+
+
+# --- installation ---------------------------------------------------------------------------------
 
 
 def _registry():
@@ -32,113 +237,56 @@ def _registry():
     return AttentionBackendName, _AttentionBackendRegistry
 
 
-def enable(name="native", *, recipe="vectorwise", backward="int8", fallback=False):
-    """Runs the diffusers backend ``name`` here until :func:`disable`. A second call replaces the
-    settings."""
-    names, registry = _registry()
-    backend = names(name)
-    disable(name)
-    original = registry._backends[backend]
-    settings = dict(recipe=as_recipe(recipe), backward=backward)
-    warned = set()
+def _follow():
+    """Replaces what the activations need and puts back the rest."""
+    from diffusers.models.attention_processor import Attention
 
-    def sagebwd_attention(
-        query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-        enable_gqa=False,
-        return_lse=False, _parallel_config=None,
-    ):  # fmt: skip
-        reason = _refusal(query, key, attn_mask, dropout_p, is_causal, enable_gqa, _parallel_config)
-        if reason is not None:
-            if not fallback:
-                raise NotImplementedError(
-                    f"sagebwd: {reason} (enable(fallback=True) would use diffusers' backend)"
-                )
-            if reason not in warned:
-                warned.add(reason)
-                warnings.warn(f"sagebwd: diffusers' attention runs instead: {reason}", stacklevel=2)
-            given = dict(attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-                         enable_gqa=enable_gqa, return_lse=return_lse,
-                         _parallel_config=_parallel_config)  # fmt: skip
-            known = _replaced[backend][2]
-            return original(query, key, value, **{k: v for k, v in given.items() if k in known})
-        options = dict(
-            settings, causal=is_causal, softmax_scale=scale, align="top_left", return_lse=True
-        )
-        if attn_mask is None:
-            out, lse = attention(query, key, value, **options)
-        else:
-            out, lse = _masked(query, key, value, _key_mask(attn_mask, key), options)
-        # diffusers keeps lse as [b, s, h].
-        return (out, lse.transpose(1, 2)) if return_lse else out
-
-    _replaced[backend] = (
-        original,
-        registry._constraints[backend],
-        registry._supported_arg_names[backend],
-    )
-    registry._backends[backend] = sagebwd_attention
-    registry._constraints[backend] = []
-    # diffusers drops arguments a backend does not name; this one names all, and refuses what it
-    # cannot do.
-    registry._supported_arg_names[backend] = {
-        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
-        "return_lse",
-        "_parallel_config",
-    }  # fmt: skip
+    registry = _registry()[1]
+    tables = registry._backends, registry._constraints, registry._supported_arg_names
+    wanted = {a.backend for a in _active}
+    for backend in wanted - set(_replaced):
+        _replaced[backend] = tuple(table[backend] for table in tables)
+        # diffusers drops arguments a backend does not name; this one names all, and refuses what it
+        # cannot do.
+        for table, entry in zip(tables, (_backend_function(backend), [], set(_ARGUMENTS))):
+            table[backend] = entry
+    for backend in set(_replaced) - wanted - {"scores"}:
+        for table, entry in zip(tables, _replaced.pop(backend)):
+            table[backend] = entry
+    if _active:
+        if "scores" not in _replaced:
+            _replaced["scores"] = Attention.get_attention_scores
+            Attention.get_attention_scores = _get_attention_scores
+        for name, module in _direct_callers():
+            module.F = _modules[name] = _functional()
+    else:
+        if "scores" in _replaced:
+            Attention.get_attention_scores = _replaced.pop("scores")
+        for name in _modules:
+            if name in sys.modules:
+                sys.modules[name].F = F
+        _modules.clear()
 
 
-def disable(name="native"):
-    """Puts diffusers' own backend back. Does nothing when it is in place."""
-    names, registry = _registry()
-    backend = names(name)
-    if backend in _replaced:
-        function, constraints, arguments = _replaced.pop(backend)
-        registry._backends[backend] = function
-        registry._constraints[backend] = constraints
-        registry._supported_arg_names[backend] = arguments
+def _direct_callers():
+    """Modules of diffusers' models that call F.scaled_dot_product_attention themselves and whose F
+    is PyTorch's. Autoencoders of a kind of their own are left out."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("diffusers.") and not name.startswith("diffusers.models.autoencoders"):
+            if vars(module).get("F") is F and _calls_sdpa(name):
+                yield name, module
 
 
-@contextlib.contextmanager
-def enabled(name="native", **options):
-    """:func:`enable` for the time of a ``with`` block."""
-    enable(name, **options)
-    try:
-        yield
-    finally:
-        disable(name)
+@functools.cache
+def _calls_sdpa(name):
+    return "F.scaled_dot_product_attention(" in inspect.getsource(sys.modules[name])
 
 
-def _refusal(query, key, attn_mask, dropout_p, is_causal, enable_gqa, parallel_config):
-    if dropout_p:
-        return f"dropout_p={dropout_p} is not supported"
-    if parallel_config is not None:
-        return "diffusers' context parallelism is not supported"
-    if not enable_gqa and query.shape[2] != key.shape[2]:
-        return "query and key heads differ without enable_gqa"
-    if attn_mask is not None and (is_causal or _key_mask(attn_mask, key) is None):
-        shape = tuple(attn_mask.shape)
-        return f"attn_mask of shape {shape} and dtype {attn_mask.dtype} is not supported"
-    return None
-
-
-def _key_mask(mask, key):
-    """[b, keys] booleans, or None for a mask that is more than key padding."""
-    if mask.dtype != torch.bool or mask.shape[-1] != key.shape[1]:
-        return None
-    if mask.dim() == 4 and mask.shape[1:3] == (1, 1):
-        mask = mask[:, 0, 0]
-    if mask.dim() != 2 or mask.shape[0] not in (1, key.shape[0]):
-        return None
-    return mask.expand(key.shape[0], -1)
-
-
-def _masked(query, key, value, mask, options):
-    """Every batch entry as a document of all its queries and its real keys."""
-    b, s, h, d = query.shape
-    where = torch.nonzero(mask.reshape(-1)).flatten()
-    keys, values = (t.reshape(-1, t.shape[2], d).index_select(0, where) for t in (key, value))
-    zero = mask.new_zeros(1, dtype=torch.int32)
-    cu_k = torch.cat([zero, mask.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)])
-    cu_q = torch.arange(0, (b + 1) * s, s, dtype=torch.int32, device=query.device)
-    out, lse = attention_varlen(query.reshape(b * s, h, d), keys, values, cu_q, cu_k, **options)
-    return out.view(b, s, h, d), lse.view(h, b, s).transpose(0, 1)
+@functools.cache
+def _functional():
+    """torch.nn.functional with our attention."""
+    module = types.ModuleType(F.__name__, F.__doc__)
+    vars(module).update(vars(F))
+    module.scaled_dot_product_attention = _scaled_dot_product_attention
+    module.multi_head_attention_forward = _multi_head_attention_forward
+    return module

@@ -42,16 +42,20 @@ class SageDotProductAttention(MegatronModule):
     ):
         super().__init__(config=config)
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        for name, given in {
-            f"attention dropout {dropout}": dropout,
-            "context parallelism": config.context_parallel_size > 1,
-            f"softmax_type {getattr(config, 'softmax_type', 'vanilla')}": getattr(
-                config, "softmax_type", "vanilla"
-            )
-            != "vanilla",
-        }.items():
+        softmax = getattr(config, "softmax_type", "vanilla")
+        for given, what, remedy in (
+            (dropout, f"attention dropout {dropout}", "set attention_dropout=0.0 in the config"),
+            (
+                config.context_parallel_size > 1,
+                "context parallelism",
+                "set context_parallel_size=1, or use sagebwd.integrations.context_parallel",
+            ),
+            (softmax != "vanilla", f"softmax_type {softmax!r}", "set softmax_type='vanilla'"),
+        ):
             if given:
-                raise NotImplementedError(f"sagebwd: {name} is not supported in Megatron layers")
+                raise NotImplementedError(
+                    f"sagebwd: {what} is not supported in Megatron layers: {remedy}"
+                )
         self.attn_mask_type = attn_mask_type
         if pg_collection is None:
             pg_collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp"])
@@ -77,11 +81,15 @@ class SageDotProductAttention(MegatronModule):
         """query [s, b, heads, d], or packed [t, heads, d]; result [s, b, heads·d] or [t,
         heads·d]."""
         if attention_bias is not None:
-            raise NotImplementedError("sagebwd: an attention bias is not supported")
+            raise NotImplementedError(
+                "sagebwd: an attention bias is not supported: use rotary embeddings, or Megatron's "
+                "DotProductAttention for these layers"
+            )
         kind = (self.attn_mask_type if attn_mask_type is None else attn_mask_type).name
         if kind not in _CAUSAL | _FULL:
             raise NotImplementedError(
-                f"sagebwd: attention masks of the kind {kind!r} are not supported"
+                f"sagebwd: attention masks of the kind {kind!r} are not supported: use one of "
+                f"{', '.join(sorted(_CAUSAL | _FULL))}, or pack the sequences"
             )
         options = dict(
             causal=kind in _CAUSAL,
@@ -103,12 +111,14 @@ class SageDotProductAttention(MegatronModule):
     def _packed(self, query, key, value, packed, options):
         if packed.qkv_format != "thd":
             raise NotImplementedError(
-                f"sagebwd: packed sequences of format {packed.qkv_format!r} are not supported"
+                f"sagebwd: packed sequences of format {packed.qkv_format!r} are not supported: "
+                "use qkv_format='thd'"
             )
         for padded in (packed.cu_seqlens_q_padded, packed.cu_seqlens_kv_padded):
             if padded is not None:
                 raise NotImplementedError(
-                    "sagebwd: padding between packed sequences is not supported"
+                    "sagebwd: padding between packed sequences is not supported: leave out "
+                    "cu_seqlens_q_padded and cu_seqlens_kv_padded, and the padding"
                 )
         offsets = (
             packed.cu_seqlens_q,

@@ -1,49 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
 """INT8 attention behind ``F.scaled_dot_product_attention``.
 
-    with sagebwd.integrations.torch_sdpa.enabled():
-        loss = model(batch).loss          # every flash-attention call of PyTorch runs here
-        loss.backward()
+    with sagebwd.integrations.torch_sdpa.enabled() as seen:
+        loss = model(batch).loss          # every call of PyTorch's attention runs here
+    loss.backward()
+    print(seen)                           # how many calls ran here, which did not and why
 
-On the CPU the attention operator is replaced; on CUDA the four flash operators are, through
+**What runs here.** Calls of ``F.scaled_dot_product_attention``, from Python or from C++
+(nn.MultiheadAttention, nn.Transformer, transformers with ``attn_implementation="sdpa"``, …), on
+the CPU and on CUDA, whichever kernel PyTorch would have chosen. Masks run that say which keys, or
+which queries and keys, count, with or without a causal mask. Head dims are padded to a multiple of
+8. For the time of the hook PyTorch's inference fast path of nn.MultiheadAttention and
+nn.TransformerEncoder is switched off, which would go around it.
+
+**What does not.** Dropout, other masks and biases, float64, head dims above 256, nested tensors and
+``nn.MultiheadAttention(need_weights=True)`` raise NotImplementedError that names the remedy. With
+``fallback=True`` such calls run PyTorch's attention, with one warning per reason. Where
+``sdpa_kernel`` or ``torch.backends.cuda.enable_flash_sdp(False)`` excludes flash attention, calls
+are PyTorch's, with a warning. A block of :func:`enabled` that saw no call at all warns at its end.
+
+**torch.compile.** Compiled graphs hold PyTorch's flash operator, whose kernels are ours meanwhile.
+The backward of a compiled graph must run inside the block as well, else PyTorch's kernel computes
+it; that of eager code may run anywhere, except with activation checkpointing, whose backward
+computes the forward again. Code is compiled once for inside and once for outside,
+where it says ``F.scaled_dot_product_attention``; with a name imported from there, one graph serves
+both, and then what it gives to other kernels than flash attention (dropout) is not seen. On CUDA,
+PyTorch gives no masked, float32 or unequal causal call to flash attention: such calls are refused
+in compiled code.
+
+**Scope.** The hook is one for the whole process. Blocks may be nested, and overlap in several
+threads; the one entered last gives the settings. On CUDA the flash operators are replaced through
 PyTorch's own registry (``torch.nn.attention``: after :func:`register`,
-``activate_flash_attention_impl("sagebwd")`` works as well). With CUDA that covers SDPA,
-``varlen_attn`` and everything built on them. PyTorch prefers cuDNN's attention to flash attention on
-some GPUs, so that is switched off meanwhile.
-
-A call that cannot run here (a mask, dropout, float64) raises NotImplementedError. ``fallback=True``
-sends such calls to the kernel that was replaced, with one warning per reason. Calls that PyTorch
-itself does not route to flash attention never arrive here.
+``activate_flash_attention_impl("sagebwd")`` works as well, for what PyTorch gives to flash
+attention), and cuDNN's attention is switched off meanwhile.
 """
 
 import contextlib
+import functools
+import threading
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch.library import Library
 
 from .. import ops
-from ..attention import BACKWARD_MATMULS, check_tensors
-from ..recipe import as_recipe
+from . import sdpa_call
+from .flash_kernels import Kernels
+from .report import Report
 
 NAME = "sagebwd"
 
-_SDPA = "_scaled_dot_product_flash_attention"
-_FLASH = "_flash_attention"
+_NO_CALL = (
+    "It replaces F.scaled_dot_product_attention; the model computes attention by other means, or "
+    "not in this block (transformers: attn_implementation='sdpa'; diffusers: "
+    "sagebwd.integrations.diffusers; else call sagebwd.attention in the model)"
+)
+_EXCLUDED = (
+    "sdpa_kernel() or enable_flash_sdp(False) excludes flash attention here: allow "
+    "SDPBackend.FLASH_ATTENTION"
+)
+_NEED_WEIGHTS = (
+    "nn.MultiheadAttention(need_weights=True) computes the attention weights themselves: call it "
+    "with need_weights=False"
+)
 
 
-@dataclass
-class _Settings:
-    recipe: str = "vectorwise"
-    seed: int = 0
-    fallback: bool = False
+class _Activation(NamedTuple):
+    settings: sdpa_call.Settings
+    devices: tuple
+    seen: Report
+    scoped: bool  # by enabled(), which ends it
 
 
-_settings = _Settings()
-_cpu_library = None  # alive while the CPU operators are replaced
-_cudnn_was_on = None  # the switch of PyTorch's cuDNN attention, as it was before
-_warned = set()
+_active = []  # the last one counts
+_lock = threading.RLock()
+# Of the current thread. passing: None outside of PyTorch's original function, else whether the
+# kernels below it are PyTorch's too. went_to_math: whether it ended in the math kernel.
+_here = threading.local()
 
 
 # --- public ---------------------------------------------------------------------------------------
@@ -55,54 +90,288 @@ def register():
 
 
 def activate(*, recipe="vectorwise", backward="int8", fallback=False, devices=("cpu", "cuda")):
-    """Routes PyTorch's flash attention here until :func:`restore`. A second call replaces the
+    """Routes PyTorch's attention here until :func:`restore`, and returns the
+    :class:`~sagebwd.integrations.report.Report` of what it sees. A second call replaces the
     settings."""
-    global _settings, _cpu_library, _cudnn_was_on
-    for device in devices:
-        if device not in ("cpu", "cuda"):
-            raise ValueError(f"devices: expected 'cpu' and 'cuda', got {device!r}")
-    if backward not in ("int8", "bf16"):
-        raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
-    recipe = as_recipe(recipe)
-    restore()
-    lifted = BACKWARD_MATMULS if backward == "bf16" else ()
-    _settings = _Settings(recipe.text(lifted), recipe.seed, fallback)
-    _warned.clear()
-    if "cpu" in devices:
-        _cpu_library = _install("CPU", _CPU_KERNELS)
-    if "cuda" in devices:
-        register()
-        torch.nn.attention.activate_flash_attention_impl(NAME)
-        _cudnn_was_on = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    return _push(False, recipe, backward, fallback, devices).seen
 
 
 def restore():
-    """Puts PyTorch's own kernels back. Does nothing when they are in place."""
-    global _cpu_library, _cudnn_was_on
-    if _cpu_library is not None:
-        _cpu_library = None
-        _originals.pop("CPU", None)
-    if torch.nn.attention.current_flash_attention_impl() == NAME:
-        torch.nn.attention.restore_flash_attention_impl()
-    if _cudnn_was_on is not None:
-        torch.backends.cuda.enable_cudnn_sdp(_cudnn_was_on)
-        _cudnn_was_on = None
+    """Puts PyTorch's own attention back. Does nothing when it is in place."""
+    with _lock:
+        _active.clear()
+        _follow()
 
 
 @contextlib.contextmanager
-def enabled(**options):
-    """:func:`activate` for the time of a ``with`` block. The backward must run inside it too."""
-    activate(**options)
+def enabled(*, recipe="vectorwise", backward="int8", fallback=False, devices=("cpu", "cuda")):
+    """:func:`activate` for the time of a ``with`` block, which gets the Report."""
+    activation = _push(True, recipe, backward, fallback, devices)
     try:
-        yield
+        yield activation.seen
     finally:
-        restore()
+        with _lock:
+            _active[:] = [a for a in _active if a is not activation]
+            _follow()
+    activation.seen.close(_NO_CALL)
+
+
+def _push(scoped, recipe, backward, fallback, devices):
+    for device in devices:
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"devices: expected 'cpu' and 'cuda', got {device!r}")
+    settings = sdpa_call.Settings.of(recipe, backward, fallback)
+    activation = _Activation(settings, tuple(devices), Report("torch_sdpa"), scoped)
+    with _lock:
+        if not scoped:
+            _active[:] = [a for a in _active if a.scoped]
+        _active.append(activation)
+        _follow()
+    return activation
+
+
+def _current():
+    """The activation that counts. Without one, kernels run that PyTorch's registry activated."""
+    try:
+        return _active[-1]
+    except IndexError:
+        return _DEFAULT
+
+
+_DEFAULT = _Activation(sdpa_call.Settings(), ("cpu", "cuda"), Report("torch_sdpa"), False)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _sdpa(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
+    enable_gqa=False,
+):  # fmt: skip
+    """``aten::scaled_dot_product_attention`` while the hook is active."""
+    activation = _current()
+    args = (query, key, value, attn_mask, dropout_p, is_causal)
+    kwargs = dict(scale=scale, enable_gqa=enable_gqa)
+    original = lambda: _call_original("scaled_dot_product_attention", query, args, kwargs)
+    if query.device.type not in activation.devices:
+        return _other_device(activation, query.device.type, original)
+    if not torch.backends.cuda.flash_sdp_enabled():
+        return _elsewhere(activation, _EXCLUDED, original, deliberate=True)
+    reason = sdpa_call.refusal(query, key, value, attn_mask, dropout_p)
+    if reason is not None:
+        return _elsewhere(activation, reason, original)
+    if not _plain(query, key, value, attn_mask):
+        return _routed(activation, *args[:4], is_causal, scale, enable_gqa)
+    ops._refuse_transforms()
+    try:
+        out, _ = sdpa_call.run(
+            activation.settings, query, key, value, attn_mask, is_causal, scale, enable_gqa
+        )
+    except NotImplementedError as error:
+        return _elsewhere(activation, str(error).removeprefix("sagebwd: "), original)
+    activation.seen.ran()
+    return out
+
+
+def _plain(*tensors):
+    """Whether a call is eager and of ordinary tensors: nobody records or replaces operators."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(type(t) in (torch.Tensor, torch.nn.Parameter, type(None)) for t in tensors)
+    )
+
+
+def _routed(activation, q, k, v, mask, is_causal, scale, enable_gqa):
+    """A call that is traced, or of tensors with a will of their own (DTensor): PyTorch's way down
+    to the flash operator, whose kernel is ours."""
+    name = "scaled_dot_product_attention"
+    kwargs = dict(enable_gqa=enable_gqa)
+    reason = _not_for_flash(q, k, v, mask, is_causal)
+    if reason is None:
+        *heads, heads_mask, lead = sdpa_call.as_heads(q, k, v, mask, enable_gqa)
+        *heads, heads_scale = sdpa_call.padded(*heads, scale)
+        args = (*heads, heads_mask, 0.0, is_causal)
+        _here.went_to_math = False
+        out = _call_original(name, q, args, kwargs | {"scale": heads_scale}, passing=False)
+        if not _here.went_to_math:
+            wanted = (*lead, q.shape[-2], v.shape[-1])
+            return out if out.shape == wanted else out[..., : v.shape[-1]].reshape(wanted)
+        reason = (
+            "PyTorch chose its math kernel, in compiled code or under a dispatch mode: call "
+            "sagebwd.attention there"
+        )
+    args, kwargs = (q, k, v, mask, 0.0, is_causal), kwargs | {"scale": scale}
+    return _elsewhere(activation, reason, lambda: _call_original(name, q, args, kwargs))
+
+
+def _not_for_flash(q, k, v, mask, is_causal):
+    """Why PyTorch would not give a call on CUDA to flash attention; else None."""
+    if q.device.type != "cuda":
+        return None
+    what = None
+    if mask is not None:
+        what = "attn_mask"
+    elif q.dtype == torch.float32:
+        what = "float32"
+    elif is_causal and q.shape[-2] != k.shape[-2]:
+        what = "is_causal=True with unequal lengths"
+    if what is None:
+        return None
+    return (
+        f"{what} on CUDA is not supported in compiled code and under dispatch modes, where PyTorch "
+        "keeps it from flash attention: use 16 bits without a mask, or torch.compiler.disable"
+    )
+
+
+def _math(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, dropout_mask=None, *,
+    scale=None, enable_gqa=False,
+):  # fmt: skip
+    """``aten::_scaled_dot_product_attention_math`` while the hook is active: where PyTorch goes
+    with what no other kernel takes."""
+    args = (query, key, value, attn_mask, dropout_p, is_causal, dropout_mask)
+    kwargs = dict(scale=scale, enable_gqa=enable_gqa)
+    original = lambda: _call_original("_scaled_dot_product_attention_math", query, args, kwargs)
+    if getattr(_here, "passing", None) is not None:  # _sdpa knows about this call
+        _here.went_to_math = True
+        return original()
+    activation = _current()
+    if query.device.type not in activation.devices:
+        return _other_device(activation, query.device.type, original)
+    reason = sdpa_call.refusal(query, key, value, attn_mask, dropout_p)
+    if reason is not None and query.is_nested:
+        return _elsewhere(activation, reason, original)
+    reason = "PyTorch's math kernel was called by name: call F.scaled_dot_product_attention"
+    return _elsewhere(activation, reason, original, deliberate=True)
+
+
+def _batched(*args, **kwargs):
+    """Both of them under torch.vmap."""
+    raise NotImplementedError(
+        "sagebwd: torch.vmap is not supported; attention is batched already, fold the mapped "
+        "dimension into the batch dimension"
+    )
+
+
+# These two are replaced where Python looks them up. torch.compile notices that, and compiles again.
+_original_sdpa = F.scaled_dot_product_attention
+_original_mha = F.multi_head_attention_forward
+
+
+@functools.wraps(_original_sdpa)
+def _scaled_dot_product_attention(*args, **kwargs):
+    return _original_sdpa(*args, **kwargs)
+
+
+@functools.wraps(_original_mha)
+def _multi_head_attention_forward(*args, **kwargs):
+    need_weights = args[15] if len(args) > 15 else kwargs.get("need_weights", True)
+    if need_weights:
+        query = args[0] if args else kwargs["query"]
+        _note_need_weights(query.device.type)
+    return _original_mha(*args, **kwargs)
+
+
+@torch.compiler.assume_constant_result  # runs while code is traced, too
+def _note_need_weights(device):
+    activation = _current()
+    if device in activation.devices:
+        _elsewhere(activation, _NEED_WEIGHTS, lambda: None)
+    else:
+        _other_device(activation, device, lambda: None)
+
+
+def _elsewhere(activation, reason, original, *, deliberate=False):
+    """original(), for a call that cannot run here; an error unless that was asked for."""
+    if not (activation.settings.fallback or deliberate):
+        raise activation.seen.refuse(reason)
+    activation.seen.pass_on(reason)
+    return original()
+
+
+def _other_device(activation, device, original):
+    if device in ("cpu", "cuda", "meta"):  # a choice of the user, or no computation at all
+        reason = f"device {device} is not among devices={activation.devices}"
+        activation.seen.pass_on(reason, warn=False)
+        return original()
+    reason = f"device {device} is not supported: move the model to the CPU or to CUDA"
+    return _elsewhere(activation, reason, original)
+
+
+def _guarded(device, name, args, kwargs, reason, compute):
+    """A flash operator: compute(), or the replaced kernel if the call cannot run here and a
+    fallback was asked for. The backward decides like its forward: by the same arguments."""
+    activation = _current()
+    counts = not name.endswith("_backward")
+    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device))
+    original = lambda: _originals[device][name].call_boxed(key, *args, **kwargs)
+    if getattr(_here, "passing", False):
+        return original()
+    if reason is None:
+        try:
+            out = compute()
+        except NotImplementedError as error:
+            reason = str(error).removeprefix("sagebwd: ")
+        else:
+            if counts:
+                activation.seen.ran()
+            return out
+    if counts or not activation.settings.fallback:
+        return _elsewhere(activation, reason, original)
+    return original()
 
 
 # --- installation ---------------------------------------------------------------------------------
 
-_originals = {}  # device -> operator -> the kernel it had before
+_kernels = Kernels(lambda: _current().settings, _guarded)
+_originals = {}  # dispatch key -> operator -> the kernel it had before
+_libraries = {}  # what is replaced now: "front" and "CPU"; CUDA's is with PyTorch's registry
+_switches = {}  # PyTorch's switches as they were before
+
+_FRONT = {"scaled_dot_product_attention": _sdpa, "_scaled_dot_product_attention_math": _math}
+
+
+def _follow():
+    """Installs what the current activation needs and removes the rest."""
+    devices = _active[-1].devices if _active else ()
+    _set("front", bool(_active), _install_front)
+    _set("CPU", "cpu" in devices, lambda: _install("CPU", _kernels.cpu()))
+    in_registry = torch.nn.attention.current_flash_attention_impl() == NAME
+    if "cuda" in devices and not in_registry:
+        register()
+        torch.nn.attention.activate_flash_attention_impl(NAME)
+    elif "cuda" not in devices and in_registry:
+        torch.nn.attention.restore_flash_attention_impl()
+    _switch("cudnn", "cuda" in devices, torch.backends.cuda.cudnn_sdp_enabled,
+            torch.backends.cuda.enable_cudnn_sdp)  # fmt: skip
+    _switch("fast path", bool(_active), torch.backends.mha.get_fastpath_enabled,
+            torch.backends.mha.set_fastpath_enabled)  # fmt: skip
+    _patch("scaled_dot_product_attention", _original_sdpa, _scaled_dot_product_attention)
+    _patch("multi_head_attention_forward", _original_mha, _multi_head_attention_forward)
+
+
+def _patch(name, original, ours):
+    """Puts our function in the place of PyTorch's, or back; leaves alone what others put there."""
+    before, after = (original, ours) if _active else (ours, original)
+    if getattr(F, name) is before:
+        setattr(F, name, after)
+
+
+def _set(name, wanted, install):
+    if wanted and name not in _libraries:
+        _libraries[name] = install()
+    elif not wanted:
+        _libraries.pop(name, None)
+
+
+def _switch(name, off, get, put):
+    """Switches something of PyTorch off, or back to what it was."""
+    if off and name not in _switches:
+        _switches[name] = get()
+        put(False)
+    elif not off and name in _switches:
+        put(_switches.pop(name))
 
 
 def _install(device, kernels):
@@ -112,12 +381,38 @@ def _install(device, kernels):
         name: torch.library.get_kernel(f"aten::{name}", device) for name in kernels if _exists(name)
     }
     library = Library("aten", "IMPL", device)
+    for name, kernel in kernels.items():
+        if _exists(name):
+            _replace(library, name, kernel, device)
+    return library
+
+
+def _install_front():
+    """Replaces the functions that PyTorch makes of other operators, for all devices at once."""
+    # AutogradCPU: such functions have one kernel for all keys, and an alias cannot be asked for.
+    _originals["front"] = {
+        name: torch.library.get_kernel(f"aten::{name}", "AutogradCPU") for name in _FRONT
+    }
+    library = Library("aten", "IMPL")
+    for name, function in _FRONT.items():
+        _replace(library, name, function, "CompositeImplicitAutograd")
+        _replace(library, name, _batched, "FuncTorchVmapMode")
+    return library
+
+
+def _replace(library, name, kernel, key):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that kernels are replaced is the purpose
-        for name, kernel in kernels.items():
-            if _exists(name):
-                library.impl(name, kernel, device, allow_override=True)
-    return library
+        library.impl(name, kernel, key, allow_override=True)
+
+
+def _call_original(name, query, args, kwargs, passing=True):
+    """A function of the front as PyTorch has it. ``passing``: so are the kernels below."""
+    before, _here.passing = getattr(_here, "passing", None), passing
+    try:
+        return _originals["front"][name].call_boxed(torch._C._dispatch_keys(query), *args, **kwargs)
+    finally:
+        _here.passing = before
 
 
 def _exists(name):
@@ -132,259 +427,7 @@ class _Handle:
 
     def remove(self):
         self.library = None
-        _originals.pop("CUDA", None)
 
 
 def _install_cuda():
-    return _Handle(_install("CUDA", _CUDA_KERNELS))
-
-
-def _guarded(device, name, args, kwargs, tensors, dropout_p, extra, compute):
-    """compute(), or the replaced kernel if the call cannot run here and a fallback was asked
-    for."""
-    reason = _refusal(tensors, dropout_p, extra)
-    if reason is None:
-        try:
-            return compute()
-        except NotImplementedError as error:
-            reason = str(error)
-    if not _settings.fallback:
-        raise NotImplementedError(
-            f"sagebwd: {reason} (activate(fallback=True) would use PyTorch's kernel)"
-        )
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(f"sagebwd: PyTorch's attention runs instead: {reason}", stacklevel=4)
-    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device))
-    return _originals[device][name].call_boxed(key, *args, **kwargs)
-
-
-def _refusal(tensors, dropout_p, extra):
-    """Why a call cannot run here, as far as that shows without asking the library; else None."""
-    if dropout_p != 0.0:
-        return f"dropout_p={dropout_p} is not supported"
-    for name, value in extra.items():
-        if value is not None and value is not False:
-            return f"{name} is not supported"
-    try:
-        check_tensors(*tensors, dims=tensors[0].dim())
-    except NotImplementedError as error:
-        return str(error)
-    return None
-
-
-def _options(
-    scale, is_causal, top_left=False, cu_q=None, cu_k=None, max_q=0, max_k=0, left=None, right=None
-):
-    return ops.Options(
-        cu_q,
-        cu_k,
-        max_q,
-        max_k,
-        scale,
-        is_causal,
-        top_left,
-        -1 if left is None else left,
-        -1 if right is None else right,
-        _settings.recipe,
-        _settings.seed,
-    )
-
-
-def _rows(*tensors):
-    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
-
-
-def _laid_out(t, like):
-    """t with the strides that PyTorch's shape functions promise."""
-    return t if t.stride() == like.stride() else like.copy_(t)
-
-
-def _bshd_like(t):
-    return torch.empty_permuted(t.shape, (0, 2, 1, 3), dtype=t.dtype, device=t.device)
-
-
-# --- the CPU operators: [b, h, s, d], causal mask at the top left ---------------------------------
-
-
-def _cpu_forward(
-    query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, **extra
-):
-    def compute():
-        q, k, v = _rows(query, key, value)
-        out, lse, _ = ops.forward(q, k, v, _options(scale, is_causal, top_left=True))
-        lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
-        return (out if q is query else _laid_out(out, torch.empty_like(query))), lse
-
-    args = (query, key, value, dropout_p, is_causal)
-    kwargs = dict(attn_mask=attn_mask, scale=scale, **extra)
-    unknown = dict(attn_mask=attn_mask, **extra)
-    return _guarded("CPU", f"{_SDPA}_for_cpu", args, kwargs, args[:3], dropout_p, unknown, compute)
-
-
-def _cpu_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    out,
-    logsumexp,
-    dropout_p,
-    is_causal,
-    *,
-    attn_mask=None,
-    scale=None,
-    **extra,
-):
-    def compute():
-        options = _options(scale, is_causal, top_left=True)
-        grads = _backward(grad_out, *_rows(query, key, value), out, logsumexp, options)
-        return tuple(_laid_out(g, _bshd_like(g)) for g in grads)
-
-    args = (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal)
-    kwargs = dict(attn_mask=attn_mask, scale=scale, **extra)
-    unknown = dict(attn_mask=attn_mask, **extra)
-    return _guarded(
-        "CPU", f"{_SDPA}_for_cpu_backward", args, kwargs, args[1:4], dropout_p, unknown, compute
-    )
-
-
-def _backward(dout, q, k, v, out, lse, options):
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return ops.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
-
-
-_CPU_KERNELS = {f"{_SDPA}_for_cpu": _cpu_forward, f"{_SDPA}_for_cpu_backward": _cpu_backward}
-
-
-# --- the CUDA operators ---------------------------------------------------------------------------
-
-
-def _no_dropout_state(q):
-    """rng state, offset and debug mask, as flash attention returns them without dropout."""
-    return (
-        torch.zeros((2,), dtype=torch.uint64, device=q.device),
-        torch.zeros((), dtype=torch.uint64, device=q.device),
-        torch.empty(0, dtype=q.dtype, device=q.device),
-    )
-
-
-def _sdpa_forward(
-    query,
-    key,
-    value,
-    dropout_p=0.0,
-    is_causal=False,
-    return_debug_mask=False,
-    *,
-    scale=None,
-    **extra,
-):
-    def compute():
-        q, k, v = _rows(query, key, value)
-        out, lse, _ = ops.forward(q, k, v, _options(scale, is_causal))
-        out = out if q is query else _laid_out(out, torch.empty_like(query))
-        return out, lse, None, None, query.shape[2], key.shape[2], *_no_dropout_state(query)
-
-    args = (query, key, value, dropout_p, is_causal, return_debug_mask)
-    unknown = dict(return_debug_mask=return_debug_mask, **extra)
-    return _guarded(
-        "CUDA", _SDPA, args, dict(scale=scale, **extra), args[:3], dropout_p, unknown, compute
-    )
-
-
-def _sdpa_backward(
-    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-    is_causal,
-    philox_seed, philox_offset, *, scale=None, **extra,
-):  # fmt: skip
-    def compute():
-        return _backward(
-            grad_out, *_rows(query, key, value), out, logsumexp, _options(scale, is_causal)
-        )
-
-    args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
-            dropout_p, is_causal, philox_seed, philox_offset)  # fmt: skip
-    kwargs = dict(scale=scale, **extra)
-    return _guarded("CUDA", f"{_SDPA}_backward", args, kwargs, args[1:4], dropout_p, extra, compute)
-
-
-def _flash_forward(
-    query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask,
-    *, scale=None,
-    window_size_left=None, window_size_right=None, **extra,
-):  # fmt: skip
-    window = dict(window_size_left=window_size_left, window_size_right=window_size_right)
-
-    def compute():
-        options = _flash_options(cum_seq_q, cum_seq_k, max_q, max_k, scale, is_causal, **window)
-        q, k, v = _rows(*_heads_first(cum_seq_q, query, key, value))
-        out, lse, _ = ops.forward(q, k, v, options)
-        (out,) = _heads_first(cum_seq_q, out)
-        return out, lse, *_no_dropout_state(query)
-
-    args = (
-        query,
-        key,
-        value,
-        cum_seq_q,
-        cum_seq_k,
-        max_q,
-        max_k,
-        dropout_p,
-        is_causal,
-        return_debug_mask,
-    )
-    kwargs = dict(scale=scale, **window, **extra)
-    unknown = dict(return_debug_mask=return_debug_mask, **extra)
-    return _guarded(
-        "CUDA", f"{_FLASH}_forward", args, kwargs, args[:3], dropout_p, unknown, compute
-    )
-
-
-def _flash_backward(
-    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-    is_causal, rng_state,
-    unused, *, scale=None, window_size_left=None, window_size_right=None, **extra,
-):  # fmt: skip
-    window = dict(window_size_left=window_size_left, window_size_right=window_size_right)
-
-    def compute():
-        options = _flash_options(cum_seq_q, cum_seq_k, max_q, max_k, scale, is_causal, **window)
-        dout, *qkv, o = _rows(*_heads_first(cum_seq_q, grad_out, query, key, value, out))
-        return _heads_first(cum_seq_q, *_backward(dout, *qkv, o, logsumexp, options))
-
-    args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
-            dropout_p, is_causal, rng_state, unused)  # fmt: skip
-    kwargs = dict(scale=scale, **window, **extra)
-    return _guarded(
-        "CUDA", f"{_FLASH}_backward", args, kwargs, args[1:4], dropout_p, extra, compute
-    )
-
-
-def _flash_out_variant(*args, **kwargs):
-    raise NotImplementedError("sagebwd: flash attention into a given output is not supported")
-
-
-def _flash_options(
-    cum_q, cum_k, max_q, max_k, scale, is_causal, window_size_left, window_size_right
-):
-    window = dict(left=window_size_left, right=window_size_right)
-    if cum_q is None:
-        return _options(scale, is_causal, **window)
-    return _options(scale, is_causal, False, cum_q, cum_k, max_q, max_k, **window)
-
-
-def _heads_first(cum_seq_q, *tensors):
-    """[b, s, h, d] to [b, h, s, d] and back; packed tensors stay."""
-    return tensors if cum_seq_q is not None else tuple(t.transpose(1, 2) for t in tensors)
-
-
-_CUDA_KERNELS = {
-    _SDPA: _sdpa_forward,
-    f"{_SDPA}_backward": _sdpa_backward,
-    f"{_FLASH}_forward": _flash_forward,
-    f"{_FLASH}_backward": _flash_backward,
-    # Newer PyTorch only. Left alone it would quietly run PyTorch's kernel.
-    f"{_FLASH}_forward_no_dropout_inplace": _flash_out_variant,
-}
+    return _Handle(_install("CUDA", _kernels.cuda()))

@@ -61,7 +61,8 @@ class InnerAttention(torch.nn.Module):
             lse = lse.transpose(1, 2)
         elif not hasattr(documents, "cu_seq_q"):
             raise NotImplementedError(
-                f"sagebwd: masks of type {type(documents).__name__} are not supported"
+                f"sagebwd: masks of type {type(documents).__name__} are not supported: use "
+                "torchtitan's variable-length attention, whose masks are document offsets"
             )
         else:
             flat = (t.reshape(-1, *t.shape[-2:]) for t in (q, k, v))
@@ -84,7 +85,10 @@ def convert(model, *, recipe="vectorwise", backward="int8"):
                 window_size=window, recipe=recipe, backward=backward
             )
     if not replaced:
-        raise ValueError("convert: the model has no inner_attention modules")
+        raise ValueError(
+            "convert: the model has no inner_attention modules; put InnerAttention into its "
+            "attention layers by hand, or use sagebwd.integrations.torch_sdpa"
+        )
 
     def undo():
         for module, inner in replaced:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of scaled dot-product attention, in PyTorch's terms: whether it can run here, in what
+form, and its result. The hooks for PyTorch and for diffusers share it.
+
+A call that cannot run here has a reason: a string that says what came and what to do about it.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .. import ops
+from ..attention import BACKWARD_MATMULS, _readable, check_tensors
+from ..recipe import as_recipe
+from . import masks
+
+
+class Settings(NamedTuple):
+    """How the calls of a hook run."""
+
+    recipe: str = "vectorwise"
+    seed: int = 0
+    fallback: bool = False
+
+    @classmethod
+    def of(cls, recipe, backward, fallback):
+        if backward not in ("int8", "bf16"):
+            raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
+        recipe = as_recipe(recipe)
+        lifted = BACKWARD_MATMULS if backward == "bf16" else ()
+        return cls(recipe.text(lifted), recipe.seed, fallback)
+
+    def options(self, scale, causal, top_left):
+        return ops.Options(
+            softmax_scale=scale,
+            causal=causal,
+            top_left=top_left,
+            recipe=self.recipe,
+            seed=self.seed,
+        )
+
+
+# --- what can run here ----------------------------------------------------------------------------
+
+
+def refusal(q, k, v, mask, dropout_p):
+    """The reason why a call cannot run here, as far as it shows without looking at numbers; else
+    None."""
+    if dropout_p:
+        return dropout_reason(dropout_p)
+    if any(t.is_nested for t in (q, k, v)):
+        return (
+            "nested tensors are not supported: call sagebwd.attention_varlen with values and "
+            "offsets, or pad"
+        )
+    if mask is not None:
+        reason = masks.unreadable(mask)
+        if reason is not None:
+            return reason
+    return tensor_reason(q, k, v)
+
+
+def dropout_reason(dropout_p):
+    return (
+        f"dropout_p={dropout_p} is not supported: set the dropout of attention to 0 "
+        "(nn.MultiheadAttention, nn.TransformerEncoderLayer: layer.self_attn.dropout = 0.0; other "
+        "dropouts may stay)"
+    )
+
+
+def tensor_reason(q, k, v):
+    """The reason why tensors of this kind cannot be attended to, whatever the rest of the call."""
+    for t in (q, k, v):
+        if t.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"{t.dtype} is not supported: cast to bfloat16, float16 or float32, or autocast"
+    width = max(t.shape[-1] for t in (q, k, v))
+    if width > 256:
+        return f"head dim {width} is not supported: use more heads of at most 256 channels"
+    return None
+
+
+def strict_tensor_reason(q, k, v):
+    """:func:`tensor_reason` where nothing is padded or reshaped first."""
+    reason = tensor_reason(q, k, v)
+    if reason is None:
+        try:
+            check_tensors(q, k, v, dims=q.dim())
+        except (ValueError, NotImplementedError) as error:
+            reason = f"{error}; code that is compiled inside the block pads and reshapes"
+    return reason
+
+
+# --- the form the kernels take --------------------------------------------------------------------
+
+
+def padded(q, k, v, scale):
+    """q, k, v with one head dim that is a multiple of 8, and the scale that belongs to the head dim
+    they came with. Channels of zeros change no logit; the result is cut to v's width again."""
+    width = -(-max(t.shape[-1] for t in (q, k, v)) // 8) * 8
+    if scale is None and width != q.shape[-1]:
+        scale = q.shape[-1] ** -0.5
+    pad = torch.nn.functional.pad
+    q, k, v = (t if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
+    return q, k, v, scale
+
+
+def as_heads(q, k, v, mask, enable_gqa):
+    """q, k, v as [b, h, s, d], a mask that fits them, and the leading dimensions of the result:
+    those of q, k and v, broadcast as PyTorch's matmul would."""
+    if q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]:
+        if k.shape[1] == v.shape[1] and (enable_gqa or k.shape[1] in (1, q.shape[1])):
+            return q, k, v, mask, q.shape[:2]
+    lead = torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
+    if len(lead) != 2 and mask is not None and mask.dim() > 2:
+        mask = mask.expand(*lead, *mask.shape[-2:]).reshape(-1, 1, *mask.shape[-2:])
+    heads = lead if len(lead) == 2 else (lead.numel(), 1)
+    q, k, v = (t.expand(*lead, *t.shape[-2:]).reshape(*heads, *t.shape[-2:]) for t in (q, k, v))
+    return q, k, v, mask, lead
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """(out, lse) of a call that :func:`refusal` let pass, differentiable. [b, h, s, d], a causal
+    mask at the top left. Raises NotImplementedError with the reason if it cannot run after all."""
+    if mask is not None and is_causal:
+        raise ValueError("attn_mask and is_causal=True exclude each other: put one into the other")
+    width = v.shape[-1]
+    q, k, v, scale = padded(q, k, v, scale)
+    q, k, v, mask, lead = as_heads(q, k, v, mask, enable_gqa)
+    q, k, v = _readable(q, k, v)
+    options, visible = seen(mask, q, k, settings.options(scale, is_causal, top_left=True))
+    out, lse = forward(q, k, v, options, visible)
+    return out[..., :width].reshape(*lead, -1, width), lse.reshape(*lead, -1)
+
+
+def seen(mask, q, k, options):
+    """(options, masks.Visible) of a mask for q and k; None in place of the latter if all tokens
+    count. Raises NotImplementedError for a mask that is more than that."""
+    if mask is None:
+        return options, None
+    visible = masks.read(mask, q.shape[0], q.shape[2], k.shape[2])
+    if isinstance(visible, str):
+        raise NotImplementedError(visible)
+    if visible.causal:
+        options = options._replace(causal=True, top_left=visible.top_left)
+    return options, None if visible.is_all() else visible
+
+
+def forward(q, k, v, options, visible=None):
+    """(out, lse) of [b, h, s, d] tensors."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if visible is None:
+        return ops.forward(q, k, v, options, deterministic=deterministic)[:2]
+    packing = masks.Packing(visible)
+    packed = (*packing.queries(q), *packing.keys(k, v))
+    out, lse, _ = ops.forward(*packed, packing.options(options), deterministic=deterministic)
+    return packing.unpack_queries(out), packing.unpack_rows(lse)
+
+
+def backward(dout, q, k, v, out, lse, options, visible=None):
+    """(dq, dk, dv) of [b, h, s, d] tensors."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if visible is None:
+        return ops.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
+    packing = masks.Packing(visible)
+    dout, q, out = packing.queries(dout, q, out)
+    packed = (dout, q, *packing.keys(k, v), out, packing.rows(lse), None)
+    grads = ops.backward(*packed, packing.options(options), deterministic=deterministic)
+    return packing.unpack_queries(grads[0]), *(packing.unpack_keys(g) for g in grads[1:])
+
+
+def rows(t):
+    return t if t.stride(-1) == 1 else t.contiguous()
