@@ -2,11 +2,11 @@
 """The page: verdict, curves, audits, errors by layer, speed, samples, and where it all comes
 from."""
 
-import json
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
+from ..json_text import dumps
 from . import html
 from .runs import reference_of
 from .svg import Chart, Line, smoothed, thinned, to_svg
@@ -35,7 +35,7 @@ def write_report(runs, path, layers=None, command="", title="Training with INT8 
         + _provenance(runs, command)
     )
     Path(path).write_text(html.page(title, body), encoding="utf-8")
-    Path(path).with_suffix(".json").write_text(json.dumps(_figures(runs, layers, said)) + "\n")
+    Path(path).with_suffix(".json").write_text(dumps(_figures(runs, layers, said)) + "\n")
     return said
 
 
