@@ -127,12 +127,12 @@ def parse_state(raw, path):
             raise BadInput(f"{path}: format {state['format']!r}, this version reads 1 and {FORMAT}")
         found = state.pop("checksum", None)
         if found != (_checksum(state) if state["format"] == FORMAT else None):
-            raise BadInput(f"{file}: damaged, its checksum differs from its content")
+            raise BadInput(f"{file} is damaged: its checksum differs from its content")
         problem = _problem(state, path.name)
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        raise BadInput(f"{file}: damaged") from None
+        raise BadInput(f"{file} is damaged") from None
     if problem:
-        raise BadInput(f"{file}: damaged or renamed, {problem}")
+        raise BadInput(f"{file} is damaged, or the directory renamed: {problem}")
     return state
 
 
@@ -192,7 +192,7 @@ def load_newest(root, warn=print):
     if found:
         raise BadInput(
             f"resume: none of the {len(found)} checkpoints in {root} can be read, see above; they "
-            "are kept. Start anew with --overwrite, or in another directory"
+            "are kept. Start anew with --overwrite instead of --resume, or in another directory"
         )
     return None
 

@@ -45,13 +45,13 @@ def parse_arms(text, config):
             if not separator:
                 raise BadInput(f"compare: expected field=value in {part!r}, got {change!r}")
             if field in _SHARED:
-                raise BadInput(f"compare: {field} is the same for all arms; it cannot be in {part!r}")
+                raise BadInput(f"compare: {field} is the same for all arms, not for {part!r}")
             values[field] = value.replace("+", ",")  # commas separate arms: lift=dQ+dK
         name = name or base
         if not _NAME.fullmatch(name) or ".." in name:
             raise BadInput(
-                f"compare: an arm's name is the name of its directory; expected letters, digits and "
-                f"_ . + - ', got {name!r}"
+                f"compare: an arm's name is the name of its directory; expected letters, digits "
+                f"and _ . + - ', got {name!r}"
             )
         if name in arms:
             raise BadInput(f"compare: two arms are named {name!r}")
@@ -154,7 +154,7 @@ def make_report(directories, out, command):
     try:
         layers = load_figures(file.read_text()) if file.exists() else {}
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file}: cannot be read ({error}); remove it, and the report does without") from None
+        raise BadInput(f"{file}: cannot be read ({error})") from None
     page = out / "report.html"
     return runs, write_report(runs, page, layers, command), page
 

@@ -47,7 +47,8 @@ class NotSaved(RunError):
 
 
 class Stopped(RunError):
-    """A signal or the time limit ended the run early; its state is saved, unless nothing is kept."""
+    """A signal or the time limit ended the run early; its state is saved, unless nothing is
+    kept."""
 
     exit_code = 5
 

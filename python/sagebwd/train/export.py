@@ -144,7 +144,9 @@ def _generation(config):
 def _tokenizer_files(tokenizer):
     """({name: JSON content}, {name: file to copy})."""
     if tokenizer.name == "bytes":
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+        }  # fmt: skip
         return {"tokenizer.json": _byte_tokenizer(), "tokenizer_config.json": config}, {}
     end = "<|endoftext|>"
     config = {

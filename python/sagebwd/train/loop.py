@@ -20,12 +20,12 @@ from .data import Batches, evaluation_windows, open_data
 from .describe import introduction, summary
 from .distributed import World
 from .errors import BadInput, NonFinite, NotSaved, Stopped
+from .generate import encode_prompt, sample
 from .json_text import loads
 from .log import Log
 from .model import build
 from .resume import check_fits, open_checkpoint
 from .run_directory import RunDirectory
-from .sample import encode_prompt, sample
 from .schedule import describe_change, learning_rate, make_optimizer, set_learning_rate
 from .stop import StopRequest
 

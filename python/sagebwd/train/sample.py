@@ -1,68 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a trained model: plain sampling, the whole context again for every token.
+"""Text from a trained model.
 
     python -m sagebwd.train.sample RUN --prompt "def "
     python -m sagebwd.train.sample RUN --prompt "Once" --temperature 0 --tokens 100 --attention fpa
 
-RUN is the directory of a run (its newest checkpoint is taken) or one checkpoint. The same seed gives
-the same text on the same machine.
+RUN is the directory of a run (its newest checkpoint is taken) or one checkpoint. The same seed
+gives the same text on the same machine.
 """
 
 import argparse
 import math
 import sys
 
-import torch
-
-from .errors import BadInput, RunError
-
-
-def encode_prompt(tokenizer, prompt, vocab):
-    """Ids of the prompt (of a line break, where there is none). Raises BadInput."""
-    if tokenizer is None:
-        raise BadInput(
-            "tokenizer: the run was trained on token ids, and what they stand for is not known; "
-            "give --tokenizer DIR with encoder.json and vocab.bpe, if they are GPT-2's"
-        )
-    ids = torch.from_numpy(tokenizer.encode(prompt or "\n").astype("int64"))
-    if int(ids.max()) >= vocab:
-        raise BadInput(f"prompt: token {int(ids.max())} is not in the model's vocabulary of {vocab}")
-    return ids
-
-
-@torch.no_grad()
-def sample(model, tokenizer, prompt, tokens, autocast, seed=0, temperature=0.8, top_k=0):
-    """``prompt`` and the model's continuation. ``temperature`` 0: always the likeliest token.
-    ``top_k``: chosen among so many, 0: among all."""
-    device = model.cos.device
-    ids = encode_prompt(tokenizer, prompt, model.vocab).to(device)[None]
-    g = torch.Generator(device).manual_seed(seed)
-    for _ in range(tokens):
-        with autocast():
-            logits = model(ids[:, -model.config.context :])[:, -1].float()
-        ids = torch.cat((ids, _choose(logits, temperature, top_k, g)), 1)
-    return tokenizer.decode(ids[0].tolist())
-
-
-def _choose(logits, temperature, top_k, generator):
-    if not torch.isfinite(logits).all():
-        raise BadInput("the model's logits are not finite; its training has gone wrong")
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    # The largest first: no temperature, however small, overflows.
-    share = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, -1)
-    return torch.multinomial(share, 1, generator=generator)
+from .compare import BASES
+from .errors import RunError
+from .generate import sample
+from .load import load_weights
 
 
 def sample_run(run, prompt, tokens=200, attention="", **options):
     """Text of a run's newest checkpoint, or of one checkpoint. ``options``: those of
-    :func:`sample`, and device and tokenizer."""
-    from .compare import BASES
-    from .load import load_weights
-
+    ``generate.sample``, and device and tokenizer."""
     places = {n: options.pop(n) for n in ("device", "tokenizer") if n in options}
     loaded = load_weights(run, **places, **(BASES[attention] if attention else {}))
     loaded.model.eval()

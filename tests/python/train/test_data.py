@@ -176,7 +176,9 @@ def test_a_file_that_unpacks_to_far_more(tmp_path):
     assert len(opened(tmp_path / "bomb.u16.xz", unpack_limit=0.05).train[0]) > 20_000_000
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[1]", '{"a": -1}', '{"a": 2.9}', '{"€€": 0}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, "[1]", '{"a": -1}', '{"a": 2.9}', '{"€€": 0}']
+)
 def test_a_damaged_vocabulary(tmp_path, text):
     (tmp_path / "encoder.json").write_text(text)
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")

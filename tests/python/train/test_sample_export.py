@@ -4,6 +4,8 @@
 import errno
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,7 @@ def test_greedy_is_the_limit_of_the_others(run):
 
 
 def test_top_k_takes_no_other():
-    from sagebwd.train.sample import _choose
+    from sagebwd.train.generate import _choose
 
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 50, generator=g)
@@ -65,6 +67,15 @@ def test_attention_can_be_chosen(run):
     assert texts[""] == texts["vectorwise"], "what the run had"
     assert texts["fpa"] == texts["exact"]
     assert all(len(t) > 10 for t in texts.values())
+
+
+def test_importing_the_trainer_leaves_the_tools_alone():
+    """Or ``python -m`` would warn that it runs a module for the second time."""
+    code = (
+        "import sys, sagebwd.train; "
+        "sys.exit(any(f'sagebwd.train.{n}' in sys.modules for n in ('sample', 'export')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_sample_on_the_command_line(run, capsys):
