@@ -20,6 +20,7 @@ import subprocess
 import sys
 
 from sagebwd.train.config import Config
+from sagebwd.train.json_text import dumps
 from sagebwd.train.report.runs import read_runs
 from sagebwd.train.report.svg import smoothed, thinned
 
@@ -91,7 +92,7 @@ def main():
         finished = [d for d in args.runs if (d / "summary.json").exists()]
         record["runs"] = [of_run(run) for run in read_runs(finished)]
     args.target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(rounded(record), indent=1)
+    text = dumps(rounded(record), indent=1)
     text = re.sub(r"\[\s+(\S+),\s+(\S+)\s+\]", r"[\1, \2]", text)  # points on one line
     args.target.write_text(text + "\n")
     print(f"{args.target}: {len(record.get('runs', [])) or 'bias'} recorded")

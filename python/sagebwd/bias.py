@@ -30,6 +30,7 @@ from .train.batch_plan import plan_batch
 from .train.compare import parse_arms
 from .train.config import count
 from .train.errors import RunError
+from .train.json_text import dumps
 from .train.load import load_model
 from .train.machine import describe_machine
 from .train.report import html
@@ -231,7 +232,7 @@ def main(arguments=None):
         out = Path(args.out) if args.out else checkpoint.find(args.run).parent.parent
         out.mkdir(parents=True, exist_ok=True)
         for record in measure(args.run, args.recipes, tokens, changes):  # kept as it grows
-            (out / "bias.json").write_text(json.dumps(record, indent=1) + "\n")
+            (out / "bias.json").write_text(dumps(record, indent=1) + "\n")
             write_page(record, out / "bias.html")
     except RunError as error:
         print(f"sagebwd.bias: {error}", file=sys.stderr)

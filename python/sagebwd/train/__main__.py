@@ -10,25 +10,25 @@
 
 A run writes its directory --out: config.json, log.jsonl (every number of every step), summary.json
 and checkpoints/. Run the same command again with --resume auto to go on after an interruption: the
-result is the same to the last bit.
+result is the same to the last bit. A larger --steps then extends a run.
 
 An arm of --compare is a name, alone or with changes: paper, vectorwise, fpa,
 "dither=paper:rounding=dither". Arms differ in nothing but what they name: same data in the same
 order, same initial weights.
 
-Exit codes: 0 done, 2 bad configuration or data, 3 loss or gradient not finite (state saved), 4 last
-checkpoint not written, 5 stopped by a signal or --time-limit (state saved).
+`python -m sagebwd.train.sample RUN --prompt TEXT` shows what a run has learned, and
+`python -m sagebwd.train.export RUN` makes a model for transformers of it.
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 
 from ..suggest import Parser
 from .config import FIELDS, check, from_dict
-from .errors import BadInput, RunError
+from .errors import EXIT_CODES, BadInput, RunError, is_disk_error
+from .json_text import loads
 from .presets import PRESETS
 
 
@@ -37,7 +37,7 @@ def _parser():
         prog="python -m sagebwd.train",
         usage="python -m sagebwd.train [--preset NAME] [options]",
         description=__doc__,
-        epilog=_presets(),
+        epilog=f"{_presets()}\n\n{_exit_codes()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--preset", choices=PRESETS, default="demo", help="size (default demo)")
@@ -70,6 +70,10 @@ def _presets():
     return "\n".join(lines)
 
 
+def _exit_codes():
+    return "\n".join(["Exit codes:", *(f"  {n:3} {words}" for n, words in EXIT_CODES.items())])
+
+
 def _help(f, kind):
     if f.name in PRESETS["demo"]:
         shown = " (by preset)"
@@ -82,7 +86,7 @@ def _help(f, kind):
 
 def _read_config(path):
     try:
-        values = json.loads(Path(path).read_text())
+        values = loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"config: {path} cannot be read ({error})") from None
     if not isinstance(values, dict):
@@ -118,9 +122,22 @@ def main(arguments=None):
 
             train(config, began=began)
     except RunError as error:
-        print(f"sagebwd.train: {error}", file=sys.stderr)
-        return error.exit_code
+        return _failed(error.exit_code, error)
+    except KeyboardInterrupt:
+        return _failed(130, "interrupted; what was saved before is kept")
+    except OSError as error:
+        if not is_disk_error(error):
+            raise
+        return _failed(4, f"{error.filename or 'a file'} could not be written: {error.strerror}")
     return 0
+
+
+def _failed(code, words):
+    try:
+        print(f"sagebwd.train: {words}", file=sys.stderr)
+    except OSError:
+        pass  # the exit code is still there
+    return code
 
 
 if __name__ == "__main__":

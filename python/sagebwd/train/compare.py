@@ -2,8 +2,8 @@
 """Several configurations on the same data: trained in step, so that a busy machine slows all alike,
 and put into one report."""
 
-import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -12,10 +12,12 @@ from ..diagnosis import diagnose
 from ..suggest import did_you_mean
 from .config import check, from_dict
 from .data import open_data
-from .errors import BadInput, NonFinite
-from .loop import StopRequest, Trainer
+from .errors import BadInput, NonFinite, writing
+from .json_text import dumps, load_figures
+from .loop import Trainer
 from .report import read_runs, write_report
 from .report.verdict import plain_verdict
+from .stop import StopRequest
 
 #: Names that stand for fields. Anything else is written out: name=base:field=value:field=value.
 BASES = {
@@ -24,6 +26,9 @@ BASES = {
     "vectorwise": dict(attention="sagebwd", recipe="vectorwise"),
     "paper": dict(attention="sagebwd", recipe="paper"),
 }
+#: Arms share these: one data set, one process, one directory above theirs.
+_SHARED = ("out", "data", "val", "tokenizer", "as_bytes", "vocab", "threads", "deterministic")
+_NAME = re.compile(r"\w[\w.+' -]{0,99}")  # of an arm, and of its directory
 _DIAGNOSED = 1024  # tokens: float64 attention holds [heads, n, n]
 
 
@@ -43,8 +48,15 @@ def parse_arms(text, config):
             field, separator, value = change.partition("=")
             if not separator:
                 raise BadInput(f"compare: expected field=value in {part!r}, got {change!r}")
+            if field in _SHARED:
+                raise BadInput(f"compare: {field} is the same for all arms, not for {part!r}")
             values[field] = value.replace("+", ",")  # commas separate arms: lift=dQ+dK
         name = name or base
+        if not _NAME.fullmatch(name) or ".." in name:
+            raise BadInput(
+                f"compare: an arm's name is the name of its directory; expected letters, digits "
+                f"and _ . + - ', got {name!r}"
+            )
         if name in arms:
             raise BadInput(f"compare: two arms are named {name!r}")
         arms[name] = from_dict({**values, "out": os.path.join(config.out, name)}, config)
@@ -62,12 +74,10 @@ def compare(config, arms, arguments=(), began=None):
     arms = parse_arms(arms, config)
     source = open_data(next(iter(arms.values())))
     width = max(map(len, arms))
-    trainers = {
-        name: Trainer(arm, source, label=f"{name:{width}} ", began=began)
-        for name, arm in arms.items()
-    }
-    failed = {}
+    trainers, failed = {}, {}
     try:
+        for name, arm in arms.items():
+            trainers[name] = Trainer(arm, source, label=f"{name:{width}} ", began=began)
         _introduce(trainers)
         _in_step(trainers, failed)
         if not trainers:
@@ -80,7 +90,8 @@ def compare(config, arms, arguments=(), began=None):
         for trainer in trainers.values():
             trainer.close()
     out = Path(config.out)
-    (out / "layers.json").write_text(json.dumps(layers, indent=1) + "\n")
+    with writing(out / "layers.json"):
+        (out / "layers.json").write_text(dumps(layers, indent=1) + "\n")
     command = " ".join(["python -m sagebwd.train", *map(str, arguments)])
     runs, page = make_report([Path(t.config.out) for t in trainers.values()], out, command)
     print(f"\n{plain_verdict(runs)}\n")
@@ -115,7 +126,7 @@ def _in_step(trainers, failed):
             if wanted:
                 for other in trainers.values():
                     other.save()
-                raise trainer.stopped(stop)
+                raise next((t for t in trainers.values() if t.save_error), trainer).stopped(stop)
 
 
 def diagnose_layers(trainers):
@@ -146,7 +157,10 @@ def make_report(directories, out, command):
     parts = {}
     for name in ("layers", "accuracy", "bias"):  # what instruments have left beside the runs
         file = out / f"{name}.json"
-        parts[name] = json.loads(file.read_text()) if file.exists() else None
+        try:
+            parts[name] = load_figures(file.read_text()) if file.exists() else None
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{file}: cannot be read ({error})") from None
     page = out / "report.html"
     write_report(runs, page, command=command, **parts)
     return runs, page

@@ -2,12 +2,13 @@
 """The configuration of a run: one flat dataclass, whose fields are also the command line's options
 and the keys of ``config.json``."""
 
-import json
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..recipe import MATMULS, Recipe
 from ..suggest import did_you_mean
 from .errors import BadInput
+from .json_text import dumps
 from .presets import PRESETS
 
 SMOOTHING = ("recipe", "none", "k", "qk")
@@ -91,6 +92,9 @@ class Config:
     as_bytes: bool = _option(
         False, "data", "read token shards as the bytes they stand for (needs --tokenizer DIR)"
     )
+    unpack_limit: float = _option(
+        4.0, "data", "gigabytes that one .xz file may unpack to, which stay in memory"
+    )
     eval_every: int = _option(50, "data", "steps between evaluations; 0: only at the end")
     eval_tokens: int = _option(65_536, "data", "tokens of an evaluation, always the same ones")
 
@@ -127,10 +131,15 @@ class Config:
     overwrite: bool = _option(
         False, "output", "start anew in a directory that holds a run; its checkpoints are removed"
     )
-    save_every: int = _option(0, "output", "steps between checkpoints; 0: only at the end")
+    save_every: int = _option(0, "output", "steps between checkpoints; 0: by the clock alone")
+    save_minutes: float = _option(
+        10.0, "output", "minutes after which a checkpoint is due; 0: by --save-every alone"
+    )
     keep: int = _option(2, "output", "checkpoints to keep; 0: none is written")
     time_limit: float = _option(
-        0.0, "output", "seconds, the reading of data included, until it saves and stops (exit code 5); 0: none"
+        0.0,
+        "output",
+        "seconds, the reading of data included, until it saves and stops (exit code 5); 0: none",
     )
     log_every: int = _option(1, "output", "steps between console lines; log.jsonl has every step")
     tensorboard: bool = _option(False, "output", "also write TensorBoard events")
@@ -176,7 +185,7 @@ class Config:
         return " ".join(words)
 
     def to_json(self):
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return dumps(asdict(self), indent=1) + "\n"
 
 
 FIELDS = {f.name: f for f in fields(Config)}
@@ -219,10 +228,10 @@ def _convert(name, value):
         elif kind is int:
             value = count(value)
         elif kind is float:
-            value = float(value)
-        else:
-            value = str(value)
-    except (TypeError, ValueError):
+            value = _number(value)
+        elif not isinstance(value, str):
+            raise TypeError(value)
+    except (TypeError, ValueError, KeyError, OverflowError):
         raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}") from None
     if choices and value not in choices:
         raise BadInput(
@@ -237,6 +246,12 @@ def _boolean(value):
         return value
     return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False,
             "off": False, "0": False}[str(value).lower()]  # fmt: skip
+
+
+def _number(value):
+    if isinstance(value, bool):
+        raise TypeError(value)
+    return float(value)
 
 
 def count(value):
@@ -258,19 +273,31 @@ def count(value):
     return int(value)
 
 
+#: (least, most) of the numbers; what is not named here may be 0 or any larger number.
+_LIMITS = {
+    **dict.fromkeys(
+        ("layers", "width", "heads", "ffn", "context", "tokens_per_step", "steps",
+         "context_parallel", "log_every", "eval_tokens"),
+        (1, None),
+    ),
+    "rope_base": (1.0, None),
+    "min_lr": (0.0, 1.0),
+    "seed": (0, 2**63 - 1),
+    "data_seed": (0, 2**63 - 1),
+    "threads": (0, 1024),
+}  # fmt: skip
+_POSITIVE = ("lr", "eps", "unpack_limit")
+_BELOW_ONE = ("beta1", "beta2")
+
+
 def check(config):
     """Raises BadInput for a configuration that contradicts itself. Data and devices are checked
     where they are opened."""
-    positive = ("layers", "width", "heads", "ffn", "context", "tokens_per_step", "steps",
-                "context_parallel", "log_every", "eval_tokens")  # fmt: skip
-    for name in positive:
-        if getattr(config, name) < 1:
-            raise BadInput(f"{name}: expected at least 1, got {getattr(config, name)}")
-    for name in ("kv_heads", "vocab", "micro_batch", "warmup", "eval_every", "save_every",
-                 "keep", "audit_every", "sample_tokens", "threads", "clip", "time_limit"):  # fmt: skip
-        if getattr(config, name) < 0:
-            raise BadInput(f"{name}: expected 0 or more, got {getattr(config, name)}")
+    for name, f in FIELDS.items():
+        _check_value(name, getattr(config, name), f.type, f.metadata["choices"])
     c = config
+    if not c.out:
+        raise BadInput("out: expected a directory, got nothing")
     if c.width % c.heads:
         raise BadInput(f"heads: expected a divisor of the width {c.width}, got {c.heads}")
     if c.head_dim % 8 or c.head_dim > 256:
@@ -285,11 +312,33 @@ def check(config):
             f"tokens_per_step: expected a multiple of the context {c.context}, got "
             f"{c.tokens_per_step}; {near} would do"
         )
-    if c.lr <= 0:
-        raise BadInput(f"lr: expected a positive number, got {c.lr}")
-    if not 0 <= c.min_lr <= 1:
-        raise BadInput(f"min_lr: expected a share of the peak from 0 to 1, got {c.min_lr}")
     try:
         c.make_recipe()
     except ValueError as error:
         raise BadInput(str(error)) from None
+
+
+def _check_value(name, value, kind, choices):
+    taken = (float, int) if kind is float else kind
+    if not isinstance(value, taken) or (kind is not bool and isinstance(value, bool)):
+        raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
+    if choices and value not in choices:
+        raise BadInput(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    if kind is str and "\0" in value:
+        raise BadInput(f"{name}: expected text without null characters, got {value!r}")
+    if kind not in (int, float):
+        return
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise BadInput(f"{name}: expected a number below 2^63, got {value}")
+    if not math.isfinite(value):
+        raise BadInput(f"{name}: expected a finite number, got {value}")
+    least, most = _LIMITS.get(name, (0, None))
+    if name in _POSITIVE and value <= 0:
+        raise BadInput(f"{name}: expected a positive number, got {value}")
+    if name in _BELOW_ONE and not 0 <= value < 1:
+        raise BadInput(f"{name}: expected a number from 0 to below 1, got {value}")
+    if value < least:
+        words = f"at least {least}" if least else "0 or more"
+        raise BadInput(f"{name}: expected {words}, got {value}")
+    if most is not None and value > most:
+        raise BadInput(f"{name}: expected at most {most}, got {value}")

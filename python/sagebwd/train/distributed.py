@@ -125,6 +125,16 @@ class World:
             values /= self.size
         return values
 
+    def check_same(self, step):
+        """Every rank has chosen its checkpoint alone: a disk that failed one of them would make it
+        begin elsewhere."""
+        mean = self.mean(torch.tensor(float(step), dtype=torch.float64, device=self.device))
+        if mean.item() != step:
+            raise BadInput(
+                f"resume: rank {self.rank} would go on after step {step}, other ranks elsewhere; "
+                "not all of them can read the same checkpoints"
+            )
+
     def barrier(self):
         if self.size > 1:
             dist.barrier()

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run can end. The exit codes are a promise: scripts that start runs may rely on them."""
+"""How a run can end. The exit codes are a promise: scripts that start runs may rely on them. This
+table is the one place; ``--help`` prints it, and docs/training.md is tested against it."""
 
-FINISHED = 0
-BAD_INPUT = 2  # configuration or data; nothing was trained
-NON_FINITE = 3  # loss or gradient norm; the weights before the step are saved
-NOT_SAVED = 4  # the last checkpoint could not be written
-STOPPED = 5  # by a signal or the time limit, state saved: continue with --resume auto
+import contextlib
+import errno
+
+EXIT_CODES = {
+    0: "done",
+    1: "a defect of the program: a traceback says where",
+    2: "bad options, configuration or data; nothing was trained",
+    3: "loss or gradient norm not finite; the weights before that step are saved",
+    4: "a file could not be written, such as a checkpoint or the log on a full disk",
+    5: "stopped by a signal or --time-limit, state saved",
+    6: "another process is at work in the directory of the run",
+    130: "interrupted by Ctrl-C outside of training: reading data, writing a report",
+}
+
+#: The disk's refusals that no other path or permission would cure.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class RunError(Exception):
@@ -17,23 +29,47 @@ class RunError(Exception):
 class BadInput(RunError):
     """The configuration or the data is wrong. Raised before the first step."""
 
-    exit_code = BAD_INPUT
+    exit_code = 2
 
 
 class NonFinite(RunError):
     """The loss or the gradient norm is not a number or infinite. Raised before the optimizer
     step."""
 
-    exit_code = NON_FINITE
+    exit_code = 3
 
 
 class NotSaved(RunError):
-    """The last checkpoint could not be written."""
+    """Something that must not be lost could not be written. Checkpoints written before are as they
+    were."""
 
-    exit_code = NOT_SAVED
+    exit_code = 4
 
 
 class Stopped(RunError):
-    """A signal or the time limit ended the run early; its state is saved, unless nothing is kept."""
+    """A signal or the time limit ended the run early; its state is saved, unless nothing is
+    kept."""
 
-    exit_code = STOPPED
+    exit_code = 5
+
+
+class InUse(RunError):
+    """Another process has the directory of the run."""
+
+    exit_code = 6
+
+
+def is_disk_error(error):
+    return error.errno in _DISK
+
+
+@contextlib.contextmanager
+def writing(path):
+    """What the disk refuses within ends the run with the exit code of NotSaved."""
+    try:
+        yield
+    except OSError as error:
+        raise NotSaved(
+            f"{path} could not be written: {error.strerror or error}; checkpoints saved before are "
+            "as they were"
+        ) from error

@@ -9,6 +9,7 @@ import torch
 from . import checkpoint, state
 from .config import Config, check, from_dict
 from .data import Batches, Source, open_data
+from .data.text import make_tokenizer
 from .errors import BadInput
 from .loop import run_dtype
 from .model import Llama, build
@@ -20,9 +21,10 @@ class Loaded:
     step: int
     sequences_read: int
     config: Config
-    source: Source
     model: Llama
     device: torch.device
+    tokenizer: object  # None: unknown
+    source: Source = None  # None: the data was not opened
 
     def autocast(self):
         bf16 = run_dtype(self.config, self.device) == torch.bfloat16
@@ -36,8 +38,15 @@ class Loaded:
 
 
 def load_model(run, **changes):
-    """The newest checkpoint of a run, or one checkpoint, in one process. ``changes``: fields of the
-    configuration to replace, such as data or device."""
+    """The newest checkpoint of a run, or one checkpoint, in one process, with its data.
+    ``changes``: fields of the configuration to replace, such as data or device."""
+    loaded = load_weights(run, **changes)
+    loaded.source = open_data(loaded.config)
+    return loaded
+
+
+def load_weights(run, **changes):
+    """The same without the data, which need not be there any more."""
     path = checkpoint.find(run)
     saved, tensors = checkpoint.load(path)
     config = from_dict({**saved["config"], "micro_batch": 0, **changes})
@@ -49,7 +58,23 @@ def load_model(run, **changes):
     device = torch.device("cuda" if use_gpu else "cpu")
     if config.threads:
         torch.set_num_threads(config.threads)
-    source = open_data(config)
     model = build(config, saved["vocab"], device)
-    state.restore_weights(model, tensors["weights"])
-    return Loaded(path, saved["step"], saved["sequences_read"], config, source, model, device)
+    try:
+        state.restore_weights(model, tensors["weights"])
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from None
+    tokenizer = _tokenizer(saved, config, "tokenizer" in changes)
+    return Loaded(
+        path, saved["step"], saved["sequences_read"], config, model, device, tokenizer
+    )
+
+
+def _tokenizer(saved, config, is_given):
+    """What the ids of a run stand for. The checkpoint says it; those of format 1 leave it to the
+    vocabulary."""
+    if is_given:
+        return make_tokenizer(config.tokenizer)
+    name = saved.get("tokenizer", "bytes" if saved["vocab"] == 256 else "gpt2")
+    if name == "gpt2" and config.tokenizer != "bytes":
+        return make_tokenizer(config.tokenizer)
+    return make_tokenizer("bytes") if name == "bytes" else None

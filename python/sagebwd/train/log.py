@@ -2,11 +2,13 @@
 """What a run says: a console line per step, ``log.jsonl`` always, TensorBoard and W&B when asked.
 Only the first rank logs."""
 
-import json
 import os
+import sys
 from pathlib import Path
 
-from .errors import BadInput
+from .errors import BadInput, writing
+from .files import write_text
+from .json_text import dumps, load_figures
 
 
 class Log:
@@ -15,44 +17,44 @@ class Log:
         self.stream = stream  # None: standard output
         self.quiet = not world.is_main
         self.path = Path(config.out) / "log.jsonl"
-        self._file = self._tensorboard = self._wandb = None
-        if self.quiet:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if config.tensorboard:
+        self._file = self._tensorboard = self._wandb = self._console_error = None
+        # Before anything of a former run is touched: what is asked for may not be installed.
+        if config.tensorboard and not self.quiet:
             self._tensorboard = _tensorboard(self.path.parent)
-        if config.wandb:
+        if config.wandb and not self.quiet:
             self._wandb = _wandb(config)
 
     def open(self, from_step):
         """Goes on after the lines of steps before ``from_step``; later ones are of a run that was
-        cut off, and are dropped."""
+        cut off, and are dropped. Returns the entries that stay."""
         if self.quiet:
-            return
+            return []
         kept = []
         if from_step > 0 and self.path.exists():
-            for line in self.path.read_text().splitlines():
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue  # the line a killed process was writing
-                if entry.get("step", 0) <= from_step:
-                    kept.append(line)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, self.path)
-        self._file = open(self.path, "a")
+            kept = [e for e in read_log(self.path) if e["step"] <= from_step]
+        with writing(self.path):
+            write_text(self.path, "".join(dumps(e) + "\n" for e in kept))
+            self._file = open(self.path, "a", encoding="utf-8")
+        return kept
 
     def say(self, text):
-        if not self.quiet:
+        """The console is a convenience: one that is gone or full does not stop the run."""
+        if self.quiet or self._console_error:
+            return
+        try:
             print(text, file=self.stream, flush=True)
+        except OSError as error:
+            self._console_error = error.strerror or str(error)
+            if self.stream is None:
+                _drop_standard_output()
 
     def record(self, kind, step, **values):
         """A line of log.jsonl. Numbers are written in full: equal text is equal bits."""
         if self.quiet:
             return
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
         numbers = {k: v for k, v in values.items() if isinstance(v, (int, float))}
         if self._tensorboard:
             for key, value in numbers.items():
@@ -74,21 +76,35 @@ class Log:
 
     def close(self):
         for sink in (self._file, self._tensorboard):
-            if sink is not None:
-                sink.close()
+            try:
+                if sink is not None:
+                    sink.close()
+            except OSError:
+                pass  # what could not be flushed was said when it was written
         if self._wandb:
             self._wandb.finish()
 
 
 def read_log(path):
-    """The entries of a log.jsonl."""
+    """The entries of a log.jsonl. Lines that are not whole are left out: a killed process, or a
+    crash of the machine, leaves such."""
     entries = []
-    for line in Path(path).read_text().splitlines():
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            entries.append(json.loads(line))
+            entry = load_figures(line)
         except ValueError:
             continue
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int) and "kind" in entry:
+            entries.append(entry)
     return entries
+
+
+def _drop_standard_output():
+    """Or Python would try to flush it when it ends, fail again, and exit with a code of its own."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # no file behind it
 
 
 def _tensorboard(directory):

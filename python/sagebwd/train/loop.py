@@ -6,51 +6,28 @@ gradient norm once, before the optimizer moves: what is not finite stops the run
 still good. That look is the only time the host waits for the device.
 """
 
-import json
 import math
 import os
-import signal
-import statistics
 import time
-from pathlib import Path
 
 import torch
 
 from . import checkpoint, flops, state
 from .audit import Auditor
 from .batch_plan import plan_batch
-from .config import NUMERIC, check
+from .config import check
 from .data import Batches, evaluation_windows, open_data
+from .describe import introduction, summary
 from .distributed import World
 from .errors import BadInput, NonFinite, NotSaved, Stopped
+from .generate import encode_prompt, sample
+from .json_text import loads
 from .log import Log
-from .machine import describe_machine
 from .model import build
-from .sample import sample
-from .schedule import learning_rate, make_optimizer, set_learning_rate
-
-
-class StopRequest:
-    """Turns SIGTERM and SIGINT into a wish that the loop grants between two steps."""
-
-    def __init__(self):
-        self.wanted = None
-
-    def __enter__(self):
-        self._before = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                self._before[number] = signal.signal(number, self._note)
-            except ValueError:
-                pass  # not the main thread: the caller's handlers stay
-        return self
-
-    def _note(self, number, frame):
-        self.wanted = signal.Signals(number).name
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+from .resume import check_fits, open_checkpoint
+from .run_directory import RunDirectory
+from .schedule import describe_change, learning_rate, make_optimizer, set_learning_rate
+from .stop import StopRequest
 
 
 class Trainer:
@@ -59,39 +36,84 @@ class Trainer:
 
     def __init__(self, config, source=None, label="", stream=None, began=None):
         check(config)
-        self._began = began
+        self.config, self._began = config, began
+        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
+        self.directory = RunDirectory(config.out)
+        self.world = self.log = None
+        self.step_count, self.seconds = 0, 0.0
+        self.last = {}  # loss of the last step, last evaluation
+        self.save_error = None
+        self.speeds = []  # tokens per second of every step
+        self._save_due, self._saved_at = False, time.perf_counter()
+        try:
+            self._set_up(source, label, stream)
+        except BaseException:
+            self.close()  # another trainer of this process may want the directory
+            raise
+
+    def _set_up(self, source, label, stream):
+        config = self.config
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(config.seed)
-        self.config = config
         self.world = World(config)
         self.device = self.world.device
         self.dtype = run_dtype(config, self.device)
         self.plan = plan_batch(config, self.world.readers, self.device)
         self.source = source or open_data(config)
+        if config.sample_tokens:
+            encode_prompt(self.source.tokenizer, config.prompt, self.source.vocab)
         self.batches = Batches(self.source.train, config.context, config.data_seed, self.device)
         self._held_out = Batches(self.source.val, config.context, 0, self.device)
+        if self.world.is_main:
+            self.directory.claim()
+        self.log = Log(config, self.world, label, stream)
         self.model = build(config, self.source.vocab, self.device)
         if config.compile != "off":
             self.model.compile_blocks(config.compile)
         self.wrapped = self.world.wrap(self.model)
         self.optimizer = make_optimizer(config, self.model)
         self.auditor = Auditor(config, self.model) if config.audit_every else None
-        self.log = Log(config, self.world, label, stream)
-        self.step_count, self.seconds = 0, 0.0
-        self.last = {}  # loss of the last step, last evaluation
-        self.save_error = None
-        self._speeds = []
-        if not self._resume() and config.init:
+        self._begin()
+
+    def _begin(self):
+        """From a checkpoint, from given weights, or from random ones; and makes room for what
+        follows."""
+        config, steps_before = self.config, None
+        found = open_checkpoint(config, self.checkpoints, self.log.say)
+        if found is not None:
+            steps_before = self._resume(*found)
+        elif config.init:
             self._start_from_weights()
-        self._clear_directory()
-        self.log.open(self.step_count)
+        self.world.check_same(self.step_count)
+        aside = []
         if self.world.is_main:
-            Path(config.out, "config.json").write_text(config.to_json())
+            going_on = config.resume == "auto" and found is not None
+            aside = self.directory.clear_after(self.step_count, config.overwrite, going_on)
+            if not self.done:
+                self.directory.remove_summary()
+        self._remember(self.log.open(self.step_count))
+        if self.world.is_main:
+            self.directory.write_config(config)
+        for path in aside:
+            self.log.record("aside", self.step_count, path=path.name)
+            self.log.say(f"{self.log.label}kept as {path}: a checkpoint that could not be read")
+        if steps_before not in (None, config.steps):
+            self.log.record(
+                "schedule", self.step_count, steps=config.steps, steps_before=steps_before
+            )
+            words = describe_change(config, self.step_count, steps_before)
+            self.log.say(f"{self.log.label}NOTE: {words}")
+
+    def _remember(self, entries):
+        """What the summary says of steps before an interruption."""
+        steps = [e for e in entries if e["kind"] == "step"]
+        self.speeds = [e["tokens_per_second"] for e in steps]
+        if steps:
+            self.last["loss"] = steps[-1]["loss"]
 
     # --- where it stands --------------------------------------------------------------------------
 
@@ -100,30 +122,10 @@ class Trainer:
         return self.step_count >= self.config.steps
 
     def introduce(self):
-        c, plan = self.config, self.plan
-        count = sum(p.numel() for p in self.model.parameters())
-        self.log.say(
-            f"model    {count / 1e6:.1f}M parameters: {c.layers} layers, width {c.width}, "
-            f"{c.heads} heads of {c.head_dim}, context {c.context}"
-            f"{', QK-norm' if c.qk_norm else ''}\n"
-            f"attends  {c.describe_attention()}\n"
-            f"data     {self.source.words}\n"
-            f"batch    {c.tokens_per_step} tokens a step: {plan.accumulate} x {plan.micro} "
-            "sequences"
-            f"{f' on each of {self.world.readers} readers' if self.world.readers > 1 else ''}\n"
-            f"device   {describe_machine(self.device)}, {str(self.dtype)[6:]}; "
-            f"{self._mfu_words()}\n"
-            f"writes   {c.out}"
-            + (f"; goes on after step {self.step_count}" if self.step_count else "")
-            + (f"\nweights  of {c.init}" if c.init and not self.step_count else "")
-        )
+        self.log.say(introduction(self))
 
     def peak(self):
         return flops.peak(self.device, self.dtype)
-
-    def _mfu_words(self):
-        rate, why = self.peak()
-        return f"MFU of the {why}" if rate else f"no MFU, {why}"
 
     def autocast(self):
         return torch.autocast(
@@ -134,7 +136,8 @@ class Trainer:
 
     def step(self, stop=None):
         """One optimizer step. ``stop``: a StopRequest; true is returned where any rank has one, or
-        the time limit has passed."""
+        the time limit has passed. Whether a checkpoint is due is decided here too, for all
+        ranks."""
         began = time.perf_counter()
         config, step = self.config, self.step_count
         self.model.train()
@@ -149,7 +152,7 @@ class Trainer:
         self.seconds += elapsed
         self.step_count += 1
         speed = config.tokens_per_step / elapsed
-        self._speeds.append(speed)
+        self.speeds.append(speed)
         padded = self.model.embedding.num_embeddings
         peak = self.peak()[0]
         used = speed * flops.per_token(config, padded) / (peak * self.world.size) if peak else None
@@ -181,8 +184,11 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         wish = float(stop is not None and (stop.wanted is not None or self._time_is_up()))
-        seen = torch.stack((total / plan.accumulate, total.new_tensor(wish)))
-        loss, wish, norm = torch.cat((world.mean(seen), norm[None])).tolist()  # the host waits here
+        due = float(world.is_main and self._save_is_due())
+        seen = torch.cat(((total / plan.accumulate)[None], total.new_tensor([wish, due])))
+        # The host waits here.
+        loss, wish, due, norm = torch.cat((world.mean(seen), norm[None])).tolist()
+        self._save_due = due > 0
         return loss, norm, wish > 0
 
     @staticmethod
@@ -193,8 +199,14 @@ class Trainer:
     def _time_is_up(self):
         return 0 < self.config.time_limit < time.perf_counter() - self._run_began
 
+    def _save_is_due(self):
+        waited = time.perf_counter() - self._saved_at
+        return 0 < 60 * self.config.save_minutes <= waited
+
     def stopped(self, stop):
-        """What to raise after ``stop`` was granted."""
+        """What to raise after ``stop`` was granted and the state was to be saved."""
+        if self.save_error:
+            return self._not_saved()
         rest = "continue with --resume auto" if self.config.keep else "nothing is kept"
         why = stop.wanted or "the time limit"
         return Stopped(f"stopped by {why} after step {self.step_count}; {rest}")
@@ -204,6 +216,8 @@ class Trainer:
         at = self.step_count + 1
         self.log.record("non-finite", at, loss=str(loss), grad_norm=str(norm))
         path = self._write(name=f"nonfinite-step-{at:08d}")
+        if self.save_error:
+            raise NonFinite(f"step {at}: {what}; the weights could not be saved, {self.save_error}")
         raise NonFinite(
             f"step {at}: {what}; the weights before this step are in {path}. The same batch comes "
             "again with --resume on that path."
@@ -237,27 +251,6 @@ class Trainer:
         """Held-out sequences, always the same: [count, context + 1]."""
         return self._held_out.windows(evaluation_windows(self._held_out, 1, count)[:count])
 
-    def activation_bytes(self):
-        """What the forward of one sequence keeps for its backward, weights not counted. None where
-        ranks share the weights or the sequence."""
-        if self.world.size > 1:
-            return None
-        kept = {}
-
-        def note(t):
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        tokens, targets = self.pair(self.held_out_rows(1))
-        with (
-            torch.compiler.set_stance("force_eager"),
-            torch.autograd.graph.saved_tensors_hooks(note, lambda t: t),
-            self.autocast(),
-        ):
-            self.model(tokens, targets)
-        weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        return sum(size for at, size in kept.items() if at not in weights)
-
     def audit(self):
         """Errors of one layer's attention on a held-out sequence; alarms are printed."""
         tokens, targets = self.pair(self.held_out_rows(1))
@@ -282,7 +275,7 @@ class Trainer:
 
     @property
     def checkpoints(self):
-        return Path(self.config.out) / "checkpoints"
+        return self.directory.checkpoints
 
     def save(self):
         """A failed save is said and remembered; training goes on and the older checkpoints stay."""
@@ -301,8 +294,9 @@ class Trainer:
                 "seconds": self.seconds,
                 "data": self.source.fingerprint,
                 "vocab": self.source.vocab,
+                "tokenizer": self.source.tokenizer.name if self.source.tokenizer else "unknown",
                 "sequences_read": self.step_count * self.plan.sequences,
-                "config": json.loads(self.config.to_json()),
+                "config": loads(self.config.to_json()),
             }
             try:
                 path = checkpoint.save(
@@ -312,36 +306,22 @@ class Trainer:
             except OSError as error:
                 self.save_error = f"{self.checkpoints}: {error.strerror or error}"
                 self.log.say(f"could not save after step {self.step_count}: {self.save_error}")
+        self._saved_at = time.perf_counter()
         self.world.barrier()
         return path
 
-    def _resume(self):
-        """Goes on from a checkpoint where the configuration asks for it; returns whether it did."""
-        wanted = self.config.resume
-        if not wanted:
-            return False
-        if wanted == "auto":
-            found = checkpoint.load_newest(self.checkpoints, self.log.say)
-        else:
-            path = checkpoint.find(wanted)
-            found = (path, *checkpoint.load(path))
-        if found is None:
-            return False
-        path, saved, tensors = found
-        differ = [n for n in NUMERIC if saved["config"].get(n) != getattr(self.config, n)]
-        if differ:
-            words = ", ".join(
-                f"{n} {saved['config'].get(n)!r}, now {getattr(self.config, n)!r}" for n in differ
-            )
-            raise BadInput(f"resume: {path} was made by another configuration: {words}")
-        if saved["data"] != self.source.fingerprint:
-            raise BadInput(f"resume: {path} was trained on other data")
+    def _not_saved(self):
+        return NotSaved(f"the last checkpoint could not be written: {self.save_error}")
+
+    def _resume(self, path, saved, tensors):
+        """Goes on from a checkpoint. Returns for how many steps it was planned."""
+        check_fits(self.config, path, saved, self.source.fingerprint)
         try:
             state.restore(self.model, self.optimizer, tensors)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, RuntimeError) as error:
             raise BadInput(f"resume: {path} does not fit the model ({error})") from None
         self.step_count, self.seconds = saved["step"], saved["seconds"]
-        return True
+        return saved["config"]["steps"]
 
     def _start_from_weights(self):
         path = checkpoint.find(self.config.init)
@@ -349,23 +329,6 @@ class Trainer:
             state.restore_weights(self.model, checkpoint.load(path)[1]["weights"])
         except (ValueError, KeyError) as error:
             raise BadInput(f"init: {path} does not fit the model ({error})") from None
-
-    def _clear_directory(self):
-        """What a former run has left beyond the step this one begins at would be taken for its
-        own."""
-        if not self.world.is_main:
-            return
-        found = checkpoint.list_checkpoints(self.checkpoints)
-        later = [p for p in found if checkpoint.step_of(p) > self.step_count]
-        if later and not self.config.overwrite and self.config.resume != "auto":
-            raise BadInput(
-                f"out: {self.config.out} holds a run up to step {checkpoint.step_of(later[-1])}; "
-                "go on with --resume auto, start anew with --overwrite, or name another directory"
-            )
-        for path in later:
-            checkpoint.remove(path)
-        if not self.done:
-            self._summary_path.unlink(missing_ok=True)
 
     # --- the whole run ----------------------------------------------------------------------------
 
@@ -376,18 +339,20 @@ class Trainer:
             self.evaluate()
         if self.auditor and at % c.audit_every == 0:
             self.audit()
-        if c.save_every and at % c.save_every == 0 and not self.done:
+        due = self._save_due or (c.save_every and at % c.save_every == 0)
+        if due and not self.done:
             self.save()
 
     def start_clock(self):
-        self._run_began = self._began or time.perf_counter()
+        self._saved_at = time.perf_counter()
+        self._run_began = self._began or self._saved_at
 
     def run(self):
         """Trains to the last step. Raises Stopped, NonFinite or NotSaved; returns the summary."""
         self.introduce()
         if self.is_finished:
-            self.log.say("this run is finished; nothing was done")
-            return json.loads(self._summary_path.read_text())
+            self.log.say("this run is finished; nothing was done (--steps extends it)")
+            return self.directory.read_summary(self.step_count)
         self.start_clock()
         with StopRequest() as stop:
             while not self.done:
@@ -396,54 +361,31 @@ class Trainer:
                 if wanted and not self.done:
                     self.save()
                     raise self.stopped(stop)
-        return self.finish()
+            return self.finish()
 
     def finish(self):
         self.evaluate()
         self.save()
         if self.config.sample_tokens:
             self.sample()
-        summary = self.summary()
+        result = summary(self)
         if self.world.is_main:
-            text = json.dumps(summary, indent=1) + "\n"
-            self._summary_path.write_text(text)
+            self.directory.write_summary(result)
         if self.save_error:
-            raise NotSaved(f"the last checkpoint could not be written: {self.save_error}")
-        return summary
+            raise self._not_saved()
+        return result
 
     @property
     def is_finished(self):
         """At the last step, evaluated and saved."""
-        return self.done and self._summary_path.exists()
-
-    @property
-    def _summary_path(self):
-        return Path(self.config.out) / "summary.json"
-
-    def summary(self):
-        # The first steps compile, allocate and warm caches up.
-        speeds = self._speeds[2:] or self._speeds or [0.0]
-        on_gpu = self.device.type == "cuda"
-        return {
-            "attention": self.config.describe_attention(),
-            "steps": self.step_count,
-            "tokens": self.step_count * self.config.tokens_per_step,
-            "loss": self.last.get("loss"),
-            "eval_loss": self.last.get("eval_loss"),
-            "seconds": self.seconds,
-            "tokens_per_second": statistics.median(speeds),
-            "peak_memory": torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
-            "activation_bytes": self.activation_bytes(),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "data": self.source.fingerprint,
-            "machine": describe_machine(self.device),
-            "torch": torch.__version__,
-        }
+        return self.done and self.directory.read_summary(self.step_count) is not None
 
     def close(self):
         torch.use_deterministic_algorithms(self._was_deterministic)
-        self.log.close()
-        self.world.close()
+        for part in (self.log, self.world):
+            if part is not None:
+                part.close()
+        self.directory.release()
 
 
 def run_dtype(config, device):

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from .attend import Clock, make_attend
 from .head import head_loss, slice_loss
 
+EPS = 1e-5  # of RMSNorm
 
 class RMSNorm(nn.Module):
     def __init__(self, size):
@@ -20,7 +21,7 @@ class RMSNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), 1e-5)
+        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), EPS)
 
 
 class Attention(nn.Module):

@@ -2,6 +2,7 @@
 """Learning rate by step, and AdamW with decay on matrices only."""
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,23 @@ def learning_rate(config, step):
     progress = min(1.0, (step - config.warmup) / rest)
     low = config.lr * config.min_lr
     return low + 0.5 * (config.lr - low) * (1 + math.cos(math.pi * progress))
+
+
+def describe_schedule(config):
+    """``10 steps up to 3.00e-03, then a cosine to 3.00e-04 at step 100``"""
+    warm = f"{config.warmup} steps up to" if config.warmup else "from"
+    low = config.lr * config.min_lr
+    return f"{warm} {config.lr:.2e}, then a cosine to {low:.2e} at step {config.steps}"
+
+
+def describe_change(config, step, steps_before):
+    """What another number of steps does to the learning rate from ``step`` on."""
+    before = replace(config, steps=steps_before)
+    return (
+        f"{config.steps} steps instead of {steps_before}: the cosine is another one, and step "
+        f"{step + 1} takes {learning_rate(config, step):.2e} "
+        f"(the shorter or longer run had {learning_rate(before, step):.2e} there)"
+    )
 
 
 def make_optimizer(config, model):

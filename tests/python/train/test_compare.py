@@ -114,6 +114,17 @@ def test_refusals(tmp_path, monkeypatch):
         ("paper:rounding", "expected field=value"),
         ("paper:colour=red", "no field is named"),
         ("", "no arms"),
+        ("..=fpa", "name of its directory"),
+        ("../up=fpa", "name of its directory"),
+        ("a/b=fpa", "name of its directory"),
+        ("/tmp/x=fpa", "name of its directory"),
+        (".hidden=fpa", "name of its directory"),
+        ("a..b=fpa", "name of its directory"),
+        ("a\nb=fpa", "name of its directory"),
+        ("x" * 300 + "=fpa", "name of its directory"),
+        ("paper:out=/tmp/x", "out is the same for all arms"),
+        ("paper:data=other.txt", "data is the same for all arms"),
+        ("paper:qk_norm=perhaps", "qk_norm: expected a value of type bool"),
     ):
         with pytest.raises(BadInput, match=words):
             parse_arms(text, config)

@@ -3,19 +3,21 @@
 
 import json
 import math
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
 import tiny
-from sagebwd.train import Config, Trainer, preset, train
+from sagebwd.train import Config, Trainer, errors, preset, train
 from sagebwd.train.__main__ import main
 from sagebwd.train.attend import dither_seed
 from sagebwd.train.batch_plan import plan_batch
-from sagebwd.train.config import check, count, from_dict
-from sagebwd.train.errors import BadInput
+from sagebwd.train.config import FIELDS, check, count, from_dict
+from sagebwd.train.errors import EXIT_CODES, BadInput
 from sagebwd.train.flops import per_token
 from sagebwd.train.model import Llama
 from sagebwd.train.presets import PRESETS
@@ -70,6 +72,62 @@ def test_counts(text, value):
 def test_refusals(changes, words):
     with pytest.raises(BadInput, match=words):
         check(preset("nano", **changes))
+
+
+NUMBERS = [n for n, f in FIELDS.items() if f.type in (int, float)]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e400", "infK", "9" * 30])
+def test_numbers_that_are_none(name, value, capsys):
+    """Every number among the options, from the command line: exit code 2 and its name."""
+    if value == "9" * 30 and FIELDS[name].type is float:
+        return  # a large number, and finite
+    assert main(["--preset", "nano", f"--{name.replace('_', '-')}={value}"]) == 2
+    assert f"{name}: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("beta1", "5"), ("beta1", "1"), ("beta2", "1.0"), ("eps", "0"), ("lr", "0"), ("min_lr", "1.5"),
+     ("rope_base", "0"), ("threads", "100000"), ("log_every", "0"), ("eval_tokens", "0"),
+     ("unpack_limit", "0"), ("data_seed", str(2**63)), ("steps", "2.5"), ("out", "")],
+)  # fmt: skip
+def test_numbers_out_of_range(option, value, capsys):
+    assert main(["--preset", "nano", f"--{option.replace('_', '-')}={value}"]) == 2
+    assert f"{option}: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        (dict(lr=True), "lr: expected a value of type float"),
+        (dict(data=None), "data: expected a value of type str"),
+        (dict(steps=True), "steps: expected a value of type int"),
+        (dict(steps=float("inf")), "steps: expected a value of type int"),
+        (dict(tied="perhaps"), "tied: expected a value of type bool"),
+    ],
+)
+def test_values_of_another_type(values, words):
+    with pytest.raises(BadInput, match=words):
+        from_dict(values)
+    with pytest.raises(BadInput, match=words):
+        check(preset("nano", **values))
+
+
+def test_choices_and_text_from_python():
+    for changes in (dict(attention="int4"), dict(data="a\0b"), dict(prompt="\0")):
+        with pytest.raises(BadInput, match=f"{next(iter(changes))}: expected"):
+            check(preset("nano", **changes))
+
+
+def test_exit_codes_are_documented():
+    """docs/training.md has the table of errors.py, and no class has a code of its own."""
+    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", text, re.M))
+    assert {int(code): words.replace("`", "") for code, words in rows.items()} == EXIT_CODES
+    codes = {kind.exit_code for kind in errors.RunError.__subclasses__()}
+    assert codes == {2, 3, 4, 5, 6} and codes < set(EXIT_CODES)
 
 
 def test_refusals_of_values():
@@ -128,12 +186,12 @@ def test_help_and_bad_option(capsys, tmp_path):
         assert word in text
     assert main(["--preset", "nano", "--tokens-per-step", "1000"]) == 2
     assert "1024 would do" in capsys.readouterr().err
-    for content in (None, "{", "[1]"):
+    for content in (None, "{", "[1]", "[" * 100_000, '{"lr": NaN}'):
         path = tmp_path / "config.json"
         if content is not None:
             path.write_text(content)
         assert main(["--config", str(path)]) == 2
-        assert "config: " in capsys.readouterr().err
+        assert re.search("config: |lr: ", capsys.readouterr().err)
 
 
 def test_loggers_get_every_step(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from sagebwd.train.data import Batches, evaluation_windows, open_data
-from sagebwd.train.data.text import ByteTokenizer, Gpt2Tokenizer, _byte_symbols
+from sagebwd.train.data.text import ByteTokenizer, Gpt2Tokenizer, byte_symbols
 from sagebwd.train.errors import BadInput
 
 
@@ -89,7 +89,7 @@ def test_standard_library_when_nothing_is_given(tmp_path):
 @pytest.fixture
 def bpe(tmp_path):
     """A byte-level BPE with two merges, in GPT-2's two files."""
-    symbols = [_byte_symbols()[b] for b in range(256)]
+    symbols = [byte_symbols()[b] for b in range(256)]
     words = [*symbols, "th", "the", "<|endoftext|>"]
     (tmp_path / "encoder.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n")
@@ -163,6 +163,34 @@ def test_bad_files(tmp_path, name, words):
     with pytest.raises(BadInput, match=words) as raised:
         opened(tmp_path / name)
     assert raised.value.exit_code == 2
+
+
+def test_a_file_that_unpacks_to_far_more(tmp_path):
+    """50 MB of zeros in some kilobytes, and a limit of 20 MB."""
+    with lzma.open(tmp_path / "bomb.u16.xz", "wb", preset=0) as file:
+        for _ in range(50):
+            file.write(bytes(1_000_000))
+    assert (tmp_path / "bomb.u16.xz").stat().st_size < 50_000
+    with pytest.raises(BadInput, match="more than 0.02 GB; .* --unpack-limit"):
+        opened(tmp_path / "bomb.u16.xz", unpack_limit=0.02)
+    assert len(opened(tmp_path / "bomb.u16.xz", unpack_limit=0.05).train[0]) > 20_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, "[1]", '{"a": -1}', '{"a": 2.9}', '{"€€": 0}']
+)
+def test_a_damaged_vocabulary(tmp_path, text):
+    (tmp_path / "encoder.json").write_text(text)
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
+    llm_c(tmp_path / "a.bin", ids())
+    with pytest.raises(BadInput, match="encoder.json is damaged"):
+        opened(tmp_path / "a.bin", tokenizer=str(tmp_path), as_bytes=True)
+
+
+def test_ids_that_nobody_explained_have_no_tokenizer(tmp_path):
+    """Bytes would be taken for the text of GPT-2's ids."""
+    llm_c(tmp_path / "a.bin", ids())
+    assert opened(tmp_path / "a.bin").tokenizer is None
 
 
 def test_vocabulary_too_small(tmp_path):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without
 STEPS = 6
 
 ARMS = {
-    "ddp": dict(parallel="ddp"),
+    "ddp": dict(parallel="ddp", save_minutes=1e-9, keep=9),  # all ranks save when the first says
     "ddp-accumulate": dict(parallel="ddp", micro_batch=1),
     "fsdp": dict(parallel="fsdp"),
     "fsdp-accumulate": dict(parallel="fsdp", micro_batch=1, recompute=True),
@@ -57,6 +57,12 @@ def on_two_ranks(rank, directory):
     # FSDP goes on from its own checkpoint of step 3.
     resumed = _config(directory, "fsdp", out=f"{directory}/resumed", resume=_third(directory))
     _run(resumed)
+    # A disk that fails one rank would make it begin elsewhere.
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(checkpoint, "list_checkpoints", lambda root: [])
+        with pytest.raises(BadInput, match="other ranks elsewhere"):
+            Trainer(_config(directory, "ddp", resume="auto"))
     with pytest.raises(BadInput, match="dealt to 2 ranks"):
         Trainer(_config(directory, "ddp", tokens_per_step=192, out=f"{directory}/odd"))
     with pytest.raises(BadInput, match="no CPU kernels"):
@@ -89,6 +95,11 @@ def test_same_losses_as_one_process(two_ranks, tmp_path, name):
         assert loss == pytest.approx(want, rel=gate), f"step {step}"
         assert norm == pytest.approx(want_norm, rel=100 * gate), f"step {step}"
     assert len(tiny.losses(two_ranks / name)) == STEPS
+
+
+def test_ranks_agree_on_when_to_save(two_ranks):
+    found = checkpoint.list_checkpoints(two_ranks / "ddp" / "checkpoints")
+    assert [checkpoint.step_of(p) for p in found] == [1, 2, 3, 4, 5, 6]
 
 
 def test_fsdp_resumes_bit_for_bit(two_ranks):
@@ -135,7 +146,7 @@ def test_a_killed_rank_ends_the_run_and_resume_goes_on(tmp_path):
     both = list(zip(both_ranks, tiny.losses(alone.config.out), strict=True))
     assert len(both) > 10, "steps beyond the checkpoint"
     for (_, loss, _), (_, want, _) in both:
-        assert loss == pytest.approx(want, rel=1e-3)
+        assert loss == pytest.approx(want, rel=5e-3)  # uninterrupted ranks differ by 1.5e-3
 
 
 def test_checkpoint_of_two_ranks_is_read_by_one(two_ranks, tmp_path):

@@ -107,7 +107,7 @@ def test_resume_refuses_another_run(tmp_path):
     train(config)
     for change, word in (
         (dict(recipe="paper"), "recipe"),
-        (dict(steps=3), "steps"),
+        (dict(lr=1e-4), "lr"),
         (dict(data_seed=5), "data_seed"),
     ):
         with pytest.raises(BadInput, match=f"another configuration: {word}"):

@@ -29,19 +29,29 @@ def is_shard(path):
     return path.suffix == ".bin" or path.name.endswith(".u16.xz")
 
 
-def read_shard(path):
+def read_shard(path, unpack_limit):
+    """``unpack_limit``: gigabytes that a compressed file may hold."""
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
-    shard = _read_xz(path) if path.name.endswith(".xz") else _read_bin(path, size)
+    shard = _read_xz(path, unpack_limit) if path.name.endswith(".xz") else _read_bin(path, size)
     if len(shard.tokens) == 0:
         raise BadInput(f"{path}: the file holds no tokens")
     return shard
 
 
-def _read_xz(path):
+def _read_xz(path, limit):
+    """In pieces: a few kilobytes can unpack to more than any memory holds."""
+    raw = bytearray()
     try:
-        raw = lzma.open(path).read()
+        with lzma.open(path) as file:
+            while piece := file.read(1 << 24):
+                raw += piece
+                if len(raw) > limit * 1e9:
+                    raise BadInput(
+                        f"{path}: unpacks to more than {limit:g} GB; if that is what it should "
+                        "hold, raise --unpack-limit"
+                    )
     except (lzma.LZMAError, EOFError) as error:
         raise BadInput(f"{path}: not a complete .xz file ({error})") from None
     if len(raw) % 2:

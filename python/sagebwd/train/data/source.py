@@ -21,7 +21,7 @@ class Source:
     train: list  # arrays of token ids, one per shard
     val: list
     vocab: int
-    tokenizer: object
+    tokenizer: object  # None: unknown
     words: str  # what it is, for people
     fingerprint: str  # same data, same text
 
@@ -38,6 +38,8 @@ def open_data(config):
         _check_ids(shard, vocab)
     if config.as_bytes or train[0].vocab == 256:
         tokenizer = make_tokenizer("bytes")
+    elif train[0].vocab != tokenizer.vocab:
+        tokenizer = None  # shards, and nobody said what their ids stand for
     train, val = [s.tokens for s in train], [s.tokens for s in val]
     if not val:
         train, val = _split(train, config)
@@ -80,7 +82,7 @@ def _read(path, config, tokenizer):
     try:
         if not is_shard(path):
             return read_text(path, make_tokenizer("bytes") if config.as_bytes else tokenizer)
-        shard = read_shard(path)
+        shard = read_shard(path, config.unpack_limit)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
     return to_bytes(shard, tokenizer) if config.as_bytes else shard

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain text to tokens and back: bytes, or GPT-2's byte-level BPE from its vocabulary files."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import BadInput
+from ..json_text import loads
 from .shards import Shard
 
 #: Files of one tokenizer, under the names they are published by.
@@ -47,7 +47,10 @@ class Gpt2Tokenizer:
                     "tokenizer: GPT-2's BPE needs the Python package `tokenizers`; install it, or "
                     "use --tokenizer bytes"
                 ) from None
-            self._made = ByteLevelBPETokenizer(*map(str, self.files))
+            try:
+                self._made = ByteLevelBPETokenizer(*map(str, self.files))
+            except Exception as error:  # the package raises nothing more special
+                raise BadInput(f"tokenizer: {self.files[0].parent} is damaged ({error})") from None
         return self._made
 
     def encode(self, text):
@@ -67,12 +70,17 @@ class Gpt2Tokenizer:
     def byte_table(self):
         """(bytes of all tokens one after the other, offset of each token): what an id stands
         for."""
-        words = json.loads(self.files[0].read_text(encoding="utf-8"))
-        symbols = {symbol: byte for byte, symbol in _byte_symbols().items()}
-        by_id = [b""] * (max(words.values()) + 1)
-        for word, i in words.items():
-            is_mark = word == "<|endoftext|>"  # where a document begins
-            by_id[i] = b"\n" if is_mark else bytes(symbols[c] for c in word)
+        symbols = {symbol: byte for byte, symbol in byte_symbols().items()}
+        try:
+            words = loads(self.files[0].read_text(encoding="utf-8"))
+            if sorted(words.values()) != list(range(len(words))):
+                raise ValueError("its ids are not 0, 1, 2 and so on")
+            by_id = [b""] * len(words)
+            for word, i in words.items():
+                is_mark = word == "<|endoftext|>"  # where a document begins
+                by_id[i] = b"\n" if is_mark else bytes(symbols[c] for c in word)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadInput(f"tokenizer: {self.files[0]} is damaged ({error})") from None
         offsets = np.cumsum([0] + [len(b) for b in by_id])
         return np.frombuffer(b"".join(by_id), np.uint8), offsets
 
@@ -86,7 +94,7 @@ def _find(directory):
     raise BadInput(f"tokenizer: {directory} is not a directory with {expected}")
 
 
-def _byte_symbols():
+def byte_symbols():
     """The printable character GPT-2's vocabulary writes for each byte: itself where it is
     printable, else the next one from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -2,13 +2,12 @@
 """The page: verdict, curves, accuracy on easy and hard inputs, bias, audits, errors by layer,
 samples, and where it all comes from."""
 
-import json
-import math
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
 from ..config import FIELDS
+from ..json_text import dumps
 from . import html
 from .accuracy_card import accuracy_card
 from .bias_card import bias_card
@@ -60,8 +59,8 @@ def write_report(
         + _provenance(runs, command)
     )
     Path(path).write_text(html.page(title, body), encoding="utf-8")
-    figures = _finite(_figures(runs, layers, said, accuracy, bias))
-    Path(path).with_suffix(".json").write_text(json.dumps(figures, allow_nan=False) + "\n")
+    figures = _figures(runs, layers, said, accuracy, bias)
+    Path(path).with_suffix(".json").write_text(dumps(figures) + "\n")
     return said
 
 
@@ -337,12 +336,3 @@ def _figures(runs, layers, said, accuracy, bias):
         "accuracy": accuracy,
         "bias": bias,
     }
-
-
-def _finite(value):
-    """Numbers that JSON has no word for become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report knows of a run: its configuration, summary and log."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput
+from ..json_text import load_figures
 from ..log import read_log
 
 REFERENCE = "fpa"
@@ -58,8 +58,8 @@ def read_runs(directories):
     runs = []
     for directory in map(Path, directories):
         try:
-            config = json.loads((directory / "config.json").read_text())
-            summary = json.loads((directory / "summary.json").read_text())
+            config = load_figures((directory / "config.json").read_text())
+            summary = load_figures((directory / "summary.json").read_text())
         except (OSError, ValueError) as error:
             raise BadInput(f"{directory}: not the directory of a finished run ({error})") from None
         runs.append(Run(directory.name, config, summary, read_log(directory / "log.jsonl")))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run may go on from a checkpoint: same configuration in all that is computed, same data.
+Only the number of steps may differ, and what that does to the schedule is said."""
+
+from . import checkpoint
+from .config import NUMERIC
+from .errors import BadInput
+
+
+def open_checkpoint(config, checkpoints, say):
+    """(path, state, tensors) that ``config.resume`` asks for, or None."""
+    if not config.resume:
+        return None
+    if config.resume == "auto":
+        return checkpoint.load_newest(checkpoints, say)
+    path = checkpoint.find(config.resume)
+    return (path, *checkpoint.load(path))
+
+
+def check_fits(config, path, saved, fingerprint):
+    """Raises BadInput where going on from ``path`` would silently be another run."""
+    was = saved["config"]
+    differ = [n for n in NUMERIC if n != "steps" and was.get(n) != getattr(config, n)]
+    if differ:
+        words = ", ".join(f"{n} {was.get(n)!r}, now {getattr(config, n)!r}" for n in differ)
+        raise BadInput(
+            f"resume: {path} was made by another configuration: {words}. Give the same options, or "
+            "start a new run from its weights with --init"
+        )
+    if saved["step"] > config.steps:
+        raise BadInput(
+            f"resume: {path} is beyond --steps {config.steps}; give at least {saved['step']}, or "
+            "start anew with --overwrite"
+        )
+    if saved["data"] != fingerprint:
+        raise BadInput(
+            f"resume: {path} was trained on other data. Give the same --data and --val, or start a "
+            "new run from its weights with --init"
+        )
