@@ -12,6 +12,18 @@ target_compile_options(sagebwd_flags INTERFACE
   $<$<BOOL:${SAGEBWD_WERROR}>:-Werror>)
 
 set(SAGEBWD_SANITIZE "" CACHE STRING "Build with a sanitizer: address;undefined or thread")
+
+# What a release build checks of itself while it runs: copies into buffers of known size, and return addresses behind
+# arrays on the stack. Tables of addresses are filled in at load time and read-only from then on.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_FLAGS "-O2 -Werror -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3")
+check_cxx_source_compiles("#include <string>\nint main() { return std::string().empty() ? 0 : 1; }" SAGEBWD_FORTIFY_3)
+unset(CMAKE_REQUIRED_FLAGS)
+set(_hardened $<AND:$<CONFIG:Release,RelWithDebInfo,MinSizeRel>,$<STREQUAL:${SAGEBWD_SANITIZE},>>)
+target_compile_options(sagebwd_flags INTERFACE
+  $<$<AND:${_hardened},$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=$<IF:$<BOOL:${SAGEBWD_FORTIFY_3}>,3,2>;-fstack-protector-strong>)
+target_link_options(sagebwd_flags INTERFACE LINKER:-z,relro,-z,now,-z,noexecstack)
+
 if(SAGEBWD_SANITIZE)
   string(REPLACE ";" "," _sanitizers "${SAGEBWD_SANITIZE}")
   target_compile_options(sagebwd_flags INTERFACE -fsanitize=${_sanitizers} -fno-sanitize-recover=all

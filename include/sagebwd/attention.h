@@ -7,7 +7,8 @@
 //   sagebwd::forward(a);
 //
 // The caller owns all memory. Calls validate first and throw sagebwd::Error before anything is
-// written.
+// written. On a CPU the bits of a result depend neither on the number of threads nor, with nearest
+// rounding, on the other sequences of the batch.
 #pragma once
 
 #include <cstddef>

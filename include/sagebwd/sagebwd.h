@@ -68,8 +68,9 @@ enum {
 };
 
 /* A strided tensor [batch, head, token, channel] the caller owns. Any layout is a choice of
- * strides; they count elements, are not negative, and stride[3] is 1. Tensors that are written must
- * not overlap themselves. */
+ * strides; they count elements, are not negative, and stride[3] is 1. Zero repeats a tensor that is
+ * read. A tensor that is written shares no memory with itself, with any other tensor of the call or
+ * with the workspace; views that interleave, such as dq, dk and dv in one buffer, are fine. */
 typedef struct sagebwd_tensor {
   void* data;
   int64_t shape[4];
@@ -84,8 +85,8 @@ typedef struct sagebwd_stats {
   int64_t stride[3];
 } sagebwd_stats;
 
-/* Runs body(user, i) for every i in [0, count), on any threads and in any order, and returns when
- * all are done. */
+/* Runs body(user, i) once for every i in [0, count), on any threads and in any order, and returns
+ * when all are done. Missing items are SAGEBWD_INVALID_ARGUMENT, with results half written. */
 typedef void (*sagebwd_parallel_for)(void* context, int64_t count,
                                      void (*body)(void* user, int64_t i), void* user);
 
@@ -131,7 +132,8 @@ typedef struct sagebwd_forward_args {
   int64_t num_documents; /* 0: not packed; else cu_q and cu_k have num_documents + 1 entries */
   void* workspace;       /* of any alignment */
   size_t workspace_bytes;
-  sagebwd_parallel_for parallel_for; /* NULL: the library's own threads */
+  sagebwd_parallel_for parallel_for; /* NULL: the library's own threads, fewer where the system
+                                        refuses some */
   void* parallel_context;
   void* stream;         /* cudaStream_t for SAGEBWD_CUDA */
   float* max_logit;     /* NULL, or [b, h] ([num_documents, h] when packed), written: largest true

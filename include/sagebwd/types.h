@@ -23,8 +23,10 @@ SAGEBWD_API const char* dtype_name(Dtype t);
 /// A strided four-dimensional tensor [batch, head, token, channel] the caller owns.
 ///
 /// Any layout (BHSD, BSHD, packed THD, a slice of a fused QKV buffer) is a choice of strides; only
-/// the channel stride must be 1. Strides count elements and may be any non-negative number for q,
-/// k, v, o and do; tensors that are written must not overlap themselves.
+/// the channel stride must be 1. Strides count elements and are not negative; zero repeats a tensor
+/// that is read. A tensor that is written shares no memory with itself, with any other tensor of
+/// the call or with the workspace; views that interleave, such as dq, dk and dv in one buffer, are
+/// fine.
 struct TensorView {
   void* data = nullptr;
   Dtype dtype = Dtype::f32;
@@ -48,13 +50,16 @@ inline StatsView contiguous_stats(float* data, int64_t h, int64_t n) {
   return {data, {h * n, n, 1}};
 }
 
-/// Runs body(user, i) for every i in [0, count), on any threads and in any order, and returns when
-/// all are done. `context` is ParallelFor::context. A caller with its own thread pool passes it in
-/// through this.
+/// Runs body(user, i) once for every i in [0, count), on any threads and in any order, and returns
+/// when all are done. `context` is ParallelFor::context. A caller with its own thread pool passes
+/// it in through this. `body` throws nothing. What the function itself throws leaves the call, so
+/// it must have stopped its threads by then. Missing items are an invalid_argument, with results
+/// half written.
 using ParallelForFn = void (*)(void* context, int64_t count, void (*body)(void* user, int64_t i),
                                void* user);
 struct ParallelFor {
-  ParallelForFn run = nullptr;  // null: the library's own threads (SAGEBWD_THREADS, else all cores)
+  ParallelForFn run = nullptr;  // null: the library's own threads (SAGEBWD_THREADS, else all cores;
+                                // fewer where the system refuses some)
   void* context = nullptr;
 };
 

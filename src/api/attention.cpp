@@ -1,19 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls: validate, choose, check the workspace, run.
+// The public calls: validate, choose, check the memory, run.
 #include "sagebwd/attention.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "base/check.h"
 #include "dispatch/implementation.h"
+#include "spec/overlap.h"
 
 namespace sagebwd {
 namespace {
 
 using dispatch::kWorkspaceAlign;
 
+/// Whether all results are empty, whatever the size of the batch: such a call needs no memory and
+/// no implementation. The largest logit of a sequence without queries is a result too; only on a
+/// CPU can it be written from here.
+bool no_results(const spec::Problem& p) {
+  const bool no_queries = p.b == 0 || p.h == 0 || p.nq == 0;
+  if (p.direction == spec::Direction::backward)
+    return no_queries && (p.b == 0 || p.hk == 0 || p.nk == 0);
+  return no_queries && (p.device == Device::cpu || p.num_sequences() * p.h == 0);
+}
+
+void write_no_results(const spec::Problem& p, const ForwardArgs& a) {
+  if (a.max_logit != nullptr)
+    std::fill_n(a.max_logit, p.num_sequences() * p.h, -std::numeric_limits<float>::infinity());
+}
+void write_no_results(const spec::Problem&, const BackwardArgs&) {}
+
 size_t padded_workspace(const dispatch::Implementation& impl, const spec::Problem& p) {
-  const size_t bytes = impl.workspace(p);
+  const size_t bytes = no_results(p) ? 0 : impl.workspace(p);
   return bytes == 0 ? 0 : bytes + kWorkspaceAlign - 1;
 }
 
@@ -25,6 +44,8 @@ void* checked_workspace(const AttentionArgs& a, size_t needed) {
   SAGE_CHECK(a.workspace_bytes >= needed,
              "workspace: expected at least " << needed << " bytes, got " << a.workspace_bytes);
   const uintptr_t at = reinterpret_cast<uintptr_t>(a.workspace);
+  SAGE_CHECK(at <= UINTPTR_MAX - needed,
+             "workspace: expected " << needed << " bytes, got the address " << a.workspace);
   return reinterpret_cast<void*>((at + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign);
 }
 
@@ -34,24 +55,25 @@ size_t workspace_size_of(const Args& a) {
   return padded_workspace(dispatch::choose(p), p);
 }
 
+template <typename Args>
+void run(const Args& a,
+         void (*dispatch::Implementation::*call)(const spec::Problem&, const Args&, void*)) {
+  const spec::Problem p = spec::resolve(a, true);
+  const dispatch::Implementation& impl = dispatch::choose(p);
+  const size_t needed = padded_workspace(impl, p);
+  void* workspace = checked_workspace(a, needed);
+  spec::check_overlap(p, a, a.workspace, needed);
+  if (no_results(p)) return write_no_results(p, a);
+  (impl.*call)(p, a, workspace);
+}
+
 }  // namespace
 
 size_t workspace_size(const ForwardArgs& a) { return workspace_size_of(a); }
 size_t workspace_size(const BackwardArgs& a) { return workspace_size_of(a); }
 
-void forward(const ForwardArgs& a) {
-  const spec::Problem p = spec::resolve(a, true);
-  const dispatch::Implementation& impl = dispatch::choose(p);
-  void* workspace = checked_workspace(a, padded_workspace(impl, p));
-  impl.forward(p, a, workspace);
-}
-
-void backward(const BackwardArgs& a) {
-  const spec::Problem p = spec::resolve(a, true);
-  const dispatch::Implementation& impl = dispatch::choose(p);
-  void* workspace = checked_workspace(a, padded_workspace(impl, p));
-  impl.backward(p, a, workspace);
-}
+void forward(const ForwardArgs& a) { run(a, &dispatch::Implementation::forward); }
+void backward(const BackwardArgs& a) { run(a, &dispatch::Implementation::backward); }
 
 std::vector<Candidate> explain(const ForwardArgs& a) {
   return dispatch::explain(spec::resolve(a, false));

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <exception>
@@ -10,14 +11,22 @@
 #include <thread>
 #include <vector>
 
+#include "base/check.h"
+
 namespace sagebwd {
 namespace {
+
+/// Scratch memory grows with the number of threads, so an absurd SAGEBWD_THREADS must not get
+/// through.
+constexpr long kMostThreads = 1024;
 
 /// A body that throws must not unwind through the caller's thread pool: keep the first exception,
 /// finish the loop.
 struct Guarded {
   void (*body)(void*, int64_t);
   void* user;
+  int64_t count;
+  std::atomic<int64_t> done{0};
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::exception_ptr error;
@@ -25,7 +34,10 @@ struct Guarded {
   void run(int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
     try {
+      SAGE_CHECK(i >= 0 && i < count,
+                 "parallel_for: expected it to run items 0 to " << count - 1 << ", got " << i);
       body(user, i);
+      ++done;
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex);
       if (!error) error = std::current_exception();
@@ -35,15 +47,20 @@ struct Guarded {
 };
 
 /// Threads started for one loop. Starting them costs some ten microseconds, little next to an
-/// attention phase, and leaves no state behind.
-void run_on_own_threads(int64_t count, Guarded& guarded) {
-  const int threads = static_cast<int>(std::min<int64_t>(default_threads(), count));
+/// attention phase, and leaves no state behind. Where the system refuses a thread, those that did
+/// start share the work, down to the caller's alone.
+void run_on_own_threads(Guarded& guarded) {
+  const int threads = static_cast<int>(std::min<int64_t>(default_threads(), guarded.count));
   std::atomic<int64_t> next{0};
   const auto work = [&] {
-    for (int64_t i = next++; i < count; i = next++) guarded.run(i);
+    for (int64_t i = next++; i < guarded.count; i = next++) guarded.run(i);
   };
   std::vector<std::thread> helpers;
-  for (int t = 1; t < threads; ++t) helpers.emplace_back(work);
+  try {
+    helpers.reserve(static_cast<size_t>(threads));
+    while (static_cast<int>(helpers.size()) + 1 < threads) helpers.emplace_back(work);
+  } catch (const std::exception&) {  // no thread, or no memory for one
+  }
   work();
   for (std::thread& t : helpers) t.join();
 }
@@ -53,7 +70,7 @@ void run_on_own_threads(int64_t count, Guarded& guarded) {
 int default_threads() {
   if (const char* env = std::getenv("SAGEBWD_THREADS")) {
     const long n = std::strtol(env, nullptr, 10);
-    if (n > 0) return static_cast<int>(n);
+    if (n > 0) return static_cast<int>(std::min(n, kMostThreads));
   }
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
@@ -65,14 +82,18 @@ namespace detail {
 
 void run_parallel(const ParallelFor& pf, int64_t count, void (*body)(void*, int64_t), void* user) {
   if (count <= 0) return;
-  Guarded guarded{body, user, {}, {}, {}};
+  Guarded guarded{body, user, count, {}, {}, {}, {}};
   if (pf.run != nullptr) {
     pf.run(
         pf.context, count, [](void* g, int64_t i) { static_cast<Guarded*>(g)->run(i); }, &guarded);
   } else {
-    run_on_own_threads(count, guarded);
+    run_on_own_threads(guarded);
   }
   if (guarded.error) std::rethrow_exception(guarded.error);
+  // A pool that skips items, or returns before they are done, would give wrong results silently.
+  SAGE_CHECK(guarded.done == count, "parallel_for: expected it to run "
+                                        << count << " items, each once, before it returns, got "
+                                        << guarded.done);
 }
 
 }  // namespace detail

@@ -9,15 +9,16 @@
 
 namespace sagebwd {
 
-/// Threads the library uses when the caller brings none: SAGEBWD_THREADS, else the cores this
-/// process may run on.
+/// Threads the library uses when the caller brings none: SAGEBWD_THREADS up to 1024, else the cores
+/// this process may run on.
 int default_threads();
 
 namespace detail {
 void run_parallel(const ParallelFor& pf, int64_t count, void (*body)(void*, int64_t), void* user);
 }
 
-/// Runs body(i) for i in [0, count). The first exception of a body is rethrown here.
+/// Runs body(i) for i in [0, count). The first exception of a body is rethrown here. Every count of
+/// threads the system is willing to start will do.
 template <typename F>
 void parallel_for(const ParallelFor& pf, int64_t count, F&& body) {
   using Body = std::remove_reference_t<F>;

@@ -2,11 +2,12 @@
 // Backward. Four phases: the key side (keys.cpp), the query side, the tiles, and the sum of the
 // partial dQ.
 //
-// A work item of the tile phase is every `chunks`-th key block of one key head: dK and dV of a
-// block stay in scratch memory while the item walks over all query blocks of the head's group, and
-// dQ is added to a partial sum that belongs to the chunk. The number of chunks follows from the
-// problem alone and partial sums are added in a fixed order, so the result does not depend on the
-// number of threads.
+// A chunk of the tile phase is every `chunks`-th key block of one key head: dK and dV of a block
+// stay in scratch memory while it walks over all query blocks of the head's group, and dQ is added
+// to a partial sum that belongs to the chunk. The number of chunks follows from the heads and the
+// length alone and partial sums are added in their order, so the result depends neither on the
+// number of threads nor on the batch. A work item is one chunk where heads are few, and has its
+// partial sum until the end; with many heads it is all chunks of a head, and adds them up itself.
 #include "cpu/backward.h"
 
 #include <algorithm>
@@ -121,8 +122,15 @@ struct Buffers {
     scratch.place(arena, plan);
     ones = arena.take<float>(plan.bk);
     dither_query = arena.take<float>(plan.bq);
-    dq = arena.take<float>(plan.chunks * p.h * plan.q_blocks * plan.dl * plan.bq);
-    if (p.partial_kv) query_sum = arena.take<float>(plan.chunks * p.h * plan.q_blocks * plan.bq);
+    const int64_t parts = plan.partials() * p.h * plan.q_blocks;
+    dq = arena.take<float>(parts * plan.dl * plan.bq);
+    if (p.partial_kv) query_sum = arena.take<float>(parts * plan.bq);
+    if (plan.whole_heads && plan.chunks > 1) {
+      const int64_t workers = std::min<int64_t>(plan.slots, plan.num_sequences * p.hk);
+      const int64_t blocks = workers * p.group() * plan.most_query_blocks;
+      chunk_dq = arena.take<float>(blocks * plan.dl * plan.bq);
+      if (p.partial_kv) chunk_query_sum = arena.take<float>(blocks * plan.bq);
+    }
   }
   KeyData keys;
   QueryBlock query;  // [h][q_blocks]
@@ -131,8 +139,38 @@ struct Buffers {
   Scratch scratch;
   float* ones = nullptr;          // [bk]
   float* dither_query = nullptr;  // [bq]
-  float* dq = nullptr;            // [chunks][h][q_blocks][dl][bq] partial sums
-  float* query_sum = nullptr;     // [chunks][h][q_blocks][bq] row sums of dS (partial_kv)
+  float* dq = nullptr;            // [partials][h][q_blocks][dl][bq]
+  float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS (partial_kv)
+  float* chunk_dq = nullptr;      // [slots][group][query blocks][dl][bq] when an item has chunks
+  float* chunk_query_sum = nullptr;
+};
+
+/// Sums over keys for the query blocks of one group of heads of one sequence.
+struct QuerySums {
+  float *dq, *query_sum;  // of the first block; query_sum may be null
+  int64_t heads, blocks;
+  int64_t head_step;  // blocks from one head to the next
+
+  QuerySums at(const Plan& plan, int64_t head, int64_t block) const {
+    const int64_t skip = head * head_step + block;
+    return {dq + skip * plan.dl * plan.bq,
+            query_sum == nullptr ? nullptr : query_sum + skip * plan.bq, 1, 1, 0};
+  }
+  void clear(const Plan& plan) const {
+    for (int64_t h = 0; h < heads; ++h) {
+      const QuerySums s = at(plan, h, 0);
+      std::fill_n(s.dq, blocks * plan.dl * plan.bq, 0.0f);
+      if (query_sum != nullptr) std::fill_n(s.query_sum, blocks * plan.bq, 0.0f);
+    }
+  }
+  void add(const Plan& plan, const QuerySums& other) const {
+    for (int64_t h = 0; h < heads; ++h) {
+      const QuerySums s = at(plan, h, 0), o = other.at(plan, h, 0);
+      for (int64_t i = 0; i < blocks * plan.dl * plan.bq; ++i) s.dq[i] += o.dq[i];
+      for (int64_t i = 0; query_sum != nullptr && i < blocks * plan.bq; ++i)
+        s.query_sum[i] += o.query_sum[i];
+    }
+  }
 };
 
 /// One backward call.
@@ -143,17 +181,18 @@ struct Backward {
   const Buffers& buffers;
 
   void prepare_block(int64_t slot, int64_t item) const;
-  void key_chunk(int64_t slot, int64_t item) const;
-  void tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk, const Scratch& t) const;
+  void key_item(int64_t slot, int64_t item) const;
+  void key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const QuerySums& sums,
+                 const Scratch& t) const;
+  void tile(const Block& qb, const Block& kb, int64_t h, const QuerySums& sums,
+            const Scratch& t) const;
   void products(const QueryBlock& q, const GradientBlock& g, int64_t key_at, int keys, float* dq,
                 const Scratch& t) const;
   void finish_queries(int64_t slot, int64_t item) const;
 
-  float* dq_at(int64_t chunk, int64_t at) const {
-    return buffers.dq + (chunk * plan.p.h * plan.q_blocks + at) * plan.dl * plan.bq;
-  }
-  float* query_sum_at(int64_t chunk, int64_t at) const {
-    return buffers.query_sum + (chunk * plan.p.h * plan.q_blocks + at) * plan.bq;
+  QuerySums sums_at(int64_t partial, int64_t at) const {
+    const QuerySums all{buffers.dq, buffers.query_sum, 1, 1, plan.p.h * plan.q_blocks};
+    return all.at(plan, partial, at);
   }
 };
 
@@ -238,7 +277,7 @@ void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key
                       t.ds_query_scale, dq, plan.bq);
 }
 
-void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
+void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums& sums,
                     const Scratch& t) const {
   const spec::Problem& p = plan.p;
   const KeyData& data = buffers.keys;
@@ -291,7 +330,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
       .dv_float = p.lifted(kMatmulDV),
       .dq_float = p.lifted(kMatmulDQ),
       .dk_float = p.lifted(kMatmulDK),
-      .query_sum = p.partial_kv ? query_sum_at(chunk, at) : nullptr,
+      .query_sum = sums.query_sum,
       .key_sum = smooth_q ? t.key_sum : nullptr,
       .key_max = t.key_max,
       .p8 = t.p8,
@@ -307,23 +346,15 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, int64_t chunk,
                    uniform(numerics::DitherOperand::ds_key)},
       .p_levels = plan.p_levels,
   });
-  products(q, g, key_at, keys, dq_at(chunk, at), t);
+  products(q, g, key_at, keys, sums.dq, t);
 }
 
 /// All key blocks of one chunk of one key head of one sequence.
-void Backward::key_chunk(int64_t slot, int64_t item) const {
-  const int64_t chunk = item % plan.chunks;
-  const int64_t hk = item / plan.chunks % plan.p.hk;
-  const int64_t sequence = item / plan.chunks / plan.p.hk;
-  const Scratch t = buffers.scratch.at(plan, slot);
+void Backward::key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const QuerySums& sums,
+                         const Scratch& t) const {
   const int64_t q_begin = plan.q_start[sequence], q_end = plan.q_start[sequence + 1];
   const int64_t h_begin = hk * plan.p.group(), h_end = h_begin + plan.p.group();
-  for (int64_t h = h_begin; h < h_end; ++h) {
-    const int64_t first = h * plan.q_blocks + q_begin;
-    std::fill(dq_at(chunk, first), dq_at(chunk, first + q_end - q_begin), 0.0f);
-    if (plan.p.partial_kv)
-      std::fill(query_sum_at(chunk, first), query_sum_at(chunk, first + q_end - q_begin), 0.0f);
-  }
+  sums.clear(plan);
   const int64_t tile_size = static_cast<int64_t>(plan.bk) * plan.dl;
   for (int64_t k = plan.k_start[sequence] + chunk; k < plan.k_start[sequence + 1];
        k += plan.chunks) {
@@ -336,7 +367,7 @@ void Backward::key_chunk(int64_t slot, int64_t item) const {
         if (plan.p.visible(qb.seq, qb.first).begin >= kb.first + kb.rows)
           break;  // later queries see later keys
         if (plan.p.visible(qb.seq, qb.first + qb.rows - 1).end <= kb.first) continue;
-        tile(qb, kb, h, chunk, t);
+        tile(qb, kb, h, sums.at(plan, h - h_begin, b - q_begin), t);
       }
     const int64_t n = kb.seq.k_begin + kb.first;
     const int d = static_cast<int>(plan.p.d);
@@ -347,18 +378,40 @@ void Backward::key_chunk(int64_t slot, int64_t item) const {
   }
 }
 
+/// One chunk, or all of them, of one key head of one sequence.
+void Backward::key_item(int64_t slot, int64_t item) const {
+  const int64_t partial = item % plan.partials();
+  const int64_t hk = item / plan.partials() % plan.p.hk;
+  const int64_t sequence = item / plan.partials() / plan.p.hk;
+  const Scratch t = buffers.scratch.at(plan, slot);
+  QuerySums sums = sums_at(partial, hk * plan.p.group() * plan.q_blocks + plan.q_start[sequence]);
+  sums.heads = plan.p.group(), sums.head_step = plan.q_blocks;
+  sums.blocks = plan.q_start[sequence + 1] - plan.q_start[sequence];
+  key_chunk(sequence, hk, partial, sums, t);
+  if (!plan.whole_heads) return;
+  const int64_t chunks = std::min<int64_t>(plan.chunks, plan.key_blocks_of(sequence));
+  const QuerySums all{buffers.chunk_dq, buffers.chunk_query_sum, 1, 1,
+                      sums.heads * plan.most_query_blocks};
+  for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+    QuerySums own = all.at(plan, slot, 0);
+    own.heads = sums.heads, own.blocks = own.head_step = sums.blocks;
+    key_chunk(sequence, hk, chunk, own, t);
+    sums.add(plan, own);
+  }
+}
+
 /// dQ of one query block: partial sums in order, the mean key where rows of dS do not sum to zero,
 /// and out.
 void Backward::finish_queries(int64_t slot, int64_t item) const {
   const int64_t h = item / plan.q_blocks;
   const Block b = plan.query_block(item % plan.q_blocks);
   const QueryScratch scratch = buffers.query_scratch.at(plan, slot);
-  const int64_t used = std::min<int64_t>(plan.chunks, plan.key_blocks_of(b.sequence));
+  const int64_t used = std::min<int64_t>(plan.partials(), plan.key_blocks_of(b.sequence));
   const int64_t size = static_cast<int64_t>(plan.dl) * plan.bq;
   float* sum = scratch.smooth;  // [dl][bq]
   std::fill(sum, sum + size, 0.0f);
-  for (int64_t chunk = 0; chunk < used; ++chunk) {
-    const float* part = dq_at(chunk, item);
+  for (int64_t partial = 0; partial < used; ++partial) {
+    const float* part = sums_at(partial, item).dq;
     for (int64_t i = 0; i < size; ++i) sum[i] += part[i];
   }
   if (plan.p.recipe.smooth_k && (plan.p.partial_kv || plan.p.has_dlse)) {
@@ -366,7 +419,8 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
     for (int i = 0; i < b.rows; ++i) {
       float row_sum = 0.0f;
       if (plan.p.partial_kv) {
-        for (int64_t chunk = 0; chunk < used; ++chunk) row_sum += query_sum_at(chunk, item)[i];
+        for (int64_t partial = 0; partial < used; ++partial)
+          row_sum += sums_at(partial, item).query_sum[i];
       } else if (std::isfinite(
                      buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
         row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
@@ -402,8 +456,8 @@ void backward(const isa::Kernels& kernels, const spec::Problem& p, const Backwar
   prepare_keys(kernels, plan, a, buffers.keys);
   run_items(a.parallel_for, plan, p.h * plan.q_blocks,
             [&](int64_t slot, int64_t item) { call.prepare_block(slot, item); });
-  run_items(a.parallel_for, plan, plan.num_sequences * p.hk * plan.chunks,
-            [&](int64_t slot, int64_t item) { call.key_chunk(slot, item); });
+  run_items(a.parallel_for, plan, plan.num_sequences * p.hk * plan.partials(),
+            [&](int64_t slot, int64_t item) { call.key_item(slot, item); });
   run_items(a.parallel_for, plan, p.h * plan.q_blocks,
             [&](int64_t slot, int64_t item) { call.finish_queries(slot, item); });
 }

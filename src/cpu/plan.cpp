@@ -11,6 +11,13 @@ namespace {
 constexpr int64_t kBackwardItems = 32;
 constexpr int64_t kMaxChunks = 8;
 
+/// Chunks of a key head. The order in which dQ is added up follows from them, so they depend on
+/// nothing but the heads and the length: not on threads, not on the rest of the batch.
+int64_t chunks_of(int64_t key_heads, int64_t key_blocks) {
+  const int64_t wanted = ceil_div(kBackwardItems, std::max<int64_t>(key_heads, 1));
+  return std::clamp<int64_t>(std::min(wanted, key_blocks), 1, kMaxChunks);
+}
+
 int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0, tile)); }
 
 }  // namespace
@@ -25,17 +32,23 @@ Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(proble
   dl = static_cast<int>(round_up(p.d, isa::kLanes));
   dk = static_cast<int>(round_up(p.d, isa::kContract));
   num_sequences = p.num_sequences();
-  q_blocks = k_blocks = 0;
   int64_t most_key_blocks = 0;
-  for (int64_t t = 0; t < num_sequences; ++t) {
-    const spec::Sequence s = p.sequence(t);
-    q_blocks += ceil_div(s.nq, bq);
-    k_blocks += ceil_div(s.nk, bk);
-    most_key_blocks = std::max(most_key_blocks, ceil_div(s.nk, bk));
+  if (p.packed()) {
+    q_blocks = k_blocks = 0;
+    for (int64_t t = 0; t < num_sequences; ++t) {
+      const spec::Sequence s = p.sequence(t);
+      q_blocks += ceil_div(s.nq, bq);
+      k_blocks += ceil_div(s.nk, bk);
+      most_query_blocks = std::max(most_query_blocks, ceil_div(s.nq, bq));
+      most_key_blocks = std::max(most_key_blocks, ceil_div(s.nk, bk));
+    }
+  } else {
+    most_query_blocks = ceil_div(p.nq, bq), most_key_blocks = ceil_div(p.nk, bk);
+    q_blocks = p.b * most_query_blocks, k_blocks = p.b * most_key_blocks;
   }
-  const int64_t heads = std::max<int64_t>(1, num_sequences * p.hk);
-  chunks = static_cast<int>(std::clamp<int64_t>(
-      ceil_div(kBackwardItems, heads), 1, std::clamp<int64_t>(most_key_blocks, 1, kMaxChunks)));
+  // A shorter sequence has a block in as many chunks as it has blocks, as if it were alone.
+  chunks = static_cast<int>(chunks_of(p.hk, most_key_blocks));
+  whole_heads = num_sequences * p.hk >= kBackwardItems;
   // The caller's pool may have any number of threads; more than the machine has would not help.
   slots = std::max(default_threads(), static_cast<int>(std::thread::hardware_concurrency()));
 }

@@ -50,8 +50,10 @@ struct Plan {
   int dl;          // head dim padded to whole vectors
   int dk;          // head dim padded to an INT8 contraction
   int64_t num_sequences, q_blocks, k_blocks;
-  int chunks;  // backward: key blocks kb with kb % chunks == c share one partial dQ
-  int slots;   // workers that run at once, each with its own scratch memory
+  int64_t most_query_blocks = 0;  // of one sequence
+  int chunks;        // backward: key blocks kb with kb % chunks == c share one partial sum of dQ
+  bool whole_heads;  // backward: one item takes all chunks of a key head, one after the other
+  int slots;         // workers that run at once, each with its own scratch memory
   int64_t *q_start = nullptr,
           *k_start = nullptr;  // [num_sequences + 1] first block of each sequence
 
@@ -62,6 +64,8 @@ struct Plan {
   int64_t key_blocks_of(int64_t sequence) const {
     return k_start[sequence + 1] - k_start[sequence];
   }
+  /// Partial sums of dQ that are kept apart until the end.
+  int partials() const { return whole_heads ? 1 : chunks; }
 
  private:
   Block find(const int64_t* start, int64_t block, int tile, bool queries) const;

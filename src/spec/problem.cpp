@@ -20,6 +20,10 @@ std::string show(const std::array<int64_t, 4>& a) {
 /// No address space holds more elements, and products of sizes stay far from overflow below it.
 constexpr int64_t kMostElements = int64_t{1} << 47;
 
+/// The largest address space there is. Addresses inside a tensor of that size can be computed
+/// without overflow, whatever its strides.
+constexpr int64_t kMostBytes = int64_t{1} << 57;
+
 /// Whether no two elements share an address: each dimension steps over all that the dimensions with
 /// smaller strides span. `inner` elements are contiguous. Writes to one place from two threads are
 /// what this keeps out.
@@ -37,8 +41,27 @@ bool apart(std::array<int64_t, 3> shape, std::array<int64_t, 3> stride, int64_t 
   return true;
 }
 
-void check_pointer(const char* name, const void* data, int64_t alignment) {
+/// Bytes from the first element to behind the last, at most kMostBytes. `inner` bytes are
+/// contiguous.
+int64_t checked_extent(const char* name, std::array<int64_t, 3> shape,
+                       std::array<int64_t, 3> stride, int64_t element, int64_t inner) {
+  int64_t bytes = inner;
+  for (size_t i = 0; i < 3; ++i) {
+    int64_t reach = 0;
+    if (shape[i] <= 1) continue;
+    SAGE_CHECK(!__builtin_mul_overflow(stride[i], shape[i] - 1, &reach) &&
+                   !__builtin_mul_overflow(reach, element, &reach) &&
+                   !__builtin_add_overflow(bytes, reach, &bytes) && bytes <= kMostBytes,
+               name << ": expected a tensor within 2^57 bytes, got " << shape[i]
+                    << " steps of stride " << stride[i]);
+  }
+  return bytes;
+}
+
+void check_pointer(const char* name, const void* data, int64_t alignment, int64_t bytes = 1) {
   SAGE_CHECK(data != nullptr, name << ": expected a data pointer, got null");
+  SAGE_CHECK(reinterpret_cast<uintptr_t>(data) <= UINTPTR_MAX - static_cast<uintptr_t>(bytes),
+             name << ": expected " << bytes << " bytes of memory, got the address " << data);
   SAGE_CHECK(
       reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0,
       name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
@@ -61,25 +84,32 @@ void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<i
           apart({shape[0], shape[1], shape[2]}, {t.stride[0], t.stride[1], t.stride[2]}, shape[3]),
       name << ": expected strides that keep the elements of a written tensor apart, got shape "
            << show(shape) << " strides " << show(t.stride));
-  if (!check_memory) return;
-  check_pointer(name, t.data, dtype_size(dtype));
+  const int64_t size = dtype_size(dtype);
+  const int64_t bytes =
+      checked_extent(name, {shape[0], shape[1], shape[2]}, {t.stride[0], t.stride[1], t.stride[2]},
+                     size, shape[3] * size);
+  if (check_memory) check_pointer(name, t.data, size, bytes);
 }
 
 void check_stats(const char* name, const StatsView& s, const Problem& p, bool written,
                  bool check_memory) {
   for (int64_t stride : s.stride)
     SAGE_CHECK(stride >= 0, name << ": expected non-negative strides, got " << stride);
-  if (!check_memory || p.b == 0 || p.h == 0 || p.nq == 0) return;
+  if (p.b == 0 || p.h == 0 || p.nq == 0) return;
+  const int64_t bytes =
+      checked_extent(name, {p.b, p.h, p.nq}, s.stride, sizeof(float), sizeof(float));
+  if (!check_memory) return;
   SAGE_CHECK(
       !written || apart({p.b, p.h, p.nq}, s.stride, 1),
       name << ": expected strides that keep the elements of a written tensor apart, got shape ["
            << p.b << ", " << p.h << ", " << p.nq << "] strides [" << s.stride[0] << ", "
            << s.stride[1] << ", " << s.stride[2] << "]");
-  check_pointer(name, s.data, alignof(float));
+  check_pointer(name, s.data, alignof(float), bytes);
 }
 
 void check_offsets(const char* name, const int32_t* cu, int64_t count, int64_t total) {
   SAGE_CHECK(cu != nullptr, name << ": expected " << count + 1 << " offsets, got null");
+  check_pointer(name, cu, alignof(int32_t));
   SAGE_CHECK(cu[0] == 0, name << ": expected to start at 0, got " << cu[0]);
   for (int64_t t = 0; t < count; ++t)
     SAGE_CHECK(cu[t + 1] >= cu[t], name << ": expected non-decreasing offsets, got " << cu[t]
@@ -156,14 +186,12 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   p.left = std::min(a.mask.window_left, kMostElements);
   p.right = a.mask.causal ? 0 : std::min(a.mask.window_right, kMostElements);
 
-  SAGE_CHECK(a.documents.count >= 0,
-             "documents.count: expected 0 or more, got " << a.documents.count);
+  SAGE_CHECK(a.documents.count >= 0 && a.documents.count < int64_t{1} << 31,
+             "documents.count: expected 0 to 2^31 - 1, got " << a.documents.count);
   if (a.documents.count > 0) {
     SAGE_CHECK(p.b == 1, "packed batch: expected q, k, v with batch size 1, got " << p.b);
     if (a.documents.on_device) {
       SAGE_CHECK(a.device == Device::cuda, "documents.on_device: expected a CUDA call");
-      SAGE_CHECK(a.documents.count < int64_t{1} << 31,
-                 "documents.count: expected less than 2^31, got " << a.documents.count);
       if (check_memory) {
         check_pointer("documents.cu_q", a.documents.cu_q, alignof(int32_t));
         check_pointer("documents.cu_k", a.documents.cu_k, alignof(int32_t));
@@ -185,7 +213,8 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
 Problem resolve(const ForwardArgs& a, bool check_memory) {
   const Problem p = resolve_shared(a, Direction::forward, check_memory);
   if (check_memory && a.max_logit != nullptr)
-    check_pointer("max_logit", a.max_logit, alignof(float));
+    check_pointer("max_logit", a.max_logit, alignof(float),
+                  p.num_sequences() * p.h * static_cast<int64_t>(sizeof(float)));
   return p;
 }
 

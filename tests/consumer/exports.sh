@@ -1,12 +1,36 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What libsagebwd.so shows and needs: the C calls, the C++ interface, and the system's own libraries.
-#   exports.sh LIBRARY
+# What libsagebwd.so shows and needs: the C calls, the C++ interface, and the system's own libraries. With --torch: what
+# libsagebwd_torch.so shows. And how both were hardened.
+#   exports.sh [--torch] LIBRARY
 set -euo pipefail
+torch=
+if [ "$1" = --torch ]; then torch=1; shift; fi
 library=$1
 fail() { echo "exports: $*" >&2; exit 1; }
 
+# Tables of addresses are filled in at load time and read-only from then on; no memory is both written and executed.
+dynamic=$(readelf -d "$library") segments=$(readelf -lW "$library")
+grep -qE 'BIND_NOW|FLAGS.*NOW' <<< "$dynamic" || fail "not linked with -z now"
+grep -q GNU_RELRO <<< "$segments" || fail "not linked with -z relro"
+grep -E 'GNU_STACK' <<< "$segments" | grep -qw RW || fail "asks for an executable stack"
+! grep -E 'LOAD' <<< "$segments" | grep -q 'RWE' || fail "has memory that is both written and executed"
+# A debug build is not optimised, and does without checks of its own.
+calls=$(nm -D --undefined-only "$library")
+if readelf -SW "$library" | grep -q '\.debug_info'; then
+  calls="__stack_chk_fail __memcpy_chk"
+fi
+grep -q __stack_chk_fail <<< "$calls" || fail "not compiled with -fstack-protector-strong"
+
 symbols=$(nm -DC --defined-only "$library" | sed -E 's/^[0-9a-f ]+ [A-Za-z] //')
+if [ -n "$torch" ]; then
+  expected=$'typeinfo for sagebwd::Error\ntypeinfo name for sagebwd::Error'
+  [ "$(sort <<< "$symbols")" = "$expected" ] || fail "expected the type of sagebwd::Error alone, got
+$symbols"
+  echo "exports: the type of sagebwd::Error alone"
+  exit
+fi
+grep -qE '__(mem|snprintf|vsnprintf|str)[a-z]*_chk' <<< "$calls" || fail "not compiled with _FORTIFY_SOURCE"
 strangers=$(grep -vE '^(sagebwd_[a-z_]+|((typeinfo|typeinfo name|vtable) for )?sagebwd::[A-Za-z_]+(::~?Error)?(\(.*\))?( const)?)$' \
   <<< "$symbols" || true)
 [ -z "$strangers" ] || fail "symbols that are neither sagebwd_* nor of the public sagebwd:: interface:

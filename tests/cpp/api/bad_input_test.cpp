@@ -98,6 +98,30 @@ std::vector<BadCase<A>> shared_cases() {
        {"lse", "aligned to 4", "0x"}},
       {"q_negative_stride", [](A& a) { a.q.stride[2] = -16; }, {"q", "non-negative", "-16"}},
       {"lse_negative_stride", [](A& a) { a.lse.stride[0] = -20; }, {"lse", "non-negative", "-20"}},
+      {"q_stride_overflow",
+       [](A& a) { a.q.stride[1] = int64_t{1} << 62; },
+       {"q", "2^57 bytes", "4 steps", "4611686018427387904"}},
+      {"v_strides_overflow_together",
+       [](A& a) {
+         a.v.stride = {int64_t{1} << 54, int64_t{1} << 54, int64_t{1} << 51, 1};
+       },
+       {"v", "2^57 bytes", "18014398509481984"}},
+      {"k_behind_the_address_space",
+       [](A& a) { a.k.data = reinterpret_cast<void*>(~uintptr_t{0} - 127); },
+       {"k", "bytes of memory", "0xffff"}},
+      {"workspace_behind_the_address_space",
+       [](A& a) { a.workspace = reinterpret_cast<void*>(~uintptr_t{0} - 127); },
+       {"workspace", "bytes", "0xffff"}},
+      {"workspace_is_q", [](A& a) { a.workspace = a.q.data; }, {"workspace", "of its own"}},
+      {"workspace_meets_lse",
+       [](A& a) { a.workspace = shifted(a.lse.data, 8); },
+       {"workspace", "of its own"}},
+      {"workspace_holds_offsets",
+       [](A& a) {
+         pack(a, kQueries, kKeys);
+         a.workspace = const_cast<int32_t*>(kKeys);
+       },
+       {"workspace", "of its own"}},
       {"k_channel_stride", [](A& a) { a.k.stride[3] = 2; }, {"k", "channel stride 1", "2]"}},
       {"workspace_small", [](A& a) { a.workspace_bytes -= 1; }, {"workspace", "at least", "bytes"}},
       {"workspace_null", [](A& a) { a.workspace = nullptr; }, {"workspace", "bytes", "null"}},
@@ -112,6 +136,17 @@ std::vector<BadCase<A>> shared_cases() {
          a.documents.on_device = true;  // of a CPU call
        },
        {"documents.on_device", "CUDA"}},
+      {"documents_many",
+       [](A& a) {
+         pack(a, kQueries, kKeys);
+         a.documents.count = std::numeric_limits<int64_t>::max();
+       },
+       {"documents.count", "2^31", "9223372036854775807"}},
+      {"cu_k_misaligned",
+       [](A& a) {
+         pack(a, kQueries, static_cast<int32_t*>(shifted(const_cast<int32_t*>(kKeys), 2)));
+       },
+       {"cu_k", "aligned to 4", "0x"}},
       {"documents_negative", [](A& a) { a.documents.count = -1; }, {"documents.count", "0", "-1"}},
       {"cu_q_null", [](A& a) { pack(a, nullptr, kKeys); }, {"cu_q", "3", "null"}},
       {"cu_k_null", [](A& a) { pack(a, kQueries, nullptr); }, {"cu_k", "3", "null"}},
@@ -154,6 +189,16 @@ std::vector<BadCase<ForwardArgs>> forward_cases() {
          a.lse.stride = {0, 0, 1};
        },
        {"lse", "apart", "[0, 0, 1]"}},
+      {"o_is_q", [](A& a) { a.o.data = a.q.data; }, {"o", "of its own", "q"}},
+      {"o_meets_the_last_row_of_v",
+       [](A& a) { a.o.data = shifted(a.v.data, (2 * 2 * 7 - 1) * 16 * 4); },
+       {"o", "of its own"}},
+      {"lse_in_o",
+       [](A& a) { a.lse.data = static_cast<float*>(shifted(a.o.data, 400)); },
+       {"lse", "of its own", "o"}},
+      {"max_logit_in_lse",
+       [](A& a) { a.max_logit = a.lse.data + 39; },
+       {"max_logit", "of its own"}},
       {"max_logit_misaligned",
        [](A& a) { a.max_logit = static_cast<float*>(shifted(a.max_logit, 1)); },
        {"max_logit", "aligned to 4", "0x"}},
@@ -181,6 +226,19 @@ std::vector<BadCase<BackwardArgs>> backward_cases() {
       {"dk_stride_0", [](A& a) { a.dk.stride[1] = 0; }, {"dk", "apart", "[224, 0, 16, 1]"}},
       {"dv_tokens_overlap", [](A& a) { a.dv.stride[2] = 8; }, {"dv", "apart", "[224, 112, 8, 1]"}},
       {"dk_channel_stride", [](A& a) { a.dk.stride[3] = 0; }, {"dk", "channel stride 1", "0]"}},
+      {"dq_is_dout", [](A& a) { a.dq.data = a.dout.data; }, {"dq", "of its own", "dout"}},
+      {"dk_is_dv", [](A& a) { a.dk = a.dv; }, {"dv", "of its own", "dk"}},
+      {"dv_in_o", [](A& a) { a.dv.data = shifted(a.o.data, 64); }, {"dv", "of its own", "o"}},
+      {"dq_in_dlse",
+       [](A& a) {
+         a.dlse = {static_cast<float*>(shifted(a.dq.data, 16)), {20, 5, 1}};
+       },
+       {"dq", "of its own", "dlse"}},
+      {"dlse_stride_overflow",
+       [](A& a) {
+         a.dlse = {static_cast<float*>(a.dout.data), {20, int64_t{1} << 62, 1}};
+       },
+       {"dlse", "2^57 bytes", "4611686018427387904"}},
       {"dlse_misaligned",
        [](A& a) {
          a.dlse = {reinterpret_cast<float*>(shifted(a.dout.data, 1)), {20, 5, 1}};
@@ -259,6 +317,60 @@ TEST(BadInput, BroadcastInputsAreAccepted) {
   args.k.stride = {0, 0, 16, 1};
   args.v.stride = {0, 112, 0, 1};
   args.o.stride[0] = int64_t{1} << 62;
+  EXPECT_NO_THROW(forward(args));
+}
+
+/// Views of packed buffers interleave: their ranges overlap while their elements do not. Results
+/// are those of buffers of their own.
+TEST(BadInput, InterleavedViewsAreAccepted) {
+  const testing::Sizes s{.b = 2, .h = 4, .hk = 2, .nq = 7, .nk = 7, .d = 16};
+  SmallProblem own(s), packed(s);
+  std::vector<float> qkv(2 * 7 * 8 * 16), gradients(2 * 7 * 8 * 16), ol(2 * 7 * 4 * 17);
+  // [b, s, h + hk + hk, d]: q, k and v side by side in every token
+  const auto slice = [](std::vector<float>& buffer, int64_t head, int64_t heads) {
+    return TensorView{buffer.data() + head * 16, Dtype::f32, {2, heads, 7, 16}, {896, 16, 128, 1}};
+  };
+  const auto copy = [&](const TensorView& from, const TensorView& to) {
+    for (int64_t b = 0; b < 2; ++b)
+      for (int64_t h = 0; h < from.shape[1]; ++h)
+        for (int64_t n = 0; n < 7; ++n)
+          for (int64_t c = 0; c < 16; ++c) {
+            const auto at = [&](const TensorView& t) {
+              return static_cast<float*>(t.data) + b * t.stride[0] + h * t.stride[1] +
+                     n * t.stride[2] + c;
+            };
+            *at(to) = *at(from);
+          }
+  };
+  ForwardArgs f = own.forward_args(), pf = packed.forward_args();
+  forward(f);
+  const TensorView q = slice(qkv, 0, 4), k = slice(qkv, 4, 2), v = slice(qkv, 6, 2);
+  copy(f.q, q), copy(f.k, k), copy(f.v, v);
+  pf.q = q, pf.k = k, pf.v = v;
+  // O and LSE side by side: sixteen channels, then the row's statistic
+  pf.o = {ol.data(), Dtype::f32, {2, 4, 7, 16}, {4 * 7 * 17, 7 * 17, 17, 1}};
+  pf.lse = {ol.data() + 16, {4 * 7 * 17, 7 * 17, 17}};
+  ASSERT_NO_THROW(forward(pf));
+  BackwardArgs b = own.backward_args(), pb = packed.backward_args();
+  ASSERT_NO_THROW(backward(b));
+  pb.q = q, pb.k = k, pb.v = v, pb.o = pf.o, pb.lse = pf.lse;
+  pb.dq = slice(gradients, 0, 4), pb.dk = slice(gradients, 4, 2), pb.dv = slice(gradients, 6, 2);
+  ASSERT_NO_THROW(backward(pb));
+  for (const auto& [want, got] :
+       {std::pair{b.o, pb.o}, {b.dq, pb.dq}, {b.dk, pb.dk}, {b.dv, pb.dv}}) {
+    std::vector<float> flat(static_cast<size_t>(2 * want.shape[1] * 7 * 16));
+    copy(got, contiguous(flat.data(), Dtype::f32, want.shape));
+    EXPECT_EQ(own.values(want), flat);
+  }
+  pb.dk = slice(gradients, 3, 2);  // its first head is the last of dq
+  EXPECT_THROW(backward(pb), Error);
+}
+
+/// Nobody takes a step in a tensor without elements.
+TEST(BadInput, EmptyTensorsMayHaveAnyStrides) {
+  SmallProblem problem({.b = 2, .h = 4, .hk = 2, .nq = 5, .nk = 0, .d = 16});
+  ForwardArgs args = problem.forward_args();
+  args.k.stride = args.v.stride = {int64_t{1} << 62, int64_t{1} << 62, -1, 7};
   EXPECT_NO_THROW(forward(args));
 }
 

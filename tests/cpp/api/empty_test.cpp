@@ -74,6 +74,46 @@ TEST(EmptyProblem, NeedsNoMemory) {
   EXPECT_NO_THROW(forward(f));
 }
 
+/// Nothing to compute needs no memory and no time, however large the batch.
+TEST(EmptyProblem, HugeBatchesOfNothingAreFree) {
+  struct Shape {
+    int64_t b, h, hk, nq, nk;
+  };
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  for (const Shape& s : {Shape{kHuge, 1, 1, 0, 0}, Shape{1, kHuge, kHuge, 0, 0},
+                         Shape{0, 4, 2, kHuge, 5}, Shape{kHuge, 0, 0, 5, 5}}) {
+    const std::string name = std::to_string(s.b) + " " + std::to_string(s.h);
+    ForwardArgs f;
+    f.q = f.o = contiguous(nullptr, Dtype::f32, {s.b, s.h, s.nq, 8});
+    f.k = f.v = contiguous(nullptr, Dtype::f32, {s.b, s.hk, s.nk, 8});
+    f.lse = contiguous_stats(nullptr, s.h, s.nq);
+    EXPECT_EQ(workspace_size(f), 0u) << name;
+    EXPECT_NO_THROW(forward(f)) << name;
+    CForward cf(f);
+    EXPECT_EQ(sagebwd_forward(&cf.args), SAGEBWD_OK) << sagebwd_last_error();
+    BackwardArgs b;
+    static_cast<AttentionArgs&>(b) = f;
+    b.dout = b.dq = f.q, b.dk = b.dv = f.k;
+    EXPECT_EQ(workspace_size(b), 0u) << name;
+    EXPECT_NO_THROW(backward(b)) << name;
+    CBackward cb(b);
+    EXPECT_EQ(sagebwd_backward(&cb.args), SAGEBWD_OK) << sagebwd_last_error();
+  }
+}
+
+/// A batch that is too large to run can still be asked about: at once, and in bytes that are right.
+TEST(EmptyProblem, HugeBatchesAreMeasuredAtOnce) {
+  ForwardArgs f;
+  const auto ask = [&](int64_t b) {
+    f.q = f.o = contiguous(nullptr, Dtype::f32, {b, 1, 1, 8});
+    f.k = f.v = contiguous(nullptr, Dtype::f32, {b, 1, 1, 8});
+    return workspace_size(f);
+  };
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  EXPECT_GT(ask(kHuge), size_t{kHuge} * 8);
+  EXPECT_LT(ask(kHuge), ask(2 * kHuge));
+}
+
 /// Documents without queries, without keys, or without both, between full ones.
 TEST(EmptyProblem, DocumentsMayBeEmpty) {
   const Sizes s{.b = 1, .h = 2, .hk = 1, .nq = 5, .nk = 7, .d = 16};

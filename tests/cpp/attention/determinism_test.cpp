@@ -68,31 +68,58 @@ TEST_P(Determinism, FiftyRepeatsOfManySmallProblems) {
   }
 }
 
-/// A batch entry's result does not depend on its neighbours, apart from the order in which parts of
-/// dQ are added: how many parts there are follows from the size of the batch.
+/// A sequence's bits do not depend on its neighbours: not on how many there are, nor on how long
+/// the other documents of a packed batch are. Batches on both sides of the point where a work item
+/// becomes a whole head, with enough key blocks for several partial sums of dQ.
 TEST_P(Determinism, BatchEntriesStandAlone) {
-  const AttentionProblem p = make_problem("b3 h2 nq150 nk200 d32 f32 causal");
-  const Results whole = run(impl(), p);
-  AttentionProblem one = p;
-  one.c.b = 1;
-  const auto part = [](const std::vector<float>& x, size_t index) {
-    const size_t n = x.size() / 3;
+  const auto part = [](const std::vector<float>& x, size_t index, size_t parts) {
+    const size_t n = x.size() / parts;
     return std::vector<float>(x.begin() + index * n, x.begin() + (index + 1) * n);
   };
-  for (size_t b = 0; b < 3; ++b) {
-    one.in = {part(p.in.q, b), part(p.in.dout, b), part(p.in.k, b), part(p.in.v, b)};
-    const Results alone = run(impl(), one);
-    EXPECT_EQ(alone.o, part(whole.o, b));
-    EXPECT_EQ(alone.lse, part(whole.lse, b));
-    EXPECT_EQ(alone.dk, part(whole.dk, b));
-    EXPECT_EQ(alone.dv, part(whole.dv, b));
-    double error = 0, size = 0;
-    const std::vector<float> dq = part(whole.dq, b);
-    for (size_t i = 0; i < dq.size(); ++i)
-      error = std::max<double>(error, std::abs(dq[i] - alone.dq[i])),
-      size = std::max<double>(size, std::abs(dq[i]));
-    EXPECT_LT(error, 1e-6 * size);
+  for (const char* text : {"b3 h2 nq150 nk200 d32 f32 causal", "b5 h8 nq60 nk520 d16 f32",
+                           "b8 h8 hk4 nq40 nk600 d16 bf16 window=500,-1"}) {
+    AttentionProblem p = make_problem(text);
+    p.dlse = random_rows(p, 4);
+    p.partial_kv = true;  // the row sums of dS are added up beside dQ
+    const Results whole = run(impl(), p);
+    AttentionProblem one = p;
+    one.c.b = 1;
+    const size_t batch = static_cast<size_t>(p.c.b);
+    for (size_t b : {size_t{0}, batch - 1}) {
+      one.in = {part(p.in.q, b, batch), part(p.in.dout, b, batch), part(p.in.k, b, batch),
+                part(p.in.v, b, batch)};
+      one.dlse = part(p.dlse, b, batch);
+      const Results alone = run(impl(), one);
+      EXPECT_EQ(alone.o, part(whole.o, b, batch)) << text;
+      EXPECT_EQ(alone.lse, part(whole.lse, b, batch)) << text;
+      EXPECT_EQ(alone.dq, part(whole.dq, b, batch)) << text;
+      EXPECT_EQ(alone.dk, part(whole.dk, b, batch)) << text;
+      EXPECT_EQ(alone.dv, part(whole.dv, b, batch)) << text;
+    }
   }
+}
+
+TEST_P(Determinism, DocumentsStandAlone) {
+  // The last document, of 400 tokens, alone and behind twenty others of all lengths.
+  AttentionProblem packed = make_problem("h2 n2500 d16 f32 causal");
+  for (int32_t t = 0; t < 20; ++t) packed.cu_q.push_back(t * 105);
+  packed.cu_q.push_back(2100), packed.cu_q.push_back(2500);
+  packed.cu_q[4] = packed.cu_q[3];  // an empty one
+  packed.cu_k = packed.cu_q;
+  const Results whole = run(impl(), packed);
+  AttentionProblem one = make_problem("h2 n400 d16 f32 causal");
+  const auto last = [](const std::vector<float>& x) {
+    const size_t head = x.size() / 2, n = head / 2500 * 400;
+    std::vector<float> out(x.begin() + head - n, x.begin() + head);
+    out.insert(out.end(), x.end() - n, x.end());
+    return out;
+  };
+  one.in = {last(packed.in.q), last(packed.in.dout), last(packed.in.k), last(packed.in.v)};
+  const Results alone = run(impl(), one);
+  EXPECT_EQ(alone.o, last(whole.o));
+  EXPECT_EQ(alone.dq, last(whole.dq));
+  EXPECT_EQ(alone.dk, last(whole.dk));
+  EXPECT_EQ(alone.dv, last(whole.dv));
 }
 
 SAGE_FOR_ALL_IMPLEMENTATIONS(Determinism);

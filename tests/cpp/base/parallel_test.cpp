@@ -2,15 +2,22 @@
 #include "base/parallel.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "sagebwd/error.h"
 
 namespace sagebwd {
 namespace {
@@ -59,6 +66,10 @@ TEST(Parallel, ThreadCountComesFromTheEnvironment) {
     const WithThreads scope("5");
     EXPECT_EQ(default_threads(), 5);
   }
+  for (const char* absurd : {"2147483647", "4294967297", "99999999999999999999"}) {
+    const WithThreads scope(absurd);
+    EXPECT_EQ(default_threads(), 1024) << absurd;
+  }
   for (const char* nonsense : {"0", "-3", "many", ""}) {
     const WithThreads scope(nonsense);
     EXPECT_GE(default_threads(), 1) << nonsense;
@@ -100,6 +111,73 @@ TEST(Parallel, FirstExceptionComesBackAfterTheLoop) {
     EXPECT_STREQ(e.what(), "item 17");
   }
   EXPECT_EQ(running, 0) << "the loop returned while a body was running";
+}
+
+/// New threads get stacks of this size while it lives: a stack that does not fit into the address
+/// space is a thread that the system refuses.
+class WithStacks {
+ public:
+  explicit WithStacks(size_t bytes) {
+    pthread_getattr_default_np(&old_);
+    pthread_attr_t attr;
+    pthread_getattr_default_np(&attr);
+    EXPECT_EQ(pthread_attr_setstacksize(&attr, bytes), 0);
+    EXPECT_EQ(pthread_setattr_default_np(&attr), 0);
+    pthread_attr_destroy(&attr);
+  }
+  ~WithStacks() {
+    pthread_setattr_default_np(&old_);
+    pthread_attr_destroy(&old_);
+  }
+
+ private:
+  pthread_attr_t old_;
+};
+
+/// Room for `bytes` more of address space while it lives.
+class WithAddressSpace {
+ public:
+  explicit WithAddressSpace(size_t bytes) {
+    getrlimit(RLIMIT_AS, &old_);
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit limit = old_;
+    limit.rlim_cur = pages * 4096 + bytes;
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  }
+  ~WithAddressSpace() { setrlimit(RLIMIT_AS, &old_); }
+
+ private:
+  rlimit old_;
+};
+
+/// Threads that took part in a loop whose items wait a while for company.
+size_t threads_of_a_loop() {
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  std::vector<int> runs(100, 0);
+  parallel_for({}, 100, [&](int64_t i) {
+    ++runs[static_cast<size_t>(i)];
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::lock_guard<std::mutex> lock(mutex);
+    seen.insert(std::this_thread::get_id());
+  });
+  for (int r : runs) EXPECT_EQ(r, 1);
+  return seen.size();
+}
+
+TEST(Parallel, RunsOnTheCallersThreadWhereNoOtherStarts) {
+  const WithThreads scope("8");
+  const WithStacks scope2(size_t{1} << 47);
+  EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+  EXPECT_EQ(threads_of_a_loop(), 1u);
+}
+
+TEST(Parallel, RunsOnTheThreadsThatStart) {
+  const WithThreads scope("8");
+  const WithStacks scope2(size_t{1} << 30);
+  const WithAddressSpace scope3(size_t{7} << 29);  // 3.5 stacks
+  EXPECT_EQ(threads_of_a_loop(), 4u);
 }
 
 /// The caller's pool: here two threads of its own, and a context that must come back unchanged.
@@ -145,6 +223,39 @@ TEST(Parallel, ExceptionDoesNotPassThroughTheCallersPool) {
                             }),
                std::invalid_argument);
   EXPECT_FALSE(unwound);
+}
+
+/// Items that a pool leaves out would be results that nobody wrote.
+TEST(Parallel, PoolThatDoesNotDoItsWorkIsAnError) {
+  using Pooled = void (*)(void*, int64_t, void (*)(void*, int64_t), void*);
+  const Pooled forgets = [](void*, int64_t count, void (*body)(void*, int64_t), void* user) {
+    for (int64_t i = 0; i + 1 < count; ++i) body(user, i);
+  };
+  const Pooled repeats = [](void*, int64_t count, void (*body)(void*, int64_t), void* user) {
+    for (int64_t i = 0; i < count; ++i) body(user, i);
+    body(user, 0);
+  };
+  const Pooled overruns = [](void*, int64_t count, void (*body)(void*, int64_t), void* user) {
+    for (int64_t i = 0; i <= count; ++i) body(user, i);
+  };
+  const Pooled nothing = [](void*, int64_t, void (*)(void*, int64_t), void*) {};
+  for (const Pooled run : {forgets, repeats, overruns, nothing}) {
+    try {
+      parallel_for({run, nullptr}, 5, [](int64_t i) { EXPECT_LT(i, 5); });
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find("parallel_for: expected"), std::string::npos);
+    }
+  }
+}
+
+/// What the caller's pool throws is the caller's to catch.
+TEST(Parallel, ExceptionOfThePoolItselfComesBack) {
+  const ParallelFor throws{
+      [](void*, int64_t, void (*)(void*, int64_t), void*) { throw std::runtime_error("no pool"); },
+      nullptr};
+  EXPECT_THROW(parallel_for(throws, 3, [](int64_t) {}), std::runtime_error);
 }
 
 TEST(Parallel, LoopsNest) {

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spec/overlap.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace sagebwd::spec {
+namespace {
+
+/// One dimension of the difference of two addresses: a multiple of `size` from low to high times.
+struct Step {
+  int64_t size, low, high;
+};
+
+/// More places to look at than any layout of nested dimensions has.
+constexpr int kMostPlaces = 4096;
+
+/// Whether a sum of one multiple of each step lies in [low, high]. Steps come largest first, so the
+/// smaller ones together can rarely make up for another multiple, and few multiples come into
+/// question.
+bool reaches(const Step* step, const Step* end, int64_t low, int64_t high, int& places) {
+  if (step == end) return low <= 0 && 0 <= high;
+  int64_t rest_low = 0, rest_high = 0;
+  for (const Step* s = step + 1; s != end; ++s)
+    rest_low += s->low * s->size, rest_high += s->high * s->size;
+  const int64_t first = std::max(step->low, -floor_div(rest_high - low, step->size));
+  const int64_t last = std::min(step->high, floor_div(high - rest_low, step->size));
+  for (int64_t i = first; i <= last && places > 0; ++i) {
+    --places;
+    if (reaches(step + 1, end, low - i * step->size, high - i * step->size, places)) return true;
+  }
+  return false;
+}
+
+bool empty(const Region& r) {
+  return r.row == 0 || r.count[0] == 0 || r.count[1] == 0 || r.count[2] == 0;
+}
+
+/// Bytes from the first to behind the last.
+int64_t extent(const Region& r) {
+  int64_t bytes = r.row;
+  for (size_t i = 0; i < 3; ++i) bytes += (r.count[i] - 1) * r.step[i];
+  return bytes;
+}
+
+Region line(const char* name, const void* data, int64_t bytes) {
+  return {name, reinterpret_cast<uintptr_t>(data), data == nullptr ? 0 : bytes, {1, 1, 1}, {}};
+}
+
+/// Strides that nobody takes, of one row or of an empty tensor, may be any number.
+void add_rows(Region& r, const int64_t* count, const int64_t* stride, int64_t element) {
+  std::copy_n(count, 3, r.count.begin());
+  for (size_t i = 0; i < 3 && !empty(r); ++i) r.step[i] = count[i] > 1 ? stride[i] * element : 0;
+}
+
+Region region(const char* name, const StatsView& s, const Problem& p) {
+  Region r = line(name, s.data, sizeof(float));
+  const int64_t count[] = {p.b, p.h, p.nq};
+  add_rows(r, count, s.stride.data(), sizeof(float));
+  return r;
+}
+
+void refuse(const Region& a, const Region& b) {
+  SAGE_CHECK(!overlap(a, b), a.name << ": expected memory of its own, got memory that " << b.name
+                                    << " uses as well");
+}
+
+void check(const Problem& p, const void* workspace, size_t bytes,
+           std::initializer_list<Region> written, std::vector<Region> read) {
+  const int64_t offsets =
+      p.packed() ? (p.documents.count + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0;
+  read.push_back(line("documents.cu_q", p.documents.cu_q, offsets));
+  read.push_back(line("documents.cu_k", p.documents.cu_k, offsets));
+  const Region space = line("workspace", workspace, static_cast<int64_t>(bytes));
+  for (const Region* w = written.begin(); w != written.end(); ++w) {
+    for (const Region& r : read) refuse(*w, r);
+    for (const Region* other = written.begin(); other != w; ++other) refuse(*w, *other);
+    refuse(space, *w);
+  }
+  for (const Region& r : read) refuse(space, r);
+}
+
+}  // namespace
+
+Region region(const char* name, const TensorView& t) {
+  const int64_t size = dtype_size(t.dtype);
+  Region r = line(name, t.data, t.shape[3] * size);
+  add_rows(r, t.shape.data(), t.stride.data(), size);
+  return r;
+}
+
+bool overlap(const Region& a, const Region& b) {
+  if (empty(a) || empty(b)) return false;
+  // The usual case: one ends before the other begins.
+  if (a.begin <= b.begin ? b.begin - a.begin >= static_cast<uintptr_t>(extent(a))
+                         : a.begin - b.begin >= static_cast<uintptr_t>(extent(b)))
+    return false;
+  std::array<Step, 6> steps{};
+  size_t used = 0;
+  const auto add = [&](int64_t size, int64_t low, int64_t high) {
+    if (size == 0 || low == high) return;
+    for (size_t i = 0; i < used; ++i)
+      if (steps[i].size == size) {
+        steps[i].low += low, steps[i].high += high;
+        return;
+      }
+    steps[used++] = {size, low, high};
+  };
+  for (size_t i = 0; i < 3; ++i) {
+    add(a.step[i], 0, a.count[i] - 1);
+    add(b.step[i], -(b.count[i] - 1), 0);
+  }
+  std::sort(steps.begin(), steps.end(),  // unused ones have size 0 and stay behind
+            [](const Step& x, const Step& y) { return x.size > y.size; });
+  // A row of a at x and one of b at y share a byte when -a.row < x - y < b.row.
+  const int64_t apart = static_cast<int64_t>(b.begin - a.begin);
+  int places = kMostPlaces;
+  return reaches(steps.data(), steps.data() + used, apart - a.row + 1, apart + b.row - 1, places);
+}
+
+void check_overlap(const Problem& p, const ForwardArgs& a, const void* workspace, size_t bytes) {
+  const int64_t logits = p.num_sequences() * p.h * static_cast<int64_t>(sizeof(float));
+  check(p, workspace, bytes,
+        {region("o", a.o), region("lse", a.lse, p), line("max_logit", a.max_logit, logits)},
+        {region("q", a.q), region("k", a.k), region("v", a.v)});
+}
+
+void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspace, size_t bytes) {
+  check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv)},
+        {region("q", a.q), region("k", a.k), region("v", a.v), region("o", a.o),
+         region("lse", a.lse, p), region("dout", a.dout), region("dlse", a.dlse, p)});
+}
+
+}  // namespace sagebwd::spec
