@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/check.h"
-#include "dispatch/implementation.h"
+#include "dispatch/choose.h"
 
 namespace sagebwd {
 namespace {

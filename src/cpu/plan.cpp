@@ -15,12 +15,12 @@ int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0
 
 }  // namespace
 
-dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
-  return dispatch::any_tiles(p.recipe, kernels.p_levels);
+backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
+  return backend::any_tiles(p.recipe, kernels.p_levels);
 }
 
 Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(problem) {
-  const dispatch::Tiles tiles = tiles_of(problem, kernels);
+  const backend::Tiles tiles = tiles_of(problem, kernels);
   bq = tiles.q, bk = tiles.k, p_levels = static_cast<float>(tiles.p_levels);
   dl = static_cast<int>(round_up(p.d, isa::kLanes));
   dk = static_cast<int>(round_up(p.d, isa::kContract));

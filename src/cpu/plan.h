@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/implementation.h"
 #include "base/math.h"
 #include "base/parallel.h"
 #include "cpu/isa/kernels.h"
-#include "dispatch/implementation.h"
 #include "spec/problem.h"
 
 namespace sagebwd::cpu {
@@ -67,7 +67,7 @@ struct Plan {
   Block find(const int64_t* start, int64_t block, int tile, bool queries) const;
 };
 
-dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels);
+backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels);
 
 /// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own
 /// scratch memory.

@@ -1,36 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward and backward as a sequence of kernels on the caller's stream: nothing here waits for the
 // device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
-#include <algorithm>
+#include "cuda/plain/run.h"
+
 #include <cstdint>
 #include <limits>
 
 #include "base/math.h"
 #include "cuda/host/arena.h"
+#include "cuda/host/blocks.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
-#include "cuda/plain/plain.h"
 #include "cuda/plain/prepare.h"
 
 namespace sagebwd::cuda::plain {
 namespace {
 
 using spec::Problem;
-
-/// Blocks of all sequences.
-struct Blocks {
-  explicit Blocks(const Problem& p) {
-    if (!p.packed()) {
-      q = p.b * ceil_div(p.nq, kBlock), k = p.b * ceil_div(p.nk, kBlock);
-      return;
-    }
-    for (int64_t t = 0; t < p.documents.count; ++t) {
-      const spec::Sequence s = p.sequence(t);
-      q += ceil_div(s.nq, kBlock), k += ceil_div(s.nk, kBlock);
-    }
-  }
-  int64_t q = 0, k = 0;
-};
 
 Strided strided(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[1], t.stride[2], t.dtype};
@@ -39,7 +25,7 @@ StridedStats stats(const StatsView& s) { return {s.data, s.stride[0], s.stride[1
 
 /// The workspace of a call, and the parameters that point into it.
 struct Space {
-  Space(const Problem& p, void* base) : arena(base), blocks(p) {
+  Space(const Problem& p, void* base) : arena(base), blocks(p, kBlock) {
     pitch = round_up(p.d, 16);
     tq = p.b * p.nq, tk = p.b * p.nk;
     forward = p.direction == spec::Direction::forward;
@@ -205,26 +191,14 @@ struct Call {
   const Problem& p;
   const AttentionArgs& args;
   Space ws;
-  dispatch::Tiles tiles;
+  backend::Tiles tiles;
   cudaStream_t stream;
   Sequences seq{};
 };
 
 }  // namespace
 
-std::string decline(const Problem& p) {
-  if (p.packed() && p.documents.on_device) return "takes document offsets on the host only";
-  // One grid dimension holds all blocks of all heads.
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (p.num_sequences() > kMost || p.num_sequences() * std::max<int64_t>(p.hk, 1) > kMost)
-    return "takes up to 2^31 sequences times key heads";
-  const Blocks blocks(p);
-  if (blocks.q * p.h > kMost || blocks.k * p.hk > kMost)
-    return "takes up to 2^31 blocks of 64 tokens, over all heads";
-  return "";
-}
-
-dispatch::Tiles tiles_of(const Problem& p) { return dispatch::any_tiles(p.recipe, 255); }
+backend::Tiles tiles_of(const Problem& p) { return backend::any_tiles(p.recipe, 255); }
 
 size_t workspace_of(const Problem& p) { return Space(p, nullptr).arena.used() + kDeviceAlign; }
 

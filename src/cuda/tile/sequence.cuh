@@ -2,7 +2,8 @@
 // Which sequence a block of the padded token axis belongs to, and which keys its queries see.
 #pragma once
 
-#include "cuda/host/params.h"
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
 
 namespace sagebwd::cuda::tile {
 
@@ -13,6 +14,8 @@ struct Sequence {
   int nq, nk;
 };
 
+/// kBlock: tokens of a block.
+template <int kBlock>
 __device__ inline Sequence sequence_at(const Sequences& s, int index) {
   if (s.documents == nullptr)
     return {index,
@@ -35,15 +38,17 @@ __device__ inline Sequence sequence_at(const Sequences& s, int index) {
 }
 
 /// The sequence that holds a block of queries (or of keys).
+template <int kBlock>
 __device__ inline Sequence sequence_of_block(const Sequences& s, int block, bool queries) {
-  if (s.documents == nullptr) return sequence_at(s, block / (queries ? s.q_blocks : s.k_blocks));
+  if (s.documents == nullptr)
+    return sequence_at<kBlock>(s, block / (queries ? s.q_blocks : s.k_blocks));
   int low = 0, high = s.count;  // the last document that starts at or before the block
   while (high - low > 1) {
     const int mid = (low + high) / 2;
     const DocumentStart d = s.documents[mid];
     (block >= (queries ? d.q_block : d.k_block) ? low : high) = mid;
   }
-  return sequence_at(s, low);
+  return sequence_at<kBlock>(s, low);
 }
 
 /// The mask as a band of the score matrix: query i sees key j when begin <= j - i < end, and both

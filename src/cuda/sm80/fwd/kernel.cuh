@@ -20,9 +20,11 @@
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/sm80/params.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/dither.cuh"
+#include "cuda/tile/ordered.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "numerics/quantize.h"
@@ -61,13 +63,6 @@ struct ForwardShared {
   int any_poisoned;  // whether a tile of V that has been multiplied has NaN or Inf
 };
 
-/// Order-preserving code of a float; NaN is above everything.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  if (x != x) return 0xffffffffu;
-  const uint32_t u = __float_as_uint(x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-
 template <typename T, int D, int kTileK, int kWarps, Rounding kRounding>
 struct ForwardBlock {
   using Shared = ForwardShared<D, kTileK>;
@@ -97,7 +92,7 @@ struct ForwardBlock {
 
   __device__ static ForwardWork work_of(const ForwardParams& p, int block) {
     ForwardWork w;
-    w.s = tile::sequence_of_block(p.seq, block * kRows / kBlock, true);
+    w.s = tile::sequence_of_block<kBlock>(p.seq, block * kRows / kBlock, true);
     w.band = tile::band_of(p.mask, w.s);
     w.q0 = static_cast<int>(static_cast<int64_t>(block) * kRows - w.s.q_pad);
     // Rows of the block see a contiguous range of keys, both ends growing with the row.
@@ -467,7 +462,7 @@ struct ForwardBlock {
     const float mean_logit = p.q_mean_logit[work().head * p.tq + s.q_pad + row(r)];
     *tile::stat_of(p.lse, s, work().head, token) =
         any ? kLn2 * (ref[r] + log2f(sum[r])) + mean_logit : -INFINITY;
-    return any ? ordered(sum[r] != sum[r] ? sum[r] : kLn2 * top[r] + mean_logit) : 0;
+    return any ? tile::ordered(sum[r] != sum[r] ? sum[r] : kLn2 * top[r] + mean_logit) : 0;
   }
 };
 
