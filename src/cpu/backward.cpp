@@ -17,6 +17,7 @@
 #include "cpu/keys.h"
 #include "cpu/plan.h"
 #include "cpu/queries.h"
+#include "cpu/walk.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cpu {
@@ -330,14 +331,11 @@ void Backward::key_chunk(int64_t slot, int64_t item) const {
     const Block kb = plan.key_block(k);
     std::fill(t.dk, t.dk + tile_size, 0.0f);
     std::fill(t.dv, t.dv + tile_size, 0.0f);
-    for (int64_t h = h_begin; h < h_end; ++h)
-      for (int64_t b = q_begin; b < q_end; ++b) {
-        const Block qb = plan.query_block(b);
-        if (plan.p.visible(qb.seq, qb.first).begin >= kb.first + kb.rows)
-          break;  // later queries see later keys
-        if (plan.p.visible(qb.seq, qb.first + qb.rows - 1).end <= kb.first) continue;
-        tile(qb, kb, h, chunk, t);
-      }
+    for (int64_t h = h_begin; h < h_end; ++h) {
+      const Walk walk = walk_queries(plan, h, kb);
+      for (int64_t step = 0; step < walk.steps; ++step)
+        tile(plan.query_block(q_begin + walk.block(step)), kb, h, chunk, t);
+    }
     const int64_t n = kb.seq.k_begin + kb.first;
     const int d = static_cast<int>(plan.p.d);
     kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d,

@@ -11,8 +11,6 @@ namespace {
 constexpr int64_t kBackwardItems = 32;
 constexpr int64_t kMaxChunks = 8;
 
-int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0, tile)); }
-
 }  // namespace
 
 backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
@@ -62,28 +60,6 @@ Block Plan::find(const int64_t* start, int64_t block, int tile, bool queries) co
   const int64_t first = index * tile;
   const int64_t n = queries ? s.nq : s.nk;
   return {s, t, index, first, static_cast<int>(std::min<int64_t>(tile, n - first))};
-}
-
-int keys_in_use(const Plan& plan, const Block& queries, const Block& keys) {
-  const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
-  return static_cast<int>(round_up(clip(last.end - keys.first, plan.bk), isa::kContract));
-}
-
-bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
-                     int32_t* end) {
-  const spec::KeyRange first = plan.p.visible(queries.seq, queries.first);
-  const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
-  const bool whole =
-      queries.rows == plan.bq && last.begin <= keys.first && first.end >= keys.first + plan.bk;
-  if (whole) return false;
-  for (int i = 0; i < plan.bq; ++i) {
-    begin[i] = end[i] = 0;
-    if (i >= queries.rows) continue;
-    const spec::KeyRange r = plan.p.visible(queries.seq, queries.first + i);
-    begin[i] = clip(r.begin - keys.first, plan.bk);
-    end[i] = clip(r.end - keys.first, plan.bk);
-  }
-  return true;
 }
 
 }  // namespace sagebwd::cpu

@@ -90,14 +90,4 @@ inline float* stat_at(const StatsView& s, int64_t b, int64_t h, int64_t n) {
   return s.data + b * s.stride[0] + h * s.stride[1] + n * s.stride[2];
 }
 
-/// Keys of a tile that a product has to run over: up to the last one any query sees, in whole INT8
-/// contractions. The keys behind are masked; on the diagonal of a causal mask that is half a tile.
-int keys_in_use(const Plan& plan, const Block& queries, const Block& keys);
-
-/// Visible keys of each query of a block, relative to key k0 and clipped to a tile; none for
-/// padding queries. Returns false when every real query sees the whole tile and there are no
-/// padding queries.
-bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
-                     int32_t* end);
-
 }  // namespace sagebwd::cpu
