@@ -67,9 +67,12 @@ __device__ inline Band band_of(const MaskParams& m, const Sequence& s) {
                                                                                           : end)};
 }
 
-struct KeyRange {
+/// Tokens begin … end - 1 of a sequence.
+struct Range {
   int begin, end;
 };
+using KeyRange = Range;
+using QueryRange = Range;
 
 /// Keys that query i sees; begin <= end, both inside the sequence.
 __device__ inline KeyRange visible(const MaskParams& m, const Sequence& s, int i) {
@@ -80,10 +83,6 @@ __device__ inline KeyRange visible(const MaskParams& m, const Sequence& s, int i
   begin = begin < 0 ? 0 : begin > end ? end : begin;
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
-
-struct QueryRange {
-  int begin, end;
-};
 
 /// Queries that see at least one of the keys first … last.
 __device__ inline QueryRange visible_to(const MaskParams& m, const Sequence& s, int first,
@@ -96,9 +95,15 @@ __device__ inline QueryRange visible_to(const MaskParams& m, const Sequence& s, 
   return {static_cast<int>(begin < end ? begin : 0), static_cast<int>(begin < end ? end : 0)};
 }
 
+/// Elements before the first channel of a token.
+__device__ __forceinline__ int64_t offset_of(const Strided& x, const Sequence& s, int head,
+                                             int64_t token) {
+  return s.batch * x.batch + head * x.head + token * x.token;
+}
+
 template <typename T>
 __device__ __forceinline__ T* row_of(const Strided& x, const Sequence& s, int head, int64_t token) {
-  return static_cast<T*>(x.data) + s.batch * x.batch + head * x.head + token * x.token;
+  return static_cast<T*>(x.data) + offset_of(x, s, head, token);
 }
 
 __device__ __forceinline__ float* stat_of(const StridedStats& x, const Sequence& s, int head,
