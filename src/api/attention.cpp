@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "dispatch/implementation.h"
+#include "dispatch/choose.h"
 #include "spec/overlap.h"
 
 namespace sagebwd {

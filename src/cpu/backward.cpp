@@ -18,6 +18,7 @@
 #include "cpu/keys.h"
 #include "cpu/plan.h"
 #include "cpu/queries.h"
+#include "cpu/walk.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cpu {
@@ -352,7 +353,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
 /// All key blocks of one chunk of one key head of one sequence.
 void Backward::key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const QuerySums& sums,
                          const Scratch& t) const {
-  const int64_t q_begin = plan.q_start[sequence], q_end = plan.q_start[sequence + 1];
+  const int64_t q_begin = plan.q_start[sequence];
   const int64_t h_begin = hk * plan.p.group(), h_end = h_begin + plan.p.group();
   sums.clear(plan);
   const int64_t tile_size = static_cast<int64_t>(plan.bk) * plan.dl;
@@ -361,14 +362,13 @@ void Backward::key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const Quer
     const Block kb = plan.key_block(k);
     std::fill(t.dk, t.dk + tile_size, 0.0f);
     std::fill(t.dv, t.dv + tile_size, 0.0f);
-    for (int64_t h = h_begin; h < h_end; ++h)
-      for (int64_t b = q_begin; b < q_end; ++b) {
-        const Block qb = plan.query_block(b);
-        if (plan.p.visible(qb.seq, qb.first).begin >= kb.first + kb.rows)
-          break;  // later queries see later keys
-        if (plan.p.visible(qb.seq, qb.first + qb.rows - 1).end <= kb.first) continue;
-        tile(qb, kb, h, sums.at(plan, h - h_begin, b - q_begin), t);
+    for (int64_t h = h_begin; h < h_end; ++h) {
+      const Walk walk = walk_queries(plan, h, kb);
+      for (int64_t step = 0; step < walk.steps; ++step) {
+        const int64_t block = walk.block(step);
+        tile(plan.query_block(q_begin + block), kb, h, sums.at(plan, h - h_begin, block), t);
       }
+    }
     const int64_t n = kb.seq.k_begin + kb.first;
     const int d = static_cast<int>(plan.p.d);
     kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d,

@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "dispatch/implementation.h"
+#include "backend/implementation.h"
 
 namespace sagebwd::cpu {
 
-std::vector<const dispatch::Implementation*> implementations();
+std::vector<const backend::Implementation*> implementations();
 
 }  // namespace sagebwd::cpu

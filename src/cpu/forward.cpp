@@ -11,6 +11,7 @@
 #include "cpu/keys.h"
 #include "cpu/plan.h"
 #include "cpu/queries.h"
+#include "cpu/walk.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cpu {
@@ -170,9 +171,10 @@ void Forward::query_block(int64_t slot, int64_t item) const {
   std::fill(t.m, t.m + plan.bq, -kInf);
   std::fill(t.l, t.l + plan.bq, 0.0f);
   std::fill(t.ot, t.ot + static_cast<int64_t>(plan.dl) * plan.bq, 0.0f);
-  const int64_t first_key = plan.p.visible(qb.seq, qb.first).begin;
-  const int64_t last_key = plan.p.visible(qb.seq, qb.first + qb.rows - 1).end;
-  for (int64_t tile_k = first_key / plan.bk; tile_k * plan.bk < last_key; ++tile_k) {
+  const Walk walk = walk_keys(plan, h, qb);
+  const int64_t leading = walk.leading(float_value_tiles(plan.p));
+  for (int64_t step = 0; step < walk.steps; ++step) {
+    const int64_t tile_k = walk.block(step);
     const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
     const int64_t key_at = hk * plan.k_blocks + key_block;
     const Block kb = plan.key_block(key_block);
@@ -197,7 +199,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .l = t.l,
         .alpha = t.alpha,
         .beta = t.beta,
-        .p_float = tile_k < float_value_tiles(plan.p) || buffers.keys.v_poisoned[key_at] != 0,
+        .p_float = step < leading || buffers.keys.v_poisoned[key_at] != 0,
         .p8 = t.p8,
         .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,

@@ -31,10 +31,10 @@ std::string decline(const isa::Kernels& kernels, const spec::Problem& p) {
   return reason == nullptr ? "" : std::string("this CPU: ") + reason;
 }
 
-/// dispatch::Implementation holds plain function pointers, so the table's index is a template
+/// backend::Implementation holds plain function pointers, so the table's index is a template
 /// parameter.
 template <int kTable>
-dispatch::Implementation make() {
+backend::Implementation make() {
   return {
       .name = table(kTable).name,
       .decline = [](const spec::Problem& p) { return decline(table(kTable), p); },
@@ -49,18 +49,18 @@ dispatch::Implementation make() {
 
 }  // namespace
 
-std::vector<const dispatch::Implementation*> implementations() {
+std::vector<const backend::Implementation*> implementations() {
   int count = 0;
   isa::tables(&count);
-  static const std::array<dispatch::Implementation, kMaxTables> all = [&] {
-    std::array<dispatch::Implementation, kMaxTables> list{};
+  static const std::array<backend::Implementation, kMaxTables> all = [&] {
+    std::array<backend::Implementation, kMaxTables> list{};
     if (count > 0) list[0] = make<0>();
     if (count > 1) list[1] = make<1>();
     if (count > 2) list[2] = make<2>();
     if (count > 3) list[3] = make<3>();
     return list;
   }();
-  std::vector<const dispatch::Implementation*> out;
+  std::vector<const backend::Implementation*> out;
   for (int i = 0; i < count; ++i) out.push_back(&all[static_cast<size_t>(i)]);
   return out;
 }

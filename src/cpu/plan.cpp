@@ -18,16 +18,14 @@ int64_t chunks_of(int64_t key_heads, int64_t key_blocks) {
   return std::clamp<int64_t>(std::min(wanted, key_blocks), 1, kMaxChunks);
 }
 
-int clip(int64_t x, int tile) { return static_cast<int>(std::clamp<int64_t>(x, 0, tile)); }
-
 }  // namespace
 
-dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
-  return dispatch::any_tiles(p.recipe, kernels.p_levels);
+backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
+  return backend::any_tiles(p.recipe, kernels.p_levels);
 }
 
 Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(problem) {
-  const dispatch::Tiles tiles = tiles_of(problem, kernels);
+  const backend::Tiles tiles = tiles_of(problem, kernels);
   bq = tiles.q, bk = tiles.k, p_levels = static_cast<float>(tiles.p_levels);
   dl = static_cast<int>(round_up(p.d, isa::kLanes));
   dk = static_cast<int>(round_up(p.d, isa::kContract));
@@ -75,28 +73,6 @@ Block Plan::find(const int64_t* start, int64_t block, int tile, bool queries) co
   const int64_t first = index * tile;
   const int64_t n = queries ? s.nq : s.nk;
   return {s, t, index, first, static_cast<int>(std::min<int64_t>(tile, n - first))};
-}
-
-int keys_in_use(const Plan& plan, const Block& queries, const Block& keys) {
-  const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
-  return static_cast<int>(round_up(clip(last.end - keys.first, plan.bk), isa::kContract));
-}
-
-bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
-                     int32_t* end) {
-  const spec::KeyRange first = plan.p.visible(queries.seq, queries.first);
-  const spec::KeyRange last = plan.p.visible(queries.seq, queries.first + queries.rows - 1);
-  const bool whole =
-      queries.rows == plan.bq && last.begin <= keys.first && first.end >= keys.first + plan.bk;
-  if (whole) return false;
-  for (int i = 0; i < plan.bq; ++i) {
-    begin[i] = end[i] = 0;
-    if (i >= queries.rows) continue;
-    const spec::KeyRange r = plan.p.visible(queries.seq, queries.first + i);
-    begin[i] = clip(r.begin - keys.first, plan.bk);
-    end[i] = clip(r.end - keys.first, plan.bk);
-  }
-  return true;
 }
 
 }  // namespace sagebwd::cpu

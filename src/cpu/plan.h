@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/implementation.h"
 #include "base/math.h"
 #include "base/parallel.h"
 #include "cpu/isa/kernels.h"
-#include "dispatch/implementation.h"
 #include "spec/problem.h"
 
 namespace sagebwd::cpu {
@@ -71,7 +71,7 @@ struct Plan {
   Block find(const int64_t* start, int64_t block, int tile, bool queries) const;
 };
 
-dispatch::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels);
+backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels);
 
 /// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own
 /// scratch memory.
@@ -93,15 +93,5 @@ inline char* row_at(const TensorView& t, int64_t b, int64_t h, int64_t n) {
 inline float* stat_at(const StatsView& s, int64_t b, int64_t h, int64_t n) {
   return s.data + b * s.stride[0] + h * s.stride[1] + n * s.stride[2];
 }
-
-/// Keys of a tile that a product has to run over: up to the last one any query sees, in whole INT8
-/// contractions. The keys behind are masked; on the diagonal of a causal mask that is half a tile.
-int keys_in_use(const Plan& plan, const Block& queries, const Block& keys);
-
-/// Visible keys of each query of a block, relative to key k0 and clipped to a tile; none for
-/// padding queries. Returns false when every real query sees the whole tile and there are no
-/// padding queries.
-bool visible_in_tile(const Plan& plan, const Block& queries, const Block& keys, int32_t* begin,
-                     int32_t* end);
 
 }  // namespace sagebwd::cpu

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/implementation.h"
+#include "backend/implementation.h"
 
 namespace sagebwd::cuda {
 
 /// Best first.
-std::vector<const dispatch::Implementation*> implementations();
+std::vector<const backend::Implementation*> implementations();
 
 /// One line per GPU, with the driver; or a single line that says why there is none.
 std::vector<std::string> describe_devices();

@@ -1,86 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tuned kernels serve, and why they decline the rest; the plain ones serve that.
-#include <cuda_runtime_api.h>
-
-#include <sstream>
-#include <string>
-
 #include "cuda/cuda.h"
-#include "cuda/host/plan.h"
-#include "cuda/plain/plain.h"
+#include "cuda/plain/implementation.h"
+#include "cuda/sm80/implementation.h"
 
 namespace sagebwd::cuda {
-namespace {
 
-/// Why the current device cannot run the kernels; empty when it can.
-std::string decline_device() {
-  int device = 0, major = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess)
-    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (status != cudaSuccess) {
-    cudaGetLastError();  // the next call must not find our question's answer
-    return std::string("no usable CUDA device: ") + cudaGetErrorString(status);
-  }
-  return major >= 8 ? "" : "needs a GPU of compute capability 8.0 or later";
-}
-
-std::string decline(const spec::Problem& p) {
-  constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 29;
-  const Recipe& r = p.recipe;
-  if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
-  if (p.d > 128) return "takes head dims up to 128";
-  if (p.scale < 0.0f) return "takes positive logit scales only";
-  if (r.smooth_q) return "has no Q-smoothing";
-  if (r.rounding == Rounding::dither && r.scheme != Scheme::paper)
-    return "has dither in recipe paper only";
-  if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
-    return "can lift only O = PV out of INT8";
-  if (p.h > kMostHeads) return "takes up to 65535 heads";
-  const int64_t most_padded =
-      p.packed() ? p.nq + p.num_sequences() * kBlock : p.b * (p.nq + kBlock);
-  if (most_padded > kMostTokens * kBlock || p.nq > kMostTokens || p.nk > kMostTokens)
-    return "takes up to 2^29 tokens of a sequence and 2^36 in all";
-  const dispatch::Tiles t = tiles_of(p);
-  const bool backward = p.direction == spec::Direction::backward;
-  // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the
-  // queries in its forward.
-  const bool q_matters = backward || r.scheme == Scheme::paper;
-  if ((r.tile_q != 0 && r.tile_q != t.q && q_matters) || (r.tile_k != 0 && r.tile_k != t.k)) {
-    std::ostringstream s;
-    s << "has tiles of " << t.q << "x" << t.k << " for this call";
-    return s.str();
-  }
-  return decline_device();
-}
-
-std::string decline_plain(const spec::Problem& p) {
-  if (p.device != Device::cuda) return "runs on CUDA memory only";
-  const std::string why = plain::decline(p);
-  return why.empty() ? decline_device() : why;
-}
-
-}  // namespace
-
-std::vector<const dispatch::Implementation*> implementations() {
-  static const dispatch::Implementation sm80{
-      .name = "cuda-sm80",
-      .decline = decline,
-      .tiles = tiles_of,
-      .workspace = workspace_of,
-      .forward = forward,
-      .backward = backward,
-  };
-  static const dispatch::Implementation everything{
-      .name = "cuda-plain",
-      .decline = decline_plain,
-      .tiles = plain::tiles_of,
-      .workspace = plain::workspace_of,
-      .forward = plain::forward,
-      .backward = plain::backward,
-  };
-  return {&sm80, &everything};
+std::vector<const backend::Implementation*> implementations() {
+  return {&sm80::implementation(), &plain::implementation()};
 }
 
 }  // namespace sagebwd::cuda

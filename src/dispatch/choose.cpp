@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "dispatch/choose.h"
+
 #include <cstdlib>
+#include <string>
 
 #include "base/check.h"
 #include "cpu/cpu.h"
-#include "dispatch/implementation.h"
 #include "ref/ref.h"
 #ifdef SAGEBWD_HAS_CUDA
 #include "cuda/cuda.h"

@@ -13,18 +13,6 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 // Queries are taken in small blocks, so that one pass over K or V serves several rows.
 constexpr int64_t kBlock = 8;
 
-struct Range {
-  int64_t begin = 0, end = 0;
-  bool empty() const { return begin >= end; }
-};
-
-Range visible_range(const ExactHead& head, int64_t i) {
-  if (!head.visible) return {0, head.nk};
-  const auto [begin, end] = head.visible(i);
-  const Range r{std::max<int64_t>(begin, 0), std::min(end, head.nk)};
-  return r.empty() ? Range{} : r;
-}
-
 std::vector<double> transposed(const double* x, int64_t rows, int64_t cols) {
   std::vector<double> t(static_cast<size_t>(rows * cols));
   for (int64_t r = 0; r < rows; ++r)
@@ -53,7 +41,7 @@ class Block {
     const int64_t stripe = kBlock * head.nk;
     memory.resize(static_cast<size_t>(4 * stripe));
     s = memory.data(), p = s + stripe, dp = p + stripe, ds = dp + stripe;
-    for (int64_t r = 0; r < rows_; ++r) range[r] = visible_range(head, first + r);
+    for (int64_t r = 0; r < rows_; ++r) seen[r] = head.visible.spans(first + r, head.nk);
   }
 
   int64_t rows() const { return rows_; }
@@ -87,8 +75,8 @@ class Block {
     });
   }
 
-  Range range[kBlock];
-  double *s, *p, *dp, *ds;  // [kBlock, nk]
+  std::vector<Span> seen[kBlock];  // by each row
+  double *s, *p, *dp, *ds;         // [kBlock, nk]
 
  private:
   /// f(r, begin, end) for each row's visible part of each block of keys; the block stays in cache
@@ -97,11 +85,12 @@ class Block {
   void for_key_blocks(F f) const {
     constexpr int64_t kKeys = 32;
     for (int64_t j0 = 0; j0 < head_.nk; j0 += kKeys) {
-      for (int64_t r = 0; r < rows_; ++r) {
-        const int64_t begin = std::max(j0, range[r].begin);
-        const int64_t end = std::min(j0 + kKeys, range[r].end);
-        if (begin < end) f(r, begin, end);
-      }
+      for (int64_t r = 0; r < rows_; ++r)
+        for (const Span& span : seen[r]) {
+          const int64_t begin = std::max(j0, span.begin);
+          const int64_t end = std::min(j0 + kKeys, span.end);
+          if (begin < end) f(r, begin, end);
+        }
     }
   }
 
@@ -109,17 +98,24 @@ class Block {
   int64_t first_, rows_;
 };
 
+/// f(j) for every key j of the spans.
+template <typename F>
+void for_keys(const std::vector<Span>& spans, F f) {
+  for (const Span& span : spans)
+    for (int64_t j = span.begin; j < span.end; ++j) f(j);
+}
+
 /// Softmax of one row in two passes: the largest logit, then the sum. Returns lse.
-double softmax(const double* s, double* p, Range range, double& max_logit) {
+double softmax(const double* s, double* p, const std::vector<Span>& seen, double& max_logit) {
   double top = -kInf;
-  for (int64_t j = range.begin; j < range.end; ++j) {
+  for_keys(seen, [&](int64_t j) {
     top = std::max(top, s[j]);
     // max drops a NaN on its right, and the result must keep it.
     if (std::isnan(s[j]) || max_logit < s[j]) max_logit = s[j];
-  }
+  });
   double sum = 0;
-  for (int64_t j = range.begin; j < range.end; ++j) sum += p[j] = std::exp(s[j] - top);
-  for (int64_t j = range.begin; j < range.end; ++j) p[j] /= sum;
+  for_keys(seen, [&](int64_t j) { sum += p[j] = std::exp(s[j] - top); });
+  for_keys(seen, [&](int64_t j) { p[j] /= sum; });
   return top + std::log(sum);
 }
 
@@ -149,21 +145,21 @@ ExactResult attention_exact(const ExactHead& head,
     const Block b(head, first, memory);
     b.scores(head.scale, head.q, kt.data(), b.s);
     for (int64_t r = 0; r < b.rows(); ++r)
-      if (!b.range[r].empty())
-        out.lse[first + r] = softmax(b.row(b.s, r), b.row(b.p, r), b.range[r], out.max_logit);
+      if (!b.seen[r].empty())
+        out.lse[first + r] = softmax(b.row(b.s, r), b.row(b.p, r), b.seen[r], out.max_logit);
     b.gather(b.p, head.v, out.o.data());
 
     if (backward) {
       b.scores(1.0, head.dout, vt.data(), b.dp);
       for (int64_t r = 0; r < b.rows(); ++r) {
         const int64_t i = first + r;
-        if (b.range[r].empty()) continue;
+        if (b.seen[r].empty()) continue;
         double delta = head.dlse != nullptr ? -head.dlse[i] : 0.0;
         for (int64_t c = 0; c < d; ++c) delta += head.dout[i * d + c] * out.o[i * d + c];
         out.delta[i] = delta;
         const double *p = b.row(b.p, r), *dp = b.row(b.dp, r);
         double* ds = b.row(b.ds, r);
-        for (int64_t j = b.range[r].begin; j < b.range[r].end; ++j) ds[j] = p[j] * (dp[j] - delta);
+        for_keys(b.seen[r], [&](int64_t j) { ds[j] = p[j] * (dp[j] - delta); });
       }
       b.gather(b.ds, head.k, out.dq.data());
       b.scatter(b.ds, head.q, out.dk.data());
@@ -171,13 +167,11 @@ ExactResult attention_exact(const ExactHead& head,
     }
 
     if (!tap) continue;
-    for (int64_t r = 0; r < b.rows(); ++r) {
-      const Range at = b.range[r];
-      if (at.empty()) continue;
-      tap({first + r, at.begin, at.end, b.row(b.s, r) + at.begin, b.row(b.p, r) + at.begin,
-           backward ? b.row(b.dp, r) + at.begin : nullptr,
-           backward ? b.row(b.ds, r) + at.begin : nullptr});
-    }
+    for (int64_t r = 0; r < b.rows(); ++r)
+      for (const Span& at : b.seen[r])
+        tap({first + r, at.begin, at.end, b.row(b.s, r) + at.begin, b.row(b.p, r) + at.begin,
+             backward ? b.row(b.dp, r) + at.begin : nullptr,
+             backward ? b.row(b.ds, r) + at.begin : nullptr});
   }
   for (double& x : out.dq) x *= head.scale;
   for (double& x : out.dk) x *= head.scale;

@@ -11,8 +11,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
+
+#include "ref/visibility.h"
 
 namespace sagebwd::ref {
 
@@ -24,12 +25,11 @@ struct ExactHead {
   const double* dout = nullptr;  // [nq, d]; null: forward only
   const double* dlse = nullptr;  // [nq]; null: zero
   double scale = 1.0;
-  /// Half-open range of keys query i sees; unset: all.
-  std::function<std::pair<int64_t, int64_t>(int64_t)> visible;
+  Visibility visible;
 };
 
-/// One row of the score matrices, for keys begin … end - 1. dp and ds are null in a forward-only
-/// run.
+/// One row of the score matrices, for a span of visible keys begin … end - 1. dp and ds are null in
+/// a forward-only run.
 struct ExactRow {
   int64_t i, begin, end;
   const double *s, *p, *dp, *ds;  // [end - begin]; s is the scaled logit
@@ -42,7 +42,7 @@ struct ExactResult {
   double max_logit = 0;  // -inf if no key is visible, NaN if a visible logit is
 };
 
-/// The tap sees every row that has a visible key, in order.
+/// The tap sees every span of visible keys, row by row.
 ExactResult attention_exact(const ExactHead& head,
                             const std::function<void(const ExactRow&)>& tap = {});
 

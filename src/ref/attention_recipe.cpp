@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles go query block by query block, key tiles in increasing order inside. Forward: online
+// Tiles go query block by query block, key tiles in the order of KeyWalk inside. Forward: online
 // softmax with the row's largest logit of the tile as the scale of P. Backward: P rebuilt from LSE,
 // then dV, dQ and dK tile by tile.
 #include "ref/attention_recipe.h"
@@ -67,12 +67,8 @@ struct KeptTile {
   std::vector<int16_t> p8;
 };
 
-bool floating_pv(const RecipeHead& head, const RecipeInputs& in, int64_t k_index) {
-  const int tiles = head.recipe.pv16_tiles;
-  return lifted(head, kMatmulO) || tiles < 0 || k_index < tiles || in.v_block_poisoned[k_index];
-}
-
-KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile,
+/// leading: P·V runs in floating point, whatever V holds.
+KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile, bool leading,
                       const std::vector<float>& bias, ForwardBlock& block) {
   const int64_t d = head.d;
   const Tile& t = tile;
@@ -84,7 +80,7 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   });
   t.for_visible([&](int64_t i, int64_t, int64_t at) { p[at] = std::exp2(s2[at] - tile_top[i]); });
 
-  const bool floating = floating_pv(head, x.inputs, t.k_index);
+  const bool floating = leading || x.inputs.v_block_poisoned[t.k_index];
   std::vector<float> part(size(t.rows * d), 0.0f);
   std::vector<int16_t> p8;
   const float levels = p_levels(head);
@@ -285,17 +281,16 @@ RecipeForward recipe_forward(const RecipeHead& head, const RecipeTap& tap) {
   out.o.assign(size(head.nq * head.d), 0.0f);
   out.lse.assign(size(head.nq), -kInf);
   out.max_logit = -kInf;
-  const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q),
-                k_tiles = ceil_div(head.nk, head.recipe.tile_k);
+  const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q);
   for (int64_t qt = 0; qt < q_tiles; ++qt) {
     const int64_t q0 = qt * head.recipe.tile_q;
     ForwardBlock block(std::min<int64_t>(head.recipe.tile_q, head.nq - q0), head.d);
     const std::vector<float> bias = logit_bias(head, x, qt, lifted(head, kMatmulS));
     std::vector<KeptTile> kept;
-    for (int64_t kt = 0; kt < k_tiles; ++kt) {
-      Tile tile = make_tile(head, qt, kt);
-      if (tile.empty()) continue;
-      KeptTile done = forward_tile(head, x, std::move(tile), bias, block);
+    const KeyWalk walk(head, qt);
+    for (int64_t step = 0; step < static_cast<int64_t>(walk.tiles.size()); ++step) {
+      KeptTile done = forward_tile(head, x, make_tile(head, qt, walk.tiles[step]),
+                                   step < walk.leading, bias, block);
       if (tap) kept.push_back(std::move(done));
     }
     finish_forward_block(head, x.inputs, q0, block, out);
@@ -315,11 +310,10 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
   out.dv.assign(size(head.nk * d), 0.0f);
   BackwardState s = start_backward(head, in, x.inputs, out);
 
-  const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q),
-                k_tiles = ceil_div(head.nk, head.recipe.tile_k);
+  const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q);
   for (int64_t qt = 0; qt < q_tiles; ++qt) {
     const std::vector<float> bias = logit_bias(head, x, qt, lifted(head, kMatmulSRecompute));
-    for (int64_t kt = 0; kt < k_tiles; ++kt) {
+    for (int64_t kt : KeyWalk(head, qt).tiles) {
       Tile tile = make_tile(head, qt, kt);
       for (int64_t r = 0; r < tile.rows; ++r)
         if (!s.active[tile.q0 + r]) tile.seen[r] = {0, 0};

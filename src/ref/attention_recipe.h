@@ -6,9 +6,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
+#include "ref/visibility.h"
 #include "sagebwd/recipe.h"
 
 namespace sagebwd::ref {
@@ -19,9 +19,9 @@ struct RecipeHead {
   const float* k = nullptr;  // [nk, d]
   const float* v = nullptr;  // [nk, d]
   float scale = 1.0f;
-  std::function<std::pair<int64_t, int64_t>(int64_t)> visible;  // unset: all keys
-  Recipe recipe;                                                // tile sizes filled in
-  int64_t sequence = 0, head = 0;                               // key of the dither
+  Visibility visible;
+  Recipe recipe;                   // tile sizes filled in
+  int64_t sequence = 0, head = 0;  // key of the dither
 };
 
 /// The quantised inputs: made once, the same for forward and backward.

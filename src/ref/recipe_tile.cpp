@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/math.h"
+
 namespace sagebwd::ref {
 
 namespace {
@@ -19,6 +21,18 @@ bool Tile::empty() const {
   return std::all_of(seen.begin(), seen.end(), [](const Span& s) { return s.empty(); });
 }
 
+KeyWalk::KeyWalk(const RecipeHead& head, int64_t q_index) {
+  const int64_t k_tiles = ceil_div(head.nk, head.recipe.tile_k);
+  for (int64_t k_index = 0; k_index < k_tiles; ++k_index)
+    if (!make_tile(head, q_index, k_index).empty()) tiles.push_back(k_index);
+  const int64_t all = static_cast<int64_t>(tiles.size());
+  const bool lifted = (head.recipe.high_precision & kMatmulO) != 0;
+  leading = lifted || head.recipe.pv16_tiles < 0
+                ? all
+                : std::count_if(tiles.begin(), tiles.end(),
+                                [&](int64_t tile) { return tile < head.recipe.pv16_tiles; });
+}
+
 Tile make_tile(const RecipeHead& head, int64_t q_index, int64_t k_index) {
   Tile t;
   t.q_index = q_index, t.k_index = k_index;
@@ -26,10 +40,8 @@ Tile make_tile(const RecipeHead& head, int64_t q_index, int64_t k_index) {
   t.rows = std::min<int64_t>(head.recipe.tile_q, head.nq - t.q0);
   t.cols = std::min<int64_t>(head.recipe.tile_k, head.nk - t.k0);
   for (int64_t i = 0; i < t.rows; ++i) {
-    const auto [begin, end] =
-        head.visible ? head.visible(t.q0 + i) : std::pair<int64_t, int64_t>(0, head.nk);
-    t.seen.push_back(
-        {std::clamp<int64_t>(begin - t.k0, 0, t.cols), std::clamp<int64_t>(end - t.k0, 0, t.cols)});
+    const Span keys = head.visible.inside(t.q0 + i, t.k0, t.k0 + t.cols);
+    t.seen.push_back({keys.begin - t.k0, keys.end - t.k0});
   }
   return t;
 }

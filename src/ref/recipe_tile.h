@@ -34,16 +34,21 @@ void matmul_add(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, int6
   }
 }
 
+/// The key tiles that a query tile visits, in the order of the visit. Loops over tiles ask this and
+/// assume nothing about the order.
+struct KeyWalk {
+  KeyWalk(const RecipeHead& head, int64_t q_index);
+
+  std::vector<int64_t> tiles;
+  int64_t leading;  // how many, from the first on, have P·V in floating point because the recipe
+                    // says so
+};
+
 /// Queries q0 … q0 + rows - 1 by keys k0 … k0 + cols - 1, and which of them each query sees.
 struct Tile {
-  struct Span {
-    int64_t begin, end;  // columns of the tile
-    bool empty() const { return begin >= end; }
-  };
-
   int64_t q_index, k_index;
   int64_t q0, k0, rows, cols;
-  std::vector<Span> seen;  // [rows]
+  std::vector<Span> seen;  // [rows]: columns of the tile
 
   bool empty() const;
   size_t size() const { return static_cast<size_t>(rows * cols); }

@@ -20,7 +20,7 @@ std::string decline(const Problem& p) {
   return p.device == Device::cpu ? "" : "the reference runs on a CPU only";
 }
 
-dispatch::Tiles tiles(const Problem& p) { return dispatch::any_tiles(p.recipe, 255); }
+backend::Tiles tiles(const Problem& p) { return backend::any_tiles(p.recipe, 255); }
 
 size_t workspace(const Problem&) { return 0; }
 
@@ -88,7 +88,7 @@ struct Inputs {
       return std::pair<int64_t, int64_t>(r.begin, r.end);
     };
     head.recipe = p.recipe;
-    const dispatch::Tiles size = tiles(p);
+    const backend::Tiles size = tiles(p);
     head.recipe.tile_q = size.q, head.recipe.tile_k = size.k;
     head.recipe.p_levels = size.p_levels;
     head.sequence = t, head.head = h;
@@ -138,8 +138,8 @@ void backward(const Problem& p, const BackwardArgs& args, void*) {
 
 }  // namespace
 
-const dispatch::Implementation& implementation() {
-  static const dispatch::Implementation impl{"ref", decline, tiles, workspace, forward, backward};
+const backend::Implementation& implementation() {
+  static const backend::Implementation impl{"ref", decline, tiles, workspace, forward, backward};
   return impl;
 }
 

@@ -2,10 +2,10 @@
 // The recipe oracle as an implementation behind the public API: SAGEBWD_IMPL=ref.
 #pragma once
 
-#include "dispatch/implementation.h"
+#include "backend/implementation.h"
 
 namespace sagebwd::ref {
 
-const dispatch::Implementation& implementation();
+const backend::Implementation& implementation();
 
 }  // namespace sagebwd::ref

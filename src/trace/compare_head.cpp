@@ -36,10 +36,9 @@ class TileComparison {
     std::vector<double> s(cols), p(cols), ds(cols), ds_for_dk(cols);
     for (int64_t r = 0; r < t.rows; ++r) {
       const int64_t i = t.q0 + r;
-      const auto [first, last] =
-          head_.visible ? head_.visible(i) : std::pair<int64_t, int64_t>(0, head_.nk);
-      const int64_t begin = std::max<int64_t>(first - t.k0, 0), end = std::min(last - t.k0, t.cols);
-      if (begin >= end) continue;
+      const ref::Span seen = head_.visible.inside(i, t.k0, t.k0 + t.cols);
+      if (seen.empty()) continue;
+      const int64_t begin = seen.begin - t.k0, end = seen.end - t.k0;
       const double mean = mean_logit(i);
       for (int64_t c = begin; c < end; ++c) {
         const int64_t at = r * t.cols + c;

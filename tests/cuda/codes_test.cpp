@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/dispatch_dtype.h"
-#include "cuda/host/workspace.h"
+#include "cuda/sm80/workspace.h"
 #include "device_case.h"
 #include "numerics/quantize.h"
 #include "ref/recipe_inputs.h"
@@ -58,18 +58,18 @@ float half_at(const uint16_t* x, int64_t i, Dtype dtype) {
 /// One direction's workspace, its problem, and the oracle's view of one head of one sequence.
 struct Inside {
   const spec::Problem& p;
-  cuda::Plan plan;
+  cuda::sm80::Plan plan;
   const CaseInputs& in;
-  dispatch::Tiles tiles;
+  backend::Tiles tiles;
   Differences& diff;
 
   int64_t D() const { return plan.padded_d; }
   int64_t q_pad(int64_t t) const {
-    return cuda::kBlock * (p.packed() ? plan.documents[static_cast<size_t>(t)].q_block
+    return cuda::kBlock * (p.packed() ? plan.blocks.documents[static_cast<size_t>(t)].q_block
                                       : t * ((p.nq + cuda::kBlock - 1) / cuda::kBlock));
   }
   int64_t k_pad(int64_t t) const {
-    return cuda::kBlock * (p.packed() ? plan.documents[static_cast<size_t>(t)].k_block
+    return cuda::kBlock * (p.packed() ? plan.blocks.documents[static_cast<size_t>(t)].k_block
                                       : t * ((p.nk + cuda::kBlock - 1) / cuda::kBlock));
   }
   const float* rows(const std::vector<float>& x, int64_t batch, int64_t head, int64_t heads,
@@ -119,7 +119,7 @@ struct Inside {
                     head, i, c);
   }
 
-  void keys_equal(const cuda::SharedSpace& ws, const ref::RecipeInputs& want, int64_t t,
+  void keys_equal(const cuda::sm80::SharedSpace& ws, const ref::RecipeInputs& want, int64_t t,
                   int64_t head) const {
     const spec::Sequence s = p.sequence(t);
     const int64_t row0 = head * plan.tk + k_pad(t);
@@ -146,9 +146,9 @@ struct Inside {
 
 void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) {
   const spec::Problem& p = w.problem;
-  const Inside x{p, cuda::Plan(p), in, cuda::tiles_of(p), diff};
+  const Inside x{p, cuda::sm80::Plan(p), in, cuda::sm80::tiles_of(p), diff};
   cuda::Arena arena(const_cast<std::byte*>(w.bytes.data()));
-  const cuda::ForwardSpace ws(p, x.plan, arena);
+  const cuda::sm80::ForwardSpace ws(p, x.plan, arena);
   for (int64_t t = 0; t < p.num_sequences(); ++t)
     for (int64_t head = 0; head < p.h; ++head) {
       const int64_t kv = head / p.group(), k0 = kv * x.plan.tk + x.k_pad(t);
@@ -192,13 +192,13 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
 void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs& in,
                     const Results& out, bool aligned, Differences& diff) {
   const spec::Problem& p = w.backward.problem;
-  const bool dout_as_is = aligned && cuda::fused(p) && p.d == 64,
-             v_as_is = aligned && cuda::fused(p) && (p.d == 64 || p.d == 128);
-  const Inside x{p, cuda::Plan(p), in, cuda::tiles_of(p), diff};
+  const bool dout_as_is = aligned && cuda::sm80::fused(p) && p.d == 64,
+             v_as_is = aligned && cuda::sm80::fused(p) && (p.d == 64 || p.d == 128);
+  const Inside x{p, cuda::sm80::Plan(p), in, cuda::sm80::tiles_of(p), diff};
   cuda::Arena arena(const_cast<std::byte*>(w.backward.bytes.data())),
       forward_arena(const_cast<std::byte*>(w.forward.bytes.data()));
-  const cuda::BackwardSpace ws(p, x.plan, arena);
-  const cuda::ForwardSpace of_forward(w.forward.problem, x.plan, forward_arena);
+  const cuda::sm80::BackwardSpace ws(p, x.plan, arena);
+  const cuda::sm80::ForwardSpace of_forward(w.forward.problem, x.plan, forward_arena);
   for (int64_t t = 0; t < p.num_sequences(); ++t)
     for (int64_t head = 0; head < p.h; ++head) {
       const int64_t kv = head / p.group(), k0 = kv * x.plan.tk + x.k_pad(t);
@@ -243,7 +243,7 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
-      x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, cuda::fused(p));
+      x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, cuda::sm80::fused(p));
       if (!v_as_is)
         x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk), 0,
                        s.nk, kv);

@@ -44,15 +44,15 @@ struct Block {
   int own_head, channel;
   int64_t block;
   const Sequence& s;
-  int64_t line0;         // first line inside the sequence
-  Range seen;            // tokens of the other side that they see
-  int64_t lines, steps;  // tokens of the sequence on this side and on the other
+  int line0;         // first line inside the sequence
+  tile::Range seen;  // tokens of the other side that they see
+  int lines, steps;  // tokens of the sequence on this side and on the other
   int tile_lines, tile_steps;
   Result result = {};
   double row_sum[2] = {};  // this thread's share of Σ dS (partial_kv)
 
   __device__ static int64_t blocks(const Params& p) {
-    return kByQuery ? p.seq.q_blocks : p.seq.k_blocks;
+    return kByQuery ? p.batch.q_blocks : p.batch.k_blocks;
   }
   __device__ Block(const BackwardParams& params, Shared& memory)
       : p(params),
@@ -61,21 +61,25 @@ struct Block {
         channel(static_cast<int>(blockIdx.y) * kResultChannels),
         block(blockIdx.x % blocks(params)),
         s(memory.sequence),
-        line0((block - (kByQuery ? s.q_block : s.k_block)) * kBlock),
+        line0(static_cast<int>(block - (kByQuery ? s.q_block : s.k_block)) * kBlock),
         seen(seen_by(line0)),
         lines(kByQuery ? s.nq : s.nk),
         steps(kByQuery ? s.nk : s.nq),
         tile_lines(kByQuery ? params.tile_q : params.tile_k),
         tile_steps(kByQuery ? params.tile_k : params.tile_q) {}
 
-  __device__ Pair pair(int head, int64_t line, int64_t step) const {
+  __device__ Pair pair(int head, int line, int step) const {
     return Pair(p, s, head, kByQuery ? head / p.group : own_head, kByQuery ? line : step,
                 kByQuery ? step : line);
   }
   /// Tokens of the other side that have visible pairs with the block of lines.
-  __device__ Range seen_by(int64_t line) const {
-    return kByQuery ? keys_of_block(p.seq, s, line) : queries_of_block(p.seq, s, line);
+  __device__ tile::Range seen_by(int line) const {
+    const int last = min(line + kBlock, kByQuery ? s.nq : s.nk) - 1;
+    return kByQuery ? tile::keys_seen(p.mask, s, line, last)
+                    : tile::visible_to(p.mask, s, line, last);
   }
+  /// The tiles of the other side that the lines visit with the queries of a head.
+  __device__ tile::Walk walk(int) const { return tile::walk_of(seen, tile_steps); }
 
   /// P for dV, dS for the others; zero where masked.
   __device__ void gradients(const Pair& here, Fragment<float>& x) {
@@ -118,14 +122,13 @@ struct Block {
 
   /// Largest folded magnitudes of 64 lines over a tile, into shared.line; NaN stays. `held` is the
   /// step whose values are left in x, or -1.
-  __device__ void measure(int head, int64_t line, int64_t begin, int64_t end, Fragment<float>& x,
-                          int64_t& held) {
+  __device__ void measure(int head, int line, int begin, int end, Fragment<float>& x, int& held) {
     const Lane at;
     // Magnitudes are not negative, so their bits have their order, with NaN above all.
     int by_row[2] = {}, by_col[4][2] = {};
     held = -1;
-    const Range seen = seen_by(line);
-    for (int64_t step = begin; step < end; step += kBlock) {
+    const tile::Range seen = seen_by(line);
+    for (int step = begin; step < end; step += kBlock) {
       if (!overlaps(seen, step)) continue;
       gradients(pair(head, line, step), x);
       held = step;
@@ -173,8 +176,7 @@ struct Block {
   }
 
   /// Scales of the own lines in one tile, into shared.line and shared.inverse.
-  __device__ void find_scales(int head, int64_t begin, int64_t end, Fragment<float>& x,
-                              int64_t& held) {
+  __device__ void find_scales(int head, int begin, int end, Fragment<float>& x, int& held) {
     float tile_amax = 0.0f;
     const auto share = [&] {
       for (int n = 0; n < kBlock; ++n)
@@ -182,8 +184,8 @@ struct Block {
       __syncthreads();
     };
     if (p.paper) {
-      const int64_t first = line0 / tile_lines * tile_lines;
-      for (int64_t line = first; line < smaller(first + tile_lines, lines); line += kBlock) {
+      const int first = line0 / tile_lines * tile_lines;
+      for (int line = first; line < min(first + tile_lines, lines); line += kBlock) {
         if (line == line0) continue;
         measure(head, line, begin, end, x, held);
         share();
@@ -202,19 +204,18 @@ struct Block {
   }
 
   /// Adds the tile that begins at step `begin`.
-  __device__ void tile(int head, int64_t begin) {
+  __device__ void visit(int head, int begin) {
     const Lane at;
-    const int64_t end = smaller(begin + tile_steps, steps);
+    const int end = min(begin + tile_steps, steps);
     const bool floating = (p.lifted & kMatmul) != 0;
     Fragment<float> x;
-    int64_t held = -1;
+    int held = -1;
     float scale[2] = {1.0f, 1.0f};
     if (!floating) {
       find_scales(head, begin, end, x, held);
       scale[0] = shared.line[at.row(0)], scale[1] = shared.line[at.row(1)];
     }
-    for (int64_t step = begin + (end - begin - 1) / kBlock * kBlock; step >= begin;
-         step -= kBlock) {
+    for (int step = begin + (end - begin - 1) / kBlock * kBlock; step >= begin; step -= kBlock) {
       if (!overlaps(seen, step)) continue;
       const Pair here = pair(head, line0, step);
       if (step != held) gradients(here, x);
@@ -303,11 +304,11 @@ struct Block {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int64_t i = line0 + at.row(r);
+      const int i = line0 + at.row(r);
       sum[r] = 0.0f;
       if (p.dlse.data != nullptr && i < s.nq &&
           p.lse2[own_head * p.tq + s.q_first + i] != -INFINITY)
-        sum[r] = *stat_of(p.dlse, s, own_head, s.q_begin + i);
+        sum[r] = *tile::stat_of(p.dlse, s, own_head, s.q_begin + i);
     }
   }
 
@@ -327,7 +328,7 @@ struct Block {
         if (line0 + line >= lines || c >= p.d) return;
         const float value = mean == nullptr ? y : y + sum[r] * mean[c];
         const int64_t token = (kByQuery ? s.q_begin : s.k_begin) + line0 + line;
-        write(to, offset_of(to, s, own_head, token) + c, factor * value);
+        write(p.batch.dtype, to, tile::offset_of(to, s, own_head, token) + c, factor * value);
       });
   }
 };
@@ -337,22 +338,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     gradient_kernel(const __grid_constant__ BackwardParams p) {
   __shared__ Shared shared;
   if (threadIdx.x == 0)
-    shared.sequence = sequence_of_block(p.seq, blockIdx.x % Block<kGradient>::blocks(p),
+    shared.sequence = sequence_of_block(p.batch.seq, blockIdx.x % Block<kGradient>::blocks(p),
                                         Block<kGradient>::kByQuery);
   __syncthreads();
   Block<kGradient> b(p, shared);
   const int first_head = Block<kGradient>::kByQuery ? b.own_head : b.own_head * p.group,
             heads = Block<kGradient>::kByQuery ? 1 : p.group;
-  for (int head = first_head; head < first_head + heads; ++head)
-    for (int64_t step = b.seen.begin / b.tile_steps * b.tile_steps; step < b.seen.end;
-         step += b.tile_steps)
-      b.tile(head, step);
+  for (int head = first_head; head < first_head + heads; ++head) {
+    const tile::Walk walk = b.walk(head);
+    for (int step = 0; step < walk.steps; ++step) b.visit(head, walk.tile(step) * b.tile_steps);
+  }
   b.finish();
 }
 
 template <Gradient kGradient>
 void run(const BackwardParams& p, int heads, cudaStream_t stream) {
-  const int64_t blocks = kGradient == Gradient::dq ? p.seq.q_blocks : p.seq.k_blocks;
+  const int64_t blocks = kGradient == Gradient::dq ? p.batch.q_blocks : p.batch.k_blocks;
   launch(gradient_kernel<kGradient>,
          dim3(static_cast<unsigned>(blocks * heads),
               static_cast<unsigned>((p.d + kResultChannels - 1) / kResultChannels)),

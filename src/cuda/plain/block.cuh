@@ -5,6 +5,7 @@
 
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/mma_tf32.cuh"
+#include "cuda/arch/scalar.cuh"
 #include "cuda/plain/params.h"
 
 namespace sagebwd::cuda::plain {
@@ -14,8 +15,7 @@ inline constexpr int kThreads = 256;
 /// threadIdx.x, asked anew each time: what is made from it then need not stay in registers through
 /// the loops over tiles, which have none to spare.
 __device__ __forceinline__ int thread_index() {
-  int i;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+  const int i = static_cast<int>(arch::thread_index());
   __builtin_assume(i >= 0 && i < kThreads);
   return i;
 }

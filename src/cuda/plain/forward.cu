@@ -41,23 +41,27 @@ struct Block {
   int head, kv, channel;
   int64_t block;
   const Sequence& s;
-  int64_t q0;
-  Range seen;  // keys that any of the queries sees
+  int q0;
+  tile::Range seen;  // keys that any of the queries sees
+  tile::Walk walk;   // the tiles that hold them
+  int leading;       // steps of the walk, from the first on, with P·V in floating point
   RowState row[2];
   Result result = {};
 
   __device__ Block(const ForwardParams& params, Shared& memory)
       : p(params),
         shared(memory),
-        head(static_cast<int>(blockIdx.x / params.seq.q_blocks)),
+        head(static_cast<int>(blockIdx.x / params.batch.q_blocks)),
         kv(head / params.group),
         channel(static_cast<int>(blockIdx.y) * kResultChannels),
-        block(blockIdx.x % params.seq.q_blocks),
+        block(blockIdx.x % params.batch.q_blocks),
         s(memory.sequence),
-        q0((block - s.q_block) * kBlock),
-        seen(keys_of_block(params.seq, s, q0)) {}
+        q0(static_cast<int>(block - s.q_block) * kBlock),
+        seen(tile::keys_seen(params.mask, s, q0, min(q0 + kBlock, s.nq) - 1)),
+        walk(tile::walk_of(seen, params.tile_k)),
+        leading(walk.leading(params.pv_floating_tiles)) {}
 
-  __device__ Pair pair(int64_t k0) const { return Pair(p, s, head, kv, q0, k0); }
+  __device__ Pair pair(int k0) const { return Pair(p, s, head, kv, q0, k0); }
   __device__ void logits_of(const Pair& here, Fragment<float>& x) {
     load_pair(here, shared, [](int) { return true; });
     logits(here, (p.lifted & kMatmulS) != 0, shared, x);
@@ -65,12 +69,11 @@ struct Block {
 
   /// Largest logit of each of the thread's rows over the keys of a tile. `held` is the block whose
   /// logits are left in x, or -1.
-  __device__ void measure(int64_t begin, int64_t end, Fragment<float>& x, int64_t& held,
-                          float (&top)[2]) {
+  __device__ void measure(int begin, int end, Fragment<float>& x, int& held, float (&top)[2]) {
     const Lane at;
     top[0] = top[1] = -INFINITY;
     held = -1;
-    for (int64_t k0 = begin; k0 < end; k0 += kBlock) {
+    for (int k0 = begin; k0 < end; k0 += kBlock) {
       if (!overlaps(seen, k0)) continue;
       logits_of(pair(k0), x);
       held = k0;
@@ -93,23 +96,23 @@ struct Block {
     __syncthreads();
   }
 
-  __device__ void tile(int64_t index) {
+  __device__ void visit(int step) {
     const Lane at;
-    const int64_t begin = index * p.tile_k, end = smaller(begin + p.tile_k, s.nk);
+    const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
     Fragment<float> x;
-    int64_t held;
+    int held;
     float tile_top[2];
     measure(begin, end, x, held, tile_top);
     if (held < 0) return;
 
-    const float v_scale = p.v_scale[kv * p.seq.k_blocks + s.k_block + begin / kBlock];
-    const bool floating = index < p.pv_floating_tiles || isnan(v_scale);
+    const float v_scale = p.v_scale[kv * p.batch.k_blocks + s.k_block + begin / kBlock];
+    const bool floating = step < leading || isnan(v_scale);
     float alpha[2], beta[2], factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       alpha[r] = 1.0f, beta[r] = factor[r] = 0.0f;
       if (q0 + at.row(r) >= s.nq) continue;
-      const Range keys = visible_keys(p.seq, s, q0 + at.row(r));
+      const tile::Range keys = tile::visible(p.mask, s, q0 + at.row(r));
       if (keys.begin >= end || keys.end <= begin || keys.begin >= keys.end) continue;
       const float top = fmaxf(row[r].top, tile_top[r]);
       alpha[r] = row[r].seen ? exp2f(row[r].top - top) : 0.0f;
@@ -121,7 +124,7 @@ struct Block {
 #pragma unroll
     for (auto& part : result) for_elements(part, [&](float& o, int r, int, int) { o *= alpha[r]; });
 
-    for (int64_t k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
+    for (int k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
       if (!overlaps(seen, k0)) continue;
       const Pair here = pair(k0);
       if (k0 != held) logits_of(here, x);
@@ -184,14 +187,14 @@ struct Block {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.d) return;
         const float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
-        write(p.o, offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
+        write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
       });
     if (blockIdx.y != 0) return;
 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (at.t != 0 || at.warp_col != 0) continue;
-      const int64_t i = q0 + at.row(r);
+      const int i = q0 + at.row(r);
       float logit = -INFINITY;
       if (i < s.nq) {
         float lse = -INFINITY;
@@ -202,7 +205,7 @@ struct Block {
                                    mean_logit);
           logit = nan_logit[r] ? NAN : static_cast<float>(numerics::kLn2 * top + mean_logit);
         }
-        *stat_of(p.lse, s, head, s.q_begin + i) = lse;
+        *tile::stat_of(p.lse, s, head, s.q_begin + i) = lse;
       }
       shared.line[at.row(r)] = logit;
     }
@@ -211,7 +214,7 @@ struct Block {
     float largest = -INFINITY;
     for (int line = 0; line < kBlock; ++line)
       if (isnan(shared.line[line]) || largest < shared.line[line]) largest = shared.line[line];
-    p.block_max[head * p.seq.q_blocks + block] = largest;
+    p.block_max[head * p.batch.q_blocks + block] = largest;
   }
 };
 
@@ -219,10 +222,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   __shared__ Shared shared;
   if (threadIdx.x == 0)
-    shared.sequence = sequence_of_block(p.seq, blockIdx.x % p.seq.q_blocks, true);
+    shared.sequence = sequence_of_block(p.batch.seq, blockIdx.x % p.batch.q_blocks, true);
   __syncthreads();
   Block b(p, shared);
-  for (int64_t tile = b.seen.begin / p.tile_k; tile * p.tile_k < b.seen.end; ++tile) b.tile(tile);
+  for (int step = 0; step < b.walk.steps; ++step) b.visit(step);
   b.finish();
 }
 
@@ -230,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 void launch_forward(const ForwardParams& p, cudaStream_t stream) {
   launch(forward_kernel,
-         dim3(static_cast<unsigned>(p.seq.q_blocks * p.h),
+         dim3(static_cast<unsigned>(p.batch.q_blocks * p.h),
               static_cast<unsigned>((p.d + kResultChannels - 1) / kResultChannels)),
          kThreads, 0, p, stream);
 }

@@ -9,42 +9,19 @@
 
 #include <cstdint>
 
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::plain {
 
 inline constexpr int kBlock = 64;
 
-/// Where one document of a packed batch starts; an array of these has one entry more than there are
-/// documents.
-struct DocumentStart {
-  int32_t q, k;              // tokens
-  int32_t q_block, k_block;  // blocks
-};
-
-/// All sequences of a call, and the mask inside each. Query i sees keys i + shift - left … i +
-/// shift
-/// + right; -1: open. shift = nk - nq if bottom_right.
-struct Sequences {
-  int count;
-  int64_t nq, nk;                            // of each sequence, when not packed
-  int64_t q_blocks, k_blocks;                // of all sequences
-  const DocumentStart* documents = nullptr;  // [count + 1]; null: not packed
-  bool bottom_right;
-  int64_t left, right;
-};
-
-/// A tensor of the caller's, [b, h, n, d] with unit channel stride.
-struct Strided {
-  void* data;
-  int64_t batch, head, token;  // strides in elements
-  Dtype dtype;
-};
-
-/// FP32 statistics of the caller's, [b, h, n]; data may be null.
-struct StridedStats {
-  float* data;
-  int64_t batch, head, token;
+/// What every kernel of a call knows of it.
+struct Batch {
+  Sequences seq;
+  int64_t q_blocks, k_blocks;  // of all sequences
+  Dtype dtype;                 // of the caller's tensors
 };
 
 /// Q, K, V or dO as the products want it.
@@ -58,7 +35,8 @@ struct Operand {
 
 /// What forward and backward kernels share.
 struct Params {
-  Sequences seq;
+  Batch batch;
+  MaskParams mask;
   int h, hk, group, d, pitch;
   int64_t tq, tk;  // tokens of all sequences
   int tile_q, tile_k;

@@ -35,41 +35,37 @@ dim3 grid_of(int64_t blocks, int heads) { return dim3(static_cast<unsigned>(bloc
 
 /// Work of one thread block: a block of one head's tokens.
 struct Place {
-  __device__ Place(const Sequences& seq, bool queries) {
-    const int64_t blocks = queries ? seq.q_blocks : seq.k_blocks;
+  __device__ Place(const Batch& batch, bool queries) {
+    const int64_t blocks = queries ? batch.q_blocks : batch.k_blocks;
     head = static_cast<int>(blockIdx.x / blocks);
     block = blockIdx.x % blocks;
     at = head * blocks + block;
-    s = sequence_of_block(seq, block, queries);
-    first = (block - (queries ? s.q_block : s.k_block)) * kBlock;
+    s = sequence_of_block(batch.seq, block, queries);
+    first = static_cast<int>(block - (queries ? s.q_block : s.k_block)) * kBlock;
     count = queries ? s.nq : s.nk;
-    rows = static_cast<int>(smaller(kBlock, count - first));
+    rows = min(kBlock, count - first);
   }
   Sequence s;
-  int head, rows;        // rows: tokens the block has
-  int64_t block, at;     // number of the block; place in arrays [heads, blocks]
-  int64_t first, count;  // first token inside the sequence; tokens of the sequence
+  int head, rows;     // rows: tokens the block has
+  int64_t block, at;  // number of the block; place in arrays [heads, blocks]
+  int first, count;   // first token inside the sequence; tokens of the sequence
 };
-
-__global__ void documents_kernel(DocumentJob job) {
-  if (static_cast<int>(threadIdx.x) < job.count) job.to[threadIdx.x] = job.start[threadIdx.x];
-}
 
 // ---- means
 
 /// Whether the token at `row` holds NaN or Inf; asked by a whole warp.
-__device__ bool is_poisoned(const Strided& x, int64_t row, int d) {
+__device__ bool is_poisoned(Dtype dtype, const Strided& x, int64_t row, int d) {
   bool bad = false;
-  for (int c = lane(); c < d; c += 32) bad |= !numerics::is_finite(read(x, row + c));
+  for (int c = lane(); c < d; c += 32) bad |= !numerics::is_finite(read(dtype, x, row + c));
   return warp_any(bad);
 }
 
 __global__ void __launch_bounds__(kThreads) mean_part_kernel(MeanJob job) {
   __shared__ bool poisoned[kBlock];
-  const Place b(job.seq, false);
-  const int64_t row0 = offset_of(job.x, b.s, b.head, b.s.k_begin + b.first);
+  const Place b(job.batch, false);
+  const int64_t row0 = tile::offset_of(job.x, b.s, b.head, b.s.k_begin + b.first);
   for (int r = warp(); r < b.rows; r += kWarps) {
-    const bool bad = is_poisoned(job.x, row0 + r * job.x.token, job.d);
+    const bool bad = is_poisoned(job.batch.dtype, job.x, row0 + r * job.x.token, job.d);
     if (lane() == 0) poisoned[r] = bad;
   }
   __syncthreads();
@@ -79,7 +75,8 @@ __global__ void __launch_bounds__(kThreads) mean_part_kernel(MeanJob job) {
   for (int r = 0; r < b.rows; ++r) {
     if (poisoned[r]) continue;
     ++counted;
-    if (c < job.d) sum += static_cast<double>(read(job.x, row0 + r * job.x.token + c));
+    if (c < job.d)
+      sum += static_cast<double>(read(job.batch.dtype, job.x, row0 + r * job.x.token + c));
   }
   if (c < job.d) job.part[b.at * job.d + c] = sum;
   if (c == 0) job.counted[b.at] = counted;
@@ -87,10 +84,10 @@ __global__ void __launch_bounds__(kThreads) mean_part_kernel(MeanJob job) {
 
 __global__ void __launch_bounds__(kThreads) mean_kernel(MeanJob job) {
   const int head = static_cast<int>(blockIdx.x) % job.heads;
-  const Sequence s = sequence_at(job.seq, static_cast<int>(blockIdx.x) / job.heads);
+  const Sequence s = sequence_at(job.batch.seq, static_cast<int>(blockIdx.x) / job.heads);
   const int c = static_cast<int>(threadIdx.x);
   if (c >= job.d) return;
-  const int64_t first = head * job.seq.k_blocks + s.k_block;
+  const int64_t first = head * job.batch.k_blocks + s.k_block;
   double sum = 0;
   int64_t counted = 0;
 #pragma unroll 8
@@ -108,17 +105,17 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
   __shared__ float mean[kMaxDim], tile_mean[kMaxDim];
   __shared__ float amax[kMaxTile];
   __shared__ bool poisoned[kMaxTile];
-  const Place b(job.seq, job.queries);
+  const Place b(job.batch, job.queries);
   const int c = static_cast<int>(threadIdx.x), d = job.d;
   // The group: tokens first … first + rows - 1, of which the block's own start at `own`.
   const bool shared = job.scale_by_tile || job.tile_mean != nullptr;
-  const int64_t first = shared ? b.first / job.tile * job.tile : b.first;
-  const int rows = static_cast<int>(smaller(shared ? job.tile : kBlock, b.count - first));
-  const int own = static_cast<int>(b.first - first);
+  const int first = shared ? b.first / job.tile * job.tile : b.first;
+  const int rows = min(shared ? job.tile : kBlock, b.count - first);
+  const int own = b.first - first;
   const int64_t row0 =
-      offset_of(job.x, b.s, b.head, (job.queries ? b.s.q_begin : b.s.k_begin) + first);
+      tile::offset_of(job.x, b.s, b.head, (job.queries ? b.s.q_begin : b.s.k_begin) + first);
   const auto raw = [&](int r, int channel) {
-    return read(job.x, row0 + r * job.x.token + channel);
+    return read(job.batch.dtype, job.x, row0 + r * job.x.token + channel);
   };
 
   if (c < d) {
@@ -129,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
   }
   if (job.tile_mean != nullptr) {
     for (int r = warp(); r < rows; r += kWarps) {
-      const bool bad = is_poisoned(job.x, row0 + r * job.x.token, d);
+      const bool bad = is_poisoned(job.batch.dtype, job.x, row0 + r * job.x.token, d);
       if (lane() == 0) poisoned[r] = bad;
     }
     __syncthreads();
@@ -197,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
 // ---- queries
 
 __global__ void __launch_bounds__(kThreads) row_kernel(RowJob job) {
-  const Place b(job.seq, true);
+  const Place b(job.batch, true);
   const float* mean = job.k_mean == nullptr
                           ? nullptr
                           : job.k_mean + (static_cast<int64_t>(b.s.index) * (job.h / job.group) +
@@ -206,26 +203,27 @@ __global__ void __launch_bounds__(kThreads) row_kernel(RowJob job) {
   for (int r = warp(); r < b.rows; r += kWarps) {
     const int64_t token = b.s.q_begin + b.first + r;
     const int64_t to = b.head * job.tq + b.s.q_first + b.first + r;
-    const int64_t q = offset_of(job.q, b.s, b.head, token);
+    const int64_t q = tile::offset_of(job.q, b.s, b.head, token);
     double dot = 0;
     for (int c = lane(); c < job.d && mean != nullptr; c += 32)
-      dot += static_cast<double>(read(job.q, q + c)) * static_cast<double>(mean[c]);
+      dot +=
+          static_cast<double>(read(job.batch.dtype, job.q, q + c)) * static_cast<double>(mean[c]);
     const double mean_logit = static_cast<double>(job.scale) * warp_sum(dot);
     if (lane() == 0) job.mean_logit[to] = mean_logit;
     if (job.lse2 == nullptr) continue;
 
-    const int64_t o = offset_of(job.o, b.s, b.head, token),
-                  dout = offset_of(job.dout, b.s, b.head, token);
+    const int64_t o = tile::offset_of(job.o, b.s, b.head, token),
+                  dout = tile::offset_of(job.dout, b.s, b.head, token);
     double delta = 0;
     for (int c = lane(); c < job.d; c += 32)
-      delta +=
-          static_cast<double>(read(job.dout, dout + c)) * static_cast<double>(read(job.o, o + c));
+      delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) *
+               static_cast<double>(read(job.batch.dtype, job.o, o + c));
     delta = warp_sum(delta);
     if (lane() != 0) continue;
-    const float lse = *stat_of(job.lse, b.s, b.head, token);
+    const float lse = *tile::stat_of(job.lse, b.s, b.head, token);
     const bool active = lse != -INFINITY;
     if (job.dlse.data != nullptr)
-      delta -= static_cast<double>(*stat_of(job.dlse, b.s, b.head, token));
+      delta -= static_cast<double>(*tile::stat_of(job.dlse, b.s, b.head, token));
     job.lse2[to] =
         active
             ? static_cast<float>((static_cast<double>(lse) - mean_logit) * (1.0 / numerics::kLn2))
@@ -236,11 +234,11 @@ __global__ void __launch_bounds__(kThreads) row_kernel(RowJob job) {
 
 __global__ void max_kernel(MaxJob job) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= static_cast<int64_t>(job.seq.count) * job.h) return;
-  const Sequence s = sequence_at(job.seq, static_cast<int>(i / job.h));
-  const float* from = job.block_max + i % job.h * job.seq.q_blocks + s.q_block;
+  if (i >= static_cast<int64_t>(job.batch.seq.count) * job.h) return;
+  const Sequence s = sequence_at(job.batch.seq, static_cast<int>(i / job.h));
+  const float* from = job.block_max + i % job.h * job.batch.q_blocks + s.q_block;
   float largest = -INFINITY;
-  for (int64_t b = 0; b < blocks_of(s.nq); ++b)
+  for (int b = 0; b < blocks_of(s.nq); ++b)
     if (!(from[b] <= largest)) {  // also takes a NaN, and then nothing after it
       largest = from[b];
       if (isnan(largest)) break;
@@ -250,26 +248,22 @@ __global__ void max_kernel(MaxJob job) {
 
 }  // namespace
 
-void launch_documents(const DocumentJob& job, cudaStream_t stream) {
-  launch(documents_kernel, dim3(1), kThreads, 0, job, stream);
-}
-
 void launch_mean(const MeanJob& job, cudaStream_t stream) {
-  launch(mean_part_kernel, grid_of(job.seq.k_blocks, job.heads), kThreads, 0, job, stream);
-  launch(mean_kernel, grid_of(job.seq.count, job.heads), kThreads, 0, job, stream);
+  launch(mean_part_kernel, grid_of(job.batch.k_blocks, job.heads), kThreads, 0, job, stream);
+  launch(mean_kernel, grid_of(job.batch.seq.count, job.heads), kThreads, 0, job, stream);
 }
 
 void launch_tokens(const TokenJob& job, cudaStream_t stream) {
-  launch(token_kernel, grid_of(job.queries ? job.seq.q_blocks : job.seq.k_blocks, job.heads),
+  launch(token_kernel, grid_of(job.queries ? job.batch.q_blocks : job.batch.k_blocks, job.heads),
          kThreads, 0, job, stream);
 }
 
 void launch_rows(const RowJob& job, cudaStream_t stream) {
-  launch(row_kernel, grid_of(job.seq.q_blocks, job.h), kThreads, 0, job, stream);
+  launch(row_kernel, grid_of(job.batch.q_blocks, job.h), kThreads, 0, job, stream);
 }
 
 void launch_max(const MaxJob& job, cudaStream_t stream) {
-  const int64_t items = static_cast<int64_t>(job.seq.count) * job.h;
+  const int64_t items = static_cast<int64_t>(job.batch.seq.count) * job.h;
   launch(max_kernel, dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads, 0,
          job, stream);
 }

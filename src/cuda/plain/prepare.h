@@ -9,19 +9,9 @@
 
 namespace sagebwd::cuda::plain {
 
-/// Writes `count` entries of the documents' table. They travel by value, so that nothing on the
-/// host has to outlive the call and a captured graph keeps its own copy.
-inline constexpr int kDocumentsPerLaunch = 240;
-struct DocumentJob {
-  DocumentStart start[kDocumentsPerLaunch];
-  DocumentStart* to;
-  int count;
-};
-void launch_documents(const DocumentJob& job, cudaStream_t stream);
-
 /// Mean over the keys of each sequence. Tokens that hold NaN or Inf are left out.
 struct MeanJob {
-  Sequences seq;
+  Batch batch;
   int heads, d;
   Strided x;
   double* part;  // [heads, k blocks, d]
@@ -32,7 +22,7 @@ void launch_mean(const MeanJob& job, cudaStream_t stream);
 
 /// Codes, scales and copies of one tensor. Whatever is null is not made.
 struct TokenJob {
-  Sequences seq;
+  Batch batch;
   bool queries;  // whether the tokens are queries or keys
   int heads, d, pitch;
   int64_t tokens;
@@ -47,7 +37,7 @@ struct TokenJob {
 void launch_tokens(const TokenJob& job, cudaStream_t stream);
 
 struct RowJob {
-  Sequences seq;
+  Batch batch;
   int h, group, d;
   int64_t tq;
   float scale;
@@ -63,7 +53,7 @@ void launch_rows(const RowJob& job, cudaStream_t stream);
 
 /// Largest logit of each sequence and head, from those of the blocks.
 struct MaxJob {
-  Sequences seq;
+  Batch batch;
   int h;
   const float* block_max;  // [h, q blocks]
   float* max_logit;        // [sequences, h]

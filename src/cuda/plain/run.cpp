@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward and backward as a sequence of kernels on the caller's stream: nothing here waits for the
 // device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
-#include <algorithm>
+#include "cuda/plain/run.h"
+
 #include <cstdint>
 #include <limits>
 
 #include "base/math.h"
 #include "cuda/host/arena.h"
+#include "cuda/host/blocks.h"
+#include "cuda/host/documents.h"
+#include "cuda/host/views.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
-#include "cuda/plain/plain.h"
 #include "cuda/plain/prepare.h"
 
 namespace sagebwd::cuda::plain {
@@ -17,29 +20,9 @@ namespace {
 
 using spec::Problem;
 
-/// Blocks of all sequences.
-struct Blocks {
-  explicit Blocks(const Problem& p) {
-    if (!p.packed()) {
-      q = p.b * ceil_div(p.nq, kBlock), k = p.b * ceil_div(p.nk, kBlock);
-      return;
-    }
-    for (int64_t t = 0; t < p.documents.count; ++t) {
-      const spec::Sequence s = p.sequence(t);
-      q += ceil_div(s.nq, kBlock), k += ceil_div(s.nk, kBlock);
-    }
-  }
-  int64_t q = 0, k = 0;
-};
-
-Strided strided(const TensorView& t) {
-  return {t.data, t.stride[0], t.stride[1], t.stride[2], t.dtype};
-}
-StridedStats stats(const StatsView& s) { return {s.data, s.stride[0], s.stride[1], s.stride[2]}; }
-
 /// The workspace of a call, and the parameters that point into it.
 struct Space {
-  Space(const Problem& p, void* base) : arena(base), blocks(p) {
+  Space(const Problem& p, void* base) : arena(base), blocks(p, kBlock) {
     pitch = round_up(p.d, 16);
     tq = p.b * p.nq, tk = p.b * p.nk;
     forward = p.direction == spec::Direction::forward;
@@ -98,40 +81,16 @@ struct Call {
         ws(problem, aligned(workspace)),
         tiles(tiles_of(problem)),
         stream(static_cast<cudaStream_t>(a.stream)) {
-    seq.count = static_cast<int>(p.num_sequences());
-    seq.nq = p.nq, seq.nk = p.nk;
-    seq.q_blocks = ws.blocks.q, seq.k_blocks = ws.blocks.k;
-    seq.documents = ws.documents;
-    seq.bottom_right = p.align == Align::bottom_right;
-    seq.left = p.left, seq.right = p.right;
-  }
-
-  void documents() const {
-    if (!p.packed()) return;
-    DocumentJob job{};
-    DocumentStart next{};
-    job.to = ws.documents;
-    for (int64_t t = 0; t <= p.documents.count; ++t) {
-      next.q = p.documents.cu_q[t], next.k = p.documents.cu_k[t];
-      job.start[job.count++] = next;
-      if (job.count == kDocumentsPerLaunch || t == p.documents.count) {
-        launch_documents(job, stream);
-        job.to += job.count, job.count = 0;
-      }
-      if (t == p.documents.count) break;
-      const spec::Sequence s = p.sequence(t);
-      next.q_block += static_cast<int32_t>(ceil_div(s.nq, kBlock));
-      next.k_block += static_cast<int32_t>(ceil_div(s.nk, kBlock));
-    }
+    batch = {ws.blocks.sequences(p, ws.documents), ws.blocks.q, ws.blocks.k, p.dtype};
   }
 
   /// Mean of K or V, where `to` asks for it.
   void mean(const TensorView& x, float* to) const {
     if (to == nullptr) return;
-    launch_mean({.seq = seq,
+    launch_mean({.batch = batch,
                  .heads = static_cast<int>(p.hk),
                  .d = static_cast<int>(p.d),
-                 .x = strided(x),
+                 .x = input(x),
                  .part = ws.mean_part,
                  .counted = ws.mean_counted,
                  .mean = to},
@@ -139,13 +98,13 @@ struct Call {
   }
 
   TokenJob tokens(const TensorView& x, bool queries, const Operand& to) const {
-    return {.seq = seq,
+    return {.batch = batch,
             .queries = queries,
             .heads = static_cast<int>(queries ? p.h : p.hk),
             .d = static_cast<int>(p.d),
             .pitch = static_cast<int>(ws.pitch),
             .tokens = queries ? ws.tq : ws.tk,
-            .x = strided(x),
+            .x = input(x),
             .mean = nullptr,
             .tile = queries ? tiles.q : tiles.k,
             .scale_by_tile = p.recipe.scheme == Scheme::paper,
@@ -163,12 +122,12 @@ struct Call {
 
   RowJob rows() const {
     RowJob job{};
-    job.seq = seq;
+    job.batch = batch;
     job.h = static_cast<int>(p.h), job.d = static_cast<int>(p.d);
     job.group = group();
     job.tq = ws.tq;
     job.scale = p.scale;
-    job.q = strided(args.q);
+    job.q = input(args.q);
     job.k_mean = ws.k_mean;
     job.mean_logit = ws.mean_logit;
     return job;
@@ -176,7 +135,8 @@ struct Call {
 
   Params params() const {
     const Recipe& r = p.recipe;
-    return {.seq = seq,
+    return {.batch = batch,
+            .mask = mask_of(p),
             .h = static_cast<int>(p.h),
             .hk = static_cast<int>(p.hk),
             .group = group(),
@@ -205,33 +165,21 @@ struct Call {
   const Problem& p;
   const AttentionArgs& args;
   Space ws;
-  dispatch::Tiles tiles;
+  backend::Tiles tiles;
   cudaStream_t stream;
-  Sequences seq{};
+  Batch batch{};
 };
 
 }  // namespace
 
-std::string decline(const Problem& p) {
-  if (p.packed() && p.documents.on_device) return "takes document offsets on the host only";
-  // One grid dimension holds all blocks of all heads.
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (p.num_sequences() > kMost || p.num_sequences() * std::max<int64_t>(p.hk, 1) > kMost)
-    return "takes up to 2^31 sequences times key heads";
-  const Blocks blocks(p);
-  if (blocks.q * p.h > kMost || blocks.k * p.hk > kMost)
-    return "takes up to 2^31 blocks of 64 tokens, over all heads";
-  return "";
-}
-
-dispatch::Tiles tiles_of(const Problem& p) { return dispatch::any_tiles(p.recipe, 255); }
+backend::Tiles tiles_of(const Problem& p) { return backend::any_tiles(p.recipe, 255); }
 
 size_t workspace_of(const Problem& p) { return Space(p, nullptr).arena.used() + kDeviceAlign; }
 
 void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const Call call(p, args, workspace);
   const Space& ws = call.ws;
-  call.documents();
+  write_documents(p, ws.blocks, ws.documents, call.stream);
   call.mean(args.k, ws.k_mean);
   call.mean(args.v, ws.v_mean);
   call.queries_and_keys();
@@ -251,12 +199,12 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   params.pv_floating_tiles = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)
                                  ? std::numeric_limits<int64_t>::max()
                                  : p.recipe.pv16_tiles;
-  params.o = strided(args.o);
+  params.o = output(args.o);
   params.lse = stats(args.lse);
   params.block_max = ws.block_max;
   launch_forward(params, call.stream);
   if (args.max_logit != nullptr)
-    launch_max({.seq = call.seq,
+    launch_max({.batch = call.batch,
                 .h = static_cast<int>(p.h),
                 .block_max = ws.block_max,
                 .max_logit = args.max_logit},
@@ -266,7 +214,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const Call call(p, args, workspace);
   const Space& ws = call.ws;
-  call.documents();
+  write_documents(p, ws.blocks, ws.documents, call.stream);
   call.mean(args.k, ws.k_mean);
   call.queries_and_keys();
   launch_tokens(call.tokens(args.v, false, ws.v), call.stream);
@@ -275,7 +223,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   RowJob rows = call.rows();
   rows.lse2 = ws.lse2, rows.delta = ws.delta;
   rows.lse = stats(args.lse), rows.dlse = stats(args.dlse);
-  rows.o = strided(args.o), rows.dout = strided(args.dout);
+  rows.o = input(args.o), rows.dout = input(args.dout);
   launch_rows(rows, call.stream);
 
   BackwardParams params{};
@@ -284,7 +232,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   params.lse2 = ws.lse2, params.delta = ws.delta;
   params.dlse = stats(args.dlse);
   params.partial_kv = p.partial_kv;
-  params.dq = strided(args.dq), params.dk = strided(args.dk), params.dv = strided(args.dv);
+  params.dq = output(args.dq), params.dk = output(args.dk), params.dv = output(args.dv);
   launch_backward(params, call.stream);
 }
 

@@ -5,6 +5,8 @@
 
 #include "cuda/plain/block.cuh"
 #include "cuda/plain/sequence.cuh"
+#include "cuda/tile/sequence.cuh"
+#include "cuda/tile/walk.cuh"
 #include "numerics/quantize.h"
 #include "sagebwd/recipe.h"
 
@@ -28,13 +30,13 @@ struct Shared : BlockShared {
 /// Queries q0 … by keys k0 … of one sequence, positions inside the sequence.
 struct Pair {
   __device__ Pair(const Params& params, const Sequence& sequence, int query_head, int key_head,
-                  int64_t q_first, int64_t k_first)
+                  int q_first, int k_first)
       : p(params),
         s(sequence),
         head(query_head),
         kv(key_head),
-        rows(static_cast<int>(smaller(kBlock, s.nq - q_first))),
-        cols(static_cast<int>(smaller(kBlock, s.nk - k_first))),
+        rows(min(kBlock, s.nq - q_first)),
+        cols(min(kBlock, s.nk - k_first)),
         q0(q_first),
         k0(k_first),
         q_at(head * p.tq + s.q_first + q0),
@@ -43,12 +45,12 @@ struct Pair {
   const Sequence& s;
   int head, kv;
   int rows, cols;  // tokens that exist
-  int64_t q0, k0;
+  int q0, k0;
   int64_t q_at, k_at;  // first token in arrays [heads, tokens]
 
   // Place in arrays [heads, blocks].
-  __device__ int64_t q_block() const { return head * p.seq.q_blocks + s.q_block + q0 / kBlock; }
-  __device__ int64_t k_block() const { return kv * p.seq.k_blocks + s.k_block + k0 / kBlock; }
+  __device__ int64_t q_block() const { return head * p.batch.q_blocks + s.q_block + q0 / kBlock; }
+  __device__ int64_t k_block() const { return kv * p.batch.k_blocks + s.k_block + k0 / kBlock; }
   template <typename T>
   __device__ Rows<T> queries(const T* x) const {
     return {x + q_at * p.pitch, rows, p.pitch};
@@ -65,13 +67,13 @@ template <typename F>
 __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
   const Params& p = x.p;
   const int i = static_cast<int>(threadIdx.x) % kBlock;
-  const auto clip = [](int64_t n) { return n < 0 ? 0 : n > kBlock ? kBlock : static_cast<int>(n); };
+  const auto clip = [](int n) { return n < 0 ? 0 : n > kBlock ? kBlock : n; };
   __syncthreads();
   if (threadIdx.x < kBlock) {
-    Range keys{0, 0};
+    tile::Range keys{0, 0};
     float scale = 0.0f;
     if (i < x.rows) {
-      if (active(i)) keys = visible_keys(p.seq, x.s, x.q0 + i);
+      if (active(i)) keys = tile::visible(p.mask, x.s, x.q0 + i);
       scale = p.q.scale[x.q_at + i];
     }
     shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
@@ -79,6 +81,11 @@ __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
   } else if (threadIdx.x < 2 * kBlock) {
     shared.k_scale[i] = i < x.cols ? p.k.scale[x.k_at + i] : 0.0f;
   }
+}
+
+/// Whether the block of tokens at `first` holds some of the range.
+__device__ inline bool overlaps(const tile::Range& r, int first) {
+  return r.end > first && r.begin < first + kBlock;
 }
 
 /// The columns that a thread's two rows see.
@@ -171,9 +178,9 @@ class Rounder {
   __device__ Rounder(const Pair& x, numerics::DitherOperand operand, float levels)
       : dither_(x.p.dither), levels_(levels) {
     if (!dither_) return;
-    const int64_t q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
-    row0_ = static_cast<int>(x.q0 - q_tile * x.p.tile_q);
-    col0_ = static_cast<int>(x.k0 - k_tile * x.p.tile_k);
+    const int q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
+    row0_ = x.q0 - q_tile * x.p.tile_q;
+    col0_ = x.k0 - k_tile * x.p.tile_k;
     u_ = numerics::dither_uniform(x.p.seed, x.s.index, x.head, q_tile, k_tile, operand);
   }
   __device__ int8_t operator()(float value, float inverse, int row, int col) const {

@@ -85,7 +85,7 @@ struct MeanBlock {
     LongSum sum[8];
     int count = 0;
     for (int block = first; block < end; ++block) {
-      const tile::Sequence s = tile::sequence_of_block(job.seq, block, false);
+      const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block, false);
       const int token = static_cast<int>(static_cast<int64_t>(block) * kBlock - s.k_pad);
       if (token >= s.nk) return;  // behind the last document
       Chunk<T> chunk[kSteps];

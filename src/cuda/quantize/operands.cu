@@ -71,7 +71,7 @@ __device__ Item item_at(const OperandJob& job, uint32_t index) {
     item.kind = Kind::queries;
     item.head = item.head * job.group + q / job.q_blocks, item.block = q % job.q_blocks;
   }
-  item.s = tile::sequence_of_block(job.seq, item.block, item.kind == Kind::queries);
+  item.s = tile::sequence_of_block<kBlock>(job.seq, item.block, item.kind == Kind::queries);
   return item;
 }
 

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that turns the caller's tensors into the workspace formats of host/params.h: means,
-// INT8 codes (row-major and transposed), padded 16-bit copies, and the statistics of a query. And
-// the small ones that belong to no tensor.
+// The kernel that turns the caller's tensors into what main kernels read: means, INT8 codes
+// (row-major and transposed), padded 16-bit copies, and the statistics of a query. And the one that
+// decodes the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/host/params.h"
+#include <cstdint>
+
+#include "cuda/quantize/formats.h"
+#include "cuda/tile/layout.h"
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda {
@@ -62,40 +67,7 @@ struct OperandJob {
 };
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 
-/// Writes documents first … first + count - 1 of a packed batch. The table travels by value, so
-/// nothing has to outlive the call and a captured graph keeps its own copy.
-inline constexpr int kDocumentsPerLaunch = 240;
-struct DocumentChunk {
-  DocumentStart start[kDocumentsPerLaunch];
-};
-void launch_documents(const DocumentChunk& chunk, DocumentStart* to, int count,
-                      cudaStream_t stream);
-
-/// The same from offsets on the device. Whatever they say, documents follow one another and end
-/// within the tensors.
-struct DocumentTableJob {
-  const int32_t *cu_q, *cu_k;  // [count + 1]
-  int count;
-  int64_t nq, nk;     // tokens of the tensors
-  DocumentStart* to;  // [count + 1]
-};
-void launch_document_table(const DocumentTableJob& job, cudaStream_t stream);
-
-/// Zeroes rows of tokens before the first document and behind the last one; statistics become -inf.
-struct UncoveredJob {
-  const DocumentStart* documents;
-  int count, d;
-  struct Rows {
-    Strided x;  // data null: nothing to do
-    int64_t tokens;
-    int heads;
-    bool queries;
-  } rows[3];
-  StridedStats lse;  // of rows[0]; data null: none
-};
-void launch_uncovered(const UncoveredJob& job, cudaStream_t stream);
-
-/// Order-preserving codes of floats back to floats: 0 (nothing seen) is -inf.
+/// Codes of tile/ordered.cuh back to floats: 0 (nothing seen) is -inf.
 void launch_decode_max(const uint32_t* codes, float* out, int64_t count, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda

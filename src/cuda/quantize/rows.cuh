@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "cuda/arch/scalar.cuh"
-#include "cuda/host/params.h"
+#include "cuda/tile/layout.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda {

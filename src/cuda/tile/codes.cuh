@@ -13,7 +13,7 @@
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/scalar.cuh"
-#include "cuda/host/params.h"
+#include "cuda/tile/layout.h"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace sagebwd::cuda::tile {

@@ -2,7 +2,8 @@
 // Which sequence a block of the padded token axis belongs to, and which keys its queries see.
 #pragma once
 
-#include "cuda/host/params.h"
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
 
 namespace sagebwd::cuda::tile {
 
@@ -13,6 +14,8 @@ struct Sequence {
   int nq, nk;
 };
 
+/// kBlock: tokens of a block.
+template <int kBlock>
 __device__ inline Sequence sequence_at(const Sequences& s, int index) {
   if (s.documents == nullptr)
     return {index,
@@ -35,15 +38,17 @@ __device__ inline Sequence sequence_at(const Sequences& s, int index) {
 }
 
 /// The sequence that holds a block of queries (or of keys).
+template <int kBlock>
 __device__ inline Sequence sequence_of_block(const Sequences& s, int block, bool queries) {
-  if (s.documents == nullptr) return sequence_at(s, block / (queries ? s.q_blocks : s.k_blocks));
+  if (s.documents == nullptr)
+    return sequence_at<kBlock>(s, block / (queries ? s.q_blocks : s.k_blocks));
   int low = 0, high = s.count;  // the last document that starts at or before the block
   while (high - low > 1) {
     const int mid = (low + high) / 2;
     const DocumentStart d = s.documents[mid];
     (block >= (queries ? d.q_block : d.k_block) ? low : high) = mid;
   }
-  return sequence_at(s, low);
+  return sequence_at<kBlock>(s, low);
 }
 
 /// The mask as a band of the score matrix: query i sees key j when begin <= j - i < end, and both
@@ -62,9 +67,12 @@ __device__ inline Band band_of(const MaskParams& m, const Sequence& s) {
                                                                                           : end)};
 }
 
-struct KeyRange {
+/// Tokens begin … end - 1 of a sequence.
+struct Range {
   int begin, end;
 };
+using KeyRange = Range;
+using QueryRange = Range;
 
 /// Keys that query i sees; begin <= end, both inside the sequence.
 __device__ inline KeyRange visible(const MaskParams& m, const Sequence& s, int i) {
@@ -75,10 +83,6 @@ __device__ inline KeyRange visible(const MaskParams& m, const Sequence& s, int i
   begin = begin < 0 ? 0 : begin > end ? end : begin;
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
-
-struct QueryRange {
-  int begin, end;
-};
 
 /// Queries that see at least one of the keys first … last.
 __device__ inline QueryRange visible_to(const MaskParams& m, const Sequence& s, int first,
@@ -91,9 +95,15 @@ __device__ inline QueryRange visible_to(const MaskParams& m, const Sequence& s, 
   return {static_cast<int>(begin < end ? begin : 0), static_cast<int>(begin < end ? end : 0)};
 }
 
+/// Elements before the first channel of a token.
+__device__ __forceinline__ int64_t offset_of(const Strided& x, const Sequence& s, int head,
+                                             int64_t token) {
+  return s.batch * x.batch + head * x.head + token * x.token;
+}
+
 template <typename T>
 __device__ __forceinline__ T* row_of(const Strided& x, const Sequence& s, int head, int64_t token) {
-  return static_cast<T*>(x.data) + s.batch * x.batch + head * x.head + token * x.token;
+  return static_cast<T*>(x.data) + offset_of(x, s, head, token);
 }
 
 __device__ __forceinline__ float* stat_of(const StridedStats& x, const Sequence& s, int head,

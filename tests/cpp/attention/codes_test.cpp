@@ -72,9 +72,9 @@ struct Operands {
     begin.assign(tile_q, 0), end.assign(tile_q, 0);
     for (int64_t i = 0; i < t.rows; ++i) {
       lane[i] = in.q_scale[t.q0 + i] * unit;
-      const auto [first, last] = head.visible(t.q0 + i);
-      begin[i] = static_cast<int32_t>(std::clamp<int64_t>(first - t.k0, 0, t.cols));
-      end[i] = static_cast<int32_t>(std::clamp<int64_t>(last - t.k0, 0, t.cols));
+      const ref::Span seen = head.visible.inside(t.q0 + i, t.k0, t.k0 + t.cols);
+      begin[i] = static_cast<int32_t>(seen.begin - t.k0);
+      end[i] = static_cast<int32_t>(seen.end - t.k0);
       for (int64_t j = 0; j < t.cols; ++j)
         for (int64_t c = 0; c < head.d; ++c)
           sums[j * tile_q + i] += in.q8[(t.q0 + i) * head.d + c] * in.k8[(t.k0 + j) * head.d + c];

@@ -18,7 +18,7 @@ using testing::one_head;
 using testing::OneHead;
 using testing::Results;
 
-const dispatch::Implementation& ref_impl() { return ref::implementation(); }
+const backend::Implementation& ref_impl() { return ref::implementation(); }
 
 TEST(RefImplementation, DeclinesOtherDevices) {
   spec::Problem p{};

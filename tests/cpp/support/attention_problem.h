@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/implementation.h"
+#include "dispatch/choose.h"
 #include "ref/attention_exact.h"
 #include "ref/attention_recipe.h"
 #include "spec/attn_case.h"

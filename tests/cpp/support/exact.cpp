@@ -142,7 +142,7 @@ OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p
     return std::pair<int64_t, int64_t>(range.begin, range.end);
   };
   head.recipe = c.recipe;
-  const dispatch::Tiles tiles = impl.tiles(r);
+  const backend::Tiles tiles = impl.tiles(r);
   head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
   head.recipe.p_levels = tiles.p_levels;
   head.sequence = sequence, head.head = h;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/isa/kernels.h"
-#include "dispatch/implementation.h"
+#include "dispatch/choose.h"
 
 namespace sagebwd::testing {
 

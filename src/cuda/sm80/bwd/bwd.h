@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/host/params.h"
+#include "cuda/sm80/params.h"
 #include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 

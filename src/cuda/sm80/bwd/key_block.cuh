@@ -97,7 +97,7 @@ struct KeyBlock {
 
   __device__ static KeyWork work_of(const BackwardParams& p, int block) {
     KeyWork w;
-    w.s = tile::sequence_of_block(p.seq, block * kKeyRows / kBlock, false);
+    w.s = tile::sequence_of_block<kBlock>(p.seq, block * kKeyRows / kBlock, false);
     w.key0 = static_cast<int>(static_cast<int64_t>(block) * kKeyRows - w.s.k_pad);
     w.kv_head = static_cast<int>(blockIdx.y);
     w.zero = 0;

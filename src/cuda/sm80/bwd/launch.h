@@ -4,8 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/host/params.h"
 #include "cuda/sm80/bwd/bwd.h"
+#include "cuda/sm80/params.h"
 
 namespace sagebwd::cuda::sm80 {
 

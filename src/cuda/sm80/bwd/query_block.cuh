@@ -86,7 +86,7 @@ struct QueryBlock {
 
   __device__ static QueryWork work_of(const BackwardParams& p, int block) {
     QueryWork w;
-    w.s = tile::sequence_of_block(p.seq, block * kRows / kBlock, true);
+    w.s = tile::sequence_of_block<kBlock>(p.seq, block * kRows / kBlock, true);
     w.q0 = static_cast<int>(static_cast<int64_t>(block) * kRows - w.s.q_pad);
     w.head = static_cast<int>(blockIdx.y), w.kv_head = w.head / p.group;
     w.band = tile::band_of(p.mask, w.s);

@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % kParts;
   const int64_t padded =
       static_cast<int64_t>(blockIdx.x) * kQueries + warp / kParts * 16;  // of 16 queries
-  const tile::Sequence s = tile::sequence_of_block(p.seq, static_cast<int>(padded / kBlock), true);
+  const tile::Sequence s =
+      tile::sequence_of_block<kBlock>(p.seq, static_cast<int>(padded / kBlock), true);
   const float* from = p.dq_sum + (head * p.tq + padded) * D + part * 4 * 128;
   const int channel = static_cast<int>(part * 32 + lane % 4 * 8);
   if (padded - s.q_pad >= s.nq || channel >= p.d) return;

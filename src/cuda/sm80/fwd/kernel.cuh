@@ -20,11 +20,14 @@
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/sm80/params.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/dither.cuh"
+#include "cuda/tile/ordered.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/walk.cuh"
 #include "numerics/quantize.h"
 #include "sagebwd/recipe.h"
 
@@ -36,10 +39,10 @@ inline constexpr int kDitherQueries = 128;  // of a tile, as far as dither is co
 /// What a thread block works on. It lies in shared memory: few instructions of the loop need it,
 /// and in registers it would be in the way of all.
 struct ForwardWork {
-  int whole_begin, whole_end;  // tiles of keys that every row of the block sees whole: no mask
-  int end, first;              // tiles that a row of the block sees
-  int leading;                 // tiles from the first of the sequence on whose P·V is in 16 bit
-  float log_levels;            // log2 of the levels of P
+  tile::Walk walk;         // over tiles of keys
+  tile::WholeTiles whole;  // tiles of keys that need no mask
+  int leading;             // steps, from the first on, whose P·V is in 16 bit
+  float log_levels;        // log2 of the levels of P
   int head;
   uint32_t keys;  // the sequence's first key in the workspace
   int q0;         // the block's first query, inside the sequence
@@ -60,13 +63,6 @@ struct ForwardShared {
   alignas(16) ForwardWork work;
   int any_poisoned;  // whether a tile of V that has been multiplied has NaN or Inf
 };
-
-/// Order-preserving code of a float; NaN is above everything.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  if (x != x) return 0xffffffffu;
-  const uint32_t u = __float_as_uint(x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
 
 template <typename T, int D, int kTileK, int kWarps, Rounding kRounding>
 struct ForwardBlock {
@@ -97,16 +93,13 @@ struct ForwardBlock {
 
   __device__ static ForwardWork work_of(const ForwardParams& p, int block) {
     ForwardWork w;
-    w.s = tile::sequence_of_block(p.seq, block * kRows / kBlock, true);
+    w.s = tile::sequence_of_block<kBlock>(p.seq, block * kRows / kBlock, true);
     w.band = tile::band_of(p.mask, w.s);
     w.q0 = static_cast<int>(static_cast<int64_t>(block) * kRows - w.s.q_pad);
-    // Rows of the block see a contiguous range of keys, both ends growing with the row.
-    const int q_last = min(w.q0 + kRows, w.s.nq) - 1;
-    const tile::KeyRange head = tile::visible(p.mask, w.s, w.q0),
-                         tail = tile::visible(p.mask, w.s, q_last);
-    w.first = head.begin / kTileK, w.end = (tail.end + kTileK - 1) / kTileK;
-    w.whole_begin = (tail.begin + kTileK - 1) / kTileK, w.whole_end = head.end / kTileK;
-    w.leading = static_cast<int>(min(p.pv16_tiles, static_cast<int64_t>(w.end)));
+    const int last = min(w.q0 + kRows, w.s.nq) - 1;
+    w.walk = tile::walk_keys(p.mask, w.s, w.q0, last, kTileK);
+    w.whole = tile::whole_keys(p.mask, w.s, w.q0, last, kTileK);
+    w.leading = w.walk.leading(p.pv16_tiles);
     w.head = static_cast<int>(blockIdx.y);
     w.keys = static_cast<uint32_t>(w.head / p.group * p.tk + w.s.k_pad);
     w.log_levels = log2f(p.p_levels);
@@ -467,7 +460,7 @@ struct ForwardBlock {
     const float mean_logit = p.q_mean_logit[work().head * p.tq + s.q_pad + row(r)];
     *tile::stat_of(p.lse, s, work().head, token) =
         any ? kLn2 * (ref[r] + log2f(sum[r])) + mean_logit : -INFINITY;
-    return any ? ordered(sum[r] != sum[r] ? sum[r] : kLn2 * top[r] + mean_logit) : 0;
+    return any ? tile::ordered(sum[r] != sum[r] ? sum[r] : kLn2 * top[r] + mean_logit) : 0;
   }
 };
 
@@ -484,7 +477,7 @@ __global__ void __launch_bounds__(32 * kWarps,
   Block b(p, memory, w);
   const auto scores = [&](auto& x, int stage, int tile) {
     b.scores(x, stage);
-    if (tile < b.work().whole_begin || tile >= b.work().whole_end) b.hide(x, tile);
+    if (!b.work().whole.holds(tile)) b.hide(x, tile);
   };
   const auto wait = [] {
     arch::cp_async_wait<0>();
@@ -495,20 +488,21 @@ __global__ void __launch_bounds__(32 * kWarps,
 
   // Tiles in INT8 come first, those in 16 bit behind them: the order does not matter to the sums,
   // and so the loop that takes the time has nothing else in it.
-  const int int8_begin = max(w.first, w.leading);
-  int stage = 0, left = w.end - int8_begin;
-  uint32_t row = w.keys + static_cast<uint32_t>(left > 0 ? int8_begin : w.first) * kTileK;
-  if (w.first < w.end) b.load(0, row);
+  int stage = 0, left = w.walk.steps - w.leading;  // left: steps in INT8 from this one on
+  int next = w.walk.tile(left > 0 ? w.leading : 0);
+  if (w.walk.steps > 0) b.load(0, w.keys + static_cast<uint32_t>(next) * kTileK);
   arch::cp_async_commit();
   wait();
-  for (; left > 0; --left, stage ^= 1) {
+  for (bool first = true; left > 0; --left, stage ^= 1, first = false) {
     // From Blackwell on the loop has no registers left to hold these in.
     if constexpr (arch::kTarget >= 1000) b.set_thread(arch::thread_index());
-    row = left > 1 ? row + kTileK : b.key_row(b.work().first);
-    b.load(stage ^ 1, row);
+    const int tile = next;
+    // Behind the last step in INT8 the first one in 16 bit comes.
+    const tile::Walk& walk = b.work().walk;
+    next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);
+    b.load(stage ^ 1, b.key_row(next));
     arch::cp_async_commit();
-    const int tile = b.work().end - left;
-    if constexpr (kRounding == Rounding::dither) b.draw(tile, tile == int8_begin);
+    if constexpr (kRounding == Rounding::dither) b.draw(tile, first);
     scores(x, stage, tile);
     b.softmax(x, top, mass);
     typename Block::Codes codes;
@@ -527,10 +521,11 @@ __global__ void __launch_bounds__(32 * kWarps,
   // In 16 bit: the leading tiles, and those whose V holds NaN or Inf, whose mass is counted
   // already. V16 lies in the stage that is not the tile's. It is V itself, while O is gathered from
   // V minus its mean, so its mass is kept apart.
-  const int last = b.any_poisoned() != 0 ? b.work().end : b.work().leading;
-  for (int tile = b.work().first; tile < last; ++tile) {
-    const bool poisoned = b.poisoned(stage);
-    if (tile < b.work().leading || poisoned) {
+  const int last = b.any_poisoned() != 0 ? b.work().walk.steps : b.work().leading;
+  for (int step = 0; step < last; ++step) {
+    const int tile = b.work().walk.tile(step);
+    const bool poisoned = b.poisoned(stage), leading = step < b.work().leading;
+    if (leading || poisoned) {
       b.load_v16(stage ^ 1, tile);
       arch::cp_async_commit();
       scores(x, stage, tile);
@@ -539,7 +534,7 @@ __global__ void __launch_bounds__(32 * kWarps,
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         b.sum_16[r] += mass[r];
-        if (tile < b.work().leading) b.sum[r] += mass[r];
+        if (leading) b.sum[r] += mass[r];
       }
       wait();
       if (poisoned) {
@@ -550,7 +545,7 @@ __global__ void __launch_bounds__(32 * kWarps,
       if (poisoned) b.spread_poison(tile);
     }
     __syncthreads();  // before the next tile goes where this one is
-    if (tile + 1 < last) b.load(stage, b.key_row(tile + 1));
+    if (step + 1 < last) b.load(stage, b.key_row(b.work().walk.tile(step + 1)));
     arch::cp_async_commit();
     wait();
   }

@@ -23,12 +23,16 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
+#ifndef __clang__
+#define __builtin_assume(condition)
+#endif
 
 #define threadIdx (::sagebwd::emulator::thread->index)
 #define blockIdx (::sagebwd::emulator::block->index)
 #define blockDim (::sagebwd::emulator::block->size)
 #define gridDim (::sagebwd::emulator::block->grid)
 
+using std::isnan;
 using std::max;
 using std::min;
 

@@ -47,7 +47,7 @@ struct FusedBlock : FusedLoads<T, Shape> {
 
   __device__ static FusedWork work_of(const BackwardParams& p, int block) {
     FusedWork w;
-    w.s = tile::sequence_of_block(p.seq, block * kTileK / kBlock, false);
+    w.s = tile::sequence_of_block<kBlock>(p.seq, block * kTileK / kBlock, false);
     w.key0 = static_cast<int>(static_cast<int64_t>(block) * kTileK - w.s.k_pad);
     w.zero = 0;
     w.kv_head = static_cast<int>(blockIdx.y);

@@ -6,8 +6,8 @@
 #include <cstddef>
 
 #include "cuda/arch/scalar.cuh"
-#include "cuda/host/params.h"
 #include "cuda/sm80/bwd/fused/products.cuh"
+#include "cuda/sm80/params.h"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 

@@ -6,8 +6,8 @@
 
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/mma_sync.cuh"
-#include "cuda/host/params.h"
 #include "cuda/sm80/bwd/fused/codes.cuh"
+#include "cuda/sm80/params.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/shared_tile.cuh"

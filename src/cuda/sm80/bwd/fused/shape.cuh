@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/host/params.h"
+#include "cuda/sm80/params.h"
 #include "cuda/tile/sequence.cuh"
 
 namespace sagebwd::cuda::sm80 {

@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of documents, the tokens that none of them holds, and the largest logits' way back to
-// floats.
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/host/documents.h"
 #include "cuda/host/launch.h"
-#include "cuda/quantize/quantize.h"
 
 namespace sagebwd::cuda {
 namespace {
 
-struct DocumentParams {
-  DocumentChunk chunk;
+/// Entries that travel by value in one launch.
+constexpr int kDocumentsPerLaunch = 240;
+struct DocumentChunk {
+  DocumentStart start[kDocumentsPerLaunch];
   DocumentStart* to;
   int count;
 };
 
-__global__ void document_kernel(const __grid_constant__ DocumentParams p) {
-  if (static_cast<int>(threadIdx.x) < p.count) p.to[threadIdx.x] = p.chunk.start[threadIdx.x];
+__global__ void document_kernel(const __grid_constant__ DocumentChunk p) {
+  if (static_cast<int>(threadIdx.x) < p.count) p.to[threadIdx.x] = p.start[threadIdx.x];
 }
+
+/// The table from offsets on the device.
+struct DocumentTableJob {
+  const int32_t *cu_q, *cu_k;  // [count + 1]
+  int count;
+  int64_t nq, nk;     // tokens of the tensors
+  DocumentStart* to;  // [count + 1]
+  int block;          // tokens of a block
+};
 
 constexpr int kTableThreads = 1024;
 
@@ -66,7 +78,7 @@ __global__ void __launch_bounds__(kTableThreads)
       before[side][thread] = ends.x;
       __syncthreads();
       const int first = thread == 0 ? start[side] : before[side][thread - 1];
-      const int blocks = (ends.x - first + kBlock - 1) / kBlock;
+      const int blocks = (ends.x - first + job.block - 1) / job.block;
       const int2 sums = scan(blocks, shared, sum);
       (side == 0 ? entry.q : entry.k) = first;
       (side == 0 ? entry.q_block : entry.k_block) = block[side] + sums.x - blocks;
@@ -103,37 +115,34 @@ __global__ void __launch_bounds__(kUncoveredThreads)
   }
 }
 
-struct DecodeParams {
-  const uint32_t* codes;
-  float* out;
-  int64_t count;
-};
-
-__global__ void decode_max_kernel(DecodeParams p) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= p.count) return;
-  const uint32_t u = p.codes[i];
-  p.out[i] = u == 0 ? -INFINITY : __uint_as_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
-}
-
 }  // namespace
 
-void launch_documents(const DocumentChunk& chunk, DocumentStart* to, int count,
-                      cudaStream_t stream) {
-  launch(document_kernel, dim3(1), 256, 0, DocumentParams{chunk, to, count}, stream);
-}
-
-void launch_document_table(const DocumentTableJob& job, cudaStream_t stream) {
-  launch(document_table_kernel, dim3(1), kTableThreads, 0, job, stream);
+void write_documents(const spec::Problem& p, const Blocks& blocks, DocumentStart* to,
+                     cudaStream_t stream) {
+  if (!p.packed()) return;
+  if (p.documents.on_device) {
+    const DocumentTableJob job{.cu_q = p.documents.cu_q,
+                               .cu_k = p.documents.cu_k,
+                               .count = static_cast<int>(p.documents.count),
+                               .nq = p.nq,
+                               .nk = p.nk,
+                               .to = to,
+                               .block = blocks.tokens};
+    launch(document_table_kernel, dim3(1), kTableThreads, 0, job, stream);
+    return;
+  }
+  const int total = static_cast<int>(blocks.documents.size());
+  for (int first = 0; first < total; first += kDocumentsPerLaunch) {
+    DocumentChunk chunk{};
+    chunk.to = to + first;
+    chunk.count = std::min(kDocumentsPerLaunch, total - first);
+    std::copy_n(blocks.documents.begin() + first, chunk.count, chunk.start);
+    launch(document_kernel, dim3(1), 256, 0, chunk, stream);
+  }
 }
 
 void launch_uncovered(const UncoveredJob& job, cudaStream_t stream) {
   launch(uncovered_kernel, dim3(kUncoveredBlocks), kUncoveredThreads, 0, job, stream);
-}
-
-void launch_decode_max(const uint32_t* codes, float* out, int64_t count, cudaStream_t stream) {
-  launch(decode_max_kernel, dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0,
-         DecodeParams{codes, out, count}, stream);
 }
 
 }  // namespace sagebwd::cuda

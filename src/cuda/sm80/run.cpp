@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward and backward as a sequence of kernels on the caller's stream: nothing here waits for the
 // device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
-#include <algorithm>
+#include "cuda/sm80/run.h"
+
 #include <cstdint>
 
+#include "cuda/host/arena.h"
 #include "cuda/host/check.h"
-#include "cuda/host/workspace.h"
+#include "cuda/host/documents.h"
+#include "cuda/host/views.h"
+#include "cuda/quantize/quantize.h"
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/fwd/fwd.h"
+#include "cuda/sm80/plan.h"
+#include "cuda/sm80/workspace.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm80 {
 namespace {
 
 using spec::Problem;
@@ -20,22 +26,6 @@ constexpr int64_t kAllTiles = int64_t{1} << 60;
 int64_t pv16_tiles(const Problem& p) {
   return p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO) ? kAllTiles : p.recipe.pv16_tiles;
 }
-
-/// `bytes`: what loads and stores of the rows want to be aligned to.
-Strided strided(const TensorView& t, uintptr_t bytes) {
-  const auto aligned = [&](int64_t stride) {
-    return stride * 2 % static_cast<int64_t>(bytes) == 0;
-  };
-  return {t.data, t.stride[0], t.stride[1], t.stride[2],
-          reinterpret_cast<uintptr_t>(t.data) % bytes == 0 && aligned(t.stride[0]) &&
-              aligned(t.stride[1]) && aligned(t.stride[2])};
-}
-Strided input(const TensorView& t) { return strided(t, 16); }
-Strided output(const TensorView& t) { return strided(t, 4); }
-
-StridedStats stats(const StatsView& s) { return {s.data, s.stride[0], s.stride[1], s.stride[2]}; }
-
-MaskParams mask(const Problem& p) { return {p.align == Align::bottom_right, p.left, p.right}; }
 
 /// One call on its way: its sizes, its stream, and the steps both directions share.
 struct Call {
@@ -49,33 +39,7 @@ struct Call {
   float p_levels() const { return static_cast<float>(tiles.p_levels); }
 
   Sequences sequences(const SharedSpace& ws) const {
-    Sequences s{};
-    s.count = plan.num_sequences;
-    s.nq = p.nq, s.nk = p.nk;
-    s.q_blocks = static_cast<int>((p.nq + kBlock - 1) / kBlock);
-    s.k_blocks = static_cast<int>((p.nk + kBlock - 1) / kBlock);
-    s.documents = p.packed() ? ws.documents : nullptr;
-    return s;
-  }
-
-  void write_documents(const SharedSpace& ws) const {
-    if (p.documents.on_device) {
-      launch_document_table({.cu_q = p.documents.cu_q,
-                             .cu_k = p.documents.cu_k,
-                             .count = plan.num_sequences,
-                             .nq = p.nq,
-                             .nk = p.nk,
-                             .to = ws.documents},
-                            stream);
-      return;
-    }
-    const int total = static_cast<int>(plan.documents.size());
-    for (int first = 0; first < total; first += kDocumentsPerLaunch) {
-      const int count = std::min(kDocumentsPerLaunch, total - first);
-      DocumentChunk chunk{};
-      std::copy_n(plan.documents.begin() + first, count, chunk.start);
-      launch_documents(chunk, ws.documents + first, count, stream);
-    }
+    return plan.blocks.sequences(p, ws.documents);
   }
 
   UncoveredJob::Rows rows_of(const TensorView& x, bool queries) const {
@@ -95,7 +59,7 @@ struct Call {
 
   /// Zeroes what has to be zero, and says what both directions make.
   OperandJob start(const SharedSpace& ws) const {
-    write_documents(ws);
+    write_documents(p, plan.blocks, ws.documents, stream);
     if (ws.zero_bytes > 0) SAGE_CUDA(cudaMemsetAsync(ws.zeros, 0, ws.zero_bytes, stream));
     OperandJob job{};
     job.seq = sequences(ws);
@@ -117,7 +81,7 @@ struct Call {
   const Problem& p;
   Plan plan;
   const AttentionArgs& args;
-  dispatch::Tiles tiles;
+  backend::Tiles tiles;
   cudaStream_t stream;
 };
 
@@ -146,7 +110,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   launch_operands(job, p.dtype, call.stream);
 
   const ForwardParams params{.seq = call.sequences(ws),
-                             .mask = mask(p),
+                             .mask = mask_of(p),
                              .d = static_cast<int>(p.d),
                              .group = static_cast<int>(p.group()),
                              .tq = plan.tq,
@@ -167,8 +131,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
                              .seed = p.recipe.seed};
-  sm80::launch_forward(params, p.dtype, p.recipe.rounding, plan.padded_d, call.tiles.k,
-                       plan.q_blocks, static_cast<int>(p.h), call.stream);
+  launch_forward(params, p.dtype, p.recipe.rounding, plan.padded_d, call.tiles.k, plan.q_blocks,
+                 static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -200,7 +164,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   launch_operands(job, p.dtype, call.stream);
 
   const BackwardParams params{.seq = call.sequences(ws),
-                              .mask = mask(p),
+                              .mask = mask_of(p),
                               .d = static_cast<int>(p.d),
                               .h = static_cast<int>(p.h),
                               .hk = static_cast<int>(p.hk),
@@ -232,11 +196,11 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dv = output(args.dv),
                               .dq_chunks = input(args.dq).vector,
                               .seed = p.recipe.seed};
-  sm80::launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d,
-                        plan.q_blocks, plan.k_blocks, call.stream);
+  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d, plan.q_blocks,
+                  plan.k_blocks, call.stream);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm80

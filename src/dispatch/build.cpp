@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// What the build has: this room is the one that sees every backend.
 #include "sagebwd/build.h"
 
 #include <filesystem>
+
+#include "dispatch/choose.h"
 
 #ifdef SAGEBWD_HAS_CUDA
 #include "cuda/cuda.h"
@@ -24,7 +27,8 @@ std::vector<std::string> describe_gpus() {
   int count = 0;
   while (std::filesystem::exists("/dev/nvidia" + std::to_string(count), ignored)) ++count;
   if (count == 0) return {"none (no /dev/nvidia0)"};
-  return {std::to_string(count) + " of NVIDIA; this build has no CUDA backend, so calls run on the CPU"};
+  return {std::to_string(count) + " of NVIDIA, for which this build has no backend: " +
+          how_to_get_cuda()};
 }
 
 #endif

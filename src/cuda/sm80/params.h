@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain structs that cross from host to device. Every pointer is device memory, with its shape.
+// The parameters of the main kernels. Every pointer is device memory, with its shape.
 //
 // Inside the workspace the tokens of all sequences lie behind one another, each sequence padded to
 // whole blocks of kBlock tokens: tq and tk are the padded totals. Channels are padded to D = 64 or
@@ -8,52 +8,12 @@
 
 #include <cstdint>
 
-namespace sagebwd::cuda {
+#include "cuda/quantize/formats.h"
+#include "cuda/tile/layout.h"
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
 
-inline constexpr int kBlock = 128;  // tokens per padded block, and queries or keys per thread block
-inline constexpr int kGroup = 64;   // tokens per row of a transposed copy
-
-/// Where one document of a packed batch starts; an array of these has one entry more than there are
-/// documents.
-struct DocumentStart {
-  int32_t q, k;              // tokens, in the caller's tensors
-  int32_t q_block, k_block;  // blocks, in the workspace
-};
-
-/// All sequences of a call.
-struct Sequences {
-  int count;
-  int64_t nq, nk;                            // of each sequence, when not packed
-  int q_blocks, k_blocks;                    // of each sequence, when not packed
-  const DocumentStart* documents = nullptr;  // [count + 1]; null: not packed
-};
-
-/// Query i sees keys i + shift - left … i + shift + right; -1: open. shift = nk - nq if
-/// bottom_right.
-struct MaskParams {
-  bool bottom_right;
-  int64_t left, right;
-};
-
-/// A tensor of the caller's, [b, h, n, d] with unit channel stride.
-struct Strided {
-  void* data;
-  int64_t batch, head, token;  // strides in elements
-  bool vector;                 // rows start at multiples of 16 bytes
-};
-
-/// FP32 statistics of the caller's, [b, h, n].
-struct StridedStats {
-  float* data;
-  int64_t batch, head, token;
-};
-
-/// Scale of a key's codes. An integer sum s arrives as the float 1.5·2^23 + s (tile/codes.cuh), and
-/// one multiply-add makes scale·s of it: `offset` = -1.5·2^23·scale, exact because the scale is
-/// rounded to 22 bits.
-struct KeyScale {
-  float scale, offset;
-};
+namespace sagebwd::cuda::sm80 {
 
 struct ForwardParams {
   Sequences seq;
@@ -75,23 +35,6 @@ struct ForwardParams {
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
   uint64_t seed;        // of the dither
-};
-
-/// What the rows of dQ need: lane as in the forward, lse2 = log2 of the sum over keys of 2^s2 (+inf
-/// for rows without keys), delta = D.
-struct QueryRow {
-  float lane, lse2, delta;
-};
-
-/// The same for dK and dV, with φ = the token scale of dO folded into the exponent of P:
-///   φ·P = 2^(lane·x - lse2)     φ·P·(dP·slope + offset) = dS·lane
-/// where x is the integer logit times the key's scale. A row with dO = 0 has a tiny φ instead, and
-/// a row with Q = 0 a tiny lane.
-struct QueryExponent {
-  float lane, lse2;
-};
-struct QueryGradient {
-  float slope, offset;
 };
 
 struct BackwardParams {
@@ -122,4 +65,4 @@ struct BackwardParams {
   uint64_t seed;   // of the dither
 };
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm80

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in a call's workspace. Shapes are in host/params.h.
+// What lies where in a call's workspace. Shapes are in sm80/params.h.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/host/arena.h"
-#include "cuda/host/params.h"
-#include "cuda/host/plan.h"
-#include "cuda/quantize/quantize.h"
+#include "cuda/quantize/formats.h"
+#include "cuda/sm80/plan.h"
+#include "cuda/tile/layout.h"
+#include "cuda/tile/sequences.h"
 #include "spec/problem.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm80 {
 
 /// Pieces that both directions have.
 struct SharedSpace {
@@ -86,4 +87,4 @@ struct BackwardSpace : SharedSpace {
   float* dq_sum;
 };
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm80

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// An implementation of attention, as the dispatcher sees it. Backends fill one of these in; nothing
-// else of them is visible from outside their room.
+// What a backend answers and dispatch asks: an implementation of attention as a table of functions.
+// Nothing else of a backend is visible outside its room.
 #pragma once
 
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "spec/problem.h"
 
-namespace sagebwd::dispatch {
+namespace sagebwd::backend {
 
 struct Tiles {
   int q, k;
@@ -40,14 +39,4 @@ struct Implementation {
 
 inline constexpr size_t kWorkspaceAlign = 64;
 
-/// All implementations, best first.
-const std::vector<const Implementation*>& implementations();
-
-/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported)
-/// with every refusal.
-const Implementation& choose(const spec::Problem&);
-
-/// Every implementation's answer.
-std::vector<Candidate> explain(const spec::Problem&);
-
-}  // namespace sagebwd::dispatch
+}  // namespace sagebwd::backend

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/device.h"
+
+#include <cuda_runtime_api.h>
+
+namespace sagebwd::cuda {
+
+std::string decline_device(int major) {
+  int device = 0, has = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess)
+    status = cudaDeviceGetAttribute(&has, cudaDevAttrComputeCapabilityMajor, device);
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // clear the error we just provoked
+    return std::string("no usable CUDA device: ") + cudaGetErrorString(status);
+  }
+  return has >= major
+             ? ""
+             : "needs a GPU of compute capability " + std::to_string(major) + ".0 or later";
+}
+
+}  // namespace sagebwd::cuda

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// What these kernels serve, and why they decline the rest.
+#include "cuda/sm80/implementation.h"
+
+#include <sstream>
+#include <string>
+
+#include "cuda/host/device.h"
+#include "cuda/sm80/plan.h"
+#include "cuda/sm80/run.h"
+#include "cuda/tile/layout.h"
+
+namespace sagebwd::cuda::sm80 {
+namespace {
+
+std::string decline(const spec::Problem& p) {
+  constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 29;
+  const Recipe& r = p.recipe;
+  if (p.device != Device::cuda) return "runs on CUDA memory only";
+  if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
+  if (p.d > 128) return "takes head dims up to 128";
+  if (p.scale < 0.0f) return "takes positive logit scales only";
+  if (r.smooth_q) return "has no Q-smoothing";
+  if (r.rounding == Rounding::dither && r.scheme != Scheme::paper)
+    return "has dither in recipe paper only";
+  if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
+    return "can lift only O = PV out of INT8";
+  if (p.h > kMostHeads) return "takes up to 65535 heads";
+  const int64_t most_padded =
+      p.packed() ? p.nq + p.num_sequences() * kBlock : p.b * (p.nq + kBlock);
+  if (most_padded > kMostTokens * kBlock || p.nq > kMostTokens || p.nk > kMostTokens)
+    return "takes up to 2^29 tokens of a sequence and 2^36 in all";
+  const backend::Tiles t = tiles_of(p);
+  const bool backward = p.direction == spec::Direction::backward;
+  // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the
+  // queries in its forward.
+  const bool q_matters = backward || r.scheme == Scheme::paper;
+  if ((r.tile_q != 0 && r.tile_q != t.q && q_matters) || (r.tile_k != 0 && r.tile_k != t.k)) {
+    std::ostringstream s;
+    s << "has tiles of " << t.q << "x" << t.k << " for this call";
+    return s.str();
+  }
+  return decline_device(8);
+}
+
+}  // namespace
+
+const backend::Implementation& implementation() {
+  static const backend::Implementation impl{
+      .name = "cuda-sm80",
+      .decline = decline,
+      .tiles = tiles_of,
+      .workspace = workspace_of,
+      .forward = forward,
+      .backward = backward,
+  };
+  return impl;
+}
+
+}  // namespace sagebwd::cuda::sm80

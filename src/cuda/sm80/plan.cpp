@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm80/plan.h"
+
+#include "cuda/sm80/bwd/bwd.h"
+#include "cuda/tile/layout.h"
+
+namespace sagebwd::cuda::sm80 {
+
+Plan::Plan(const spec::Problem& p)
+    : blocks(p, kBlock),
+      padded_d(p.d <= 64 ? 64 : 128),
+      num_sequences(static_cast<int>(p.num_sequences())),
+      q_blocks(static_cast<int>(blocks.q)),
+      k_blocks(static_cast<int>(blocks.k)),
+      tq(blocks.q * kBlock),
+      tk(blocks.k * kBlock) {}
+
+bool fused(const spec::Problem& p) {
+  return !p.deterministic && !p.partial_kv && p.recipe.rounding == Rounding::nearest &&
+         fused_fits(p.recipe.scheme == Scheme::paper, p.d <= 64 ? 64 : 128);
+}
+
+backend::Tiles tiles_of(const spec::Problem& p) {
+  const bool paper = p.recipe.scheme == Scheme::paper;
+  if (p.direction == spec::Direction::forward)
+    return {128, paper ? 64 : 128, spec::p_levels(p.recipe, 255)};
+  const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128, fused(p));
+  return {t.q, t.k, spec::p_levels(p.recipe, 255)};
+}
+
+}  // namespace sagebwd::cuda::sm80

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of a call.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/implementation.h"
+#include "cuda/host/blocks.h"
+#include "spec/problem.h"
+
+namespace sagebwd::cuda::sm80 {
+
+/// Blocks of kBlock tokens, and the padded totals: upper bounds when the documents are on the
+/// device.
+struct Plan {
+  explicit Plan(const spec::Problem& p);
+
+  Blocks blocks;
+  int padded_d;
+  int num_sequences;
+  int q_blocks, k_blocks;  // all sequences
+  int64_t tq, tk;          // padded tokens
+};
+
+/// Whether dQ is added up in memory by the kernel that makes dK and dV, rather than by its own.
+bool fused(const spec::Problem& p);
+
+backend::Tiles tiles_of(const spec::Problem& p);
+
+}  // namespace sagebwd::cuda::sm80

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ordered list of implementations, and the choice of one for a call.
+#pragma once
+
+#include <vector>
+
+#include "backend/implementation.h"
+
+namespace sagebwd::dispatch {
+
+// Callers name what they are handed without a second header.
+using backend::Implementation;
+using backend::kWorkspaceAlign;
+using backend::Tiles;
+
+/// All implementations, best first.
+const std::vector<const Implementation*>& implementations();
+
+/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported)
+/// with every refusal.
+const Implementation& choose(const spec::Problem&);
+
+/// Every implementation's answer.
+std::vector<Candidate> explain(const spec::Problem&);
+
+}  // namespace sagebwd::dispatch
