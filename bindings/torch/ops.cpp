@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "arguments.h"
+#include "sagebwd/build.h"
 #include "sagebwd/version.h"
 
 namespace sagebwd::binding {
@@ -184,6 +185,7 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
 }
 
 std::string library_version() { return version(); }
+std::string library_build() { return describe_build(); }
 
 }  // namespace
 }  // namespace sagebwd::binding
@@ -203,6 +205,7 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
       "bool deterministic, bool partial_kv) -> (Tensor dq, Tensor dk, Tensor dv)");
   m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
   m.def("version() -> str");
+  m.def("build() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
@@ -219,4 +222,5 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&sagebwd::binding::library_version));
+  m.impl("build", TORCH_BOX(&sagebwd::binding::library_build));
 }

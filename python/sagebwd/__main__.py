@@ -13,6 +13,7 @@ def _info():
     print(
         f"sagebwd {__version__}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
     )
+    print(f"built for {_library.build()}")
     print(f"libraries {_library.cmake_dir().parent.parent}")
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     for device in devices:

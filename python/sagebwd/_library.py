@@ -34,6 +34,11 @@ def version():
     return torch.ops.sagebwd.version()
 
 
+def build():
+    """The backends of this build, in words."""
+    return torch.ops.sagebwd.build()
+
+
 def cmake_dir():
     """The directory for ``find_package(sagebwd)``: pass it as ``sagebwd_DIR``."""
     for root in install_roots():

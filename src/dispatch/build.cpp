@@ -28,7 +28,7 @@ std::vector<std::string> describe_gpus() {
   while (std::filesystem::exists("/dev/nvidia" + std::to_string(count), ignored)) ++count;
   if (count == 0) return {"none (no /dev/nvidia0)"};
   return {std::to_string(count) + " of NVIDIA, for which this build has no backend: " +
-          how_to_get_cuda()};
+          dispatch::kHowToGetCuda};
 }
 
 #endif

@@ -63,6 +63,10 @@ const Implementation& choose(const spec::Problem& p) {
     if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty())
       return *impl;
   std::string refusals;
+#ifndef SAGEBWD_HAS_CUDA
+  if (p.device == Device::cuda)
+    refusals = std::string("\n  this build has no CUDA backend; ") + kHowToGetCuda;
+#endif
   for (const Candidate& c : explain(p)) refusals += "\n  " + c.name + ": " + c.reason;
   SAGE_THROW(ErrorKind::unsupported, "no implementation can serve this call:" << refusals);
 }

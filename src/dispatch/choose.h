@@ -13,6 +13,11 @@ using backend::Implementation;
 using backend::kWorkspaceAlign;
 using backend::Tiles;
 
+/// The remedy where a GPU meets a build without CUDA.
+inline constexpr const char* kHowToGetCuda =
+    "build sagebwd again where nvcc 12.8 or later is found (pip install . does it then by itself; "
+    "docs/install.md)";
+
 /// All implementations, best first.
 const std::vector<const Implementation*>& implementations();
 
