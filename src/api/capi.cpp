@@ -66,11 +66,13 @@ struct Layout<sagebwd_backward_args> {
 /// past the struct.
 constexpr size_t kLargestSize = size_t{1} << 16;
 
+/// A sizeof is a multiple of the alignment; anything else would end inside a pointer.
 template <typename C>
 void check_size(size_t size) {
-  SAGE_CHECK(size >= Layout<C>::kRequired && size <= kLargestSize,
+  SAGE_CHECK(size >= Layout<C>::kRequired && size <= kLargestSize && size % alignof(C) == 0,
              Layout<C>::kName << ".size: expected " << sizeof(C) << " (sizeof the struct; at least "
-                              << Layout<C>::kRequired << "), got " << size);
+                              << Layout<C>::kRequired << ", a multiple of " << alignof(C)
+                              << "), got " << size);
 }
 
 sagebwd_recipe to_c(const Recipe& r) {

@@ -184,7 +184,7 @@ TEST(CApi, ShorterStructTakesDefaults) {
   std::memset(&b.args.max_logit, 0xFF, sizeof b.args.max_logit);
   b.args.size = offsetof(sagebwd_forward_args, max_logit);
   b.recipe.high_precision = 0xFFFFFFFFu;
-  b.recipe.size = offsetof(sagebwd_recipe, high_precision);
+  b.recipe.size = offsetof(sagebwd_recipe, pv16_tiles);
   ASSERT_EQ(sagebwd_forward(&a.args), SAGEBWD_OK) << sagebwd_last_error();
   ASSERT_EQ(sagebwd_forward(&b.args), SAGEBWD_OK) << sagebwd_last_error();
   EXPECT_EQ(whole.outputs(), cut.outputs());
@@ -240,6 +240,8 @@ TEST(CApi, WrongSizeOrVersionIsRefused) {
           {"forward args.size", whole});
   refused([](CForward& c) { c.args.size = ~size_t{0}; },
           {"forward args.size", whole, "18446744073709551615"});
+  refused([](CForward& c) { c.args.size = offsetof(sagebwd_forward_args, recipe) + 5; },
+          {"forward args.size", whole, "a multiple of 8"});
   refused([](CForward& c) { c.args.version = 0; }, {"forward args.version", "expected 1", "got 0"});
   refused([](CForward& c) { c.args.version = 2; }, {"forward args.version", "expected 1", "got 2"});
   refused([](CForward& c) { c.recipe.size = 4; }, {"recipe.size", "got 4"});
