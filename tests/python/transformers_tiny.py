@@ -48,7 +48,12 @@ SIZES = [
     (r"(type_vocab_size)", 2), (r"(num_labels)", 3), (r"(codebook_size|num_codevectors)", 32),
     (r"(num_query_tokens|num_queries|num_latents|num_query|query_length)", 8), (r"d_latents", 64),
 ]  # fmt: skip
-_KEEP = re.compile(r"(type_vocab_size|window_size_type)")
+
+# Which layers of a hybrid model have attention: with two layers, the second.
+HYBRID = {
+    "attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1, "full_attn_idxs": [1],
+    "hybrid_layer_ids": [1], "hybrid_override_pattern": "M*", "full_attention_interval": 2,
+}  # fmt: skip
 
 
 def _shrunk(name, value, layer_kinds):
@@ -57,13 +62,12 @@ def _shrunk(name, value, layer_kinds):
     if name.endswith("token_id") and isinstance(value, int) and value >= VOCAB - 1:
         return 20 + sum(map(ord, name)) % 100
     if name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list):
-        kinds = layer_kinds(value)
-        return kinds
+        return layer_kinds(value)
     if isinstance(value, bool) or not isinstance(value, (int, type(None))):
         return value
     for pattern, size in SIZES:
         if re.fullmatch(pattern, name):
-            if value is None and name not in ("head_dim",):
+            if value is None and name not in ("head_dim", "num_key_value_heads"):
                 return None
             return size if value is None or name == "type_vocab_size" else min(value, size) or value
     return value
@@ -78,6 +82,8 @@ def tiny(config_class, **changes):
         given = getattr(default, name, None)
         if given is not None:
             subs[name] = tiny(type(given))
+    if "layer_types" in fields and fields["layer_types"] is None and "conv_L_cache" in fields:
+        fields["layer_types"] = ["conv", "full_attention"]
     kinds = list(dict.fromkeys(fields.get("layer_types") or ()))
     layers = max(2, len(kinds))
     one_of_each = lambda value: [kinds[i % len(kinds)] for i in range(layers)] if kinds else value
@@ -90,13 +96,21 @@ def tiny(config_class, **changes):
             small = layers
         if isinstance(small, dict) and "mrope_section" in small:
             small = dict(small, mrope_section=[2, 3, 3])
+        if name in HYBRID:
+            small = HYBRID[name]
         if small != value:
             new[name] = small
-    if "pad_token_id" in fields and fields["pad_token_id"] is None:
-        new["pad_token_id"] = 0
+    if "kv_lora_rank" in fields and "num_key_value_heads" in new:
+        new["num_key_value_heads"] = 4  # latent attention has keys of its own for every head
+    for number, name in enumerate(("pad_token_id", "bos_token_id", "decoder_start_token_id")):
+        if name in fields and fields[name] is None:
+            new[name] = number
     new.update(subs)
     new.update(changes)
-    return config_class(**new)
+    config = config_class(**new)
+    if not hasattr(config, "pad_token_id"):
+        config.pad_token_id = 0
+    return config
 
 
 def build(model_class, config, seed=0):

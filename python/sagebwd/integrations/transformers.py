@@ -30,6 +30,16 @@ _HARMLESS = frozenset(
     "max_length_k".split()
 )
 
+# Keywords that change attention in a way that is not supported.
+_UNSUPPORTED = {
+    "position_bias": "a bias of the logits",
+    "attn_bias": "a bias of the logits",
+    "head_mask": "a mask over heads",
+    "indices": "sparse attention over chosen keys",
+    "block_indices": "sparse attention over chosen blocks",
+    "cache": "a paged cache (continuous batching)",
+}
+
 
 def register(
     name="sagebwd",
@@ -65,6 +75,8 @@ def register(
     exact_layers = frozenset(exact_layers)
     if not all(isinstance(i, int) and i >= 0 for i in exact_layers):
         raise ValueError(f"exact_layers: expected layer indices, got {sorted(exact_layers)}")
+    if changing := sorted(_UNSUPPORTED.keys() & set(ignore)):
+        raise ValueError(f"ignore: {changing[0]!r} changes attention ({_UNSUPPORTED[changing[0]]})")
     harmless = _HARMLESS.union(ignore)
 
     def forward(module, query, key, value, attention_mask, **kwargs):
@@ -210,12 +222,18 @@ def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
             "model.set_attn_implementation('eager') to look at them"
         )
     for name, given in kwargs.items():
-        if given is not None:
+        if given is None:
+            continue
+        if name in _UNSUPPORTED:
             raise NotImplementedError(
-                f"sagebwd: the attention keyword {name!r} is not supported; use "
-                "attn_implementation='sdpa' for this model, or, if the keyword does not change "
-                f"attention, register(ignore=({name!r},))"
+                f"sagebwd: {name} ({_UNSUPPORTED[name]}) is not supported; use "
+                "attn_implementation='sdpa' for this model"
             )
+        raise NotImplementedError(
+            f"sagebwd: the attention keyword {name!r} is not supported; use "
+            "attn_implementation='sdpa' for this model, or, if the keyword does not change "
+            f"attention, register(ignore=({name!r},))"
+        )
 
 
 def _dropout_remedy(module):
@@ -241,6 +259,10 @@ def _pad_channels(*tensors):
     """Head dims made equal and a multiple of 8. Exact: zeros add nothing to a logit, and those of
     the values are cut off again."""
     d = -(-max(t.shape[-1] for t in tensors) // 8) * 8
+    if d > 256:
+        raise NotImplementedError(
+            f"sagebwd: a head dim of {d} is not supported, 256 is the largest; {masks.REMEDY}"
+        )
     return tuple(F.pad(t, (0, d - t.shape[-1])) if t.shape[-1] < d else t for t in tensors)
 
 

@@ -198,8 +198,7 @@ def mask(
                 "sagebwd: padding between tokens of one row cannot be combined with a sliding "
                 "window; pad on one side, or use the 'sdpa' implementation")  # fmt: skip
     pattern = Pattern(shape, kind.causal, kind.window, visible, first)
-    if kind.chunk is not None:
-        return _chunked(pattern, kind, kv_offset)
+    chunks = None if kind.chunk is None else _chunks(kind, kv_length, kv_offset)
     if kind.packed is not None:
         if packed is False and _readable(kind.packed):
             raise ValueError(
@@ -207,8 +206,13 @@ def mask(
                 "row, but they start again within a row; register with packed=True"
             )
         if packed is not False:
-            pattern = pattern.split(starts(kind.packed), room_for(batch_size, q_length, packed))
-    return pattern
+            # transformers looks for documents only where queries and keys are the same tokens.
+            room, begin = room_for(batch_size, q_length, packed), starts(kind.packed)
+            if chunks is None:
+                return pattern.split(begin, room)
+            room = min(batch_size * q_length, room + batch_size * (kv_length // kind.chunk + 1))
+            return pattern.split(begin | starts(chunks), room)
+    return pattern if chunks is None else _within(pattern, chunks, kind, kv_offset)
 
 
 class _Kind:
@@ -288,19 +292,21 @@ def _seen(visible, first, shape, device):
     return written if visible is None else visible & written
 
 
-def _chunked(pattern, kind, kv_offset):
-    """Attention within chunks of a fixed length, counted from the first real token."""
+def _chunks(kind, kv_length, kv_offset):
+    """Number of each key's chunk, [b, kv]. They are counted from the first real token."""
+    slots = torch.arange(kv_length, device=kind.left_padding.device) + kv_offset
+    return (slots - kind.left_padding[:, None]).div(kind.chunk, rounding_mode="floor") + 1
+
+
+def _within(pattern, chunks, kind, kv_offset):
+    """The pattern with a document for every chunk of every row."""
     b, _, s, kv = pattern.shape
-    chunks = (kv_offset + kv - 1) // kind.chunk + 2  # with left padding they start anywhere
-    slots = torch.arange(kv, device=kind.left_padding.device) + kv_offset
-    chunk = (slots - kind.left_padding[:, None]).div(kind.chunk, rounding_mode="floor") + 1
-    row = torch.arange(b, device=chunk.device)[:, None] * chunks
+    count = (kv_offset + kv - 1) // kind.chunk + 2
     visible = pattern.visible
-    if visible is None:  # keys outnumber queries: let the general way find which are whose
-        visible = torch.ones_like(chunk, dtype=torch.bool)
-    return Pattern(
-        pattern.shape, True, (-1, -1), visible, pattern.first, row + chunk, b * chunks
-    )  # fmt: skip
+    if visible is None:  # queries may be fewer than keys: finds which are whose
+        visible = torch.ones_like(chunks, dtype=torch.bool)
+    ids = torch.arange(b, device=chunks.device)[:, None] * count + chunks
+    return Pattern(pattern.shape, True, (-1, -1), visible, pattern.first, ids, b * count)
 
 
 def starts(ids):
