@@ -136,6 +136,7 @@ def floats(output):
 
 def run(model, keep=None, grads=False, **inputs):
     """[outputs of real tokens] or [gradients]."""
+    torch.manual_seed(0)  # some models hide random patches
     with torch.set_grad_enabled(grads):
         out = floats(model(**inputs))
         if keep is not None and out.dim() == 3 and out.shape[1] == keep.shape[1]:
