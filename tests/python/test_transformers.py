@@ -199,11 +199,10 @@ def test_generate(cache):
 def test_sinks():
     """gpt-oss's learnable sinks, through the gradient of lse."""
     module = torch.nn.Module()
-    module.is_causal = True
     q, k, v = (torch.randn(1, 2, 40, 32, requires_grad=True) for _ in range(3))
     sink = torch.randn(2, requires_grad=True)
     call = transformers.AttentionInterface._global_mapping["sagebwd"]
-    out, _ = call(module, q, k, v, None, s_aux=sink)
+    out, _ = call(module, q, k, v, None, is_causal=True, s_aux=sink)
     grads = torch.autograd.grad(out.square().sum(), (q, k, v, sink))
     leaves = [t.detach().double().requires_grad_() for t in (q, k, v, sink)]
     ref, lse = exact(*leaves[:3], visible(40, 40, True))

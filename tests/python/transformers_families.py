@@ -136,6 +136,9 @@ def floats(output):
 
 def run(model, keep=None, grads=False, **inputs):
     """[outputs of real tokens] or [gradients]."""
+    mask = inputs.get("attention_mask")
+    if mask is not None and "input_ids" in inputs:
+        inputs["input_ids"] = inputs["input_ids"] * mask  # models look for ends among the tokens
     torch.manual_seed(0)  # some models hide random patches
     with torch.set_grad_enabled(grads):
         out = floats(model(**inputs))
@@ -406,6 +409,53 @@ def sweep(families, jobs, timeout, log):
             yield result
 
 
+VERDICTS = {
+    "works": "every case agrees with eager attention",
+    "works in part": "some cases are refused, the others agree",
+    "refuses": "raises NotImplementedError with the reason and the remedy",
+    "no effect": "the family has attention code of its own, or none at all, and never calls ours",
+    "not tried": "the tiny model could not be built from the config alone, or does not run in eager "
+    "mode either",
+    "wrong": "differs from eager attention without an error",
+}
+
+
+def words(result):
+    """The last column of the table: what was refused, and why."""
+    if result["why"]:
+        return result["why"].removeprefix("eager fails: ")
+    refusals = {}
+    for case, what in result["cases"].items():
+        if what != "works" and not what.startswith("eager fails"):
+            reason = re.sub(r"^(refused|unclear|wrong): (\w+: )?(sagebwd: )?", "", what)
+            refusals.setdefault(reason.split(";")[0], []).append(case)
+    everything = len(refusals) == 1 and result["verdict"] == "refuses"
+    return ". ".join(f"{'' if everything else ', '.join(names) + ': '}{reason}"
+                     for reason, names in refusals.items())  # fmt: skip
+
+
+def write(path, results):
+    """Puts the table between the marks of a markdown file."""
+    with open(path) as file:
+        head, _, rest = file.read().partition("<!-- begin families -->\n")
+    _, _, tail = rest.partition("<!-- end families -->")
+    count = {v: sum(r["verdict"] == v for r in results) for v in VERDICTS}
+    lines = [
+        f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, "
+        f"{len(results)} families.", "",
+        "| verdict | families | |", "|---|---|---|",
+        *(f"| {v} | {count[v]} | {VERDICTS[v]} |" for v in VERDICTS if count[v]), "",
+        "| family | class | verdict | |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for r in sorted(results, key=lambda r: (r["verdict"] == "not tried", r["family"])):
+        note = words(r).replace("|", "/").replace("<", "&lt;")
+        note = note if len(note) < 220 else note[:217] + "..."
+        lines.append(f"| {r['family']} | {r['model']} | {r['verdict']} | {note} |")
+    with open(path, "w") as file:
+        file.write(f"{head}<!-- begin families -->\n" + "\n".join(lines)
+                   + f"\n<!-- end families -->{tail}")  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("families", nargs="*")
@@ -416,15 +466,20 @@ def main():
     arguments = parser.parse_args()
     families = arguments.families or sorted(configuration_auto.CONFIG_MAPPING_NAMES)
     torch.set_num_threads(1)
-    results = []
+    results = {}
+    if arguments.write and os.path.isfile(arguments.log):  # families of an earlier run stay
+        with open(arguments.log) as log:
+            results = {r["family"]: r for r in map(json.loads, log)}
     with open(arguments.log, "a") as log:
         for result in sweep(families, arguments.jobs, arguments.timeout, log):
-            results.append(result)
+            results[result["family"]] = result
             print(f"{result['family']:30} {result['verdict']:14} {result['seconds']:5.1f} s  "
                   f"{result['why'][:100]}", flush=True)  # fmt: skip
             if len(arguments.families) < 10:
                 for name, what in result["cases"].items():
                     print(f"    {name}: {what}")
+    if arguments.write:
+        write(arguments.write, list(results.values()))
 
 
 if __name__ == "__main__":

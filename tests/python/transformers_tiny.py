@@ -95,7 +95,8 @@ def tiny(config_class, **changes):
         if name in ("num_hidden_layers", "n_layer", "num_layers") and kinds:
             small = layers
         if isinstance(small, dict) and "mrope_section" in small:
-            small = dict(small, mrope_section=[2, 3, 3])
+            whole = small.get("partial_rotary_factor") in (None, 1.0)
+            small = dict(small, mrope_section=[2, 3, 3] if whole else [1, 1, 2])
         if name in HYBRID:
             small = HYBRID[name]
         if small != value:
@@ -118,7 +119,7 @@ def build(model_class, config, seed=0):
     hide a wrong mask."""
     with torch.device("meta"):
         count = sum(p.numel() for p in model_class(config).parameters())
-    if count > 2e7:
+    if count > 5e7:
         raise MemoryError(f"{count / 1e6:.0f}M parameters")
     torch.manual_seed(seed)
     model = model_class(config).float().eval()

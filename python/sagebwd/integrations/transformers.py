@@ -289,14 +289,17 @@ def _pattern(attention_mask, module, query, key, is_causal, sliding_window):
             " are not supported; give a padding mask [batch, tokens] to the model, or use "
             "attn_implementation='sdpa'"
         )
-    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-    if causal is None:
-        raise NotImplementedError(
-            f"sagebwd: {type(module).__name__} gives neither a mask nor is_causal; use "
-            "attn_implementation='sdpa' for this model"
-        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", None)
+        if is_causal is None or (is_causal and s > 1):
+            # Eager attention would see every key, sdpa would not.
+            raise NotImplementedError(
+                f"sagebwd: {type(module).__name__} gives no mask and does not say in the call "
+                "whether attention is causal; use attn_implementation='eager' for this model, or "
+                "for this part of it"
+            )
     window = (-1, -1) if sliding_window is None else (sliding_window - 1,) * 2
-    return masks.Pattern((b, 1, s, kv), bool(causal), window, first=kv - s)
+    return masks.Pattern((b, 1, s, kv), bool(is_causal), window, first=kv - s)
 
 
 def _describe(mask):
