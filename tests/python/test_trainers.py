@@ -197,9 +197,9 @@ def test_trl(options, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     datasets = pytest.importorskip("datasets")
     from tokenizers import Tokenizer, models
+    from transformers_tiny import build, tiny
 
     from sagebwd.integrations import transformers as sage
-    from transformers_tiny import build, tiny
 
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(128)}, unk_token="t0"))
     tokenizer = transformers.PreTrainedTokenizerFast(

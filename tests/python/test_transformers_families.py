@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One family of transformers for each way a mask reaches attention, and the table of all of them."""
+"""A family of transformers for each way a mask reaches attention, and the table of all."""
 
 import collections
 import pathlib

@@ -7,10 +7,11 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from transformers_tiny import build, tiny  # noqa: E402
+
 import sagebwd  # noqa: E402
 from reference import rel  # noqa: E402
 from sagebwd.integrations import transformers as sage  # noqa: E402
-from transformers_tiny import build, tiny  # noqa: E402
 
 pytestmark = pytest.mark.cpu_only
 NAME, GATE = "sage-masks", 1e-4
@@ -61,7 +62,8 @@ CACHES = {
     "dynamic": {}, "static": dict(cache_implementation="static"),
     "no cache": dict(use_cache=False), "beams": dict(num_beams=3),
     "prompt lookup": dict(prompt_lookup_num_tokens=3),
-    "pieces": dict(prefill_chunk_size=5), "static beams": dict(num_beams=2, cache_implementation="static"),
+    "pieces": dict(prefill_chunk_size=5),
+    "static beams": dict(num_beams=2, cache_implementation="static"),
 }  # fmt: skip
 
 
@@ -87,7 +89,9 @@ def test_static_cache_without_a_mask():
     def steps(m):
         cache = transformers.StaticCache(config=m.config, max_cache_len=20)
         with torch.no_grad():
-            parts = [m(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 10), (10, 12))]
+            parts = [
+                m(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 10), (10, 12))
+            ]
         return torch.cat(parts, 1)
 
     got, want = both(model, steps)
@@ -356,5 +360,7 @@ def test_head_dims_of_any_size():
     call = transformers.AttentionInterface._global_mapping[NAME]
     q, k, v = torch.randn(1, 4, 9, 20), torch.randn(1, 2, 9, 20), torch.randn(1, 2, 9, 29)
     out, _ = call(module, q, k, v, None, is_causal=True)
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
     assert rel(out.transpose(1, 2), want) < GATE

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random models of every family of transformers, from its config class alone."""
 
+import inspect
 import math
+import os
 import re
 
 import torch
@@ -12,12 +14,16 @@ VOCAB = 128
 SIZES = [
     (r"(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|decoder_hidden_size|embedding_size"
      r"|projection_dim|encoder_hidden_size|emb_dim|d_embed|conv_dim|out_hidden_size"
-     r"|text_embed_dim|projector_hidden_size|hidden_size_per_layer_input|model_dim|word_embed_proj_dim"
-     r"|proj_codevector_dim|bottleneck_size|d_embedding|audio_hidden_size|text_hidden_size|output_dim)", 64),
+     r"|text_embed_dim|projector_hidden_size|hidden_size_per_layer_input|model_dim"
+     r"|word_embed_proj_dim"
+     r"|proj_codevector_dim|bottleneck_size|d_embedding|audio_hidden_size|text_hidden_size"
+     r"|output_dim)", 64),
     (r"(num_attention_heads|n_head|n_heads|num_heads|\w*_attention_heads|attention_heads)", 4),
-    (r"(num_key_value_heads|num_kv_heads|\w*_key_value_heads|n_head_kv|num_global_key_value_heads)", 2),
+    (r"(num_key_value_heads|num_kv_heads|\w*_key_value_heads|n_head_kv"
+     r"|num_global_key_value_heads)", 2),
     (r"(head_dim|kv_channels|d_kv|attention_head_dim|global_head_dim|attention_head_size"
-     r"|linear_\w*_head_dim|swa_head_dim|swa_v_head_dim|mamba_d_head|mamba_headdim|d_head|key_dim)", 16),
+     r"|linear_\w*_head_dim|swa_head_dim|swa_v_head_dim|mamba_d_head|mamba_headdim|d_head"
+     r"|key_dim)", 16),
     (r"(intermediate_size|\w*ffn_dim|d_ff|n_inner|mlp_dim|ffn_hidden_size|\w*intermediate_size"
      r"|\w*inner_dim|ffn_size|\w*ffn_hidden_size|intermediate_dim)", 64),
     (r"(num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|num_decoder_layers"
@@ -27,7 +33,8 @@ SIZES = [
     (r"(max_position_embeddings|n_positions|max_source_positions|max_target_positions"
      r"|max_sequence_length|max_seq_len|n_ctx|seq_length|block_size_max|max_2d_position_embeddings"
      r"|original_max_position_embeddings|model_max_length)", 64),
-    (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_moe_experts|n_experts)", 4),
+    (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_moe_experts"
+     r"|n_experts)", 4),
     (r"(num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts|moe_top_k"
      r"|num_selected_experts|experts_per_token)", 2),
     (r"(n_group|topk_group|num_expert_groups|n_shared_experts|num_shared_experts|first_k_dense_replace"
@@ -41,7 +48,8 @@ SIZES = [
     (r"(image_size|img_size)", 32), (r"patch_size", 8), (r"temporal_patch_size", 2),
     (r"spatial_merge_size", 2), (r"(in_channels|num_channels|in_chans)", 3),
     (r"num_mel_bins", 16), (r"(mamba_n_heads|mamba_num_heads|num_mamba_heads)", 8),
-    (r"(mamba_d_state|ssm_state_size|state_size|mamba_d_ssm)", 16), (r"(mamba_n_groups|n_groups)", 1),
+    (r"(mamba_d_state|ssm_state_size|state_size|mamba_d_ssm)", 16),
+    (r"(mamba_n_groups|n_groups)", 1),
     (r"(mamba_expand|expand)", 2), (r"(linear_num_key_heads|linear_num_value_heads)", 4),
     (r"index_n_heads", 4), (r"index_head_dim", 16), (r"index_topk", 8),
     (r"(altup_num_inputs|laurel_rank)", 2), (r"num_kv_shared_layers", 0),
@@ -51,7 +59,8 @@ SIZES = [
 
 # Which layers of a hybrid model have attention: with two layers, the second.
 HYBRID = {
-    "attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1, "full_attn_idxs": [1],
+    "attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1,
+    "full_attn_idxs": [1],
     "hybrid_layer_ids": [1], "hybrid_override_pattern": "M*", "full_attention_interval": 2,
 }  # fmt: skip
 
@@ -71,6 +80,12 @@ def _shrunk(name, value, layer_kinds):
                 return None
             return size if value is None or name == "type_vocab_size" else min(value, size) or value
     return value
+
+
+def _has_three_axes(config_class):
+    """Whether the model splits its rotary channels over three position axes."""
+    path = inspect.getfile(config_class).replace("configuration_", "modeling_")
+    return os.path.exists(path) and "mrope_section" in open(path).read()
 
 
 def tiny(config_class, **changes):
@@ -94,7 +109,7 @@ def tiny(config_class, **changes):
         small = _shrunk(name, value, one_of_each if name == "layer_types" else lambda v: v[:layers])
         if name in ("num_hidden_layers", "n_layer", "num_layers") and kinds:
             small = layers
-        if isinstance(small, dict) and "mrope_section" in small:
+        if name == "rope_parameters" and isinstance(small, dict) and _has_three_axes(config_class):
             whole = small.get("partial_rotary_factor") in (None, 1.0)
             small = dict(small, mrope_section=[2, 3, 3] if whole else [1, 1, 2])
         if name in HYBRID:

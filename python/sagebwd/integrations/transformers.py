@@ -116,8 +116,8 @@ def number_layers(model):
             module._sagebwd_layer = layers[name] = numbers[-1]
     if not layers:
         raise ValueError(
-            f"number_layers: {type(model).__name__} has no numbered module that calls transformers' "
-            "attention interface"
+            f"number_layers: {type(model).__name__} has no numbered module that calls "
+            "transformers' attention interface"
         )
     return layers
 
@@ -285,9 +285,9 @@ def _pattern(attention_mask, module, query, key, is_causal, sliding_window):
         return attention_mask
     if attention_mask is not None:
         raise NotImplementedError(
-            f"sagebwd: attention masks drawn by the model or by the caller ({_describe(attention_mask)})"
-            " are not supported; give a padding mask [batch, tokens] to the model, or use "
-            "attn_implementation='sdpa'"
+            "sagebwd: attention masks drawn by the model or by the caller "
+            f"({_describe(attention_mask)}) are not supported; give a padding mask [batch, tokens] "
+            "to the model, or use attn_implementation='sdpa'"
         )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", None)

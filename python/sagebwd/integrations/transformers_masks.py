@@ -276,7 +276,7 @@ def _unsupported(what):
 
 
 def _seen(visible, first, shape, device):
-    """Hides the slots behind the last query: those of a static cache that nothing was written to."""
+    """Hides the slots behind the last query: those of a static cache that are still empty."""
     b, _, s, kv = shape
     used = first + s
     if not isinstance(used, torch.Tensor):
