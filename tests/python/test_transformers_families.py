@@ -55,5 +55,6 @@ def test_the_table_is_of_these_families():
     assert "wrong" not in verdicts.values()
     for family, verdict in EXPECTED.items():
         assert verdicts[family] == verdict
+    del verdicts["family"]  # the head of the table
     for verdict, count in collections.Counter(verdicts.values()).items():
         assert f"| {verdict} | {count} |" in text

@@ -434,13 +434,14 @@ def sweep(families, jobs, timeout, log):
 
 
 VERDICTS = {
-    "works": "every case agrees with eager attention",
+    "works": "every case that runs in eager mode agrees; between tokens of a window, padding is "
+    "refused",
     "works in part": "some cases are refused, the others agree",
     "refuses": "raises NotImplementedError with the reason and the remedy",
     "no effect": "the family has attention code of its own, or none at all, and never calls ours",
     "part": "the config of a part of another family, or of no model",
-    "not tried": "the tiny model could not be built from the config alone, or does not run in eager "
-    "mode either",
+    "not tried": "the tiny model could not be built from the config alone, or does not run in "
+    "eager mode either",
     "wrong": "differs from eager attention without an error",
 }
 
@@ -454,6 +455,9 @@ def words(result):
         if what != "works" and not what.startswith("eager fails"):
             reason = re.sub(r"^(refused|unclear|wrong): (\w+: )?(sagebwd: )?", "", what)
             refusals.setdefault(reason.split(";")[0], []).append(case)
+    failed = [case for case, what in result["cases"].items() if what.startswith("eager fails")]
+    if failed:
+        refusals["not in eager mode either"] = failed
     everything = len(refusals) == 1 and result["verdict"] == "refuses"
     return ". ".join(f"{'' if everything else ', '.join(names) + ': '}{reason}"
                      for reason, names in refusals.items())  # fmt: skip
