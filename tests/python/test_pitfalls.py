@@ -449,7 +449,11 @@ def _through_transformers(scope, mask=None):
 
 
 def _through_padded_transformers(scope):
-    return _through_transformers(scope, torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]]))
+    pytest.importorskip("transformers")
+    from sagebwd.integrations.transformers_masks import Pattern
+
+    visible = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]]) > 0
+    return _through_transformers(scope, Pattern((1, 1, 8, 8), False, visible=visible))
 
 
 def _through_diffusers(scope):

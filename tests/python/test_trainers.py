@@ -184,3 +184,49 @@ def test_megatron_packed_and_refusals(megatron):
         megatron("arbitrary")(x, x, x, None)
     with pytest.raises(NotImplementedError, match="dropout"):
         megatron(attention_dropout=0.1)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(
+    "options", [dict(packing=True), dict(padding_free=True, max_length=None), dict()], ids=str
+)
+def test_trl(options, tmp_path, monkeypatch):
+    """TRL's trainer, packed, without padding and padded, against eager attention."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    trl = pytest.importorskip("trl")
+    transformers = pytest.importorskip("transformers")
+    datasets = pytest.importorskip("datasets")
+    from tokenizers import Tokenizer, models
+    from transformers_tiny import build, tiny
+
+    from sagebwd.integrations import transformers as sage
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(128)}, unk_token="t0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", unk_token="t0", eos_token="t1"
+    )
+    rows = [{"input_ids": torch.randint(3, 19, (n,)).tolist()} for n in (5, 17, 9, 12, 6, 14)]
+    arguments = dict(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, max_length=40,
+        report_to=[], logging_steps=1, use_cpu=True, save_strategy="no", learning_rate=1e-3,
+        bf16=False, disable_tqdm=True, gradient_checkpointing=False,
+    )  # fmt: skip
+    sage.register("sage-trl")
+    losses = {}
+    for name in ("eager", "sage-trl"):
+        model = build(transformers.LlamaForCausalLM, tiny(transformers.LlamaConfig))
+        model.set_attn_implementation(name)
+        trainer = trl.SFTTrainer(
+            model=model,
+            args=trl.SFTConfig(**arguments | options),
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        losses[name] = torch.tensor(
+            [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        )
+    sage.unregister("sage-trl")
+    want, got = losses.values()
+    assert len(want) == 3 and not torch.equal(got, want), "two kinds of attention ran"
+    assert rel(got, want) < 2e-3

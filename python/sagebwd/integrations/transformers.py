@@ -5,11 +5,15 @@
     sage.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="sagebwd")
 
-Padding masks, packed sequences (``position_ids`` that start again, or ``cu_seq_lens_*``), sliding
-windows, caches, grouped queries and attention sinks work as in the other implementations. Dropout,
-soft capping and mask patterns of other kinds raise NotImplementedError.
+Padding on any side, packed sequences (``position_ids`` that start again, ``seq_idx`` or
+``cu_seq_lens_*``), sliding windows, chunks, caches of every kind, cross-attention, grouped queries
+and attention sinks work as in the other implementations. Dropout, biases, soft capping and masks of
+other kinds raise NotImplementedError. docs/transformers.md lists what was tried with each family of
+models.
 """
 
+import inspect
+import math
 import os
 
 import torch
@@ -17,25 +21,48 @@ import torch.nn.functional as F
 
 from ..attention import attention, attention_varlen
 from ..recipe import MATMULS, as_recipe
+from . import transformers_masks as masks
 
 # Keywords that reach every attention call and do not concern it.
 _HARMLESS = frozenset(
-    "position_ids cache_position past_key_values use_cache output_hidden_states return_dict labels "
-    "num_items_in_batch logits_to_keep num_logits_to_keep output_router_logits".split()
+    "cache_position past_key_values use_cache output_hidden_states return_dict labels "
+    "num_items_in_batch logits_to_keep num_logits_to_keep output_router_logits max_length_q "
+    "max_length_k".split()
 )
 
+# Keywords that change attention in a way that is not supported.
+_UNSUPPORTED = {
+    "position_bias": "a bias of the logits",
+    "attn_bias": "a bias of the logits",
+    "head_mask": "a mask over heads",
+    "indices": "sparse attention over chosen keys",
+    "block_indices": "sparse attention over chosen blocks",
+    "cache": "a paged cache (continuous batching)",
+}
 
-def register(name="sagebwd", *, recipe="vectorwise", backward="int8", exact_layers=(), packed=True):
+
+def register(
+    name="sagebwd",
+    *,
+    recipe="vectorwise",
+    backward="int8",
+    exact_layers=(),
+    packed=True,
+    ignore=(),
+):
     """Makes ``attn_implementation=name`` available, for attention and for masks. Returns the name.
 
     exact_layers
         Indices of layers whose matmuls all stay in floating point: a switch for layers that
-        ``sagebwd.diagnose`` finds sensitive.
+        ``sagebwd.diagnose`` finds sensitive. Models whose attention does not know its index (ViT,
+        CLIP, ...) need :func:`number_layers` first.
     packed
-        Whether ``position_ids`` may hold several documents per row. Looking for them reads values,
-        which breaks a compiled graph in two; False promises that there are none, and
-        ``torch.compile(fullgraph=True)`` works. Offsets given as ``cu_seq_lens_*`` are always
-        obeyed.
+        Whether ``position_ids`` may hold several documents per row. Outside of compiled graphs they
+        are looked at once per forward. A compiled graph has room for a document per 64 tokens, or
+        for as many as a number given here, and raises if there are more. False promises that there
+        are none, which saves both. Offsets given as ``cu_seq_lens_*`` are always obeyed.
+    ignore
+        Names of further keywords that reach the attention call and do not concern it.
 
     Several names with different settings may be registered.
     """
@@ -46,16 +73,23 @@ def register(name="sagebwd", *, recipe="vectorwise", backward="int8", exact_laye
         recipe=as_recipe(recipe).vectorwise(high_precision=tuple(MATMULS)), backward=backward
     )
     exact_layers = frozenset(exact_layers)
+    if not all(isinstance(i, int) and i >= 0 for i in exact_layers):
+        raise ValueError(f"exact_layers: expected layer indices, got {sorted(exact_layers)}")
+    if changing := sorted(_UNSUPPORTED.keys() & set(ignore)):
+        raise ValueError(f"ignore: {changing[0]!r} changes attention ({_UNSUPPORTED[changing[0]]})")
+    harmless = _HARMLESS.union(ignore)
 
     def forward(module, query, key, value, attention_mask, **kwargs):
-        layer = getattr(module, "layer_idx", None)
-        settings = exact if layer in exact_layers else int8
-        if not packed:
-            kwargs.pop("position_ids", None)
-        return _forward(settings, module, query, key, value, attention_mask, **kwargs)
+        settings = exact if exact_layers and _layer(module, exact_layers) in exact_layers else int8
+        for keyword in harmless:
+            kwargs.pop(keyword, None)
+        return _forward(settings, packed, module, query, key, value, attention_mask, **kwargs)
+
+    def mask(*args, **kwargs):
+        return masks.mask(*args, packed=packed, **kwargs)
 
     AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, _mask)
+    AttentionMaskInterface.register(name, mask)
     return name
 
 
@@ -67,59 +101,49 @@ def unregister(name="sagebwd"):
     AttentionMaskInterface._global_mapping.pop(name, None)
 
 
-# --- masks ----------------------------------------------------------------------------------------
-
-# Patterns that the attention call reproduces from is_causal, sliding_window and position_ids.
-_PATTERNS = (
-    "causal_mask_function",
-    "bidirectional_mask_function",
-    "sliding_window_overlay.",
-    "sliding_window_bidirectional_overlay.",
-    "packed_sequence_mask_function.",
-)
+# --- layers ---------------------------------------------------------------------------------------
 
 
-def _leaves(function):
-    """The names of the patterns a mask function is an intersection of."""
-    if torch.compiler.is_compiling():
-        return []  # a traced function cannot be looked into; _mask checks by other means
-    name = function.__qualname__
-    if name.startswith("and_masks."):
-        parts = [
-            c.cell_contents for c in function.__closure__ if isinstance(c.cell_contents, tuple)
-        ]
-        return [leaf for part in parts for f in part for leaf in _leaves(f)]
-    return [name]
+def number_layers(model):
+    """Tells every attention module of a model its layer: the last number in its name, as
+    ``encoder.layer.3.attention`` is layer 3. Needed for ``exact_layers`` where transformers does
+    not do so. Returns {name: layer}."""
+    layers = {}
+    for name, module in model.named_modules():
+        code = inspect.unwrap(type(module).forward).__code__
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        if "ALL_ATTENTION_FUNCTIONS" in code.co_names and numbers:
+            module._sagebwd_layer = layers[name] = numbers[-1]
+    if not layers:
+        raise ValueError(
+            f"number_layers: {type(model).__name__} has no numbered module that calls "
+            "transformers' attention interface"
+        )
+    return layers
 
 
-def _mask(
-    batch_size,
-    q_length,
-    kv_length,
-    q_offset=0,
-    kv_offset=0,
-    mask_function=None,
-    attention_mask=None,
-    **kwargs,
-):
-    """The padding mask [b, kv], or None without padding. Mask patterns are told to the attention
-    call, not drawn."""
-    kinds = _leaves(mask_function) if mask_function is not None else []
-    if kwargs.get("use_vmap"):
-        kinds = [*kinds, "a function of the caller"]
-    elif not kinds and getattr(kwargs.get("config"), "attention_chunk_size", None) is not None:
-        kinds = ["chunked_overlay"]
-    for name in kinds:
-        if not name.startswith(_PATTERNS):
-            raise NotImplementedError(
-                f"sagebwd: attention masks of the kind {name!r} are not supported"
-            )
-    if attention_mask is None:
-        return None
-    attention_mask = attention_mask[:, -kv_length:]
-    if attention_mask.shape[1] == kv_length and attention_mask.all():
-        return None
-    return attention_mask
+_COUNTS = "num_hidden_layers encoder_layers decoder_layers num_decoder_layers num_layers".split()
+
+
+def _layer(module, exact_layers):
+    """The index of a module's layer. ValueError if it has none, or if the model has fewer layers
+    than ``exact_layers`` names."""
+    layer = getattr(module, "_sagebwd_layer", getattr(module, "layer_idx", None))
+    kind = type(module).__name__
+    if layer is None:
+        raise ValueError(
+            f"exact_layers: {kind} does not know its layer; call "
+            "sagebwd.integrations.transformers.number_layers(model) once"
+        )
+    config = getattr(module, "config", None)
+    counts = [n for n in (getattr(config, name, None) for name in _COUNTS) if isinstance(n, int)]
+    if counts and max(exact_layers) >= max(counts):
+        raise ValueError(
+            f"exact_layers: got layer {max(exact_layers)}, but the model of {kind} has "
+            f"{max(counts)}. Parts of a model may use different names: "
+            "attn_implementation={'text_config': ..., 'vision_config': ...}"
+        )
+    return layer
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -127,6 +151,7 @@ def _mask(
 
 def _forward(
     settings,
+    packed,
     module,
     query,
     key,
@@ -139,57 +164,88 @@ def _forward(
     softcap=None,
     s_aux=None,
     position_ids=None,
+    seq_idx=None,
     cu_seq_lens_q=None,
     cu_seq_lens_k=None,
-    max_length_q=None,
-    max_length_k=None,
+    deterministic=None,
     output_attentions=False,
     **kwargs,
 ):
     """The call of transformers: query [b, h, s, d], result ([b, s, h, d], None)."""
-    if dropout:
-        raise NotImplementedError(f"sagebwd: attention dropout {dropout} is not supported")
-    if softcap is not None:
-        raise NotImplementedError("sagebwd: soft capping of logits is not supported")
-    if output_attentions:
-        raise NotImplementedError(
-            "sagebwd: output_attentions is not supported; use the eager implementation"
-        )
-    for name, given in kwargs.items():
-        if given is not None and name not in _HARMLESS:
-            raise NotImplementedError(f"sagebwd: the attention keyword {name!r} is not supported")
-
+    _refuse_options(module, dropout, softcap, output_attentions, kwargs)
     query, key, value = _one_dtype(query, key, value)
     d, dv = query.shape[-1], value.shape[-1]
-    if dv < d:  # exact: channels of zeros, cut off again below
-        value = F.pad(value, (0, d - dv))
-    causal = bool(module.is_causal if is_causal is None else is_causal)
-    options = dict(settings, causal=causal, softmax_scale=scaling, return_lse=True)
-    if sliding_window is not None:
-        options["window_size"] = (sliding_window - 1, sliding_window - 1)
-    if os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1":
-        options["deterministic"] = True
+    scaling = 1 / math.sqrt(d) if scaling is None else scaling
+    query, key, value = _pad_channels(query, key, value)
 
-    if attention_mask is not None:
-        out, lse = _padded(query, key, value, attention_mask, options)
-    elif cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        lengths = (
-            _int32(cu_seq_lens_q),
-            _int32(cu_seq_lens_k),
-            _int(max_length_q),
-            _int(max_length_k),
-        )
-        out, lse = _packed(query, key, value, *lengths, options)
-    elif (starts := _document_starts(position_ids, query, key)) is not None:
-        out, lse = _packed(query, key, value, starts, starts, None, None, options)
+    pattern = _pattern(attention_mask, module, query, key, is_causal, sliding_window)
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        rows = _given_rows(pattern, cu_seq_lens_q, cu_seq_lens_k)
     else:
+        rows = _with_documents(pattern, position_ids, seq_idx, packed).rows()
+
+    options = dict(
+        settings,
+        causal=pattern.causal,
+        window_size=pattern.window,
+        softmax_scale=scaling,
+        return_lse=True,
+    )
+    if deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1":
+        options["deterministic"] = True
+    if rows is None:
         out, lse = attention(query, key, value, layout="bhsd", **options)
         out = out.transpose(1, 2)
+    else:
+        out, lse = _by_rows(query, key, value, rows, options)
     if s_aux is not None:
         # A sink is a key without a value: it only takes its share of each row.
         share = torch.sigmoid(lse - s_aux.float().view(1, -1, 1)).transpose(1, 2)[..., None]
         out = out * share.to(out.dtype)
     return out[..., :dv].contiguous(), None
+
+
+def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
+    if dropout:
+        raise NotImplementedError(
+            f"sagebwd: attention dropout {dropout} is not supported; {_dropout_remedy(module)}"
+        )
+    if softcap is not None:
+        raise NotImplementedError(
+            "sagebwd: soft capping of logits is not supported; use attn_implementation='eager' for "
+            "this model (config.attn_logit_softcapping = None turns it off, which changes the "
+            "model)"
+        )
+    if output_attentions:
+        raise NotImplementedError(
+            "sagebwd: output_attentions is not supported, the weights are never stored; call "
+            "model.set_attn_implementation('eager') to look at them"
+        )
+    for name, given in kwargs.items():
+        if given is None:
+            continue
+        if name in _UNSUPPORTED:
+            raise NotImplementedError(
+                f"sagebwd: {name} ({_UNSUPPORTED[name]}) is not supported; use "
+                "attn_implementation='sdpa' for this model"
+            )
+        raise NotImplementedError(
+            f"sagebwd: the attention keyword {name!r} is not supported; use "
+            "attn_implementation='sdpa' for this model, or, if the keyword does not change "
+            f"attention, register(ignore=({name!r},))"
+        )
+
+
+def _dropout_remedy(module):
+    """Which field of the module's config holds its dropout."""
+    config = getattr(module, "config", None)
+    values = config.to_dict() if hasattr(config, "to_dict") else {}
+    fields = [name for name, x in values.items() if "drop" in name and isinstance(x, float) and x]
+    about = [name for name in fields if "att" in name]
+    named = " and ".join(f"{name}=0.0" for name in about or fields)
+    return (
+        f"load the model with {named}" if named else "build the model with dropout 0"
+    ) + ", or call model.eval()"
 
 
 def _one_dtype(*tensors):
@@ -199,58 +255,115 @@ def _one_dtype(*tensors):
     return tuple(t.to(dtype) for t in tensors)
 
 
-def _int32(t):
-    return t.to(torch.int32)
-
-
-def _int(n):
-    return int(n) if n is not None else None
-
-
-def _packed(query, key, value, cu_q, cu_k, max_q, max_k, options):
-    """All rows of the batch as one row of documents. (out [b, s, h, d], lse [b, h, s])"""
-    b, h, s, d = query.shape
-    flat = [t.transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (query, key, value)]
-    out, lse = attention_varlen(*flat, cu_q, cu_k, max_q, max_k, **options)
-    return out.view(b, s, h, d), lse.view(h, b, s).transpose(0, 1)
-
-
-def _padded(query, key, value, mask, options):
-    """Rows of real tokens as documents; padding gives 0."""
-    if mask.dim() != 2:
+def _pad_channels(*tensors):
+    """Head dims made equal and a multiple of 8. Exact: zeros add nothing to a logit, and those of
+    the values are cut off again."""
+    d = -(-max(t.shape[-1] for t in tensors) // 8) * 8
+    if d > 256:
         raise NotImplementedError(
-            f"sagebwd: attention masks of shape {tuple(mask.shape)} are not supported"
+            f"sagebwd: a head dim of {d} is not supported, 256 is the largest; {masks.REMEDY}"
         )
+    return tuple(F.pad(t, (0, d - t.shape[-1])) if t.shape[-1] < d else t for t in tensors)
+
+
+# --- patterns and documents -----------------------------------------------------------------------
+
+
+def _pattern(attention_mask, module, query, key, is_causal, sliding_window):
+    """The pattern that the model was given for its mask; without a mask, what the call says."""
+    b, s, kv = query.shape[0], query.shape[2], key.shape[2]
+    if isinstance(attention_mask, masks.Pattern):
+        mb, _, ms, mkv = attention_mask.shape
+        free = attention_mask.visible is None and attention_mask.documents is None
+        if free and not attention_mask.causal and attention_mask.window == (-1, -1):
+            return masks.Pattern((b, 1, s, kv), False)  # everything is seen, however much there is
+        if (ms, mkv) != (s, kv) or not (free or mb == b):
+            raise NotImplementedError(
+                f"sagebwd: the mask is one of {ms} queries and {mkv} keys in {mb} rows, but the "
+                f"call has {s} and {kv} in {b}; use attn_implementation='sdpa' for this model"
+            )
+        return attention_mask
+    if attention_mask is not None:
+        raise NotImplementedError(
+            "sagebwd: attention masks drawn by the model or by the caller "
+            f"({_describe(attention_mask)}) are not supported; give a padding mask [batch, tokens] "
+            "to the model, or use attn_implementation='sdpa'"
+        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", None)
+        if is_causal is None or (is_causal and s > 1):
+            # Eager attention would see every key, sdpa would not.
+            raise NotImplementedError(
+                f"sagebwd: {type(module).__name__} gives no mask and does not say in the call "
+                "whether attention is causal; use attn_implementation='eager' for this model, or "
+                "for this part of it"
+            )
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1,) * 2
+    return masks.Pattern((b, 1, s, kv), bool(is_causal), window, first=kv - s)
+
+
+def _describe(mask):
+    if isinstance(mask, torch.Tensor):
+        return f"{str(mask.dtype).removeprefix('torch.')} of shape {list(mask.shape)}"
+    return type(mask).__name__
+
+
+def _given_rows(pattern, cu_q, cu_k):
+    """Documents by offsets into the flattened batch."""
+    if cu_q is None or cu_k is None:
+        raise ValueError("sagebwd: expected cu_seq_lens_q and cu_seq_lens_k together, got one")
+    _refuse_padding(pattern, "cu_seq_lens_q")
+    return masks.Rows(cu_q.to(torch.int32), cu_k.to(torch.int32))
+
+
+def _refuse_padding(pattern, keyword):
+    if pattern.visible is not None:
+        masks.refuse(
+            ~pattern.visible.all(),
+            f"sagebwd: documents given as {keyword} cannot be combined with padding or a static "
+            "cache; leave attention_mask out",
+        )
+
+
+def _with_documents(pattern, position_ids, seq_idx, packed):
+    """The pattern, split where positions start again under a causal mask, or where ``seq_idx``
+    names another document."""
+    b, _, s, kv = pattern.shape
+    if pattern.documents is not None or s == 1:
+        return pattern
+    if pattern.known and pattern.known[0] is position_ids and pattern.known[1] is seq_idx:
+        return pattern.known[2]
+    starts = None
+    if packed is not False and position_ids is not None and pattern.causal and s == kv:
+        # Several position axes, as vision models have, do not tell documents.
+        if position_ids.dim() == 2 and position_ids.shape[1] == s:
+            starts = F.pad(position_ids.diff(dim=1) != 1, (1, 0))
+    if seq_idx is not None:
+        if s != kv:
+            raise NotImplementedError(
+                "sagebwd: seq_idx with a cache is not supported; pass use_cache=False"
+            )
+        _refuse_padding(pattern, "seq_idx")
+        other = masks.starts(seq_idx)
+        starts = other if starts is None else starts | other
+    split = pattern
+    if starts is not None and (
+        torch.compiler.is_compiling() or (pattern.visible is None and starts.any())
+    ):
+        split = pattern.split(starts, masks.room_for(b, s, packed))
+    if not torch.compiler.is_compiling():
+        pattern.known = (position_ids, seq_idx, split)  # every layer of a model asks the same
+    return split
+
+
+def _by_rows(query, key, value, rows, options):
+    """Attention within documents. (out [b, s, h, d], lse [b, h, s]); tokens of none give 0."""
     b, h, s, d = query.shape
-    mask = mask.bool()
-    # A static cache is longer than what has been seen.
-    key, value = key[:, :, : mask.shape[1]], value[:, :, : mask.shape[1]]
-    mask_q = mask[:, -s:]
-    where_q, where_k = (torch.nonzero(m.flatten()).flatten() for m in (mask_q, mask))
-    rows = [t.transpose(1, 2).reshape(-1, t.shape[1], d) for t in (query, key, value)]
-    packed = [r.index_select(0, w) for r, w in zip(rows, (where_q, where_k, where_k))]
-    out, lse = attention_varlen(*packed, _offsets(mask_q), _offsets(mask), **options)
-    full = out.new_zeros(b * s, h, d).index_copy(0, where_q, out)
-    full_lse = lse.new_full((b * s, h), -torch.inf).index_copy(0, where_q, lse.transpose(0, 1))
-    return full.view(b, s, h, d), full_lse.view(b, s, h).transpose(1, 2)
-
-
-def _offsets(mask):
-    return F.pad(mask.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
-
-
-def _document_starts(position_ids, query, key):
-    """Offsets of the documents of all rows together, or None if every row is one document."""
-    b, _, s, _ = query.shape
-    if position_ids is None or s == 1 or key.shape[2] != s:
-        return None
-    if (
-        position_ids.dim() != 2
-    ):  # several position axes, as vision models have: they do not tell documents
-        return None
-    first = torch.ones_like(position_ids, dtype=torch.bool)
-    first[:, 1:] = position_ids.diff(dim=1) != 1
-    if not first[:, 1:].any():
-        return None
-    starts = torch.nonzero(first.expand(b, s).flatten()).flatten()
-    return _int32(F.pad(starts, (0, 1), value=b * s))
+    flat = [t.transpose(1, 2).reshape(-1, t.shape[1], d) for t in (query, key, value)]
+    orders = (rows.order_q, rows.order_k, rows.order_k)
+    flat = [t if order is None else t.index_select(0, order) for t, order in zip(flat, orders)]
+    out, lse = attention_varlen(*flat, rows.cu_q, rows.cu_k, **options)
+    if rows.order_q is not None:
+        out = torch.empty_like(out).index_copy(0, rows.order_q, out)
+        lse = torch.empty_like(lse).index_copy(1, rows.order_q, lse)
+    return out.view(b, s, h, d), lse.view(h, b, s).transpose(0, 1)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of Hugging Face transformers as documents of a packed batch.
+
+transformers describes a mask by a function of (query, key), by the slots that queries and keys take
+in the sequence, and by a padding mask over the slots. :func:`mask` keeps that description as a
+:class:`Pattern`, and the attention call gets it in place of a drawn mask. A pattern is never None:
+model code that would read the mask as a tensor fails, rather than run without one.
+"""
+
+import torch
+import torch.nn.functional as F
+
+# Documents of a compiled graph, where their number cannot be read: one per this many tokens.
+TOKENS_PER_DOCUMENT = 64
+
+REMEDY = (
+    "use attn_implementation='sdpa' for this model, or for this part of it "
+    "(attn_implementation={'text_config': ..., 'vision_config': ...})"
+)
+
+
+class Rows:
+    """Which tokens make up which document, for ``attention_varlen``.
+
+    ``order`` lists the tokens of the flattened batch document by document, those of no document
+    last; None means that they lie so already. ``cu`` holds the offsets into that order.
+    """
+
+    def __init__(self, cu_q, cu_k, order_q=None, order_k=None):
+        self.cu_q, self.cu_k, self.order_q, self.order_k = cu_q, cu_k, order_q, order_k
+
+
+class _MaskIsRead(NotImplementedError, AttributeError):
+    def __init__(self, what):
+        super().__init__(
+            f"sagebwd: this model {what}, which is a description here and not a tensor; {REMEDY}"
+        )
+
+
+class Pattern:
+    """The mask of one attention call.
+
+    causal, window
+        As in :func:`sagebwd.attention`; the last query sits at the last key.
+    visible
+        bool [b, kv], the keys that are neither padding nor empty slots of a cache; None: all.
+    first
+        Slot of the first query among the keys, an int or a tensor. None: the queries have no slots
+        (cross-attention), and padding of the keys says nothing about them.
+    documents
+        int [b, kv]: keys are seen by the queries of the same document only. None: one per row.
+    count
+        The largest number of documents in the batch.
+    """
+
+    ndim = 4  # transformers hands masks of four dimensions through as they are
+
+    def __init__(self, shape, causal, window=(-1, -1), visible=None, first=None, documents=None,
+                 count=None):  # fmt: skip
+        self.shape, self.causal, self.window = tuple(shape), causal, window
+        self.visible, self.first = visible, first
+        self.documents, self.count = documents, shape[0] if count is None else count
+        self._rows = self.known = None
+
+    def to(self, device, **_):
+        """A copy on another device, for models that are spread over several."""
+        move = lambda t: t.to(device) if isinstance(t, torch.Tensor) else t
+        return Pattern(
+            self.shape, self.causal, self.window, *map(move, (self.visible, self.first,
+                                                              self.documents)), self.count
+        )  # fmt: skip
+
+    def contiguous(self):
+        return self
+
+    # Code that takes the mask for a tensor would run without it or fail in words of its own.
+
+    def __getattr__(self, name):
+        raise _MaskIsRead(f"reads the {name!r} of its attention mask")
+
+    def __getitem__(self, index):
+        raise _MaskIsRead("cuts its attention mask")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise _MaskIsRead(f"computes with its attention mask ({function.__name__})")
+
+    def rows(self):
+        """None if every query sees every key but for causality and the window."""
+        if self.visible is None and self.documents is None:
+            return None
+        if self._rows is not None:
+            return self._rows
+        rows = self._make_rows()
+        if not torch.compiler.is_compiling():
+            self._rows = rows
+        return rows
+
+    def _make_rows(self):
+        b, _, s, kv = self.shape
+        if self.documents is None:
+            ids = torch.arange(b, device=self.visible.device)[:, None].expand(b, kv)
+        else:
+            ids = self.documents
+        if self.visible is None:  # documents lie one after the other
+            cu = _offsets(ids.flatten(), self.count)
+            return Rows(cu, cu)
+        ids = ids.masked_fill(~self.visible, self.count)
+        keys = _sorted(ids, self.count)
+        if self.first is None:
+            queries = torch.arange(b + 1, device=ids.device, dtype=torch.int32) * s, None
+        elif s == kv and not isinstance(self.first, torch.Tensor):
+            queries = keys
+        else:
+            slots = self.first + torch.arange(s, device=ids.device)
+            queries = _sorted(ids.gather(1, slots.expand(b, s)), self.count)
+        return Rows(queries[0], keys[0], queries[1], keys[1])
+
+    def split(self, starts, room):
+        """This pattern with a document more at every True of ``starts``, bool [b, s].
+
+        Only without padding: positions that start again mean documents where there is none, as in
+        transformers' flash attention. In a compiled graph, which cannot look whether there is
+        any, the choice is left to the device.
+        """
+        b, _, s, kv = self.shape
+        if self.visible is not None:
+            starts = starts & self.visible.all()
+        starts = starts.expand(b, s).clone()
+        starts[:, 0] = True
+        ids = starts.flatten().cumsum(0).view(b, s) - 1
+        count = room if torch.compiler.is_compiling() else int(ids[-1, -1]) + 1
+        if torch.compiler.is_compiling():
+            torch._assert_async(
+                ids[-1, -1] < count,
+                f"sagebwd: more than {count} packed documents in a compiled graph; "
+                "tell their number to register(packed=...)",
+            )
+        return Pattern(self.shape, self.causal, self.window, self.visible, self.first, ids, count)
+
+
+def room_for(b, s, packed):
+    """How many documents a compiled graph has room for. Each costs memory of up to a tile."""
+    if packed is not True:
+        return min(b * s, packed)
+    return min(b * s, b + max(64, b * s // TOKENS_PER_DOCUMENT))
+
+
+def _offsets(sorted_ids, count):
+    bounds = torch.arange(count + 1, device=sorted_ids.device)
+    return torch.searchsorted(sorted_ids, bounds, out_int32=True)
+
+
+def _sorted(ids, count):
+    """Offsets of the documents, and the order that puts them one after the other."""
+    ids = ids.flatten()
+    order = torch.argsort(ids, stable=True)
+    return _offsets(ids[order], count), order
+
+
+# --- what transformers calls ----------------------------------------------------------------------
+
+
+def mask(
+    batch_size,
+    q_length,
+    kv_length,
+    q_offset=0,
+    kv_offset=0,
+    *,
+    mask_function,
+    attention_mask=None,
+    packed=True,
+    device=None,
+    use_vmap=False,
+    **_,
+):
+    """The pattern of a mask; NotImplementedError for patterns that documents cannot express."""
+    if isinstance(attention_mask, Pattern):
+        return attention_mask  # generate() makes the masks of static caches ahead of the model
+    kind = _Kind(mask_function)
+    if use_vmap:
+        raise _unsupported("a function of the caller")
+    shape = (batch_size, 1, q_length, kv_length)
+    first = q_offset - kv_offset
+    visible = None
+    if attention_mask is not None:
+        missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
+        visible = F.pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
+        if _readable(visible) and visible.all():
+            visible = None
+    if kind.causal or kind.window != (-1, -1):
+        visible = _seen(visible, first, shape, device)
+    else:
+        first = None  # full attention: which slots the queries have does not matter
+    if visible is not None and _shorter(kind.window, kv_length):
+        refuse(_has_holes(visible),
+                "sagebwd: padding between tokens of one row cannot be combined with a sliding "
+                "window; pad on one side, or use the 'sdpa' implementation")  # fmt: skip
+    pattern = Pattern(shape, kind.causal, kind.window, visible, first)
+    chunks = None if kind.chunk is None else _chunks(kind, kv_length, kv_offset)
+    if kind.packed is not None:
+        if packed is False and _readable(kind.packed):
+            raise ValueError(
+                "sagebwd: register(packed=False) promises that position_ids hold one document per "
+                "row, but they start again within a row; register with packed=True"
+            )
+        if packed is not False:
+            # transformers looks for documents only where queries and keys are the same tokens.
+            room, begin = room_for(batch_size, q_length, packed), starts(kind.packed)
+            if chunks is None:
+                return pattern.split(begin, room)
+            room = min(batch_size * q_length, room + batch_size * (kv_length // kind.chunk + 1))
+            return pattern.split(begin | starts(chunks), room)
+    return pattern if chunks is None else _within(pattern, chunks, kind, kv_offset)
+
+
+class _Kind:
+    """What a mask function says, from the functions it is an intersection of."""
+
+    def __init__(self, function):
+        self.causal, self.window = False, (-1, -1)
+        self.chunk = self.left_padding = self.packed = None
+        for name, leaf in _leaves(function):
+            if name == "causal_mask_function":
+                self.causal = True
+            elif name == "bidirectional_mask_function":
+                pass
+            elif name.startswith("sliding_window_overlay."):
+                # Keys behind the query are hidden by causality, which always comes with it.
+                self.window = (max(_captured(leaf, "sliding_window") - 1, 0), -1)
+            elif name.startswith("sliding_window_bidirectional_overlay."):
+                self.window = (_captured(leaf, "sliding_window"),) * 2
+            elif name.startswith("packed_sequence_mask_function."):
+                self.packed = _captured(leaf, "packed_sequence_mask")
+            elif name.startswith("chunked_overlay."):
+                self.chunk = _captured(leaf, "chunk_size")
+                self.left_padding = _captured(leaf, "left_padding")
+            else:
+                raise _unsupported(name)
+        if self.window[0] >= 0 and self.window[1] < 0 and not self.causal:
+            raise _unsupported("a one-sided window without causality")
+
+
+def _leaves(function):
+    """[(name, function)] of the functions that a mask function is an intersection of."""
+    name = function.__qualname__
+    if name.startswith("and_masks."):
+        return [leaf for part in _captured(function, "mask_functions") for leaf in _leaves(part)]
+    if name.startswith("or_masks."):
+        # Blocks that see each other both ways, as images do; without any, the rest is left.
+        parts = _captured(function, "mask_functions")
+        rest = [f for f in parts if not f.__qualname__.startswith("blockwise_overlay.")]
+        if len(rest) == 1 and len(parts) == 2:
+            (blocks,) = [f for f in parts if f is not rest[0]]
+            refuse((_captured(blocks, "block_sequence_ids") >= 0).any(),
+                    "sagebwd: tokens that see each other both ways inside a causal mask (images) "
+                    f"are not supported; {REMEDY}")  # fmt: skip
+            return _leaves(rest[0])
+        raise _unsupported("a union of patterns")
+    return [(name, function)]
+
+
+def _captured(function, name):
+    """A variable that a nested function holds."""
+    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _unsupported(what):
+    return NotImplementedError(
+        f"sagebwd: attention masks of the kind {what!r} are not supported; {REMEDY}"
+    )
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+def _seen(visible, first, shape, device):
+    """Hides the slots behind the last query: those of a static cache that are still empty."""
+    b, _, s, kv = shape
+    used = first + s
+    if not isinstance(used, torch.Tensor):
+        if used == kv:
+            return visible
+        if used > kv:
+            raise NotImplementedError(
+                f"sagebwd: queries at slots {first} to {used - 1} behind the last of {kv} keys are "
+                f"not supported; {REMEDY}"
+            )
+        used = torch.full((), used, device=device)  # a tensor: a compiled decoding step stays valid
+    written = (torch.arange(kv, device=used.device) < used).expand(b, kv)
+    return written if visible is None else visible & written
+
+
+def _chunks(kind, kv_length, kv_offset):
+    """Number of each key's chunk, [b, kv]. They are counted from the first real token."""
+    slots = torch.arange(kv_length, device=kind.left_padding.device) + kv_offset
+    return (slots - kind.left_padding[:, None]).div(kind.chunk, rounding_mode="floor") + 1
+
+
+def _within(pattern, chunks, kind, kv_offset):
+    """The pattern with a document for every chunk of every row."""
+    b, _, s, kv = pattern.shape
+    count = (kv_offset + kv - 1) // kind.chunk + 2
+    visible = pattern.visible
+    if visible is None:  # queries may be fewer than keys: finds which are whose
+        visible = torch.ones_like(chunks, dtype=torch.bool)
+    ids = torch.arange(b, device=chunks.device)[:, None] * count + chunks
+    return Pattern(pattern.shape, True, (-1, -1), visible, pattern.first, ids, b * count)
+
+
+def starts(ids):
+    """Where a document starts, from an index of the document for each token."""
+    return F.pad(ids.diff(dim=-1) != 0, (1, 0))
+
+
+def _has_holes(visible):
+    """Whether a row has hidden keys between visible ones."""
+    starts = visible & ~F.pad(visible, (1, -1))
+    return (starts.sum(1) > 1).any()
+
+
+def _shorter(window, kv_length):
+    return 0 <= window[0] < kv_length
+
+
+def _readable(t):
+    return not (torch.compiler.is_compiling() or t.device.type == "meta")
+
+
+def refuse(condition, message):
+    """NotImplementedError if a tensor holds True. A compiled graph raises when it runs."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(~condition, message)
+    elif _readable(condition) and condition:
+        raise NotImplementedError(message)

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks, caches and refusals of the transformers hook, against eager attention. Matmuls stay in
+floating point, so that errors beyond rounding are wrong masks."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from transformers_tiny import build, tiny  # noqa: E402
+
+import sagebwd  # noqa: E402
+from reference import rel  # noqa: E402
+from sagebwd.integrations import transformers as sage  # noqa: E402
+
+pytestmark = pytest.mark.cpu_only
+NAME, GATE = "sage-masks", 1e-4
+EXACT = sagebwd.Recipe(high_precision=tuple(sagebwd.recipe.MATMULS))
+B, S = 2, 12
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    sage.register(NAME, recipe=EXACT)
+    yield
+    sage.unregister(NAME)
+
+
+def model_of(kind, suffix="ForCausalLM", config=None, **changes):
+    config = tiny(getattr(transformers, config or f"{kind}Config"), **changes)
+    return build(getattr(transformers, kind + suffix), config)
+
+
+def both(model, function):
+    """What function gives with eager attention and with sagebwd."""
+    model.set_attn_implementation("eager")
+    want = function(model)
+    model.set_attn_implementation(NAME)
+    return function(model), want
+
+
+def tokens(s=S):
+    return torch.randint(3, 19, (B, s))
+
+
+def ones_but(row, hidden):
+    mask = torch.ones(B, S, dtype=torch.long)
+    mask[row, hidden] = 0
+    return mask
+
+
+def generated(model, ids, **options):
+    with torch.no_grad():
+        out = model.generate(
+            ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, output_logits=True,
+            return_dict_in_generate=True, disable_compile=True, pad_token_id=0, **options
+        )  # fmt: skip
+    return torch.stack(out.logits) if out.logits else out.sequences.float()
+
+
+CACHES = {
+    "dynamic": {}, "static": dict(cache_implementation="static"),
+    "no cache": dict(use_cache=False), "beams": dict(num_beams=3),
+    "prompt lookup": dict(prompt_lookup_num_tokens=3),
+    "pieces": dict(prefill_chunk_size=5),
+    "static beams": dict(num_beams=2, cache_implementation="static"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral"])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_generate(kind, cache, padded):
+    """Unused slots of a static cache are no keys; a window moves over its cache."""
+    if padded and cache == "prompt lookup":
+        pytest.skip("one row only")
+    model, ids = model_of(kind), tokens()
+    mask = ones_but(1, slice(0, 4)) if padded else torch.ones_like(ids)
+    if cache == "prompt lookup":
+        ids, mask = ids[:1], mask[:1]
+    got, want = both(model, lambda m: generated(m, ids, attention_mask=mask, **CACHES[cache]))
+    assert rel(got, want) < GATE
+
+
+def test_static_cache_without_a_mask():
+    """Prefill and steps by hand, no attention_mask at all."""
+    model, ids = model_of("Llama"), tokens()
+
+    def steps(m):
+        cache = transformers.StaticCache(config=m.config, max_cache_len=20)
+        with torch.no_grad():
+            parts = [
+                m(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 10), (10, 12))
+            ]
+        return torch.cat(parts, 1)
+
+    got, want = both(model, steps)
+    assert rel(got, want) < GATE
+
+
+HIDDEN = {"left": slice(0, 4), "right": slice(-4, None), "holes": slice(4, 7)}
+
+
+@pytest.mark.parametrize("length", [9, S])
+@pytest.mark.parametrize("side", HIDDEN)
+def test_cross_attention_over_a_padded_encoder(side, length):
+    """The padding of the keys is not that of the queries, even at equal lengths."""
+    model, ids, decoder = model_of("Bart", "ForConditionalGeneration"), tokens(), tokens(length)
+    mask = ones_but(1, HIDDEN[side])
+    inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=decoder)
+
+    def logits_and_grads(m):
+        m.zero_grad()
+        logits = m(**inputs).logits
+        logits.square().mean().backward()
+        grads = [p.grad.flatten() for n, p in m.named_parameters() if "encoder_attn" in n]
+        return logits.detach(), torch.cat(grads)
+
+    got, want = both(model, logits_and_grads)
+    assert rel(got[0], want[0]) < GATE and rel(got[1], want[1]) < 1e-3
+    without = model(input_ids=ids, decoder_input_ids=decoder).logits
+    assert rel(without, want[0]) > 0.05, "the padding matters here"
+
+
+@pytest.mark.parametrize("side", HIDDEN)
+def test_padding_of_a_decoder(side):
+    model, ids, mask = model_of("Qwen3"), tokens(), ones_but(1, HIDDEN[side])
+    got, want = both(model, lambda m: m(ids, attention_mask=mask).logits[mask.bool()])
+    assert rel(got, want) < GATE
+
+
+def test_holes_in_a_window_are_refused():
+    """Distances count hidden tokens too, which documents cannot express."""
+    model, ids = model_of("Mistral"), tokens()
+    model.set_attn_implementation(NAME)
+    with pytest.raises(NotImplementedError, match="pad on one side"):
+        model(ids, attention_mask=ones_but(1, HIDDEN["holes"]))
+
+
+def test_windows_both_ways():
+    """ModernBERT: local layers, and its keyword `deterministic`."""
+    model, ids, mask = model_of("ModernBert", "Model"), tokens(), ones_but(1, HIDDEN["right"])
+    got, want = both(model, lambda m: m(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+    assert rel(got, want) < GATE
+
+
+def test_chunks():
+    """Llama 4 attends within chunks, which are packed documents, also through a cache."""
+    model, ids = model_of("Llama4", config="Llama4TextConfig"), tokens()
+    mask = ones_but(1, HIDDEN["left"])
+    restart = torch.cat([torch.arange(7), torch.arange(5)]).expand(B, S)
+    for function in (
+        lambda m: m(ids, attention_mask=mask).logits[mask.bool()],
+        lambda m: m(ids, position_ids=restart, use_cache=False).logits,
+        lambda m: generated(m, ids, attention_mask=mask),
+    ):
+        got, want = both(model, function)
+        assert rel(got, want) < GATE
+
+
+def test_blocks_that_see_each_other():
+    """Image tokens inside a causal mask are refused; text alone is plain causal."""
+    from transformers.masking_utils import create_causal_mask
+
+    model = model_of("Llama")
+    model.set_attn_implementation(NAME)
+    options = dict(
+        config=model.config, inputs_embeds=torch.zeros(B, S, 64), attention_mask=None,
+        past_key_values=None
+    )  # fmt: skip
+    text = torch.full((B, S), -1)
+    assert create_causal_mask(**options, block_sequence_ids=text).causal
+    image = text.clone()
+    image[0, 2:5] = 0
+    with pytest.raises(NotImplementedError, match="both ways.*sdpa"):
+        create_causal_mask(**options, block_sequence_ids=image)
+    with pytest.raises(NotImplementedError, match="sdpa"):
+        create_causal_mask(**options, or_mask_function=lambda b, h, q, k: k < 3)
+    with pytest.raises(NotImplementedError, match="sdpa"):
+        create_causal_mask(**options, and_mask_function=lambda b, h, q, k: k < 3)
+
+
+def test_a_mask_cannot_be_taken_for_a_tensor():
+    """A model with attention code of its own must not run without its mask."""
+    from transformers.masking_utils import create_causal_mask
+
+    config = tiny(transformers.LlamaConfig)
+    config._attn_implementation = NAME
+    mask = create_causal_mask(config, torch.zeros(B, S, 64), None, None)
+    for read in (lambda: torch.zeros(3) + mask, lambda: mask[:, :, :3], lambda: mask.dtype,
+                 lambda: mask is None or torch.where(mask, 1, 0)):  # fmt: skip
+        with pytest.raises(NotImplementedError, match="sdpa"):
+            read()
+    assert not hasattr(mask, "sum")
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+def test_seq_idx():
+    """TRL's packing says documents by seq_idx, beside position_ids and cu_seq_lens."""
+    model, ids = model_of("Llama"), tokens()[:1]
+    model.set_attn_implementation(NAME)
+    restart = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    seq_idx = torch.tensor([[0] * 7 + [1] * 5], dtype=torch.int32)
+    alone = torch.cat([model(ids[:, :7]).logits, model(ids[:, 7:]).logits], 1)
+    cu = torch.tensor([0, 7, 12], dtype=torch.int32)
+    given = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=7, max_length_k=7)
+    for extra in ({}, given):
+        got = model(ids, position_ids=restart, seq_idx=seq_idx, use_cache=False, **extra).logits
+        assert rel(got, alone) < GATE
+    with pytest.raises(NotImplementedError, match="leave attention_mask out"):
+        model(ids, seq_idx=seq_idx, attention_mask=ones_but(0, slice(0, 2))[:1], use_cache=False)
+
+
+def test_packed_false_is_a_promise():
+    sage.register(NAME, packed=False)
+    model = model_of("Llama")
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ValueError, match="packed=True"):
+        model(tokens(), position_ids=torch.arange(6).repeat(2).expand(B, S), use_cache=False)
+
+
+def test_compile_fullgraph():
+    """One graph for a model with a window, a padding mask and packed positions: nothing is read on
+    the host, and what cannot be expressed is refused when it runs."""
+    model, ids = model_of("Mistral", num_hidden_layers=1), tokens()
+    model.set_attn_implementation(NAME)
+    plain, restart = torch.arange(S).expand(B, S), torch.arange(6).repeat(2).expand(B, S)
+    whole = torch.ones_like(ids)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    def step(m, mask, positions):
+        model.zero_grad()
+        out = m(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        out = out[mask.bool()]
+        out.square().mean().backward()
+        return out.detach(), model.model.layers[0].self_attn.k_proj.weight.grad.clone()
+
+    outputs = []
+    for mask, positions in (
+        (whole, plain), (ones_but(1, HIDDEN["left"]), plain), (ones_but(1, HIDDEN["right"]), plain),
+        (whole, restart),
+    ):  # fmt: skip
+        want, got = step(model, mask, positions), step(compiled, mask, positions)
+        assert all(rel(a, b) < GATE for a, b in zip(got, want))
+        outputs.append(want[0])
+    assert rel(outputs[3], outputs[0]) > 0.05, "packing matters here"
+    with pytest.raises(RuntimeError, match="pad on one side"):
+        step(compiled, ones_but(1, HIDDEN["holes"]), plain)
+    torch._dynamo.reset()
+
+
+def test_compiled_graphs_count_documents():
+    from sagebwd.integrations.transformers_masks import Pattern, room_for
+
+    assert room_for(1, 8192, True) == 129 and room_for(1, 8192, 1000) == 1000
+    assert room_for(2, 8, True) == 16, "never more than tokens"
+
+    def split(starts):
+        return Pattern((1, 1, 8, 8), True, first=0).split(starts, 3).rows().cu_q
+
+    compiled = torch.compile(split, backend="aot_eager", fullgraph=True)
+    starts = torch.zeros(1, 8, dtype=torch.bool)
+    starts[0, 5] = True
+    assert compiled(starts).tolist() == [0, 5, 8, 8]
+    with pytest.raises(RuntimeError, match="packed=..."):
+        compiled(torch.ones(1, 8, dtype=torch.bool))
+    torch._dynamo.reset()
+
+
+# --- layers and refusals --------------------------------------------------------------------------
+
+
+def test_exact_layers_without_layer_idx():
+    model = model_of("ViT", "Model")
+    pixels = torch.randn(B, 3, 32, 32)
+    run = lambda m: m(pixels).last_hidden_state.detach()
+    sage.register(NAME, exact_layers=(0,))
+    with pytest.raises(ValueError, match="number_layers"):
+        both(model, run)
+    assert sorted(set(sage.number_layers(model).values())) == [0, 1]
+    errors = []
+    for layers in ((), (0,), (0, 1)):
+        sage.register(NAME, exact_layers=layers)
+        errors.append(rel(*both(model, run)))
+    assert errors[0] > errors[1] > errors[2] and errors[2] < 1e-5
+    with pytest.raises(ValueError, match="no numbered module"):
+        sage.number_layers(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bart"])
+def test_exact_layers_that_do_not_exist(kind):
+    model = model_of(kind)
+    sage.register(NAME, exact_layers=(2,))
+    with pytest.raises(ValueError, match="got layer 2, but the model of .* has 2"):
+        both(model, lambda m: m(tokens()))
+    with pytest.raises(ValueError, match="exact_layers"):
+        sage.register(NAME, exact_layers=(-1,))
+
+
+@pytest.mark.parametrize(
+    "kind, suffix, field",
+    [
+        ("Llama", "ForCausalLM", "attention_dropout"),
+        ("GPT2", "LMHeadModel", "attn_pdrop"),
+        ("Bert", "Model", "attention_probs_dropout_prob"),
+    ],
+)
+def test_25_dropout_names_its_field(kind, suffix, field):
+    model = model_of(kind, suffix, **{field: 0.1}).train()
+    model.set_attn_implementation(NAME)
+    with pytest.raises(NotImplementedError, match=f"{field}=0.0"):
+        model(tokens())
+
+
+@pytest.mark.parametrize(
+    "keyword, remedy",
+    [
+        (dict(softcap=30.0), "eager"),
+        (dict(output_attentions=True), "eager"),
+        (dict(position_bias=1.0), "a bias.*sdpa"),
+        (dict(attn_bias=1.0), "a bias.*sdpa"),
+        (dict(cache=1), "paged.*sdpa"),
+        (dict(surprise=1), r"ignore=\('surprise',\)"),
+        (dict(cu_seq_lens_q=torch.zeros(2)), "together"),
+    ],
+)
+def test_25_refusals_name_a_remedy(keyword, remedy):
+    module = torch.nn.Module()
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    q = torch.randn(1, 2, 8, 32)
+    with pytest.raises((NotImplementedError, ValueError), match=remedy):
+        call(module, q, q, q, None, is_causal=True, **keyword)
+
+
+def test_25_masks_of_others_are_refused():
+    module = torch.nn.Module()
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    q = torch.randn(1, 2, 8, 32)
+    with pytest.raises(NotImplementedError, match="drawn.*sdpa"):
+        call(module, q, q, q, torch.zeros(1, 1, 8, 8))
+    for module.is_causal in (None, True):  # BridgeTower: causal in name, full attention in eager
+        with pytest.raises(NotImplementedError, match="no mask.*eager"):
+            call(module, q, q, q, None)
+    big = torch.randn(1, 2, 8, 264)
+    with pytest.raises(NotImplementedError, match="264.*sdpa"):
+        call(module, big, big, big, None, is_causal=True)
+    with pytest.raises(ValueError, match="changes attention"):
+        sage.register(NAME, ignore=("position_bias",))
+    sage.register(NAME, ignore=("surprise",))
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    call(module, q, q, q, None, is_causal=True, surprise=1)
+
+
+def test_head_dims_of_any_size():
+    """Padded with zeros to a multiple of 8, for values too."""
+    module = torch.nn.Module()
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    q, k, v = torch.randn(1, 4, 9, 20), torch.randn(1, 2, 9, 20), torch.randn(1, 2, 9, 29)
+    out, _ = call(module, q, k, v, None, is_causal=True)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    assert rel(out.transpose(1, 2), want) < GATE
