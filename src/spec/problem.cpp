@@ -162,8 +162,7 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   p.hk = ks[1], p.nk = ks[2];
   SAGE_CHECK(p.d >= 8 && p.d <= 256 && p.d % 8 == 0,
              "head dim: expected a multiple of 8 from 8 to 256, got " << p.d);
-  // A key head without query heads would have gradients of zero that no kernel writes.
-  SAGE_CHECK(p.hk == 0 ? p.h == 0 : p.h > 0 && p.h % p.hk == 0,
+  SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
              "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
   check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
   check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
