@@ -25,6 +25,8 @@ std::string decline(const spec::Problem& p) {
     return "has dither in recipe paper only";
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
     return "can lift only O = PV out of INT8";
+  // Keys without queries still have gradients, of zeros, which the plain kernels write.
+  if (p.h == 0) return "takes at least one query head";
   if (p.h > kMostHeads) return "takes up to 65535 heads";
   const int64_t most_padded =
       p.packed() ? p.nq + p.num_sequences() * kBlock : p.b * (p.nq + kBlock);

@@ -102,7 +102,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const ForwardSpace ws(p, plan, arena);
-  if (p.h == 0 || plan.num_sequences == 0) return;
+  if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
   if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
   job.v8t = ws.v8t, job.v_scale = ws.v_scale, job.v16_tiles = pv16_tiles(p);
@@ -143,7 +143,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
-  if (p.h == 0 || plan.num_sequences == 0) return;
+  if (plan.num_sequences == 0) return;
 
   // The kernel takes V as it is, if its rows are aligned and need no padding; at d 64 dO too, if
   // the distance of its rows, times as many as a copy covers, is a number of 32 bits.
