@@ -64,7 +64,7 @@ def sheet(charts):
     rows = (len(charts) + 1) // 2
     width, height = 2 * WIDTH, rows * HEIGHT + LEGEND
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-           f"<style>{html.STYLE.split('* {')[0]}{html.colour_rules()}{CHART_STYLE}</style>",
+           f"<style>{html.STYLE.split('/* Text */')[0]}{CHART_STYLE}</style>",
            f'<rect class="page" width="{width}" height="{height}"/>']
     for i, each in enumerate(charts):
         text = svg.to_svg(each).replace("<figure>", "").replace("</figure>", "")

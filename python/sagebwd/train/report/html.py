@@ -2,10 +2,10 @@
 """Pieces of a page: style, text, tables, cards."""
 
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 
 #: One style sheet for all pages; the command-line program has it built in.
-STYLE = files("sagebwd.style").joinpath("report.css").read_text(encoding="utf-8")
+STYLE = (Path(__file__).parents[2] / "style" / "report.css").read_text(encoding="utf-8")
 
 NAMED = ("paper", "vectorwise", "fpa")
 OTHERS = 5
