@@ -81,15 +81,6 @@ __device__ __forceinline__ uint32_t step_of(uint32_t at, int step) {
   return (at ^ ((step & 3) << 5)) + (step >> 2) * 128;
 }
 
-/// A operand: rows 0 … 15 of `tile`, 32 bytes from chunk `chunk` on (k32 of bytes, k16 of 16-bit
-/// values).
-template <int kRowBytes>
-__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, uint32_t chunk,
-                                       uint32_t lane) {
-  arch::ldmatrix_x4(
-      a, tile + (lane & 8) * kRowBytes + swizzled<kRowBytes>(lane & 7, chunk + (lane >> 4)));
-}
-
 /// B operand of one block of 8 columns (rows of the tile), 64 bytes from chunk `chunk` on: {b0, b1}
 /// of two k-steps. `flip` 2 exchanges the two steps.
 template <int kRowBytes>

@@ -1,273 +1,173 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK, dV and dQ in one pass over the scores: one thread block per kTileK keys of a key head,
-// looping over tiles of kTileQ queries of its query heads.
+// dK, dV and dQ in one pass over the scores: one thread block per tile_k keys of a key head,
+// looping over tiles of tile_q queries of its query heads.
 //
-//                     kTileQ queries →
-//                    ┌────┬────┬──        Sᵀ  = K8·Q8ᵀ  (INT8)     P  = 2^(S - LSE)
-//   groups of        │ w0 │ w1 │ …        dPᵀ = V·dOᵀ   (16 bit)   dS = P∘(dP - D)
-//   32 keys       →  ├────┼────┼──        dV += P8ᵀ·dO8 (INT8)     dK += dS8ᵀ·Q8 (INT8)
-//                    │ w2 │ w3 │ …        dQ += dS8·K8  (INT8), added up in global memory
+//                       query strips →
+//                      ┌────┬────┬──      Sᵀ  = K8·Q8ᵀ  (INT8)     P  = 2^(S - LSE)
+//   key strips         │ w0 │ w1 │ …      dPᵀ = V·dOᵀ   (16 bit)   dS = P∘(dP - D)
+//   of 32 keys      →  ├────┼────┼──      dV += P8ᵀ·dO8 (INT8)     dK += dS8ᵀ·Q8 (INT8)
+//                      │ w2 │ w3 │ …      dQ += dS8·K8  (INT8), added up in global memory
 //
-// Scores are transposed, so keys are rows: the codes of P and dS are A operands straight from
+// Scores are transposed, so keys are rows. The codes of P and dS are then A operands straight from
 // registers, because dO8 and Q8 come transposed in the order of the accumulators (tile/codes.cuh).
-// The warps of a row above have the same keys and 32 queries each; they hand their codes to each
-// other and own a part of the channels of dK and dV each. For dQ the codes are turned around in
-// registers, and each warp takes 32 queries and a part of the channels over all keys of the tile.
+// The warps of a key strip hand their codes to each other, and each owns a part of the channels of
+// dK and dV. For dQ the codes are turned around in registers: the warps of a query strip hand them
+// to each other, and each owns a part of the channels of dQ.
 //
-// What is quantised is y = dS·(scale of Q)·(scale of K): codes for dK have one scale per key and
-// codes for dQ one per query, so either factor can be taken out again at the very end, and one y
-// serves both products.
+// What is quantised is y = dS·(logit factor of the query)·(scale of K). Codes for dK have one scale
+// per key and codes for dQ one per query, so either factor can be taken out again at the very end,
+// and one y serves both products.
 //
-// One round of the loop:
-//   dP, y, largest magnitudes → [barrier] → codes → [barrier] → S and P of the next tile, dV, dK,
-//   dQ
-// Those two barriers also protect the query tiles in shared memory: the next one is loaded behind
-// the first barrier, when S and dP of this one are done, and is there at the second. What dV and dK
-// read lies there twice, or, where memory is short, is loaded behind a third barrier.
+// A round of the loop has two barriers. They also protect the query tiles in shared memory: the
+// next one is loaded behind the first barrier, when S and dP of this one are done, and is there at
+// the second. What dV and dK read lies there twice, or, where memory is short, is loaded behind a
+// third barrier.
+//
+// config.cuh has the instances, walk.cuh the order of the tiles, shared.cuh the shared memory.
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
-#include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
+#include "cuda/sm80/bwd/fused/codes.cuh"
 #include "cuda/sm80/bwd/fused/loads.cuh"
-#include "cuda/tile/sequence.cuh"
-#include "numerics/quantize.h"
+#include "cuda/sm80/bwd/fused/products.cuh"
+#include "cuda/sm80/bwd/fused/scores.cuh"
 
-namespace sagebwd::cuda::sm80 {
+namespace sagebwd::cuda::sm80::fused_backward {
 
-template <typename T, class Shape>
-struct FusedBlock : FusedLoads<T, Shape> {
-  using Lane = FusedLoads<T, Shape>;
-  using Lane::base, Lane::lane, Lane::work, Lane::a8, Lane::b8, Lane::b16, Lane::b_t;
-  static constexpr int D = Shape::D, kTileQ = Shape::kTileQ, kTileK = Shape::kTileK;
-  static constexpr bool kPaper = Shape::kPaper;
-  static constexpr FusedChoices kChoices = kFusedChoices<Shape>;
+/// Does `use`. kApart: in a loop that never repeats, or the compiler would mix it with what comes
+/// before and after, which takes more registers.
+template <bool kApart, Config kConfig, class Use>
+__device__ void apart(const Thread<kConfig>& me, Use use) {
+  do use();
+  while (kApart && me.walk().zero != 0);
+}
 
-  __device__ static FusedWork work_of(const BackwardParams& p, int block) {
-    FusedWork w;
-    w.s = tile::sequence_of_block<kBlock>(p.seq, block * kTileK / kBlock, false);
-    w.key0 = static_cast<int>(static_cast<int64_t>(block) * kTileK - w.s.k_pad);
-    w.zero = 0;
-    w.kv_head = static_cast<int>(blockIdx.y);
-    w.band = tile::band_of(p.mask, w.s);
-    const int last_key = min(w.key0 + kTileK, w.s.nk) - 1;
-    const tile::QueryRange range = tile::visible_to(p.mask, w.s, w.key0, last_key);
-    const tile::QueryRange of_first = tile::visible_to(p.mask, w.s, w.key0, w.key0);
-    const tile::QueryRange of_last = w.key0 + kTileK <= w.s.nk
-                                         ? tile::visible_to(p.mask, w.s, last_key, last_key)
-                                         : tile::QueryRange{0, 0};
-    const int whole_begin = max(of_first.begin, of_last.begin),
-              whole = min(of_first.end, of_last.end) - kTileQ - whole_begin;
-    w.whole_begin = whole < 0 ? 0x7fffffff : whole_begin, w.whole = whole < 0 ? 0 : whole;
-    w.first = range.begin / kTileQ * kTileQ;
-    const int per_head = range.begin < range.end ? (range.end - w.first + kTileQ - 1) / kTileQ : 0;
-    w.end = w.first + per_head * kTileQ, w.steps = per_head * p.group;
-    w.next_head = static_cast<uint32_t>(p.tq - per_head * kTileQ);
-    return w;
-  }
+/// What a thread keeps from tile to tile. One object, because apart the compiler puts its parts
+/// into registers too early and then finds an order of address arithmetic that needs more of them.
+template <typename T, Config kConfig>
+struct State {
+  Thread<kConfig> me;
+  KeyOperands<kConfig> keys;
+  Accumulators<kConfig> sums;
+  QueryLoads<T, kConfig> loads;
 
-  __device__ FusedBlock(const BackwardParams& params, uint8_t* shared, const FusedWork& w)
-      : Lane(params, shared) {
-    if (this->thread == 0)
-      this->template at<FusedWork>(base + offsetof(typename Lane::Shared, work)) = w;
-    this->load_keys(w, w.kv_head * params.tk + w.s.k_pad + w.key0);
-    if constexpr (kPaper)
-      this->reset_tile(0), this->reset_tile(1);
-    else
-      this->reset(0), this->reset(1);
-  }
-
-  /// What follows from these numbers is worked out again in every round of the loop: held in
-  /// registers all the time it would push accumulators out of them. A zero that comes from shared
-  /// memory keeps the compiler from doing that.
-  __device__ void new_round() {
-    const uint32_t zero = work().zero;
-    if constexpr (kChoices.forgets_keys) a8 += zero;
-    if constexpr (kChoices.forgets_transposed) b_t += zero;
-    if constexpr (D == 64) {
-      b8 += zero, b16 += zero;
-    } else {
-      const uint32_t in_tile = tile::b_lane<D>((lane() + zero) & 31);
-      b8 = kChoices.whole_addresses ? this->first_query8() + in_tile : in_tile;
-      // The same row and chunk where rows are twice as long.
-      if constexpr (!kPaper) b16 = b8 + ((b8 - (kChoices.whole_addresses ? base : 0)) & ~127u);
-    }
-  }
-
-  /// Does `use`. kApart: behind a branch that is never taken, or the compiler would mix it with
-  /// what comes before and after, which takes more registers.
-  template <bool kApart, class Use>
-  __device__ void apart(Use use) const {
-    do use();
-    while (kApart && work().zero != 0);
-  }
+  __device__ State(uint8_t* memory, const BackwardParams& p) : me(p, memory), loads(me) {}
 };
 
-template <typename T, class Shape>
-__device__ __forceinline__ void fused(const BackwardParams& p) {
-  using Block = FusedBlock<T, Shape>;
-  constexpr int kTileQ = Shape::kTileQ, kBacks = Shape::kBacks;
-  constexpr bool kPaper = Shape::kPaper;
-  extern __shared__ __align__(128) uint8_t memory[];
+template <typename T, Config kConfig>
+__device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) {
+  constexpr CodeGeneration kChoices = kCode<kConfig>;
+  constexpr int kAhead = kConfig.ahead();
+  constexpr bool kOneBack = kConfig.backs == 1;
+  using Back = typename SharedPlan<kConfig>::Back;
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
-  const FusedWork w = Block::work_of(p, static_cast<int>(blockIdx.x));
-  if (w.key0 >= w.s.nk) return;  // the padding of a sequence
-  Block b(p, memory, w);
+  const Walk own_walk = walk_of<kConfig>(p, static_cast<int>(blockIdx.x));
+  if (own_walk.has_no_keys()) return;  // the padding of a sequence
 
-  const FusedWork& work = Block::kChoices.work_in_shared ? b.work() : w;
-  if constexpr (Block::kChoices.work_in_shared) __syncthreads();
-  /// A tile of queries: the first one's place in the sequence and in the workspace.
-  struct Tile {
-    int query;
-    uint32_t row;
-  };
-  const auto masked = [&](const Tile& c) {
-    return static_cast<uint32_t>(c.query - work.whole_begin) > work.whole;
-  };
-  int left = w.steps;              // tiles from `now` on
-  int head = w.kv_head * p.group;  // of the tile that is loaded next
-  Tile now{w.first, static_cast<uint32_t>(head * p.tq + w.s.q_pad + w.first)}, loading = now;
-  // Goes on to the next tile; says whether that is of the next head.
-  const auto advance = [&](Tile& c) {
-    c.query += kTileQ, c.row += kTileQ;
-    if (c.query < work.end) return false;
-    c.query = work.first, c.row += work.next_head;
-    return true;
-  };
-  b.start_head(w.s, head, w.first);
+  State<T, kConfig> state(memory, p);
+  auto& [me, keys, sums, loads] = state;
+  Starts<kConfig>::reset(me);
+  if (me.index == 0) at<Walk>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
+  load_keys<T>(me, own_walk);
+  Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
+  const Walk& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
+  if constexpr (kChoices.walk_in_shared) __syncthreads();
+
+  int left = own_walk.steps;          // tiles from `now` on
+  int head = own_walk.first_head(p);  // of `next`, the tile that is loaded next
+  Tile now = own_walk.first_tile(p, head), next = now;
+  loads.start_head(me, own_walk.s, head, own_walk.first);
+  const auto advance = [&](Tile& t) { return walk.template advance<kConfig>(t); };
   // Starts loading the tile that comes `ahead` tiles after `now`; behind the last, nothing.
-  const auto load_next = [&](int ahead, int stage, bool back) {
+  const auto load_next = [&](int ahead, int stage, bool with_back) {
     if (left > ahead) {
-      b.load_front(work, stage, loading.row, loading.query);
-      if (back) b.load_back(stage, loading.row);
-      if (advance(loading) && left > ahead + 1) b.start_head(work.s, ++head, work.first);
+      loads.load_front(me, walk, stage, next);
+      if (with_back) loads.load_back(me, stage, next.row);
+      if (advance(next) && left > ahead + 1) loads.start_head(me, walk.s, ++head, walk.first);
     }
     arch::cp_async_commit();
   };
-
-  constexpr int kAhead = kBacks == 3 ? 2 : 1;
   load_next(0, 0, true);
   if constexpr (kAhead == 2) load_next(1, 1, true);
   int stage = 0;
   arch::cp_async_wait<kAhead - 1>();
-  __syncthreads();
-  b.hold_keys();
-  typename Block::Scores prob;
+  __syncthreads();  // the keys and the first tile are there
+  keys.hold(me);
+  Scores prob;
   if (left > 0) {
-    b.probabilities(prob, stage);
-    if (masked(now)) b.hide(prob, now.query);
+    probabilities(prob, me, keys, stage);
+    if (walk.needs_mask(now)) hide(prob, me, now.query);
   }
   for (; left > 0; --left) {
-    b.new_round();
-    const uint32_t maxima = b.maxima_at(left & 1);
-    typename Block::Codes p_codes, ds_codes;
-    typename Block::QueryCodes query_codes;
-    [[maybe_unused]] const uint32_t tile_scales = b.tile_scales_at(left & 1);
-    [[maybe_unused]] bool poisoned = false;  // `paper`: the tile holds NaN or Inf
+    me.renew_addresses();
+    const Scales<kConfig> scales{me, me.maxima_at(left & 1), me.tile_scales_at(left & 1)};
+    TileCodes codes;
+    bool poisoned = false;
     {
-      typename Block::Scores y;
-      b.gradients(y, prob, stage);
-      if (masked(now)) b.hide(y, now.query);
-      if constexpr (kPaper) {
-        b.share_tile_scales(tile_scales, prob, y, p.p_unit);
-      } else {
-        b.share_p_scales(maxima + Block::kP, prob, p.p_unit);
-        b.share_ds_scales(maxima + Block::kDs, y);
-        b.share_query_scales(maxima + Block::kQuery, y);
-      }
-      __syncthreads();
-      load_next(kAhead, stage == 0 ? kBacks - 1 : stage - 1, kBacks > 1);
-      if constexpr (kPaper) {
-        b.reset_tile((left + 1) & 1);
-        const auto scale = [&](int which) {
-          return b.template at<float>(tile_scales + 16 * which);
-        };
-        poisoned = !(numerics::is_finite(scale(0)) && numerics::is_finite(scale(1)));
-        if (poisoned) b.part_poisoned(left & 1, prob, y, p.p_unit);
-        typename Block::Rows inverse;
-        Block::fill(inverse, arch::reciprocal_approx(scale(0)));
-        Block::template quantize<tile::Bytes::u8>(p_codes, prob, inverse);
-        b.put_codes(Block::kPCodes, p_codes);
-        Block::fill(inverse, arch::reciprocal_approx(scale(1)));
-        Block::template quantize<tile::Bytes::s8>(ds_codes, y, inverse);
-        b.put_codes(Block::kDsCodes, ds_codes);
-        b.turn_codes(ds_codes);
-      } else {
-        b.reset((left + 1) & 1);
-        // All at once: one wait for shared memory and reciprocals instead of three.
-        typename Block::Rows p_inverse, ds_inverse;
-        typename Block::Columns query_inverse;
-        b.row_inverses(p_inverse, maxima + Block::kP);
-        b.row_inverses(ds_inverse, maxima + Block::kDs);
-        b.query_inverses(query_inverse, maxima + Block::kQuery);
-        Block::template quantize<tile::Bytes::u8>(p_codes, prob, p_inverse);
-        b.put_codes(Block::kPCodes, p_codes);
-        Block::template quantize<tile::Bytes::s8>(ds_codes, y, ds_inverse);
-        b.put_codes(Block::kDsCodes, ds_codes);
-        b.put_query_codes(query_codes, y, query_inverse);
-      }
+      Scores y;
+      gradients<T>(y, prob, me, keys, stage);
+      if (walk.needs_mask(now)) hide(y, me, now.query);
+      scales.share(prob, y, p.p_unit);
+      __syncthreads();  // the scales are there, and S and dP have read the tile
+      load_next(kAhead, kConfig.stage_before(stage), !kOneBack);
+      Scales<kConfig>::reset(me, (left + 1) & 1);
+      poisoned = !(scales.p_is_finite() && scales.ds_is_finite());
+      if (poisoned) scales.part_poisoned(left & 1, prob, y, p.p_unit);
+      scales.make_codes(codes, prob, y);
     }
     arch::cp_async_wait<kAhead - 1>();
-    __syncthreads();
-    if (Block::kWithStart && Block::is_first_of_place(left))
-      b.take_starts_off(Block::place_of(left) ^ 1);
-    const uint32_t back = Block::back_at(stage), row = now.row;
+    __syncthreads();  // the codes of all warps are there, and so is the next tile
+    Starts<kConfig>::settle(sums, me, left);
+    const uint32_t back = me.back_at(stage), row = now.row;
     advance(now);
-    stage = stage + 1 == kBacks ? 0 : stage + 1;
-    // S and P of the next tile go with the products, if registers allow. Behind the last tile this
-    // works on what lies there, to no effect.
-    constexpr bool kMixed = Block::kChoices.mixed;
-    if constexpr (kMixed) b.probabilities(prob, stage);
-    const auto one_scale = [&] { return kPaper && !poisoned; };
-    typename Block::Rows scale;
-    const auto make_dq = [&] {
-      b.add_queries(row, one_scale() ? tile_scales + 16 : b.query_rows_of(maxima + Block::kQuery),
-                    query_codes);
-    };
-    if constexpr (Block::kChoices.dq_first) make_dq();
-    b.template apart<Block::kChoices.dv_apart>([&] {
-      b.get_four(scale, one_scale() ? tile_scales : b.rows_of(maxima + Block::kP));
-      b.template multiply<tile::Bytes::u8>(b.dv, Block::kPCodes, p_codes, scale,
-                                           back + offsetof(typename Block::Back, do8t));
+    stage = kConfig.stage_after(stage);
+
+    // S and P of the next tile. Behind the last this works on what lies there, to no effect.
+    if constexpr (kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
+    const auto make_dq = [&] { add_to_dq(row, me, codes.query, scales.of_queries(poisoned)); };
+    if constexpr (kChoices.dq_first) make_dq();
+    apart<kChoices.dv_apart>(me, [&] {
+      add_to_dv(sums, me, codes, scales.of_p(poisoned), back + offsetof(Back, do8t));
     });
-    b.template apart<Block::kChoices.dk_apart>([&] {
-      b.get_four(scale, one_scale() ? tile_scales + 16 : b.rows_of(maxima + Block::kDs));
-      b.template multiply<tile::Bytes::s8>(b.dk, Block::kDsCodes, ds_codes, scale,
-                                           back + offsetof(typename Block::Back, q8t));
+    apart<kChoices.dk_apart>(me, [&] {
+      add_to_dk(sums, me, codes, scales.of_ds(poisoned), back + offsetof(Back, q8t));
     });
-    if constexpr (kBacks == 1) {
-      __syncthreads();
-      if (left > 1) b.load_back(0, now.row);
+    if constexpr (kOneBack) {
+      __syncthreads();  // dV and dK have read the tile
+      if (left > 1) loads.load_back(me, 0, now.row);
       arch::cp_async_commit();
     }
-    if constexpr (!Block::kChoices.dq_first) b.template apart<Block::kChoices.dq_apart>(make_dq);
-    if constexpr (Block::kWithStart) b.count_starts(maxima, left);
-    if (kMixed || left > 1) {
-      if constexpr (!kMixed) b.probabilities(prob, stage);
-      if (masked(now)) b.hide(prob, now.query);
+    if constexpr (!kChoices.dq_first) apart<kChoices.dq_apart>(me, make_dq);
+    Starts<kConfig>::count(me, scales.maxima, left);
+    if (kChoices.mixes_tiles || left > 1) {
+      if constexpr (!kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
+      if (walk.needs_mask(now)) hide(prob, me, now.query);
     }
   }
   arch::cp_async_wait<0>();
-  if constexpr (Block::kWithStart) {
-    __syncthreads();
-    b.take_starts_off(0);
-  }
-  b.finish();
+  Starts<kConfig>::settle_last(sums, me);
+  store<T>(sums, me);
 }
 
-/// Shared memory of a multiprocessor that a shape takes.
-template <class Shape>
-inline constexpr int kFusedMemory = arch::shared_memory_for(sizeof(FusedShared<Shape>),
-                                                            Shape::kResident);
+/// Shared memory of a multiprocessor that an instance takes.
+template <Instance kInstance>
+inline constexpr int kMemory = arch::shared_memory_for(sizeof(SharedPlan<config_of(kInstance)>),
+                                                       config_of(kInstance).resident);
 
-/// Larger: the shape that is taken instead where it fits.
-template <typename T, class Shape, class Larger>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
+}  // namespace sagebwd::cuda::sm80::fused_backward
+
+namespace sagebwd::cuda::sm80 {
+
+/// kLarger: memory of the instance that is taken instead where it fits; 0: there is none.
+template <typename T, fused_backward::Instance kInstance, int kLarger>
+__global__ void __launch_bounds__(fused_backward::config_of(kInstance).threads(),
+                                  fused_backward::config_of(kInstance).resident)
     fused_kernel(const __grid_constant__ BackwardParams p) {
-  constexpr int larger = std::is_same_v<Shape, Larger> ? 0 : kFusedMemory<Larger>;
-  if constexpr (arch::runs_here(kFusedMemory<Shape>, larger)) fused<T, Shape>(p);
+  extern __shared__ __align__(128) uint8_t memory[];
+  if constexpr (arch::runs_here(fused_backward::kMemory<kInstance>, kLarger))
+    fused_backward::fused<T, fused_backward::config_of(kInstance)>(p, memory);
 }
 
 }  // namespace sagebwd::cuda::sm80

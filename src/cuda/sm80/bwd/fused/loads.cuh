@@ -6,101 +6,107 @@
 #include <cstddef>
 
 #include "cuda/arch/scalar.cuh"
-#include "cuda/sm80/bwd/fused/products.cuh"
+#include "cuda/sm80/bwd/fused/shared.cuh"
 #include "cuda/sm80/params.h"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
-namespace sagebwd::cuda::sm80 {
+namespace sagebwd::cuda::sm80::fused_backward {
 
-template <typename T, class Shape>
-struct FusedLoads : FusedProducts<T, Shape> {
-  using Lane = FusedProducts<T, Shape>;
-  using Lane::p, Lane::base, Lane::thread, Lane::row_at, Lane::front_at, Lane::back_at;
-  using typename Lane::Shared, typename Lane::Front, typename Lane::Back;
-  static constexpr int D = Shape::D, kTileQ = Shape::kTileQ, kTileK = Shape::kTileK;
-  static constexpr int kThreads = Shape::kThreads;
+/// Starts loading the rows of V, from the caller's tensor where that is possible. `row` is the
+/// first in the workspace.
+template <typename T, Config kConfig>
+__device__ void load_values(const Thread<kConfig>& me, const Walk& w, int64_t row) {
+  constexpr int D = kConfig.d, kTileK = kConfig.tile_k();
+  const bool as_is = me.p.v16 == nullptr;
+  tile::load_rows<kTileK, 2 * D, kConfig.threads()>(
+      me.shared + offsetof(SharedPlan<kConfig>, both.keys.v16),
+      as_is ? tile::row_of<const T>(me.p.v, w.s, w.kv_head, w.s.k_begin + w.key0)
+            : static_cast<const T*>(me.p.v16) + row * D,
+      as_is ? me.p.v.token * 2 : D * 2, as_is ? w.s.nk - w.key0 : kTileK, me.index);
+}
 
-  const char* dout;     // d 64: this thread's first chunk of dO of the next tile to load,
+/// Starts loading everything of the thread block's keys.
+template <typename T, Config kConfig>
+__device__ void load_keys(const Thread<kConfig>& me, const Walk& w) {
+  constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kThreads = kConfig.threads();
+  using Plan = SharedPlan<kConfig>;
+  const int64_t row = w.kv_head * me.p.tk + w.s.k_pad + w.key0;
+  tile::load_tile<kTileK, D, kThreads>(me.shared + offsetof(Plan, both.keys.k8), me.p.k8 + row * D,
+                                       me.index);
+  load_values<T>(me, w, row);
+  if (me.index < kTileK)
+    at<float>(me.shared + offsetof(Plan, k_scale) + place_of_row(me.index) * 4) =
+        me.p.k_scale[row + me.index].scale;
+  tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(me.shared + offsetof(Plan, k8t),
+                                                         me.p.k8t + row * D, me.index);
+}
+
+/// Loads query tiles, in the order of the walk. At d 64 dO comes from the caller's tensor where
+/// that is possible, so the loads keep a pointer into it.
+template <typename T, Config kConfig>
+struct QueryLoads {
+  static constexpr int D = kConfig.d, kTileQ = kConfig.tile_q(), kThreads = kConfig.threads();
+  using Front = typename SharedPlan<kConfig>::Front;
+  using Back = typename SharedPlan<kConfig>::Back;
+
+  const char* dout;     // d 64: this thread's first chunk of the next tile's dO,
   int64_t dout_stride;  // and bytes from row to row
 
-  __device__ FusedLoads(const BackwardParams& params, uint8_t* shared) : Lane(params, shared) {
-    dout_stride = p.do16 == nullptr ? p.dout.token * 2 : D * 2;
-  }
-  template <typename V>
-  __device__ V& at(uint32_t address) const {
-    return Lane::template at<V>(address);
+  __device__ explicit QueryLoads(const Thread<kConfig>& me) {
+    dout_stride = me.p.do16 == nullptr ? me.p.dout.token * 2 : D * 2;
   }
 
-  /// Starts loading the keys; `row` is the first in the workspace.
-  __device__ void load_keys(const FusedWork& w, int64_t row) const {
-    tile::load_tile<kTileK, D, kThreads>(base + offsetof(Shared, both.keys.k8), p.k8 + row * D,
-                                         thread);
-    load_values(w, row);
-    if (thread < kTileK)
-      at<float>(base + offsetof(Shared, k_scale) + row_at(thread) * 4) =
-          p.k_scale[row + thread].scale;
-    tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(base + offsetof(Shared, k8t),
-                                                           p.k8t + row * D, thread);
-  }
-  /// Rows of V, from the caller's tensor where that is possible; `row` is the first in the
-  /// workspace.
-  __device__ void load_values(const FusedWork& w, int64_t row) const {
-    const bool as_is = p.v16 == nullptr;
-    tile::load_rows<kTileK, 2 * D, kThreads>(
-        base + offsetof(Shared, both.keys.v16),
-        as_is ? tile::row_of<const T>(p.v, w.s, w.kv_head, w.s.k_begin + w.key0)
-              : static_cast<const T*>(p.v16) + row * D,
-        as_is ? p.v.token * 2 : D * 2, as_is ? w.s.nk - w.key0 : kTileK, thread);
-  }
-
-  /// The tiles to load are those of `head` from query0 on. At d 64 dO is read from the caller's
-  /// tensor where that is possible.
-  __device__ void start_head(const tile::Sequence& s, int head, int query0) {
+  /// The next tiles are those of `head`, from query0 on.
+  __device__ void start_head(const Thread<kConfig>& me, const tile::Sequence& s, int head,
+                             int query0) {
     if constexpr (D == 64) {
       constexpr int kChunks = 2 * D / 16;
       const uint32_t thread = arch::thread_index();
-      const T* first = p.do16 == nullptr
-                           ? tile::row_of<const T>(p.dout, s, head, s.q_begin + query0)
-                           : static_cast<const T*>(p.do16) + (head * p.tq + s.q_pad + query0) * D;
+      const T* first =
+          me.p.do16 == nullptr
+              ? tile::row_of<const T>(me.p.dout, s, head, s.q_begin + query0)
+              : static_cast<const T*>(me.p.do16) + (head * me.p.tq + s.q_pad + query0) * D;
       dout = reinterpret_cast<const char*>(first) +
              (thread / kChunks * static_cast<uint32_t>(dout_stride) + thread % kChunks * 16);
     }
   }
-
-  /// Starts loading the next tile of queries; `row` is its first in the workspace.
-  __device__ void load_front(const FusedWork& w, int stage, uint32_t row, int query0) {
-    const uint32_t front = base + front_at(stage);
+  /// Starts loading what S and dP read of the next tile.
+  __device__ void load_front(const Thread<kConfig>& me, const Walk& w, int stage,
+                             const Tile& tile) {
+    const uint32_t front = me.shared + me.front_at(stage), row = tile.row;
     if constexpr (D == 64)
-      load_dout(w, front + offsetof(Front, do16), query0);
+      load_dout(me, w, front + offsetof(Front, do16), tile.query);
     else
       tile::load_tile<kTileQ, 2 * D, kThreads>(
           front + offsetof(Front, do16),
-          static_cast<const T*>(p.do16) + static_cast<uint64_t>(row) * D, thread);
+          static_cast<const T*>(me.p.do16) + static_cast<uint64_t>(row) * D, me.index);
     tile::load_tile<kTileQ, D, kThreads>(front + offsetof(Front, q8),
-                                         p.q8 + static_cast<uint64_t>(row) * D, thread);
+                                         me.p.q8 + static_cast<uint64_t>(row) * D, me.index);
     // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
     static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
-    const void* from = thread < kTileQ / 2 ? static_cast<const void*>(p.q_exponent)
-                                           : static_cast<const void*>(p.q_gradient);
+    const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(me.p.q_exponent)
+                                             : static_cast<const void*>(me.p.q_gradient);
     arch::cp_async_16_if(
-        thread < kTileQ, front + offsetof(Front, exponent) + thread * 16,
-        static_cast<const char*>(from) + row * uint64_t{8} + thread % (kTileQ / 2) * 16);
+        me.index < kTileQ, front + offsetof(Front, exponent) + me.index * 16,
+        static_cast<const char*>(from) + row * uint64_t{8} + me.index % (kTileQ / 2) * 16);
   }
-  __device__ void load_back(int stage, uint32_t row) const {
-    const uint32_t back = base + back_at(stage);
+  /// Starts loading what dV and dK read of a tile; `row` is the tile's first in the workspace.
+  __device__ void load_back(const Thread<kConfig>& me, int stage, uint32_t row) const {
+    const uint32_t back = me.shared + me.back_at(stage);
     const uint64_t first = static_cast<uint64_t>(row) * D;
     tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, q8t),
-                                                           p.q8t + first, thread);
+                                                           me.p.q8t + first, me.index);
     tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, do8t),
-                                                           p.do8t + first, thread);
+                                                           me.p.do8t + first, me.index);
   }
 
-  __device__ void load_dout(const FusedWork& w, uint32_t to, int query0) {
+ private:
+  __device__ void load_dout(const Thread<kConfig>& me, const Walk& w, uint32_t to, int query0) {
     constexpr int kChunks = 2 * D / 16, kPerPass = kThreads / kChunks;
-    const int row = static_cast<int>(thread / kChunks),
-              valid = p.do16 == nullptr ? min(w.s.nq - query0, kTileQ) : kTileQ;
-    to += tile::chunk_at<2 * D>(thread);
+    const int row = static_cast<int>(me.index / kChunks),
+              valid = me.p.do16 == nullptr ? min(w.s.nq - query0, kTileQ) : kTileQ;
+    to += tile::chunk_at<2 * D>(me.index);
     if (valid == kTileQ) {
 #pragma unroll
       for (int i = 0; i < kTileQ / kPerPass; ++i)
@@ -114,4 +120,4 @@ struct FusedLoads : FusedProducts<T, Shape> {
   }
 };
 
-}  // namespace sagebwd::cuda::sm80
+}  // namespace sagebwd::cuda::sm80::fused_backward

@@ -7,260 +7,307 @@
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/sm80/bwd/fused/codes.cuh"
+#include "cuda/sm80/bwd/fused/shared.cuh"
 #include "cuda/sm80/params.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
-#include "cuda/tile/shared_tile.cuh"
 #include "numerics/quantize.h"
 
-namespace sagebwd::cuda::sm80 {
+namespace sagebwd::cuda::sm80::fused_backward {
 
-template <typename T, class Shape>
-struct FusedProducts : FusedCodes<T, Shape> {
-  using Lane = FusedCodes<T, Shape>;
-  using Lane::base, Lane::thread, Lane::warp, Lane::lane, Lane::t, Lane::group, Lane::member,
-      Lane::my_row, Lane::key_scales, Lane::operand_at, Lane::query_codes_at, Lane::get_codes,
-      Lane::work;
-  using typename Lane::Rows, typename Lane::Shared, typename Lane::Codes, typename Lane::QueryCodes;
-  static constexpr int D = Shape::D, kM = Shape::kM;
-  static constexpr int kTileQ = Shape::kTileQ, kTileK = Shape::kTileK, kThreads = Shape::kThreads;
-  static constexpr int kChannels = Shape::kChannels, kChannelBlocks = Shape::kChannelBlocks;
-  static constexpr bool kWithStart = kFusedChoices<Shape>.with_start;
-  static constexpr bool kKeepsCodes = kFusedChoices<Shape>.keeps_codes;
+/// This warp's sums: the keys of its key strip, and its share of their channels.
+template <Config kConfig>
+struct Accumulators {
+  using Sums = float[kKeyBlocks][kConfig.channel_blocks()][4];
+  Sums dk, dv;
 
-  const BackwardParams& p;
-  uint32_t b_t;  // the lane's part of fragment addresses of transposed operands
-  float dk[kM][kChannelBlocks][4], dv[kM][kChannelBlocks][4];
-
-  __device__ FusedProducts(const BackwardParams& params, uint8_t* shared)
-      : Lane(shared), p(params) {
-    b_t = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
+  __device__ Accumulators() {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int m = 0; m < kKeyBlocks; ++m) {
 #pragma unroll
-      for (int c = 0; c < kChannelBlocks; ++c)
+      for (int c = 0; c < kConfig.channel_blocks(); ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) dk[m][c][e] = dv[m][c][e] = 0.0f;
     }
-    if constexpr (kWithStart)
-      at<float>(starts_at(0) + thread * 4) = at<float>(starts_at(1) + thread * 4) = 0.0f;
   }
-  template <typename V>
-  __device__ V& at(uint32_t address) const {
-    return Lane::template at<V>(address);
+};
+
+/// Where starts stay on (Config::starts_stay_on), this counts what they have added to dV and dK,
+/// and takes it off again after kTilesWithStart tiles. The count is in one of two places, so that
+/// it can come off while the next tiles are counted. `left` are the tiles from this one on, so the
+/// last tiles are in place 0. A thread counts for one key, of P or of dS; behind a barrier all
+/// lanes read what their keys have.
+template <Config kConfig>
+struct Starts {
+  using Plan = SharedPlan<kConfig>;
+  using Maxima = typename Plan::Maxima;
+  static_assert(!kConfig.starts_stay_on || offsetof(Maxima, ds) == kConfig.tile_k() * 4);
+
+  __device__ static void reset(const Thread<kConfig>& me) {
+    if constexpr (kConfig.starts_stay_on)
+      at<float>(place(me, 0) + me.index * 4) = at<float>(place(me, 1) + me.index * 4) = 0.0f;
+  }
+  /// When a tile begins, behind a barrier: takes off what the tiles of the other place have added.
+  __device__ static void settle(Accumulators<kConfig>& sums, const Thread<kConfig>& me, int left) {
+    if (kConfig.starts_stay_on && is_first_of_place(left)) take_off(sums, me, place_of(left) ^ 1);
+  }
+  /// When a tile ends. Its scales of P and dS lie at `maxima`.
+  __device__ static void count(const Thread<kConfig>& me, uint32_t maxima, int left) {
+    if constexpr (kConfig.starts_stay_on) {
+      float& starts = at<float>(place(me, place_of(left)) + me.index * 4);
+      starts = tile::count_start(at<float>(maxima + me.index * 4),
+                                 is_first_of_place(left) ? 0.0f : starts);
+    }
+  }
+  /// Behind the last tile.
+  __device__ static void settle_last(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
+    if constexpr (kConfig.starts_stay_on) {
+      __syncthreads();
+      take_off(sums, me, 0);
+    }
   }
 
-  // What has to come off dV and dK again (tile/codes.cuh) is counted for kTilesWithStart tiles at a
-  // time, in one of two places. `left` are the tiles from this one on, so the last are in place 0.
-  // A thread counts for one key, of P or of dS; behind a barrier all lanes read what their keys
-  // have.
-  static_assert(!kWithStart ||
-                (2 * kTileK == kThreads && offsetof(typename Shared::Maxima, ds) == kTileK * 4));
+ private:
   __device__ static int place_of(int left) { return left / tile::kTilesWithStart & 1; }
   __device__ static bool is_first_of_place(int left) {
     return left % tile::kTilesWithStart == tile::kTilesWithStart - 1;
   }
-  __device__ uint32_t starts_at(int place) const {
-    return base + static_cast<uint32_t>(offsetof(Shared, starts)) +
-           static_cast<uint32_t>(place) * sizeof(Shared::starts[0]);
+  __device__ static uint32_t place(const Thread<kConfig>& me, int i) {
+    return me.shared + static_cast<uint32_t>(offsetof(Plan, starts)) +
+           static_cast<uint32_t>(i) * sizeof(Plan::starts[0]);
   }
-  __device__ void count_starts(uint32_t maxima, int left) const {
-    float& starts = at<float>(starts_at(place_of(left)) + thread * 4);
-    starts =
-        tile::count_start(at<float>(maxima + thread * 4), is_first_of_place(left) ? 0.0f : starts);
+  __device__ static void take_off(Accumulators<kConfig>& sums, const Thread<kConfig>& me, int i) {
+    take_off(sums.dv, me, place(me, i) + offsetof(Maxima, p));
+    take_off(sums.dk, me, place(me, i) + offsetof(Maxima, ds));
   }
-  __device__ void take_starts_off(int place) {
-    take_off(dv, starts_at(place) + Lane::kP), take_off(dk, starts_at(place) + Lane::kDs);
-  }
-  __device__ void take_off(float (&acc)[kM][kChannelBlocks][4], uint32_t from) const {
-    Rows starts;
-    this->get_rows(starts, from);
+  __device__ static void take_off(typename Accumulators<kConfig>::Sums& acc,
+                                  const Thread<kConfig>& me, uint32_t from) {
+    PerKey starts;
+    get_four(starts, me.keys_of(from));
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+    for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
-      for (int c = 0; c < kChannelBlocks; ++c)
+      for (int c = 0; c < kConfig.channel_blocks(); ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) acc[m][c][e] -= starts[m][e >> 1];
   }
+};
 
-  __device__ static float add(int sum, float scale, float acc) {
-    return kWithStart ? tile::add_with_start(sum, scale, acc) : fmaf(tile::sum_of(sum), scale, acc);
-  }
-  /// acc += scale·codes·B, but for the start of the sums if that stays on; B transposed in shared
-  /// memory. `mine` are this warp's codes.
-  template <tile::Bytes kA>
-  __device__ void multiply(float (&acc)[kM][kChannelBlocks][4], uint32_t codes, const Codes& mine,
-                           const Rows& scale, uint32_t transposed) const {
-    constexpr int kAll = kTileQ / 32;
-    static_assert(!kKeepsCodes || kAll == 2);
-    uint32_t a[kM][kAll][4];
+/// acc + scale·sum.
+template <Config kConfig>
+__device__ float add_scaled(int sum, float scale, float acc) {
+  return kConfig.starts_stay_on ? tile::add_with_start(sum, scale, acc)
+                                : fmaf(tile::sum_of(sum), scale, acc);
+}
+
+/// acc += scale·codes·B, where B lies transposed in shared memory and `b` is the lane's part of it.
+/// Two blocks of channels at a time, in the compiler's own order.
+template <tile::Bytes kA, Config kConfig>
+__device__ void multiply_in_pairs(typename Accumulators<kConfig>::Sums& acc,
+                                  const uint32_t (&a)[kKeyBlocks][kConfig.query_strips][4],
+                                  const PerKey& scale, uint32_t b) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
-      if constexpr (kKeepsCodes) {  // this warp's contraction step comes first
+  for (int c = 0; c < kConfig.channel_blocks(); c += 2) {
+    int sum[2][kKeyBlocks][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][0][i] = mine[m][i / 2][i % 2];
-        get_codes(a[m][1], operand_at(codes, member() ^ 1, m));
-      } else {
+    for (int k = 0; k < kConfig.query_strips; k += 2) {
+      uint32_t f[2][4];
+      arch::ldmatrix_x4(f[0], b + (k / 2 * kConfig.d + c * 8) * kGroup);
+      arch::ldmatrix_x4(f[1], b + (k / 2 * kConfig.d + c * 8 + 8) * kGroup);
 #pragma unroll
-        for (int k = 0; k < kAll; ++k) get_codes(a[m][k], operand_at(codes, k, m));
-      }
-    const uint32_t b = base + transposed + member() * kChannels * kGroup +
-                       (kKeepsCodes ? b_t ^ (member() * 32) : b_t);
-    if constexpr (D == 64) {  // two blocks of channels at a time, and the compiler's own order
-#pragma unroll
-      for (int c = 0; c < kChannelBlocks; c += 2) {
-        int sum[2][kM][4];
-#pragma unroll
-        for (int k = 0; k < kAll; k += 2) {
-          uint32_t f[2][4];
-          arch::ldmatrix_x4(f[0], b + (k / 2 * D + c * 8) * kGroup);
-          arch::ldmatrix_x4(f[1], b + (k / 2 * D + c * 8 + 8) * kGroup);
-#pragma unroll
-          for (int step = 0; step < 2; ++step)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-#pragma unroll
-              for (int m = 0; m < kM; ++m)
-                k + step == 0 ? tile::start_sum<kA>(sum[h][m], a[m][0], f[h][0], f[h][1])
-                              : arch::mma_8<kA>(sum[h][m], a[m][k + step], f[h][2 * step],
-                                                f[h][2 * step + 1]);
-        }
+      for (int step = 0; step < 2; ++step)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
-          for (int m = 0; m < kM; ++m)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-              acc[m][c + h][e] = add(sum[h][m][e], scale[m][e >> 1], acc[m][c + h][e]);
-      }
-    } else {
-      // In flight: the operand of the next block of channels, the products of this one, and the
-      // sums of the last on their way to FP32. The fences keep the compiler from undoing that.
-      uint32_t f[2][kAll / 2][4];
-      int sum[2][kM][4];
-#pragma unroll
-      for (int k = 0; k < kAll / 2; ++k) arch::ldmatrix_x4(f[0][k], b + k * D * kGroup);
-#pragma unroll
-      for (int c = 0; c <= kChannelBlocks; ++c) {
-        __syncwarp();
-        if (c + 1 < kChannelBlocks)
-#pragma unroll
-          for (int k = 0; k < kAll / 2; ++k)
-            arch::ldmatrix_x4(f[(c + 1) & 1][k], b + (k * D + (c + 1) * 8) * kGroup);
-        if (c < kChannelBlocks)
-#pragma unroll
-          for (int k = 0; k < kAll; ++k)
-#pragma unroll
-            for (int m = 0; m < kM; ++m) {
-              const uint32_t(&g)[4] = f[c & 1][k / 2];
-              k == 0 ? tile::start_sum<kA>(sum[c & 1][m], a[m][0], g[0], g[1])
-                     : arch::mma_8<kA>(sum[c & 1][m], a[m][k], g[k % 2 * 2], g[k % 2 * 2 + 1]);
-            }
-        if (c > 0)
-#pragma unroll
-          for (int m = 0; m < kM; ++m)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-              acc[m][c - 1][e] = add(sum[(c - 1) & 1][m][e], scale[m][e >> 1], acc[m][c - 1][e]);
-      }
+          for (int m = 0; m < kKeyBlocks; ++m)
+            k + step == 0
+                ? tile::start_sum<kA>(sum[h][m], a[m][0], f[h][0], f[h][1])
+                : arch::mma_8<kA>(sum[h][m], a[m][k + step], f[h][2 * step], f[h][2 * step + 1]);
     }
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int m = 0; m < kKeyBlocks; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          acc[m][c + h][e] = add_scaled<kConfig>(sum[h][m][e], scale[m][e >> 1], acc[m][c + h][e]);
   }
+}
 
-  /// Where the scales of this lane's queries are that add_queries takes.
-  __device__ uint32_t query_rows_of(uint32_t from) const {
-    return from + warp() % Shape::kDqPairs * 128 + lane() / 4 * 16;
+/// The same with three blocks of channels in flight: the operand of the next one, the products of
+/// this one, and the sums of the last on their way to FP32. The fences keep the compiler from
+/// undoing that.
+template <tile::Bytes kA, Config kConfig>
+__device__ void multiply_in_flight(typename Accumulators<kConfig>::Sums& acc,
+                                   const uint32_t (&a)[kKeyBlocks][kConfig.query_strips][4],
+                                   const PerKey& scale, uint32_t b) {
+  constexpr int D = kConfig.d, kSteps = kConfig.query_strips, kBlocks = kConfig.channel_blocks();
+  uint32_t f[2][kSteps / 2][4];
+  int sum[2][kKeyBlocks][4];
+#pragma unroll
+  for (int k = 0; k < kSteps / 2; ++k) arch::ldmatrix_x4(f[0][k], b + k * D * kGroup);
+#pragma unroll
+  for (int c = 0; c <= kBlocks; ++c) {
+    __syncwarp();
+    if (c + 1 < kBlocks)
+#pragma unroll
+      for (int k = 0; k < kSteps / 2; ++k)
+        arch::ldmatrix_x4(f[(c + 1) & 1][k], b + (k * D + (c + 1) * 8) * kGroup);
+    if (c < kBlocks)
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+        for (int m = 0; m < kKeyBlocks; ++m) {
+          const uint32_t(&g)[4] = f[c & 1][k / 2];
+          k == 0 ? tile::start_sum<kA>(sum[c & 1][m], a[m][0], g[0], g[1])
+                 : arch::mma_8<kA>(sum[c & 1][m], a[m][k], g[k % 2 * 2], g[k % 2 * 2 + 1]);
+        }
+    if (c > 0)
+#pragma unroll
+      for (int m = 0; m < kKeyBlocks; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          acc[m][c - 1][e] =
+              add_scaled<kConfig>(sum[(c - 1) & 1][m][e], scale[m][e >> 1], acc[m][c - 1][e]);
   }
-  /// dQ·lane += codes·K8 of 32 queries and this warp's share of the channels; `row` is the tile's
-  /// first in the workspace. `mine` are this warp's codes.
-  __device__ void add_queries(uint32_t row, uint32_t scales, const QueryCodes& mine) const {
-    const uint32_t pair = warp() % Shape::kDqPairs,
-                   first = warp() / Shape::kDqPairs * Shape::kDqBlocks;
-    constexpr int kBlocks = Shape::kDqBlocks < 4 ? Shape::kDqBlocks : 4;
-    const float4 four = at<float4>(scales);
-    float scale[2][2] = {{four.x, four.y}, {four.z, four.w}}, offset[2][2];
+}
+
+/// acc += scale·codes·B for this warp's keys and channels and all queries of the tile. `codes` and
+/// B (`transposed`) are offsets of SharedPlan; `mine` are this warp's codes, `scales` the address
+/// of the lane's four scales.
+template <tile::Bytes kA, Config kConfig>
+__device__ void multiply(typename Accumulators<kConfig>::Sums& acc, const Thread<kConfig>& me,
+                         uint32_t codes, const KeyCodes& mine, uint32_t scales,
+                         uint32_t transposed) {
+  constexpr int kSteps = kConfig.query_strips;
+  PerKey scale;
+  get_four(scale, scales);
+  uint32_t a[kKeyBlocks][kSteps][4];
+#pragma unroll
+  for (int m = 0; m < kKeyBlocks; ++m)
+    if constexpr (kConfig.keeps_codes) {  // this warp's contraction step comes first
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[m][0][i] = mine[m][i / 2][i % 2];
+      me.get_codes(a[m][1], me.codes_at(codes, me.query_strip() ^ 1, m));
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) me.get_codes(a[m][k], me.codes_at(codes, k, m));
+    }
+  const uint32_t b =
+      me.shared + transposed + me.query_strip() * kConfig.channels() * kGroup +
+      (kConfig.keeps_codes ? me.transposed ^ (me.query_strip() * 32) : me.transposed);
+  if constexpr (kConfig.d == 64)
+    multiply_in_pairs<kA, kConfig>(acc, a, scale, b);
+  else
+    multiply_in_flight<kA, kConfig>(acc, a, scale, b);
+}
+
+/// dV += P8ᵀ·dO8; `do8t` is the offset of the tile's dO8.
+template <Config kConfig>
+__device__ void add_to_dv(Accumulators<kConfig>& sums, const Thread<kConfig>& me,
+                          const TileCodes& codes, uint32_t scales, uint32_t do8t) {
+  multiply<tile::Bytes::u8>(sums.dv, me, me.kPCodes, codes.p, scales, do8t);
+}
+/// dK += dS8ᵀ·Q8.
+template <Config kConfig>
+__device__ void add_to_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me,
+                          const TileCodes& codes, uint32_t scales, uint32_t q8t) {
+  multiply<tile::Bytes::s8>(sums.dk, me, me.kDsCodes, codes.ds, scales, q8t);
+}
+
+/// dQ·(logit factor) += dS8·K8 in global memory, for this warp's query strip and its share of the
+/// channels. `row` is the tile's first in the workspace.
+template <Config kConfig>
+__device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_t (&mine)[2][4],
+                          uint32_t scales) {
+  constexpr int D = kConfig.d, kDqBlocks = kConfig.dq_blocks();
+  constexpr int kBlocks = kDqBlocks < 4 ? kDqBlocks : 4;
+  const uint32_t strip = me.query_strip(), first = me.warp() / kConfig.query_strips * kDqBlocks;
+  const float4 four = at<float4>(scales);
+  float scale[2][2] = {{four.x, four.y}, {four.z, four.w}}, offset[2][2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // 22 significant bits, so that the offset is exact.
+      scale[j][r] = __uint_as_float(__float_as_uint(scale[j][r]) & 0xfffffffcu);
+      offset[j][r] = -tile::kMagicFloat * scale[j][r];
+    }
+  // This warp's contraction step comes first.
+  const uint32_t step0 = kConfig.keeps_codes ? me.key_strip() : 0;
+  const uint32_t k8t = me.shared + offsetof(SharedPlan<kConfig>, k8t) + first * 8 * kGroup +
+                       (kConfig.keeps_codes ? me.transposed ^ step0 * 32 : me.transposed);
+  float* out = me.p.dq_sum + static_cast<uint64_t>(row) * D + (strip * 32 * D + first * 128);
+#pragma unroll
+  for (int part = 0; part < kDqBlocks; part += kBlocks) {
+    int sum[2][kBlocks][4];
+#pragma unroll
+    for (int k = 0; k < kConfig.key_strips; k += 2) {
+      uint32_t a[2][2][4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if constexpr (kConfig.keeps_codes)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[j][0][i] = mine[j][i];
+        else
+          me.get_codes(a[j][0], me.query_codes_at(strip, j, k));
+        me.get_codes(a[j][1], me.query_codes_at(strip, j, (k + 1) ^ step0));
+      }
+      uint32_t f[kBlocks][4];
+#pragma unroll
+      for (int c = 0; c < kBlocks; ++c)
+        arch::ldmatrix_x4(f[c], k8t + (k / 2 * D + (part + c) * 8) * kGroup);
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int c = 0; c < kBlocks; ++c)
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            k + step == 0 ? tile::start_sum(sum[j][c], a[j][0], f[c][0], f[c][1])
+                          : arch::mma_8(sum[j][c], a[j][step], f[c][2 * step], f[c][2 * step + 1]);
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        // 22 significant bits, so that the offset is exact.
-        scale[j][r] = __uint_as_float(__float_as_uint(scale[j][r]) & 0xfffffffcu);
-        offset[j][r] = -tile::kMagicFloat * scale[j][r];
+      for (int c = 0; c < kBlocks; ++c) {
+        const int(&v)[4] = sum[j][c];
+        arch::global_add(out + j * 16 * D + (part + c) * 128, me.lane(),
+                         tile::scaled_sum(v[0], scale[j][0], offset[j][0]),
+                         tile::scaled_sum(v[1], scale[j][0], offset[j][0]),
+                         tile::scaled_sum(v[2], scale[j][1], offset[j][1]),
+                         tile::scaled_sum(v[3], scale[j][1], offset[j][1]));
       }
-    // This warp's contraction step comes first.
-    static_assert(!kKeepsCodes || (kTileK == 64 && Shape::kDqPairs == Shape::kShare));
-    const uint32_t step0 = kKeepsCodes ? group() : 0;
-    const uint32_t k8t =
-        base + offsetof(Shared, k8t) + first * 8 * kGroup + (kKeepsCodes ? b_t ^ step0 * 32 : b_t);
-    float* out = p.dq_sum + static_cast<uint64_t>(row) * D + (pair * 32 * D + first * 128);
+  }
+}
+
+/// Writes dK and dV.
+template <typename T, Config kConfig>
+__device__ void store(const Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
+  constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // the logit factor carries c·log2e
+  PerKey scale;
+  me.get_key_scales(scale);
+  const tile::Sequence& s = me.walk().s;
+  const int key0 = me.walk().key0, kv_head = me.walk().kv_head;
 #pragma unroll
-    for (int part = 0; part < Shape::kDqBlocks; part += kBlocks) {
-      int sum[2][kBlocks][4];
+  for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
-      for (int k = 0; k < kTileK / 32; k += 2) {
-        uint32_t a[2][2][4];
+    for (int r = 0; r < 2; ++r) {
+      const int key = key0 + me.key(m, r);
+      if (key >= s.nk) continue;
+      const float factor = kLn2 / scale[m][r];  // y carries the scale of K
+      T* dk_row = tile::row_of<T>(me.p.dk, s, kv_head, s.k_begin + key);
+      T* dv_row = tile::row_of<T>(me.p.dv, s, kv_head, s.k_begin + key);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if constexpr (kKeepsCodes)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[j][0][i] = mine[j][i];
-          else
-            get_codes(a[j][0], query_codes_at(pair, j, k));
-          get_codes(a[j][1], query_codes_at(pair, j, (k + 1) ^ step0));
-        }
-        uint32_t f[kBlocks][4];
-#pragma unroll
-        for (int c = 0; c < kBlocks; ++c)
-          arch::ldmatrix_x4(f[c], k8t + (k / 2 * D + (part + c) * 8) * kGroup);
-#pragma unroll
-        for (int step = 0; step < 2; ++step)
-#pragma unroll
-          for (int c = 0; c < kBlocks; ++c)
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-              k + step == 0
-                  ? tile::start_sum(sum[j][c], a[j][0], f[c][0], f[c][1])
-                  : arch::mma_8(sum[j][c], a[j][step], f[c][2 * step], f[c][2 * step + 1]);
+      for (int c = 0; c < kConfig.channel_blocks(); ++c) {
+        const int channel =
+            static_cast<int>(me.query_strip() * kConfig.channels() + 2 * me.t()) + c * 8;
+        if (channel >= me.p.d) break;
+        tile::store_pair(dk_row + channel, sums.dk[m][c][2 * r] * factor,
+                         sums.dk[m][c][2 * r + 1] * factor, me.p.dk.vector);
+        tile::store_pair(dv_row + channel, sums.dv[m][c][2 * r], sums.dv[m][c][2 * r + 1],
+                         me.p.dv.vector);
       }
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int c = 0; c < kBlocks; ++c) {
-          const int(&v)[4] = sum[j][c];
-          arch::global_add(out + j * 16 * D + (part + c) * 128, lane(),
-                           tile::scaled_sum(v[0], scale[j][0], offset[j][0]),
-                           tile::scaled_sum(v[1], scale[j][0], offset[j][0]),
-                           tile::scaled_sum(v[2], scale[j][1], offset[j][1]),
-                           tile::scaled_sum(v[3], scale[j][1], offset[j][1]));
-        }
     }
-  }
+}
 
-  /// Writes dK and dV.
-  __device__ void finish() const {
-    constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // Q's folded scale carries c·log2e
-    Rows scale;
-    key_scales(scale);
-    const tile::Sequence& s = work().s;
-    const int key0 = work().key0, kv_head = work().kv_head;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int key = key0 + my_row(m, r);
-        if (key >= s.nk) continue;
-        const float factor = kLn2 / scale[m][r];
-        T* dk_row = tile::row_of<T>(p.dk, s, kv_head, s.k_begin + key);
-        T* dv_row = tile::row_of<T>(p.dv, s, kv_head, s.k_begin + key);
-#pragma unroll
-        for (int c = 0; c < kChannelBlocks; ++c) {
-          const int at = static_cast<int>(member() * kChannels + 2 * t()) + c * 8;
-          if (at >= p.d) break;
-          tile::store_pair(dk_row + at, dk[m][c][2 * r] * factor, dk[m][c][2 * r + 1] * factor,
-                           p.dk.vector);
-          tile::store_pair(dv_row + at, dv[m][c][2 * r], dv[m][c][2 * r + 1], p.dv.vector);
-        }
-      }
-  }
-};
-
-}  // namespace sagebwd::cuda::sm80
+}  // namespace sagebwd::cuda::sm80::fused_backward

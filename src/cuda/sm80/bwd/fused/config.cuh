@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every instance of the fused backward, and everything that sets it apart: one table.
+#pragma once
+
+#include "cuda/arch/target.cuh"
+#include "cuda/tile/layout.h"
+#include "sagebwd/recipe.h"
+
+namespace sagebwd::cuda::sm80::fused_backward {
+
+// A warp computes 32 keys x 32 queries of a tile's scores. Keys are the rows of its accumulators.
+inline constexpr int kWarpKeys = 32, kKeyBlocks = kWarpKeys / 16;
+inline constexpr int kWarpQueries = 32, kQueryBlocks = kWarpQueries / 8;
+
+/// Choices that change the registers and the order of instructions, never a result.
+struct CodeGeneration {
+  // Fragment addresses hold everything but a constant, instead of the lane's part alone.
+  bool whole_addresses = false;
+  // S and P of the next tile are computed beside the products of this one, and may mix with them.
+  bool mixes_tiles = false;
+  // Addresses that are computed again for every tile, so that they take no register in between.
+  // Those of queries always are.
+  bool renews_keys = false, renews_transposed = false;
+  // The loop reads the Walk from shared memory instead of keeping it in registers.
+  bool walk_in_shared = false;
+  // dQ comes before dV and dK. Their products then hide a part of its way to memory.
+  bool dq_first = false;
+  // A product that may not mix with its neighbours: mixed products need more registers.
+  bool dv_apart = false, dk_apart = false, dq_apart = false;
+};
+
+/// One instance of the kernel.
+struct Config {
+  Scheme scheme;
+  int d;  // channels, padded
+  // A tile is key_strips x query_strips warps: the warps of a key strip have the same 32 keys, the
+  // warps of a query strip the same 32 queries.
+  int key_strips, query_strips;
+  // Query tiles in shared memory: of what S and dP read (front), and of what dV and dK read (back).
+  int fronts, backs;
+  int resident;              // thread blocks on a multiprocessor
+  bool holds_keys = false;   // a warp holds its rows of K and V in registers
+  bool keeps_codes = false;  // a warp reads only the codes of other warps from shared memory
+  // The start of integer sums is added to dV and dK and comes off later (tile/codes.cuh).
+  bool starts_stay_on = false;
+  // By target. One that is left out takes another instance, and only the emulator runs this there.
+  CodeGeneration sm80 = {}, sm90 = {}, sm100 = {}, sm120 = {};
+
+  constexpr bool paper() const { return scheme == Scheme::paper; }
+  constexpr int warps() const { return key_strips * query_strips; }
+  constexpr int threads() const { return 32 * warps(); }
+  constexpr int tile_k() const { return kWarpKeys * key_strips; }
+  constexpr int tile_q() const { return kWarpQueries * query_strips; }
+  /// Channels of dK and dV that a warp owns: those of its key strip share them out.
+  constexpr int channels() const { return d / query_strips; }
+  constexpr int channel_blocks() const { return channels() / 8; }
+  /// Blocks of 8 channels of dQ that a warp owns: those of its query strip share them out.
+  constexpr int dq_blocks() const { return d / 8 / key_strips; }
+  // The ring of query tiles.
+  constexpr int stage_after(int stage) const { return stage + 1 == backs ? 0 : stage + 1; }
+  constexpr int stage_before(int stage) const { return stage == 0 ? backs - 1 : stage - 1; }
+  /// Tiles that are loaded ahead of the one that is computed.
+  constexpr int ahead() const { return backs == 3 ? 2 : 1; }
+
+  constexpr CodeGeneration code_generation(int target) const {
+    if (target < 900) return sm80;
+    if (target / 100 == 10) return sm100;
+    if (target / 100 == 12) return sm120;
+    return sm90;
+  }
+  /// Whether the kernel can be built like this. Codes are kept, or starts stay on, only in the
+  /// shapes that need it.
+  constexpr bool valid() const {
+    return kBlock % tile_k() == 0 && kBlock % tile_q() == 0 &&
+           (fronts == backs || (fronts == 1 && backs == 2)) && !(holds_keys && fronts != 1) &&
+           !(keeps_codes && (key_strips != 2 || query_strips != 2)) &&
+           !(starts_stay_on && (paper() || 2 * tile_k() != threads()));
+  }
+};
+
+template <Config kConfig>
+inline constexpr CodeGeneration kCode = kConfig.code_generation(arch::kTarget);
+
+// The table. Each recipe and head dimension has two instances: a large one for sm_90 and sm_100,
+// and a small one for sm_80, 86, 89 and 120, which have less shared memory (../fused.cu chooses).
+// On sm_90 the code generation is what is fastest. On the others it is what compiles without
+// spills, found by trying.
+
+// 64 queries x 64 keys; three small thread blocks of 60 KB share a multiprocessor.
+inline constexpr Config kNarrow{
+    .scheme = Scheme::vectorwise,
+    .d = 64,
+    .key_strips = 2,
+    .query_strips = 2,
+    .fronts = 1,
+    .backs = 2,
+    .resident = 3,
+    .keeps_codes = true,
+    .sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
+    // The choices of sm_90 would spill 112 bytes here.
+    .sm100 = {.renews_transposed = true,
+              .walk_in_shared = true,
+              .dv_apart = true,
+              .dk_apart = true},
+};
+// The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
+// hold K and V, and codes take their place in shared memory.
+inline constexpr Config kNarrowSmall{
+    .scheme = Scheme::vectorwise,
+    .d = 64,
+    .key_strips = 2,
+    .query_strips = 2,
+    .fronts = 1,
+    .backs = 2,
+    .resident = 2,
+    .holds_keys = true,
+    .keeps_codes = true,
+    .sm80 = {.renews_keys = true},
+    .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true},
+};
+
+// 64 queries x 128 keys; one thread block with three stages in 216 KB.
+inline constexpr Config kWide{
+    .scheme = Scheme::vectorwise,
+    .d = 128,
+    .key_strips = 4,
+    .query_strips = 2,
+    .fronts = 3,
+    .backs = 3,
+    .resident = 1,
+    .starts_stay_on = true,
+    .sm90 = {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true},
+    // dV and dK mix with nothing, or this would spill.
+    .sm100 = {.whole_addresses = true,
+              .mixes_tiles = true,
+              .renews_keys = true,
+              .renews_transposed = true,
+              .dv_apart = true,
+              .dk_apart = true},
+};
+// Half the keys and one stage.
+inline constexpr Config kWideSmall{
+    .scheme = Scheme::vectorwise,
+    .d = 128,
+    .key_strips = 2,
+    .query_strips = 2,
+    .fronts = 1,
+    .backs = 1,
+    .resident = 1,
+    .starts_stay_on = true,
+    // Tiles that mix would spill.
+    .sm80 = {.whole_addresses = true, .renews_transposed = true, .dv_apart = true},
+    // Whole addresses would spill.
+    .sm120 = {.mixes_tiles = true, .renews_transposed = true},
+};
+
+// The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.
+inline constexpr Config kPaperNarrow{
+    .scheme = Scheme::paper,
+    .d = 64,
+    .key_strips = 2,
+    .query_strips = 4,
+    .fronts = 1,
+    .backs = 2,
+    .resident = 2,
+    .sm90 = {.mixes_tiles = true, .renews_keys = true},
+    // The choices of sm_90 would spill 156 bytes here.
+    .sm100 = {.renews_transposed = true,
+              .walk_in_shared = true,
+              .dk_apart = true,
+              .dq_apart = true},
+};
+// One thread block, whose warps hold K and V.
+inline constexpr Config kPaperNarrowSmall{
+    .scheme = Scheme::paper,
+    .d = 64,
+    .key_strips = 2,
+    .query_strips = 4,
+    .fronts = 1,
+    .backs = 2,
+    .resident = 1,
+    .holds_keys = true,
+    .sm80 = {.mixes_tiles = true, .renews_keys = true},
+    .sm120 = {.mixes_tiles = true, .renews_keys = true},
+};
+// One thread block of 174 KB. Tiles that mix would spill.
+inline constexpr Config kPaperWide{
+    .scheme = Scheme::paper,
+    .d = 128,
+    .key_strips = 2,
+    .query_strips = 4,
+    .fronts = 1,
+    .backs = 2,
+    .resident = 1,
+    .sm90 = {.renews_keys = true, .renews_transposed = true},
+    .sm100 = {.renews_keys = true, .renews_transposed = true},
+};
+// One stage in 142 KB, for sm_80. GPUs with 100 KB have no instance (fused_fits).
+inline constexpr Config kPaperWideSmall{
+    .scheme = Scheme::paper,
+    .d = 128,
+    .key_strips = 2,
+    .query_strips = 4,
+    .fronts = 1,
+    .backs = 1,
+    .resident = 1,
+    .sm80 = {.renews_keys = true, .renews_transposed = true},
+};
+
+/// The names by which the host knows the instances: nvcc cannot launch a kernel whose template
+/// parameter is a structure.
+enum class Instance {
+  narrow,
+  narrow_small,
+  wide,
+  wide_small,
+  paper_narrow,
+  paper_narrow_small,
+  paper_wide,
+  paper_wide_small,
+};
+constexpr Config config_of(Instance instance) {
+  switch (instance) {
+    case Instance::narrow:
+      return kNarrow;
+    case Instance::narrow_small:
+      return kNarrowSmall;
+    case Instance::wide:
+      return kWide;
+    case Instance::wide_small:
+      return kWideSmall;
+    case Instance::paper_narrow:
+      return kPaperNarrow;
+    case Instance::paper_narrow_small:
+      return kPaperNarrowSmall;
+    case Instance::paper_wide:
+      return kPaperWide;
+    default:
+      return kPaperWideSmall;
+  }
+}
+
+}  // namespace sagebwd::cuda::sm80::fused_backward
