@@ -63,9 +63,11 @@ def sheet(charts):
     """Charts, two to a row, above one legend."""
     rows = (len(charts) + 1) // 2
     width, height = 2 * WIDTH, rows * HEIGHT + LEGEND
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-           f"<style>{html.STYLE.split('/* Text */')[0]}{CHART_STYLE}</style>",
-           f'<rect class="page" width="{width}" height="{height}"/>']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        f"<style>{html.STYLE.split('/* Text */')[0]}{CHART_STYLE}</style>",
+        f'<rect class="page" width="{width}" height="{height}"/>',
+    ]
     for i, each in enumerate(charts):
         text = svg.to_svg(each).replace("<figure>", "").replace("</figure>", "")
         place = f'<svg x="{i % 2 * WIDTH}" y="{i // 2 * HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -73,20 +75,25 @@ def sheet(charts):
     colours = html.colours(list(NAMES))
     for i, (name, label) in enumerate(NAMES.items()):
         x, y = 58 + i * 160, height - LEGEND / 2
-        out.append(f'<g class="c-{colours[name]}"><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
-                   f'<text x="{x + 12}" y="{y + 4}">{label}</text></g>')
+        out.append(
+            f'<g class="c-{colours[name]}"><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
+            f'<text x="{x + 12}" y="{y + 4}">{label}</text></g>'
+        )
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
 def tokens_per_step():
     above = "Eval loss above 16-bit attention"
-    return sheet([
-        difference(f"{above}: 2.1M a step, QK-norm", "2.1M_qknorm_seed0"),
-        difference(f"{above}: 2.1M a step, no QK-norm", "2.1M_plain_seed0"),
-        difference(f"{above}: 260K a step, QK-norm", "260K_qknorm_seed0"),
-        largest_logit("Largest logit of the last layer: 260K a step, no QK-norm",
-                      "260K_plain_seed0", 3),
-    ])
+    return sheet(
+        [
+            difference(f"{above}: 2.1M a step, QK-norm", "2.1M_qknorm_seed0"),
+            difference(f"{above}: 2.1M a step, no QK-norm", "2.1M_plain_seed0"),
+            difference(f"{above}: 260K a step, QK-norm", "260K_qknorm_seed0"),
+            largest_logit(
+                "Largest logit of the last layer: 260K a step, no QK-norm", "260K_plain_seed0", 3
+            ),
+        ]
+    )
 
 
 def main():

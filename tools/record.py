@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command that writes a JSON file and keeps it under results/ with what is needed to repeat it.
+"""Runs a command that writes a JSON file and keeps it under results/ with what repeats it.
 
     tools/record.py results/accuracy/gaussian.json build/bin/sagebwd trace --json {} ...
 

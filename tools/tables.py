@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of the documents from the records under results/. With --check it only compares.
+"""Writes the tables of the documents from the records under results/. With --check it only
+compares.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -38,18 +39,26 @@ def accuracy(name):
 def torch_cpu():
     """Forward + backward against PyTorch on a CPU, medians of interleaved runs."""
     r = record("speed/torch_cpu.json")
-    out = ["| case | implementation | forward, ms | backward, ms | both, ms | times ours |",
-           "|---|---|---|---|---|---|"]
+    out = [
+        "| case | implementation | forward, ms | backward, ms | both, ms | times ours |",
+        "|---|---|---|---|---|---|",
+    ]
     for e in r["results"]:
         times = " | ".join(f"{e[x]['median_ms']:.0f}" for x in ("forward", "backward", "both"))
-        out.append(f"| {e['case']} | {e['implementation']} | {times} | "
-                   f"{e['both']['ratio_to_sagebwd']:.2f} |")
+        out.append(
+            f"| {e['case']} | {e['implementation']} | {times} | "
+            f"{e['both']['ratio_to_sagebwd']:.2f} |"
+        )
     where = r["machine"]
-    return "\n".join(out) + f"\n\n{where['cpu']}, {where['threads']} threads, torch {where['torch']}.\n" + source(r)
+    return (
+        "\n".join(out)
+        + f"\n\n{where['cpu']}, {where['threads']} threads, torch {where['torch']}.\n"
+        + source(r)
+    )
 
 
 def speeds(wanted):
-    """Of the runs with a recipe on a GPU: case -> implementation -> milliseconds, both directions."""
+    """Of the runs with a recipe on a GPU: case -> implementation -> milliseconds."""
     both = {}
     for e in record("gpu/speed.json")["results"]:
         *case, recipe = e["case"].split()
@@ -63,18 +72,27 @@ def h200():
     """Forward + backward on a GPU against PyTorch's FlashAttention-2 and cuDNN."""
     r = record("gpu/speed.json")
     paper = speeds("paper")
-    out = ["| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | cuDNN, ms | "
-           "FlashAttention-2 / `vectorwise` | cuDNN / `vectorwise` |", "|---|---|---|---|---|---|---|"]
+    out = [
+        "| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | cuDNN, ms | "
+        "FlashAttention-2 / `vectorwise` | cuDNN / `vectorwise` |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for case, peers in speeds("vectorwise").items():
         ours, fa2, cudnn = (peers[f"{x} bf16"] for x in ("sagebwd", "torch flash", "torch cudnn"))
-        out.append(f"| {case} | {ours:.2f} | {paper[case]['sagebwd bf16']:.2f} | {fa2:.2f} | "
-                   f"{cudnn:.2f} | {fa2 / ours:.2f} | {cudnn / ours:.2f} |")
+        out.append(
+            f"| {case} | {ours:.2f} | {paper[case]['sagebwd bf16']:.2f} | {fa2:.2f} | "
+            f"{cudnn:.2f} | {fa2 / ours:.2f} | {cudnn / ours:.2f} |"
+        )
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
 
 
-ARMS = {"fpa": "16-bit attention", "paper": "`paper`", "dither": "`paper`, dithered",
-        "vectorwise": "`vectorwise`"}
+ARMS = {
+    "fpa": "16-bit attention",
+    "paper": "`paper`",
+    "dither": "`paper`, dithered",
+    "vectorwise": "`vectorwise`",
+}
 
 
 def bias():
@@ -84,11 +102,16 @@ def bias():
     rows = r["bias"]["rows"]
     pick = [rows[0], rows[-1]]
     count = lambda n: f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}K"
-    out = ["| | " + " | ".join(f"{w}, {count(row['tokens'])}" for w in ("Wq", "Wk", "Wv")
-                               for row in pick) + " |", "|---|" + "---|" * 6]
+    out = [
+        "| | "
+        + " | ".join(f"{w}, {count(row['tokens'])}" for w in ("Wq", "Wk", "Wv") for row in pick)
+        + " |",
+        "|---|" + "---|" * 6,
+    ]
     for key, label in names.items():
-        cells = " | ".join(f"{row['errors'][key][w]['all']:.3f}" for w in ("Wq", "Wk", "Wv")
-                           for row in pick)
+        cells = " | ".join(
+            f"{row['errors'][key][w]['all']:.3f}" for w in ("Wq", "Wk", "Wv") for row in pick
+        )
         out.append(f"| {label} | {cells} |")
     return "\n".join(out) + "\n" + source(r)
 
@@ -102,45 +125,89 @@ def difference(run, base):
 
 
 # The runs of the tokens-per-step experiment, and what is said of each.
-TRAINED = {"2.1M_qknorm_seed0": "QK-norm", "2.1M_decisive_seed1": "QK-norm, another seed",
-           "2.1M_plain_seed0": "no QK-norm", "260K_qknorm_seed0": "QK-norm",
-           "260K_plain_seed0": "no QK-norm"}
+TRAINED = {
+    "2.1M_qknorm_seed0": "QK-norm",
+    "2.1M_decisive_seed1": "QK-norm, another seed",
+    "2.1M_plain_seed0": "no QK-norm",
+    "260K_qknorm_seed0": "QK-norm",
+    "260K_plain_seed0": "no QK-norm",
+}
 
 
 def tokens_per_step():
     """Eval loss after the same tokens under every kind of attention."""
     records = [record(f"train/tokens_per_step_{name}.json") for name in TRAINED]
     steps = [by_name(r)["fpa"]["summary"]["steps"] for r in records]
-    out = ["| | " + " | ".join(f"{n} x {name.split('_')[0]}, {words}" for n, (name, words)
-                               in zip(steps, TRAINED.items())) + " |", "|---|" + "---|" * len(TRAINED)]
+    out = [
+        "| | "
+        + " | ".join(
+            f"{n} x {name.split('_')[0]}, {words}"
+            for n, (name, words) in zip(steps, TRAINED.items())
+        )
+        + " |",
+        "|---|" + "---|" * len(TRAINED),
+    ]
     for arm, label in ARMS.items():
         cells = []
         for runs in map(by_name, records):
             base = runs["fpa"]
-            cells.append(f"{base['summary']['eval_loss']:.4f}" if arm == "fpa" else
-                         difference(runs[arm], base) if arm in runs else "")
+            cells.append(
+                f"{base['summary']['eval_loss']:.4f}"
+                if arm == "fpa"
+                else difference(runs[arm], base)
+                if arm in runs
+                else ""
+            )
         out.append(f"| {label} | " + " | ".join(cells) + " |")
     r = records[0]
-    return "\n".join(out) + f"\n\n{r['machine']['gpu']}.\n" + source(
-        {**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS GROUP SEED")})
+    return (
+        "\n".join(out)
+        + f"\n\n{r['machine']['gpu']}.\n"
+        + source({**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS GROUP SEED")})
+    )
 
 
 def ablation():
     """What smoothing and single matmuls are worth, to the loss and to the gradients."""
-    parts = [("smoothing", {"none": "no smoothing", "k": "K smoothed (the recipe)",
-                            "qk": "Q and K smoothed"}),
-             ("lift", {"int8": "all six in INT8 (the recipe)", "S": "S lifted", "O": "O lifted",
-                       "dV": "dV lifted", "dQ": "dQ lifted", "dK": "dK lifted"})]
-    out = ["| `paper` with | eval loss against 16-bit | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
+    parts = [
+        (
+            "smoothing",
+            {"none": "no smoothing", "k": "K smoothed (the recipe)", "qk": "Q and K smoothed"},
+        ),
+        (
+            "lift",
+            {
+                "int8": "all six in INT8 (the recipe)",
+                "S": "S lifted",
+                "O": "O lifted",
+                "dV": "dV lifted",
+                "dQ": "dQ lifted",
+                "dK": "dK lifted",
+            },
+        ),
+    ]
+    out = [
+        "| `paper` with | eval loss against 16-bit | O | dQ | dK | dV |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, labels in parts:
         r = record(f"train/ablation_{name}_paper.json")
         runs = by_name(r)
         for key, label in labels.items():
-            errors = [statistics.median(a["rel_l2"][x] for a in runs[key]["audits"])
-                      for x in ("O", "dQ", "dK", "dV")]
-            out.append(f"| {label} | {difference(runs[key], runs['fpa'])} | "
-                       + " | ".join(f"{e:.3f}" for e in errors) + " |")
-    return "\n".join(out) + "\n" + source({**r, "command": r["command"].replace("lift", "smoothing|lift")})
+            errors = [
+                statistics.median(a["rel_l2"][x] for a in runs[key]["audits"])
+                for x in ("O", "dQ", "dK", "dV")
+            ]
+            out.append(
+                f"| {label} | {difference(runs[key], runs['fpa'])} | "
+                + " | ".join(f"{e:.3f}" for e in errors)
+                + " |"
+            )
+    return (
+        "\n".join(out)
+        + "\n"
+        + source({**r, "command": r["command"].replace("lift", "smoothing|lift")})
+    )
 
 
 def throughput():
@@ -149,44 +216,70 @@ def throughput():
     out = ["| | tokens per second | MFU | peak memory, GiB |", "|---|---|---|---|"]
     for arm, run in by_name(r).items():
         s = run["summary"]
-        out.append(f"| {ARMS[arm]} | {s['tokens_per_second']:.0f} | {100 * run['mfu']:.1f} % | "
-                   f"{s['peak_memory'] / (1 << 30):.1f} |")
+        out.append(
+            f"| {ARMS[arm]} | {s['tokens_per_second']:.0f} | {100 * run['mfu']:.1f} % | "
+            f"{s['peak_memory'] / (1 << 30):.1f} |"
+        )
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
 
 
 def summary():
     """The README's four lines: accuracy, bias, speed, training."""
-    gaussian = {(c["recipe"], c["sigma"]): c["tensors"] for c in record("accuracy/gaussian.json")["cases"]}
+    gaussian = {
+        (c["recipe"], c["sigma"]): c["tensors"] for c in record("accuracy/gaussian.json")["cases"]
+    }
     error = lambda recipe: f"{100 * gaussian[recipe, 1]['dQ']['rel_l2']:.1f} %"
 
     last = record("train/bias_45m.json")["bias"]["rows"][-1]["errors"]
     grown = lambda arm: f"{100 * last[arm]['Wq']['all']:.1f} %"
 
-    cpu = [e["both"]["ratio_to_sagebwd"] for e in record("speed/torch_cpu.json")["results"]
-           if e["implementation"].startswith("torch")]
+    cpu = [
+        e["both"]["ratio_to_sagebwd"]
+        for e in record("speed/torch_cpu.json")["results"]
+        if e["implementation"].startswith("torch")
+    ]
 
     def against(peer, recipe):
         """Speed on a GPU relative to a peer, from 4096 tokens on."""
-        ratios = [times[f"torch {peer} bf16"] / times["sagebwd bf16"]
-                  for case, times in speeds(recipe).items() if " n1024 " not in case]
+        ratios = [
+            times[f"torch {peer} bf16"] / times["sagebwd bf16"]
+            for case, times in speeds(recipe).items()
+            if " n1024 " not in case
+        ]
         return f"{min(ratios):.2f}–{max(ratios):.2f} ×"
 
-    on_gpu = lambda recipe: (f"on an H200 {against('flash', recipe)} FlashAttention-2, "
-                             f"{against('cudnn', recipe)} cuDNN")
+    on_gpu = lambda recipe: (
+        f"on an H200 {against('flash', recipe)} FlashAttention-2, {against('cudnn', recipe)} cuDNN"
+    )
 
     losses = [by_name(record(f"train/tokens_per_step_{name}.json")) for name in TRAINED]
-    worst = lambda arm: max(runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"] for runs in losses)
+    worst = lambda arm: max(
+        runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"] for runs in losses
+    )
 
     rows = [
-        ("**Accuracy**: error of dQ against FP64, Gaussian inputs, σ = 1", error("vectorwise"),
-         error("paper")),
-        ("**Bias**: error of the gradient of Wq accumulated over 1M tokens (16-bit attention: "
-         f"{grown('fpa')})", grown("vectorwise"), grown("paper")),
-        ("**Training**: eval loss above 16-bit attention, 629M tokens, worst of five runs",
-         f"{worst('vectorwise'):+.4f}", f"{worst('paper'):+.4f}"),
-        ("**Speed** of forward and backward, everything included; above 1 we are faster",
-         f"on a CPU {min(cpu):.1f}–{max(cpu):.1f} × PyTorch; {on_gpu('vectorwise')}", on_gpu("paper")),
+        (
+            "**Accuracy**: error of dQ against FP64, Gaussian inputs, σ = 1",
+            error("vectorwise"),
+            error("paper"),
+        ),
+        (
+            "**Bias**: error of the gradient of Wq accumulated over 1M tokens (16-bit attention: "
+            f"{grown('fpa')})",
+            grown("vectorwise"),
+            grown("paper"),
+        ),
+        (
+            "**Training**: eval loss above 16-bit attention, 629M tokens, worst of five runs",
+            f"{worst('vectorwise'):+.4f}",
+            f"{worst('paper'):+.4f}",
+        ),
+        (
+            "**Speed** of forward and backward, everything included; above 1 we are faster",
+            f"on a CPU {min(cpu):.1f}–{max(cpu):.1f} × PyTorch; {on_gpu('vectorwise')}",
+            on_gpu("paper"),
+        ),
     ]
     out = ["| | `vectorwise` (default) | `paper` |", "|---|---|---|"]
     return "\n".join(out + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
@@ -211,7 +304,10 @@ def main():
         text = page.read_text()
         made = re.sub(
             r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-            lambda m: m[1] + TABLES[m[2]]() + m[3], text, flags=re.S)
+            lambda m: m[1] + TABLES[m[2]]() + m[3],
+            text,
+            flags=re.S,
+        )
         if "--check" not in sys.argv[1:]:
             page.write_text(made)
         elif made != text:

@@ -102,9 +102,9 @@ class Contestant:
         self.name, self.call, self.causal, self.device = name, call, case.causal, device
         self.dtype = dtype
         g = torch.Generator(device).manual_seed(1)
-        make = lambda h: torch.randn(
-            case.b, h, case.n, case.d, generator=g, device=device
-        ).to(dtype)
+        make = lambda h: torch.randn(case.b, h, case.n, case.d, generator=g, device=device).to(
+            dtype
+        )
         self.leaves = [make(h).requires_grad_() for h in (case.h, case.hk, case.hk)]
         self.dout = make(case.h)
         self.times = {direction: [] for direction in DIRECTIONS}
@@ -290,9 +290,7 @@ def plot(entries, path):
             axis.set_title(f"{direction}, ms" if axis is not row[0] else f"{case}\n{direction}, ms",
                            loc="left", fontsize=9)  # fmt: skip
     axes[0][0].invert_yaxis()  # of all: they share it
-    figure.text(
-        0.01, 0.005, "x: times sagebwd in the same dtype; above 1 is slower", fontsize=8
-    )
+    figure.text(0.01, 0.005, "x: times sagebwd in the same dtype; above 1 is slower", fontsize=8)
     figure.tight_layout(rect=(0, 0.02, 1, 1))
     figure.savefig(path, dpi=120)
 

@@ -100,8 +100,15 @@ class Recipe:
         ``lifted`` names further matmuls to take out of INT8."""
         preset = _PAPER if self.scheme == "paper" else _VECTORWISE
         words = [self.scheme]
-        for key in ("tile_q", "tile_k", "smooth_k", "smooth_q", "smooth_v", "pv16_tiles",
-                    "p_levels"):
+        for key in (
+            "tile_q",
+            "tile_k",
+            "smooth_k",
+            "smooth_q",
+            "smooth_v",
+            "pv16_tiles",
+            "p_levels",
+        ):
             if getattr(self, key) != getattr(preset, key):
                 words.append(f"{key}={int(getattr(self, key))}")
         if self.rounding != "nearest":

@@ -27,8 +27,8 @@ std::vector<std::string> describe_gpus() {
   int count = 0;
   while (std::filesystem::exists("/dev/nvidia" + std::to_string(count), ignored)) ++count;
   if (count == 0) return {"none (no /dev/nvidia0)"};
-  return {std::to_string(count) + " of NVIDIA, for which this build has no backend: " +
-          dispatch::kHowToGetCuda};
+  return {std::to_string(count) +
+          " of NVIDIA, for which this build has no backend: " + dispatch::kHowToGetCuda};
 }
 
 #endif

@@ -25,32 +25,65 @@ KERNELS = [  # what it is called here, recipe, name, launches before the one to 
     ("key_block", "paper", "key_block_kernel", 0, "--deterministic"),
     ("query_block", "paper", "query_block_kernel", 0, "--deterministic"),
 ]
-STALLS = ("barrier", "math_pipe_throttle", "short_scoreboard", "long_scoreboard", "wait",
-          "mio_throttle", "not_selected", "dispatch_stall")
+STALLS = (
+    "barrier",
+    "math_pipe_throttle",
+    "short_scoreboard",
+    "long_scoreboard",
+    "wait",
+    "mio_throttle",
+    "not_selected",
+    "dispatch_stall",
+)
 METRICS = {
     "gpu__time_duration.sum": "nanoseconds",
     "smsp__inst_executed.sum": "instructions",
     "sm__inst_executed.avg.per_cycle_active": "instructions per cycle",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor pipe %",
-    "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed":
-        "shared memory %",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed": (
+        "shared memory %"
+    ),
     "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": "special functions %",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory %",
     "lts__t_sectors.avg.pct_of_peak_sustained_elapsed": "second-level cache %",
-    **{f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio": f"stalled: {s}"
-       for s in STALLS},
+    **{
+        f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio": f"stalled: {s}"
+        for s in STALLS
+    },
 }
 
 
 def profile(program, case, kernel, skipped, *options):
     text = subprocess.run(
-        ["ncu", "--csv", "--print-units", "base", "--clock-control", "none", "--metrics",
-         ",".join(METRICS), "-k", f"regex:{kernel}", "-s", str(skipped), "-c", "1",
-         program, *options, case],
-        capture_output=True, text=True, check=True).stdout
-    table = text[text.index('"ID"'):]
-    return {METRICS[row["Metric Name"]]: float(row["Metric Value"].replace(",", ""))
-            for row in csv.DictReader(io.StringIO(table)) if row["Metric Name"] in METRICS}
+        [
+            "ncu",
+            "--csv",
+            "--print-units",
+            "base",
+            "--clock-control",
+            "none",
+            "--metrics",
+            ",".join(METRICS),
+            "-k",
+            f"regex:{kernel}",
+            "-s",
+            str(skipped),
+            "-c",
+            "1",
+            program,
+            *options,
+            case,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    table = text[text.index('"ID"') :]
+    return {
+        METRICS[row["Metric Name"]]: float(row["Metric Value"].replace(",", ""))
+        for row in csv.DictReader(io.StringIO(table))
+        if row["Metric Name"] in METRICS
+    }
 
 
 def main():
@@ -60,8 +93,13 @@ def main():
         for called, recipe, *what in KERNELS:
             case = f"{size} {recipe}"
             r = {"case": case, "kernel": called, **profile(program, case, *what)}
-            print(case, called, f"{r['nanoseconds'] / 1e6:.2f} ms,",
-                  f"{r['instructions per cycle']:.2f} instructions per cycle", flush=True)
+            print(
+                case,
+                called,
+                f"{r['nanoseconds'] / 1e6:.2f} ms,",
+                f"{r['instructions per cycle']:.2f} instructions per cycle",
+                flush=True,
+            )
             results.append(r)
     pathlib.Path(target).write_text(json.dumps({"results": results}))
 

@@ -3,9 +3,9 @@
 
 import pytest
 import torch
-from reference import check, exact_grads, visible
 
 import sagebwd
+from reference import check, exact_grads, visible
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -18,7 +18,7 @@ def tensors(s=300, d=64, h=4, dtype=torch.bfloat16):
 
 
 def step(leaves, dout, **options):
-    # New leaves each time: the node that collects a leaf's gradient keeps the stream it was born on.
+    # New leaves each time: the node that collects a leaf's gradient keeps the stream of its birth.
     leaves = [t.detach().requires_grad_() for t in leaves]
     out = sagebwd.attention(*leaves, causal=True, deterministic=True, **options)
     return (out, *torch.autograd.grad(out, leaves, dout))

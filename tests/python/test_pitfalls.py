@@ -402,9 +402,7 @@ ENTRY_POINTS = {
     "attention": lambda q, k, v: sagebwd.attention(q, k, v),
     "varlen": lambda q, k, v: sagebwd.attention_varlen(q[0], k[0], v[0], CU, CU),
     "flash": lambda q, k, v: sagebwd.flash_attn_func(q, k, v),
-    "flash varlen": lambda q, k, v: sagebwd.flash_attn_varlen_func(
-        q[0], k[0], v[0], CU, CU, 8, 8
-    ),
+    "flash varlen": lambda q, k, v: sagebwd.flash_attn_varlen_func(q[0], k[0], v[0], CU, CU, 8, 8),
     "flash qkv": lambda q, k, v: sagebwd.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2)),
     "flash kv": lambda q, k, v: sagebwd.flash_attn_kvpacked_func(q, torch.stack([k, v], 2)),
     "flash varlen qkv": lambda q, k, v: sagebwd.flash_attn_varlen_qkvpacked_func(

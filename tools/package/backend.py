@@ -12,8 +12,8 @@ import re
 import sysconfig
 from pathlib import Path
 
-from scikit_build_core.build import *  # noqa: F403
 from scikit_build_core import build as _scikit
+from scikit_build_core.build import *  # noqa: F403
 
 _OLDEST = (2, 11)
 _REQUIREMENT = "torch>=2.11"

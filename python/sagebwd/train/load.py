@@ -64,9 +64,7 @@ def load_weights(run, **changes):
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from None
     tokenizer = _tokenizer(saved, config, "tokenizer" in changes)
-    return Loaded(
-        path, saved["step"], saved["sequences_read"], config, model, device, tokenizer
-    )
+    return Loaded(path, saved["step"], saved["sequences_read"], config, model, device, tokenizer)
 
 
 def _tokenizer(saved, config, is_given):

@@ -15,6 +15,7 @@ from .head import head_loss, slice_loss
 
 EPS = 1e-5  # of RMSNorm
 
+
 class RMSNorm(nn.Module):
     def __init__(self, size):
         super().__init__()
