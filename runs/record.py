@@ -5,9 +5,9 @@
     runs/record.py results/train/NAME.json RUN...
     runs/record.py results/train/NAME.json --bias bias.json
 
-Kept of a run: the fields of its configuration that are not the default, its summary, the median MFU,
-the loss curve thinned to 100 points, all evaluations and audits. Directories without a summary are
-left out.
+Kept of a run: the fields of its configuration that are not the default, its summary, the median
+MFU, the loss curve thinned to 100 points, all evaluations and audits. Directories without a summary
+are left out.
 """
 
 import argparse

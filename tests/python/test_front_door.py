@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a build decides by itself (CUDA or not, for which GPUs), and what an installation holds."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+
+
+def program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def configure(folder, *options, **environment):
+    """The exit code and what CMake printed."""
+    command = ["cmake", "-S", ROOT, "-B", folder / "build", "-DSAGEBWD_BUILD_TESTS=OFF",
+               "-DSAGEBWD_BUILD_TOOLS=OFF", *options]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300
+    )
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+# What nvcc may be, and what is said of it.
+HALF = 'if [ "$1" = --version ]; then echo release 13.0; else echo "error: no gcc"; exit 1; fi'
+UNUSABLE = {
+    "exit 1": "does not run",
+    "echo release 12.4, V12.4.131": "is version 12.4, 12.8 or later is needed",
+    HALF: "cannot build a small program (error: no gcc)",
+}
+
+
+@needs_cmake
+@pytest.mark.parametrize("nvcc", UNUSABLE)
+def test_without_a_usable_nvcc_the_cpu_is_built_for(tmp_path, nvcc):
+    path = str(program(tmp_path / "nvcc", nvcc))
+    code, said = configure(tmp_path, CUDACXX=path)
+    assert code == 0, said
+    assert f"no CUDA backend: {path} {UNUSABLE[nvcc]}" in said
+
+
+@needs_cmake
+def test_who_insists_on_cuda_is_told_why_not(tmp_path):
+    path = str(program(tmp_path / "nvcc", "echo release 11.8"))
+    code, said = configure(tmp_path, "-DSAGEBWD_CUDA=ON", CUDACXX=path)
+    assert code != 0
+    assert "SAGEBWD_CUDA=ON:" in said and "12.8 or later is needed" in said
+
+
+@needs_cmake
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+@pytest.mark.parametrize(
+    "gpus, wanted",
+    [("9.0\n9.0\n12.0", "90-real;120-real,"), ("7.5", "80-real;86-real;89-real;90-real;")],
+)
+def test_with_nvcc_cuda_is_built_for_the_gpus_that_are_here(tmp_path, gpus, wanted):
+    program(tmp_path / "nvidia-smi", f"printf '{gpus}\\n'")
+    code, said = configure(tmp_path, CUDACXX=NVCC, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert code == 0, said
+    assert f"CUDA backend for {wanted}" in said
+    assert ("8.0 or later is needed" in said) == (gpus == "7.5")
+
+
+# --- the installed package ------------------------------------------------------------------------
+
+
+def test_metadata():
+    about = importlib.metadata.metadata("sagebwd")
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Description"].startswith("# sagebwd")
+    assert about.get_all("Project-URL")
+
+
+def test_the_library_is_there_once_and_the_program_starts():
+    files = importlib.metadata.files("sagebwd")
+    assert len([f for f in files if f.name.startswith("libsagebwd.so")]) == 1
+    (script,) = [f.locate() for f in files if f.name == "sagebwd" and "bin" in f.parts[-2:]
+                 and ".." in f.parts]  # fmt: skip
+    done = subprocess.run([script, "info"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "built for CPU" in done.stdout and "chosen" in done.stdout
+
+
+# --- the build backend ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backend():
+    pytest.importorskip("scikit_build_core")
+    spec = importlib.util.spec_from_file_location("backend", ROOT / "tools/package/backend.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_build_takes_the_headers_of_the_torch_that_is_here(backend):
+    import torch
+
+    assert backend.find_torch() == Path(torch.__file__).parent
+    assert not any("torch" in need for need in backend.get_requires_for_build_wheel())
+
+
+def test_a_build_asks_for_torch_only_where_none_is_new_enough(backend, monkeypatch, tmp_path):
+    place = tmp_path / "torch"
+    place.mkdir()
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(backend.sysconfig, "get_path", lambda kind: str(tmp_path))
+    assert backend.find_torch() is None
+    (place / "version.py").write_text("__version__ = '2.10.1+cu128'\n")
+    assert backend.find_torch() is None
+    assert "torch>=2.11" in backend.get_requires_for_build_wheel()
+    (place / "version.py").write_text("__version__ = '2.11.0'\n")
+    assert backend.find_torch() == place
+
+
+def test_version_and_label(monkeypatch):
+    spec = importlib.util.spec_from_file_location("version", ROOT / "tools/package/version.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    import sagebwd
+
+    assert module.dynamic_metadata("version") == sagebwd.__version__
+    monkeypatch.setenv("SAGEBWD_WHEEL_LABEL", "cu130")
+    assert module.dynamic_metadata("version") == f"{sagebwd.__version__}+cu130"
