@@ -49,8 +49,9 @@ cuda() {
 }
 fuzz() { SAGEBWD_FUZZ_CASES=$FUZZ build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
 
+part style tools/check_style.sh .venv
 part build build release build
-if [ ${#failed[@]} -eq 0 ]; then
+if [ -x build/bin/sagebwd_tests ]; then
   part "C++ tests" run_ctest build -j2 -LE 'package|emulator'
   part "Python package" tools/setup/package.sh .venv
   part "Python tests" .venv/bin/python -m pytest tests/python
