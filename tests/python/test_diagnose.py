@@ -112,8 +112,8 @@ def _report(model, x, loss=lambda y: y.square().mean(), **options):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (dict(attn_mask=torch.rand(20, 20)), "attn_mask: it holds a bias.*flex_attention"),
-        (dict(attn_mask=torch.rand(20, 20) > 0.3), "attn_mask: .*gaps"),
+        (dict(attn_mask=torch.rand(20, 20)), r"attn_mask of shape \(20, 20\) .*: it adds a bias.*flex_attention"),
+        (dict(attn_mask=torch.rand(20, 20) > 0.3), "attn_mask of shape .* too many different sets of keys"),
         (dict(dropout_p=0.1), r"dropout \(call model.eval\(\)"),
     ],
     ids=["bias", "pattern", "dropout"],
@@ -145,6 +145,7 @@ def _padded(side):
 MASKS = {
     "padding": lambda: _padded("right")[:, None, None],
     "causal and padding": lambda: _padded("left")[:, None, None] & visible(50, 50, True),
+    "split documents": lambda: torch.arange(50)[:, None] % 3 == torch.arange(50) % 3,
     "window": lambda: visible(50, 50, True, (9, 0)),
     "window and padding": lambda: _padded("left")[:, None, None] & visible(50, 50, True, (9, 0)),
 }
