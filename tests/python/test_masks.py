@@ -24,7 +24,8 @@ class Random:
 
     def __init__(self, seed):
         self.random = torch.Generator("cpu").manual_seed(seed)
-        self.b, self.s, self.sk = self.pick(1, 2, 3), self.pick(1, 2, 7, 20), self.pick(1, 3, 7, 20)
+        self.b = self.pick(1, 2, 3)
+        self.s, self.sk = self.pick(1, 3, 7, 40), self.pick(1, 3, 12, 30)
 
     def pick(self, *choices):
         return choices[int(torch.randint(len(choices), (), generator=self.random, device="cpu"))]
@@ -58,7 +59,7 @@ class Random:
         return self.any_queries() & self.any_keys()
 
     def causal(self):
-        return visible(self.s, self.sk, True, align=self.pick("top_left", "bottom_right"))[None]
+        return visible(self.s, self.sk, True, align=self._align())[None]
 
     def causal_padded(self):
         if self.pick(True, False):
@@ -66,28 +67,30 @@ class Random:
         return visible(self.s, self.sk, True) & self.left_padding()
 
     def window(self):
-        return self._window(self.s, self.sk, self._sides(), self._align())[None]
+        return visible(self.s, self.sk, False, self._sides(), self._align())[None]
 
     def documents(self):
-        """Queries and keys in two to four pieces, some maybe empty."""
-        shape = (self.pick(1, self.b), self.below(3, 1).item() + 2)
-        return self._blocks(*(self._cuts(shape, n) for n in (self.s, self.sk)))
+        """Queries and keys in four pieces each, some of them maybe empty."""
+        b = self.pick(1, self.b)
+        ids = [self.below(4, b, n).sort(1).values for n in (self.s, self.sk)]
+        return ids[0][:, :, None] == ids[1][:, None]
 
     def window_in_documents(self):
         """As packing makes them: as many keys as queries."""
         self.sk = self.s
         mask = torch.zeros(self.b, self.s, self.s, dtype=torch.bool)
-        sides, align = self._sides(), self._align()
+        sides = self._sides()
         for row in mask:
             at = 0
             while at < self.s:
                 n = min(self.s - at, 1 + self.below(self.s, 1).item())
-                row[at : at + n, at : at + n] = self._window(n, n, sides, align)
+                row[at : at + n, at : at + n] = visible(n, n, False, sides)
                 at += n
         return mask
 
     def scattered_documents(self):
-        ids = [self.below(4, self.pick(1, self.b), n) for n in (self.s, self.sk)]
+        b = self.pick(1, self.b)
+        ids = [self.below(4, b, n) for n in (self.s, self.sk)]
         return ids[0][:, :, None] == ids[1][:, None]
 
     def shared_keys(self):
@@ -116,17 +119,6 @@ class Random:
 
     def _sides(self):
         return self.pick(-1, 0, 2, 5), self.pick(-1, 0, 1, 4)
-
-    def _window(self, s, sk, sides, align):
-        return visible(s, sk, False, sides, align)
-
-    def _cuts(self, shape, n):
-        return self.below(n + 1, shape[0], shape[1] - 1).sort(1).values
-
-    def _blocks(self, cuts_q, cuts_k):
-        ids = [(cuts[:, None] <= torch.arange(n)[:, None]).sum(2)
-               for cuts, n in ((cuts_q, self.s), (cuts_k, self.sk))]  # fmt: skip
-        return ids[0][:, :, None] == ids[1][:, None]
 
     # --- forms ------------------------------------------------------------------------------------
 

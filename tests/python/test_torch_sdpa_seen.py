@@ -296,6 +296,14 @@ def test_masks_that_are_more_than_padding_are_refused(mask, words):
     assert torch.equal(got, sdpa(q, k, v, attn_mask=mask)) and seen.calls == 0
 
 
+def test_a_mask_beside_is_causal_is_refused():
+    q, k, v, _ = qkv(b=2, s=40)
+    with torch_sdpa.enabled():
+        for call in (sdpa, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu):
+            with pytest.raises(ValueError, match="attn_mask, is_causal: expected one of them"):
+                call(q, k, v, attn_mask=padding_mask(), is_causal=True)
+
+
 @pytest.mark.parametrize("sq, sk", [(30, 50), (50, 30)])
 def test_causal_with_unequal_lengths_starts_at_the_top_left(sq, sk):
     q, k, v, dout = qkv(s=sq, sk=sk)
