@@ -99,6 +99,8 @@ class Capture(TorchFunctionMode):
         why = documents = None
         if q.dim() != 4:
             why = f"{q.dim()} dimensions"
+        elif not q.shape[0] == k.shape[0] == v.shape[0]:
+            why = "q, k and v with batch sizes that differ"
         elif dropout_p:
             why = "dropout (call model.eval() first, or set it to 0)"
         elif attn_mask is not None:

@@ -131,6 +131,13 @@ def test_what_cannot_be_compared_is_said(call, words):
     assert re.match(f"not compared: {words}", verdict), verdict
 
 
+def test_batch_sizes_that_differ_are_said():
+    mask = _padded("right")[:, None, None]
+    call = lambda q, k, v: F.scaled_dot_product_attention(q, k[:1], v[:1], attn_mask=mask)
+    report = _report(Tiny(call), torch.randn(2, 50, 32))
+    assert "batch sizes that differ" in report.layers[0].verdict
+
+
 def test_head_dims_that_cannot_be_compared_are_said():
     class Odd(torch.nn.Linear):
         def forward(self, x):
