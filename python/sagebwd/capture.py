@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from .masks import documents_of, visible_keys
+from . import masks
 
 
 @dataclass
@@ -99,12 +99,13 @@ class Capture(TorchFunctionMode):
         why = documents = None
         if q.dim() != 4:
             why = f"{q.dim()} dimensions"
+        elif not q.shape[0] == k.shape[0] == v.shape[0]:
+            why = "q, k and v with batch sizes that differ"
         elif dropout_p:
             why = "dropout (call model.eval() first, or set it to 0)"
         elif attn_mask is not None:
             try:
-                sizes = (*q.shape[:3], k.shape[2])
-                documents = documents_of(visible_keys(attn_mask, *sizes))
+                documents = masks.read(attn_mask, q, k)
             except NotImplementedError as error:
                 why = str(error)
         if documents is None:
@@ -114,20 +115,19 @@ class Capture(TorchFunctionMode):
 
     def _masked(self, out, q, k, v, scale, documents):
         """A call with a mask, as the documents that the mask stands for."""
-        (left, right), top_left = documents.window, documents.top_left
-        mask = (True, top_left, (left, -1)) if right == 0 else (False, top_left, (left, right))
-        if documents.is_batch:
+        mask = (documents.causal, documents.top_left, documents.window)
+        if documents.cu_q is None:
             self._note(out, q, k, v, scale, *mask)
             return
-        rows = lambda t, index: documents.rows(t, index).transpose(0, 1)[None]
+        queries = lambda t: documents.pack_q(t).transpose(0, 1)[None]
+        keys = lambda t: documents.pack_k(t).transpose(0, 1)[None]
         self._note(
             out,
-            rows(q, documents.index_q),
-            *(rows(t, documents.index_k) for t in (k, v)),
+            *(queries(q), keys(k), keys(v)),
             scale,
             *mask,
             documents=(documents.cu_q.tolist(), documents.cu_k.tolist()),
-            part=lambda grad: rows(_batched(grad), documents.index_q),
+            part=lambda grad: queries(_batched(grad)),
         )
 
     def _ours(

@@ -59,8 +59,9 @@ def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file
 
     Reaches attention through ``F.scaled_dot_product_attention`` (transformers:
     ``attn_implementation="sdpa"``), ``nn.MultiheadAttention`` or this library. Masks may hold
-    padding, a causal mask, a sliding window or documents; layers with dropout or masks of other
-    kinds are named, not compared. Gradients of the parameters are left as they were.
+    padding, a causal mask, a sliding window, documents or few groups of queries that see the same
+    keys; layers with dropout or masks of other kinds are named, not compared. Gradients of the
+    parameters are left as they were.
     """
     layers = _run(model, batch, loss)
     if save_to is not None:

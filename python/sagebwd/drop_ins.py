@@ -253,7 +253,8 @@ def sageattn(
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``). The
     original defines a causal mask only for as many keys as queries, and so does this. An attn_mask,
     as :func:`torch.nn.functional.scaled_dot_product_attention` takes it, may hold padding, a causal
-    mask, a window or documents; its values are read."""
+    mask, a window, documents or few groups of queries that see the same keys; its values are
+    read."""
     if tensor_layout not in ("HND", "NHD"):
         raise ValueError(f"tensor_layout: expected 'HND' or 'NHD', got {tensor_layout!r}")
     is_causal = arguments.flag("is_causal", is_causal)
@@ -276,17 +277,14 @@ def sageattn(
             recipe=recipe,
             return_lse=return_lse,
         )
-    _one_mask(is_causal)
     turn = (lambda t: t) if tensor_layout == "HND" else (lambda t: t.transpose(1, 2))
     out, lse = attention_with_mask(
-        turn(q), turn(k), turn(v), attn_mask, softmax_scale=sm_scale, recipe=recipe
+        *(turn(q), turn(k), turn(v), attn_mask),
+        is_causal=is_causal,
+        softmax_scale=sm_scale,
+        recipe=recipe,
     )
     return (turn(out), lse) if return_lse else turn(out)
-
-
-def _one_mask(is_causal):
-    if is_causal:
-        raise ValueError("attn_mask, is_causal: expected one of them; make the mask itself causal")
 
 
 def sageattn_varlen(
@@ -342,7 +340,8 @@ def scaled_dot_product_attention(
     enable_gqa=False,
 ):
     """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left. An attn_mask may hold
-    padding, a causal mask, a window or documents; its values are read."""
+    padding, a causal mask, a window, documents or few groups of queries that see the same keys; its
+    values are read."""
     refuse(dropout_p=(dropout_p, 0.0))
     is_causal = arguments.flag("is_causal", is_causal)
     if query.dim() not in (3, 4):
@@ -359,8 +358,9 @@ def scaled_dot_product_attention(
             "heads need enable_gqa=True"
         )
     if attn_mask is not None:
-        _one_mask(is_causal)
-        out, _ = attention_with_mask(query, key, value, attn_mask, softmax_scale=scale)
+        out, _ = attention_with_mask(
+            query, key, value, attn_mask, is_causal=is_causal, softmax_scale=scale
+        )
     else:
         out = attention(
             *(query, key, value),

@@ -2,169 +2,342 @@
 """Attention masks given as tensors, read as what the kernels know: documents, and one causal mask
 or sliding window for all of them.
 
-Padding on either side, causal masks, sliding windows, packed documents and any mixture of these can
-be read so. A bias, or a pattern of another kind, cannot.
+Padding of keys and of queries, causal masks, windows, packed documents and most mixtures of these
+can be read so. Where nothing else fits, queries that see the same keys become a document, with
+copies of keys that several documents share. :func:`read` finds the documents of a mask and refuses
+a mask without them; :func:`forward` and :func:`backward` run attention over them.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple, Optional
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from .attention import attention, attention_varlen, check_tensors
+from . import ops
+from .attention import _dense
+
+# Additive masks hide a key by -inf or by a large negative number: -10000 (-9984 in bfloat16) or the
+# lowest number of the dtype. Beside it a probability is 0 in float32.
+_HIDDEN = -9000.0
+
+# Documents may share keys, each with a copy of its own. More than so many copies of all keys are
+# too many.
+_COPIES = 4
 
 _REMEDY = (
-    "padding, causal masks, sliding windows and packed documents can be used here; for others use "
-    "torch.nn.functional.scaled_dot_product_attention or flex_attention"
+    "padding, causal masks, sliding windows, documents, and few groups of queries that see the "
+    "same keys can be used; leave other masks to another attention, such as flex_attention"
 )
 
 
-@dataclass
-class Documents:
-    """Visible tokens of a batch as documents. Tokens count over the whole batch, b * s of them."""
+class Documents(NamedTuple):
+    """The visible tokens of a batch, document by document. Tokens count over the whole batch. The
+    ways there and back are differentiable."""
 
-    index_q: torch.Tensor  # queries that see a key
-    index_k: torch.Tensor  # keys that a query sees
-    cu_q: torch.Tensor
-    cu_k: torch.Tensor
-    window: tuple
-    top_left: bool
-    is_batch: bool  # every row of the batch is one document, whole
+    batch: int
+    queries: int
+    keys: int
+    where_q: Optional[Tensor] = None  # tokens that see a key; None: all of them, in order
+    where_k: Optional[Tensor] = None  # tokens that are seen, maybe several times
+    cu_q: Optional[Tensor] = None  # None: every entry of the batch is one document
+    cu_k: Optional[Tensor] = None
+    causal: bool = False
+    top_left: bool = False
+    window: tuple = (-1, -1)
 
-    def rows(self, t, index):
-        """t [b, h, s, d] as [tokens, h, d], those of index."""
-        t = t.transpose(1, 2).flatten(0, 1)
-        return t if len(index) == len(t) else t.index_select(0, index)
-
-
-def attention_with_mask(q, k, v, mask, *, softmax_scale=None, recipe="vectorwise"):
-    """(out, lse) of q [b, h, s, d] over the keys that mask shows; it broadcasts to [b, h, s, sk]
-    and is bool (True: seen) or a float of 0 and -inf. Queries that see no key give 0. Its values
-    are read: on a GPU the call waits for them. On the meta device there are none, only shapes."""
-    check_tensors(q, k, v, dims=4)
-    b, h, s, d = q.shape
-    if k.shape[0] != b:
-        raise ValueError(f"q, k, v: expected one batch size, got {b} and {k.shape[0]}")
-    if q.device.type == "meta":
-        return attention(
-            q, k, v, layout="bhsd", softmax_scale=softmax_scale, recipe=recipe, return_lse=True
+    def options(self, options):
+        """The operator's options for this mask."""
+        return options._replace(
+            cu_seqlens_q=self.cu_q,
+            cu_seqlens_k=self.cu_k,
+            causal=self.causal,
+            top_left=self.top_left,
+            window_left=self.window[0],
+            window_right=self.window[1],
         )
-    documents = documents_of(visible_keys(mask, b, h, s, k.shape[2]))
-    options = dict(
-        softmax_scale=softmax_scale,
-        recipe=recipe,
-        window_size=documents.window,
-        align="top_left" if documents.top_left else "bottom_right",
-        return_lse=True,
-    )
-    if documents.is_batch:
-        return attention(q, k, v, layout="bhsd", **options)
-    index_q, index_k = documents.index_q, documents.index_k
-    out, lse = attention_varlen(
-        documents.rows(q, index_q),
-        documents.rows(k, index_k),
-        documents.rows(v, index_k),
-        documents.cu_q,
-        documents.cu_k,
-        **options,
-    )
-    if len(index_q) < b * s:
-        out = out.new_zeros(b * s, h, d).index_copy(0, index_q, out)
-        lse = lse.new_full((h, b * s), -torch.inf).index_copy(1, index_q, lse)
-    return out.view(b, s, h, d).transpose(1, 2), lse.view(h, b, s).transpose(0, 1)
+
+    def pack_q(self, t):
+        """[b, h, s, d] to [tokens, h, d]."""
+        return _pack(t, self.where_q)
+
+    def pack_k(self, t):
+        return _pack(t, self.where_k)
+
+    def pack_rows(self, t):
+        """[b, h, s] to [h, tokens]."""
+        t = t.transpose(0, 1).flatten(1)
+        return (t if self.where_q is None else t.index_select(1, self.where_q)).contiguous()
+
+    def unpack_q(self, t):
+        """[tokens, h, d] to [b, h, s, d], 0 for queries that see no key."""
+        if self.where_q is not None:
+            whole = t.new_zeros(self.batch * self.queries, *t.shape[1:])
+            t = whole.index_copy(0, self.where_q, t)
+        return t.unflatten(0, (self.batch, self.queries)).transpose(1, 2)
+
+    def unpack_k(self, t):
+        """As :meth:`unpack_q` for gradients of keys: copies of a key add up."""
+        if self.where_k is not None:
+            whole = t.new_zeros(self.batch * self.keys, *t.shape[1:])
+            t = whole.index_add(0, self.where_k, t)
+        return t.unflatten(0, (self.batch, self.keys)).transpose(1, 2)
+
+    def unpack_rows(self, t):
+        """[h, tokens] to [b, h, s], -inf for queries that see no key."""
+        if self.where_q is not None:
+            whole = t.new_full((t.shape[0], self.batch * self.queries), -torch.inf)
+            t = whole.index_copy(1, self.where_q, t)
+        return t.unflatten(1, (self.batch, self.queries)).transpose(0, 1)
 
 
-def visible_keys(mask, b, h, s, sk):
-    """An attn_mask of scaled_dot_product_attention as bool [b, s, sk]. Raises NotImplementedError
-    for a bias and for heads that differ."""
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"attn_mask: expected a tensor, got {type(mask).__name__}")
+def _pack(t, where):
+    t = t.transpose(1, 2).flatten(0, 1)
+    return t if where is None else t.index_select(0, where)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def attention_with_mask(q, k, v, mask, *, is_causal=False, softmax_scale=None, recipe="vectorwise"):
+    """(out, lse) of q [b, h, s, d] over the keys that a mask shows, see :func:`read`. Queries that
+    see no key give 0 and -inf. On the meta device only shapes are computed."""
+    options, (q, k, v) = _dense(
+        q, k, v, False, softmax_scale, (-1, -1), "bhsd", "bottom_right", recipe, "int8"
+    )
+    return forward(q, k, v, options, read(mask, q, k, is_causal))
+
+
+def forward(q, k, v, options, documents=None):
+    """(out, lse) of [b, h, s, d] tensors. Without documents the options say it all."""
+    if documents is not None:
+        options = documents.options(options)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if documents is None or documents.cu_q is None:
+        return ops.forward(q, k, v, options, deterministic=deterministic)[:2]
+    packed = (documents.pack_q(q), documents.pack_k(k), documents.pack_k(v))
+    out, lse, _ = ops.forward(*packed, options, deterministic=deterministic)
+    return documents.unpack_q(out), documents.unpack_rows(lse)
+
+
+def backward(dout, q, k, v, out, lse, options, documents=None):
+    """(dq, dk, dv) of [b, h, s, d] tensors."""
+    if documents is not None:
+        options = documents.options(options)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if documents is None or documents.cu_q is None:
+        return ops.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
+    dout, q, out = (documents.pack_q(t) for t in (dout, q, out))
+    k, v = documents.pack_k(k), documents.pack_k(v)
+    packed = (dout, q, k, v, out, documents.pack_rows(lse), None)
+    dq, dk, dv = ops.backward(*packed, options, deterministic=deterministic)
+    return documents.unpack_q(dq), documents.unpack_k(dk), documents.unpack_k(dv)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read(mask, q, k, is_causal=False):
+    """The :class:`Documents` of a mask for q [b, h, s, d] and k [b, hk, sk, d]; None without a
+    mask, and on the meta device, where there are no values.
+
+    The mask broadcasts to [b, h, s, sk]. It is bool (True: seen) or a float of 0 and, for hidden
+    keys, -inf or a large negative number. Its values are read: on a GPU the call waits for them.
+    Raises NotImplementedError for a mask that cannot be used, TypeError and ValueError for one that
+    makes no sense.
+    """
+    if mask is None:
+        return None
+    if is_causal:
+        raise ValueError("attn_mask, is_causal: expected one of them; make the mask itself causal")
+    check(mask)
+    if q.device.type == "meta":
+        return None
+    (b, h, s, _), sk = q.shape, k.shape[2]
     if mask.device.type == "meta":
         raise ValueError("attn_mask: expected a tensor with values, got one on the meta device")
+    if mask.device != q.device:
+        raise ValueError(f"attn_mask: expected q's device {q.device}, got {mask.device}")
+    whole = expanded(mask, (b, h, s, sk)).detach()
+    if whole.numel() == 0:
+        return Documents(b, s, sk)
     try:
-        mask = mask.expand(b, h, s, sk)
+        return documents_of(_visible(_without_repeats(whole)), b, s)
+    except _Unreadable as error:
+        raise _refusal(mask, *error.args) from None
+
+
+def check(mask):
+    """Raises for a mask that cannot be read, as far as that shows without its values."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attn_mask: expected a tensor, got {type(mask).__name__}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"attn_mask: expected bool or a float, got {mask.dtype}; give booleans, True where a "
+            "key is seen"
+        )
+    if mask.requires_grad:
+        raise _refusal(mask, "it requires a gradient (a learned bias)")
+
+
+def expanded(mask, shape):
+    """The mask broadcast to a shape."""
+    try:
+        return mask.expand(shape)
     except RuntimeError:
         raise ValueError(
-            f"attn_mask: expected a shape that broadcasts to {(b, h, s, sk)}, got "
+            f"attn_mask: expected a shape that broadcasts to {tuple(shape)}, got "
             f"{tuple(mask.shape)}"
         ) from None
-    first = mask[:, 0] if h > 0 else mask.new_zeros(b, s, sk)
-    if mask.stride(1) != 0 and not (mask == first[:, None]).all():
-        raise NotImplementedError(f"attn_mask: it differs between heads; {_REMEDY}")
-    if first.dtype == torch.bool:
-        return first
-    if not first.is_floating_point():
-        raise TypeError(f"attn_mask: expected bool or a float, got {first.dtype}")
-    # Libraries hide keys by -inf or by the lowest number. The same to softmax, but in a row of
-    # nothing else.
-    hidden = first <= torch.finfo(first.dtype).min
-    if not (hidden | (first == 0)).all():
-        raise NotImplementedError(f"attn_mask: it holds a bias, not only 0 and -inf; {_REMEDY}")
-    if (hidden.all(-1) & (first > -torch.inf).any(-1)).any():
-        raise NotImplementedError(
-            "attn_mask: a row holds the lowest number only, which hides no key from it; use -inf, "
-            "or a bool mask"
+
+
+class _Unreadable(Exception):
+    """With what is wrong with a mask and, where it is another than usual, the remedy."""
+
+
+def _refusal(mask, what, remedy=_REMEDY):
+    return NotImplementedError(
+        f"attn_mask of shape {tuple(mask.shape)} is not supported: {what}; {remedy}"
+    )
+
+
+def _without_repeats(mask):
+    """The mask without what expand() repeated: batch, heads and queries may have size 1 then."""
+    for dim in range(mask.dim() - 1):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
+
+
+def _visible(mask):
+    """A mask [b, h, s, sk] as bool [b, s, sk]."""
+    mask, heads = mask[:, :1], mask
+    if heads.shape[1] > 1 and not torch.equal(heads, mask.expand_as(heads)):
+        raise _Unreadable("it differs between heads")
+    mask = mask[:, 0]
+    if mask.dtype == torch.bool:
+        return mask
+    hidden = mask <= _HIDDEN
+    if not (hidden | (mask == 0)).all():
+        raise _Unreadable("it adds a bias")
+    # Where the largest number of a row is finite, softmax sees keys that have it as not hidden.
+    if (hidden.all(-1) & (mask > -torch.inf).any(-1)).any():
+        raise _Unreadable(
+            "it hides all keys of a query by a finite number, which hides none of them",
+            "use booleans or -inf",
         )
     return ~hidden
 
 
-def documents_of(visible):
-    """The :class:`Documents` of a bool mask [b, s, sk]. Raises NotImplementedError where there are
-    none."""
+def documents_of(visible, b, s):
+    """The :class:`Documents` of bool [b or 1, s or 1, sk], none of them 0."""
+    entries, rows, sk = visible.shape
+    found = _bands(visible) or _groups(visible)
+    if found is None:
+        raise _Unreadable(
+            "it is no causal mask or window within documents, and its queries see too many "
+            "different sets of keys"
+        )
+    where_q, where_k, length_q, length_k, (left, right), top_left = found
+    # What was left out because it repeats is now put back. One row for all queries has no window:
+    # each of its documents has one query.
+    if rows < s:
+        where_q = (where_q[:, None] * s + torch.arange(s, device=visible.device)).flatten()
+        length_q = length_q * s
+    if entries < b:
+        entry = torch.arange(b, device=visible.device)[:, None]
+        where_q, where_k = (entry * s + where_q).flatten(), (entry * sk + where_k).flatten()
+        length_q, length_k = length_q.repeat(b), length_k.repeat(b)
+    where_q, where_k = _unless_all(where_q, b * s), _unless_all(where_k, b * sk)
+    causal = right == 0
+    mask = dict(causal=causal, top_left=top_left, window=(left, -1 if causal else right))
+    # Every entry has a document of its own where all queries see a key.
+    if where_q is None and where_k is None and len(length_q) == b:
+        return Documents(b, s, sk, **mask)
+    return Documents(b, s, sk, where_q, where_k, _offsets(length_q), _offsets(length_k), **mask)
+
+
+def _unless_all(where, n):
+    """None in place of the indices of all n tokens in order."""
+    is_all = len(where) == n and torch.equal(where, torch.arange(n, device=where.device))
+    return None if is_all else where
+
+
+def _offsets(lengths):
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+def _bands(visible):
+    """(where_q, where_k, lengths of queries, of keys, window, top_left) of documents whose tokens
+    lie together, and the one window that all of them have. None where that does not fit."""
     b, s, sk = visible.shape
-    seen_q, seen_k = visible.any(2), visible.any(1)
-    # Keys in the order of the whole batch, without those that nobody sees.
-    number = (seen_k.flatten().cumsum(0) - 1).view(b, sk)
-    index_q = torch.nonzero(seen_q.flatten()).flatten()
-    rows = visible.flatten(0, 1).index_select(0, index_q).int()
-    numbers = number.repeat_interleave(s, 0).index_select(0, index_q)
-    pick = lambda at: numbers.gather(1, at[:, None])[:, 0]
-    if len(index_q) == 0:
-        first = last = index_q
-    else:
-        first, last = pick(rows.argmax(1)), pick(sk - 1 - rows.flip(1).argmax(1))
-    if not (rows.sum(1) == last - first + 1).all():
-        raise NotImplementedError(f"attn_mask: a query sees keys with gaps between them; {_REMEDY}")
+    device = visible.device
+    where_q = visible.any(2).flatten().nonzero().flatten()
+    seen_k = visible.any(1).flatten()
+    where_k = seen_k.nonzero().flatten()
+    if len(where_q) == 0:
+        return where_q, where_k, where_q, where_k, (-1, -1), False
+    # Keys are counted over the whole batch, without those that nobody sees.
+    number = seen_k.cumsum(0) - 1
+    rows = visible.reshape(b * s, sk).index_select(0, where_q).view(torch.uint8)
+    start = where_q // s * sk
+    first = number[start + rows.argmax(1)]
+    last = number[start + sk - 1 - rows.flip(1).argmax(1)]
+    if not torch.equal(rows.sum(1), last - first + 1):
+        return None  # keys with gaps between them
 
     # A document starts where all keys seen so far lie before all keys seen from here on.
-    before, after = first, first
-    if len(index_q) > 0:
-        before, after = last.cummax(0).values, first.flip(0).cummin(0).values.flip(0)
-    before = F.pad(before, (1, 0), value=-1)
-    starts = torch.nonzero(after > before[:-1]).flatten()
-    end = lambda starts, n: F.pad(starts, (0, 1), value=n)
-    cu_q, cu_k = end(starts, len(index_q)), end(before[starts] + 1, int(seen_k.sum()))
-    length_q, length_k = cu_q.diff(), cu_k.diff()
+    pad = torch.nn.functional.pad
+    before = pad(last.cummax(0).values, (1, -1), value=-1)
+    after = first.flip(0).cummin(0).values.flip(0)
+    starts_q = (after > before).nonzero().flatten()
+    starts_k = before[starts_q] + 1
+    length_q = pad(starts_q, (0, 1), value=len(where_q)).diff()
+    length_k = pad(starts_k, (0, 1), value=len(where_k)).diff()
+
+    # Positions within the document.
     own = lambda x: x.repeat_interleave(length_q)
-    i = torch.arange(len(index_q), device=visible.device) - own(cu_q[:-1])
-    first, last, n = first - own(cu_k[:-1]), last - own(cu_k[:-1]), own(length_k)
+    i = torch.arange(len(where_q), device=device) - own(starts_q)
+    first, last, n = first - own(starts_k), last - own(starts_k), own(length_k)
     for top_left in (False, True):
         at = i if top_left else i + n - own(length_q)
         left = _side(at - first, first > 0, at)
         right = _side(last - at, last < n - 1, n - 1 - at)
         if left is not None and right is not None:
-            break
-    else:
-        raise NotImplementedError(
-            f"attn_mask: neither a causal mask nor a window fits it; {_REMEDY}"
-        )
-    whole = len(index_q) == b * s and bool(seen_k.all())
-    offsets = (t.to(torch.int32) for t in (cu_q, cu_k))
-    return Documents(
-        index_q,
-        torch.nonzero(seen_k.flatten()).flatten(),
-        *offsets,
-        (left, right),
-        top_left,
-        whole and len(starts) == b,
-    )
+            return where_q, where_k, length_q, length_k, (left, right), top_left
+    return None
 
 
 def _side(reach, ends, least):
     """The one number of keys that every query sees to a side: reach where the window ends, at least
-    ``least`` where the sequence does. -1 for an open side, None where there is no such number."""
+    ``least`` where the document does. -1 for an open side, None where there is no such number."""
     if not ends.any():
         return -1
     size = int(reach[ends][0])
     fits = size >= 0 and bool((reach[ends] == size).all()) and bool((least[~ends] <= size).all())
     return size if fits else None
+
+
+def _groups(visible):
+    """As :func:`_bands`, without a window: queries with equal rows make a document. None where
+    those have too many keys."""
+    b, s, sk = visible.shape
+    device = visible.device
+    # Rows are equal if their sums of random integers are, but for a chance that the check below
+    # excludes. The sums are exact, so that equal rows have equal ones.
+    fixed = torch.Generator("cpu").manual_seed(0)
+    weights = torch.randint(2**36, (sk,), generator=fixed, device="cpu").double().to(device)
+    sums = torch.stack([rows.double() @ weights for rows in visible])
+    _, kind = torch.unique(sums, return_inverse=True)
+    kind = kind + torch.arange(b, device=device)[:, None] * (kind.max() + 1)
+    _, group = torch.unique(kind.flatten(), return_inverse=True)  # in the order of entries
+    size = torch.bincount(group)
+    order = torch.argsort(group, stable=True)
+    first = order[size.cumsum(0) - size]  # a query of each group
+    rows = visible.reshape(b * s, sk)
+    keys = rows[first]
+    if keys.sum() > _COPIES * b * sk or not torch.equal(keys[group], rows):
+        return None
+    sees = keys.any(1)
+    of_key, key = keys.nonzero(as_tuple=True)
+    where_q, where_k = order[sees[group[order]]], first[of_key] // s * sk + key
+    return where_q, where_k, size[sees], keys.sum(1)[sees], (-1, -1), False

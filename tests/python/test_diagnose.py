@@ -112,8 +112,14 @@ def _report(model, x, loss=lambda y: y.square().mean(), **options):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (dict(attn_mask=torch.rand(20, 20)), "attn_mask: it holds a bias.*flex_attention"),
-        (dict(attn_mask=torch.rand(20, 20) > 0.3), "attn_mask: .*gaps"),
+        (
+            dict(attn_mask=torch.rand(20, 20)),
+            r"attn_mask of shape \(20, 20\) .*: it adds a bias.*flex_attention",
+        ),
+        (
+            dict(attn_mask=torch.rand(20, 20) > 0.3),
+            "attn_mask of shape .* too many different sets of keys",
+        ),
         (dict(dropout_p=0.1), r"dropout \(call model.eval\(\)"),
     ],
     ids=["bias", "pattern", "dropout"],
@@ -123,6 +129,13 @@ def test_what_cannot_be_compared_is_said(call, words):
     model = Tiny(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **call))
     verdict = _report(model, torch.randn(1, 20, 32)).layers[0].verdict
     assert re.match(f"not compared: {words}", verdict), verdict
+
+
+def test_batch_sizes_that_differ_are_said():
+    mask = _padded("right")[:, None, None]
+    call = lambda q, k, v: F.scaled_dot_product_attention(q, k[:1], v[:1], attn_mask=mask)
+    report = _report(Tiny(call), torch.randn(2, 50, 32))
+    assert "batch sizes that differ" in report.layers[0].verdict
 
 
 def test_head_dims_that_cannot_be_compared_are_said():
@@ -145,6 +158,7 @@ def _padded(side):
 MASKS = {
     "padding": lambda: _padded("right")[:, None, None],
     "causal and padding": lambda: _padded("left")[:, None, None] & visible(50, 50, True),
+    "split documents": lambda: torch.arange(50)[:, None] % 3 == torch.arange(50) % 3,
     "window": lambda: visible(50, 50, True, (9, 0)),
     "window and padding": lambda: _padded("left")[:, None, None] & visible(50, 50, True, (9, 0)),
 }
@@ -177,6 +191,14 @@ def test_masks_are_compared_as_what_they_are(name):
     report = _report(model, torch.randn(2, 50, 32))
     for layer in report.layers:
         assert layer.verdict == "fine" and all(0 < e < 0.06 for e in layer.errors.values())
+
+
+def test_masks_whose_queries_share_keys_are_compared():
+    at = torch.arange(50)
+    mask = (at[:, None] % 3 == at % 3) | (at < 10)
+    call = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    report = _report(Tiny(call), torch.randn(2, 50, 32))
+    assert [layer.verdict for layer in report.layers] == ["fine", "fine"]
 
 
 def test_packed_batches_are_compared():

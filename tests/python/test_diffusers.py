@@ -35,7 +35,7 @@ def _disabled():
 # Calls that stay out of INT8, and a word of the reason. All other calls of all families run here.
 LEFT_OUT = {
     "HunyuanDiT": (1, "torch_sdpa.enabled"),
-    "unCLIP prior": (2, "causal ones with padding at one end"),
+    "unCLIP prior": (2, "no causal mask or window within documents"),
     "Autoencoder (KL)": (2, "head dim 320"),
 }
 

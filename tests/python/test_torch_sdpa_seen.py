@@ -249,6 +249,9 @@ MASKS = {
     "causal": visible(40, 40, True),
     "causal, right padding": visible(40, 40, True) & padding_mask(),
     "causal, left padding": visible(40, 40, True) & padding_mask().flip(-1),
+    "window": visible(40, 40, True, (7, 0)),
+    "window, left padding": visible(40, 40, False, (7, 2)) & padding_mask().flip(-1),
+    "causal blocks": visible(40, 40, True) & blocks(),
     "nothing hidden": torch.zeros(40, 40),
 }
 
@@ -273,9 +276,9 @@ def test_masks(name, compiled):
 @pytest.mark.parametrize(
     "mask, words",
     [
-        (torch.randn(40, 40), "additive biases"),
-        (additive(padding_mask(), -100.0), "additive biases"),
-        (torch.randn(1, 2, 1, 40) > 0, "between heads, not supported"),
+        (torch.randn(40, 40), "it adds a bias"),
+        (additive(padding_mask(), -100.0), "it adds a bias"),
+        (torch.randn(1, 2, 1, 40) > 0, "differs between heads"),
         (torch.rand(40, 40) > 0.5, "attn_mask of shape"),
         (torch.zeros(1, 1, 40, 40, requires_grad=True), "learned bias"),
         (torch.full((1, 1, 1, 40), -10000.0), "finite number"),
@@ -285,12 +288,20 @@ def test_masks(name, compiled):
 def test_masks_that_are_more_than_padding_are_refused(mask, words):
     q, k, v, _ = qkv(b=2, s=40)
     with torch_sdpa.enabled():
-        with pytest.raises(NotImplementedError, match=f"{words}.*:.*fallback=True"):
+        with pytest.raises(NotImplementedError, match=f"{words}.*; .*fallback=True"):
             sdpa(q, k, v, attn_mask=mask)
     with pytest.warns(UserWarning, match=words):
         with torch_sdpa.enabled(fallback=True) as seen:
             got = sdpa(q, k, v, attn_mask=mask)
     assert torch.equal(got, sdpa(q, k, v, attn_mask=mask)) and seen.calls == 0
+
+
+def test_a_mask_beside_is_causal_is_refused():
+    q, k, v, _ = qkv(b=2, s=40)
+    with torch_sdpa.enabled():
+        for call in (sdpa, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu):
+            with pytest.raises(ValueError, match="attn_mask, is_causal: expected one of them"):
+                call(q, k, v, attn_mask=padding_mask(), is_causal=True)
 
 
 @pytest.mark.parametrize("sq, sk", [(30, 50), (50, 30)])

@@ -14,12 +14,12 @@ unless told otherwise. Older ones (DiT, SD3, UNets, PixArt, …) call
 nowhere else, ``F`` is replaced. :func:`disable` puts everything back. docs/diffusers.md lists the
 families of models.
 
-Masks run that say which keys, or which queries and keys, count (text padding, also as additive
--10000 or -inf). Other masks, dropout, context parallelism and processors that compute attention
-weights themselves raise NotImplementedError that names the remedy; with ``fallback=True`` such
-calls run diffusers' own attention, with one warning per reason. Heads of more than 256 channels, as
-autoencoders have, are left to diffusers with a warning. A block of :func:`enabled` that saw no call
-warns at its end.
+Masks run that hold padding (of texts, also as additive -10000 or -inf), a causal mask, a window,
+documents, or few groups of queries that see the same keys. Other masks, dropout, context
+parallelism and processors that compute attention weights themselves raise NotImplementedError that
+names the remedy; with ``fallback=True`` such calls run diffusers' own attention, with one warning
+per reason. Heads of more than 256 channels, as autoencoders have, are left to diffusers with a
+warning. A block of :func:`enabled` that saw no call warns at its end.
 """
 
 import contextlib

@@ -8,6 +8,7 @@ torch.compile, ``varlen_attn``, distributed tensors, calls under a dispatch mode
 
 import torch
 
+from .. import masks
 from . import sdpa_call
 
 SDPA = "_scaled_dot_product_flash_attention"
@@ -45,10 +46,9 @@ class Kernels:
         **extra,
     ):  # fmt: skip
         def compute():
-            q, k, v, options, visible = self._cpu_call(
-                query, key, value, attn_mask, scale, is_causal
-            )
-            out, lse = sdpa_call.forward(q, k, v, options, visible)
+            q, k, v = _rows(query, key, value)
+            how = self._cpu_call(query, key, attn_mask, scale, is_causal)
+            out, lse = masks.forward(q, k, v, *how)
             lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
             return _laid_out(out, torch.empty_like(query, device="meta")), lse
 
@@ -62,10 +62,9 @@ class Kernels:
         scale=None, **extra,
     ):  # fmt: skip
         def compute():
-            q, k, v, options, visible = self._cpu_call(
-                query, key, value, attn_mask, scale, is_causal
-            )
-            grads = sdpa_call.backward(grad_out, q, k, v, out, logsumexp, options, visible)
+            q, k, v = _rows(query, key, value)
+            how = self._cpu_call(query, key, attn_mask, scale, is_causal)
+            grads = masks.backward(grad_out, q, k, v, out, logsumexp, *how)
             return tuple(_laid_out(g, _bshd_like(g)) for g in grads)
 
         args = (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal)
@@ -73,9 +72,10 @@ class Kernels:
         reason = _reason(args[1:4], dropout_p, extra)
         return self._guarded("CPU", f"{SDPA}_for_cpu_backward", args, kwargs, reason, compute)
 
-    def _cpu_call(self, query, key, value, mask, scale, is_causal):
+    def _cpu_call(self, query, key, mask, scale, is_causal):
+        """The options and documents of a call."""
         options = self._options(scale, is_causal, top_left=True)
-        return *_rows(query, key, value), *sdpa_call.seen(mask, query, key, options)
+        return options, masks.read(mask, query, key, is_causal)
 
     # --- CUDA -------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class Kernels:
     ):  # fmt: skip
         def compute():
             q, k, v = _rows(query, key, value)
-            out, lse = sdpa_call.forward(q, k, v, self._options(scale, is_causal))
+            out, lse = masks.forward(q, k, v, self._options(scale, is_causal))
             out = _laid_out(out, torch.empty_like(query, device="meta"))
             return out, lse, None, None, query.shape[2], key.shape[2], *_no_dropout_state(query)
 
@@ -100,7 +100,7 @@ class Kernels:
     ):  # fmt: skip
         def compute():
             options = self._options(scale, is_causal)
-            return sdpa_call.backward(grad_out, *_rows(query, key, value), out, logsumexp, options)
+            return masks.backward(grad_out, *_rows(query, key, value), out, logsumexp, options)
 
         args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
                 dropout_p, is_causal, philox_seed, philox_offset)  # fmt: skip
@@ -118,7 +118,7 @@ class Kernels:
         def compute():
             options = self._flash_options(*documents, scale, is_causal, **window)
             q, k, v = _rows(*_heads_first(cum_seq_q, query, key, value))
-            out, lse = sdpa_call.forward(q, k, v, options)
+            out, lse = masks.forward(q, k, v, options)
             (out,) = _heads_first(cum_seq_q, out)
             return out, lse, *_no_dropout_state(query)
 
@@ -138,7 +138,7 @@ class Kernels:
         def compute():
             options = self._flash_options(*documents, scale, is_causal, **window)
             dout, q, k, v, o = _rows(*_heads_first(cum_seq_q, grad_out, query, key, value, out))
-            grads = sdpa_call.backward(dout, q, k, v, o, logsumexp, options)
+            grads = masks.backward(dout, q, k, v, o, logsumexp, options)
             return _heads_first(cum_seq_q, *grads)
 
         args = (grad_out, query, key, value, out, logsumexp, *documents, dropout_p, is_causal,

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from .. import ops
+from .. import masks, ops
 from ..attention import BACKWARD_MATMULS, _readable, check_tensors
 from ..recipe import as_recipe
-from . import masks
 
 
 class Settings(NamedTuple):
@@ -54,9 +53,10 @@ def refusal(q, k, v, mask, dropout_p):
             "offsets, or pad"
         )
     if mask is not None:
-        reason = masks.unreadable(mask)
-        if reason is not None:
-            return reason
+        try:
+            masks.check(mask)
+        except (TypeError, NotImplementedError) as error:
+            return str(error)
     return tensor_reason(q, k, v)
 
 
@@ -112,7 +112,8 @@ def as_heads(q, k, v, mask, enable_gqa):
             return q, k, v, mask, q.shape[:2]
     lead = torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
     if len(lead) != 2 and mask is not None and mask.dim() > 2:
-        mask = mask.expand(*lead, *mask.shape[-2:]).reshape(-1, 1, *mask.shape[-2:])
+        tokens = mask.shape[-2:]
+        mask = masks.expanded(mask, (*lead, *tokens)).reshape(-1, 1, *tokens)
     heads = lead if len(lead) == 2 else (lead.numel(), 1)
     q, k, v = (t.expand(*lead, *t.shape[-2:]).reshape(*heads, *t.shape[-2:]) for t in (q, k, v))
     return q, k, v, mask, lead
@@ -124,51 +125,13 @@ def as_heads(q, k, v, mask, enable_gqa):
 def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False):
     """(out, lse) of a call that :func:`refusal` let pass, differentiable. [b, h, s, d], a causal
     mask at the top left. Raises NotImplementedError with the reason if it cannot run after all."""
-    if mask is not None and is_causal:
-        raise ValueError("attn_mask and is_causal=True exclude each other: put one into the other")
     width = v.shape[-1]
     q, k, v, scale = padded(q, k, v, scale)
     q, k, v, mask, lead = as_heads(q, k, v, mask, enable_gqa)
     q, k, v = _readable(q, k, v)
-    options, visible = seen(mask, q, k, settings.options(scale, is_causal, top_left=True))
-    out, lse = forward(q, k, v, options, visible)
+    options = settings.options(scale, is_causal, top_left=True)
+    out, lse = masks.forward(q, k, v, options, masks.read(mask, q, k, is_causal))
     return out[..., :width].reshape(*lead, -1, width), lse.reshape(*lead, -1)
-
-
-def seen(mask, q, k, options):
-    """(options, masks.Visible) of a mask for q and k; None in place of the latter if all tokens
-    count. Raises NotImplementedError for a mask that is more than that."""
-    if mask is None:
-        return options, None
-    visible = masks.read(mask, q.shape[0], q.shape[2], k.shape[2])
-    if isinstance(visible, str):
-        raise NotImplementedError(visible)
-    if visible.causal:
-        options = options._replace(causal=True, top_left=visible.top_left)
-    return options, None if visible.is_all() else visible
-
-
-def forward(q, k, v, options, visible=None):
-    """(out, lse) of [b, h, s, d] tensors."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if visible is None:
-        return ops.forward(q, k, v, options, deterministic=deterministic)[:2]
-    packing = masks.Packing(visible)
-    packed = (*packing.queries(q), *packing.keys(k, v))
-    out, lse, _ = ops.forward(*packed, packing.options(options), deterministic=deterministic)
-    return packing.unpack_queries(out), packing.unpack_rows(lse)
-
-
-def backward(dout, q, k, v, out, lse, options, visible=None):
-    """(dq, dk, dv) of [b, h, s, d] tensors."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if visible is None:
-        return ops.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
-    packing = masks.Packing(visible)
-    dout, q, out = packing.queries(dout, q, out)
-    packed = (dout, q, *packing.keys(k, v), out, packing.rows(lse), None)
-    grads = ops.backward(*packed, packing.options(options), deterministic=deterministic)
-    return packing.unpack_queries(grads[0]), *(packing.unpack_keys(g) for g in grads[1:])
 
 
 def rows(t):
