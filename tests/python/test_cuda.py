@@ -6,6 +6,8 @@ import torch
 
 import sagebwd
 from reference import check, exact_grads, visible
+from sagebwd import ops
+from sagebwd.integrations import torch_sdpa
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -260,3 +262,80 @@ def test_packed_nonsense_is_harmless():
     nothing = torch.tensor([250, 250, 9], dtype=torch.int32).cuda()
     out, lse, *grads = packed_step(leaves, dout, nothing)
     assert not out.any() and torch.isneginf(lse).all() and not any(g.any() for g in grads)
+
+
+# --- PyTorch's own attention, routed here ---------------------------------------------------------
+
+
+def heads_first(**sizes):
+    leaves, dout = tensors(**sizes)
+    q, k, v, dout = (t.detach().transpose(1, 2).contiguous() for t in (*leaves, dout))
+    return [t.requires_grad_() for t in (q, k, v)], dout
+
+
+def padding(s):
+    mask = torch.ones(2, 1, 1, s, dtype=torch.bool, device="cuda")
+    mask[1, ..., s - 70 :] = False
+    return mask
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_sdpa_in_16_bits_runs_here(d, compiled):
+    leaves, dout = heads_first(d=d)
+    layer = lambda *t: torch.nn.functional.scaled_dot_product_attention(*t, is_causal=True)
+    if compiled:
+        layer = torch.compile(layer, fullgraph=True)
+    with torch_sdpa.enabled() as seen:
+        out = layer(*leaves)
+        grads = torch.autograd.grad(out, leaves, dout)
+    assert compiled or seen.calls == 1
+    s = dout.shape[2]
+    want = exact_grads(*(t.detach() for t in leaves), dout, mask=visible(s, s, True).cuda())
+    for name, a, b in zip(NAMES, (out, *grads), (want[0], *want[2:])):
+        check(name, a, b, 0.03)
+    with torch.no_grad():  # INT8 shows: the 16-bit kernel of PyTorch is nearer
+        assert not torch.equal(out, layer(*leaves))
+
+
+def test_sdpa_with_a_padding_mask_runs_here():
+    leaves, dout = heads_first()
+    mask = padding(dout.shape[2])
+    with torch_sdpa.enabled() as seen:
+        out = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask)
+        grads = torch.autograd.grad(out, leaves, dout)
+    assert seen.calls == 1 and not seen.passed_on
+    want = exact_grads(*(t.detach() for t in leaves), dout, mask=mask)
+    for name, a, b in zip(NAMES, (out, *grads), (want[0], *want[2:])):
+        check(name, a, b, 0.03)
+
+
+def test_an_encoder_trains_and_evaluates_here():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(128, 2, 256, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).to("cuda", torch.bfloat16)
+    x = torch.randn(2, 300, 128, device="cuda", dtype=torch.bfloat16)
+    hidden = ~padding(300)[:, 0, 0]
+    for training in (True, False):
+        model.train(training)
+        with torch.no_grad():
+            want = model.double()(x.double(), src_key_padding_mask=hidden)
+            model.to(torch.bfloat16)
+            with torch_sdpa.enabled() as seen:
+                got = model(x, src_key_padding_mask=hidden)
+        assert seen.calls == 2 and not seen.passed_on
+        check("encoder", got[~hidden], want[~hidden], 0.03)
+    layer = torch.nn.TransformerEncoderLayer(128, 2, batch_first=True).to("cuda", torch.bfloat16)
+    with torch_sdpa.enabled(), pytest.raises(NotImplementedError, match="dropout"):
+        layer(x)
+
+
+def test_no_query_heads_give_gradients_of_zero():
+    q = torch.empty(2, 0, 30, 64, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(2, 4, 30, 64, device="cuda", dtype=torch.bfloat16)
+    junk = torch.full((8, *k.shape), float("nan"), device="cuda")  # what freed memory may hold
+    del junk
+    options = ops.Options()
+    out, lse, _ = ops.forward(q, k, k, options)
+    dq, dk, dv = ops.backward(q, q, k, k, out, lse, None, options)
+    assert dq.numel() == 0 and not dk.any() and not dv.any()

@@ -458,6 +458,7 @@ def test_25_every_argument_counts(call, arguments):
     k = k + 1
     plain = call(q, k, v)
     for name, value in arguments.items():
+        value = value.to(q.device) if isinstance(value, torch.Tensor) else value
         assert not torch.equal(call(q, k, v, **{name: value}), plain), f"{name} was ignored"
 
 

@@ -4,6 +4,8 @@
 The matmuls run in floating point here, so that one pair of tokens too many or too few shows.
 """
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,8 @@ from sagebwd.integrations import torch_sdpa
 from sagebwd.recipe import MATMULS
 
 FLOAT = sagebwd.Recipe(high_precision=tuple(MATMULS))
-GATE = 1e-5  # numbers have a deviation of about 1
+# Numbers have a deviation of about 1. Tensor cores add a little: they take FP32 in two parts.
+GATE = 1e-5 if os.environ.get("SAGEBWD_TEST_DEVICE", "cpu") == "cpu" else 1e-4
 
 
 class Random:

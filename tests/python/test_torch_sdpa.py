@@ -122,7 +122,8 @@ def test_activation_emits_no_warning():
 
 
 def test_compile_through_sdpa():
-    q, k, v, dout = qkv(s=80)
+    on_gpu = torch.get_default_device().type == "cuda"  # where flash attention is one of 16 bits
+    q, k, v, dout = qkv(s=80, dtype=torch.bfloat16 if on_gpu else torch.float32)
 
     def layer(q, k, v):
         return F.scaled_dot_product_attention(q * 1.5, k, v, is_causal=True) + 1
@@ -132,8 +133,8 @@ def test_compile_through_sdpa():
         got = grads_of(
             torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager"), q, k, v, dout
         )
-    for a, b in zip(got, want):
-        assert torch.equal(a, b)
+    for a, b in zip(got, want):  # on a GPU dQ is added up in any order
+        assert torch.allclose(a, b, atol=0.02, rtol=0.02) if on_gpu else torch.equal(a, b)
 
 
 def test_registry():
