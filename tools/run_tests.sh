@@ -33,11 +33,11 @@ sanitizer() {
 }
 # With a GPU its tests run; with only a compiler the kernels are compiled for the target they are tuned on, where a
 # tuned kernel that spills is an error.
-nvcc() { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; }
+has_nvcc() { type -P nvcc > /dev/null || type -P /usr/local/cuda/bin/nvcc > /dev/null; }
 cuda() {
   if tools/setup/has_gpu.sh; then
     .venv/bin/python tools/gpu_check tests frontend
-  elif nvcc > /dev/null; then
+  elif has_nvcc; then
     cmake -S . -B build-cuda -G Ninja -DSAGEBWD_CUDA=ON -DSAGEBWD_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=90-real \
       -DSAGEBWD_BUILD_TOOLS=OFF -DSAGEBWD_BUILD_TESTS=OFF > /dev/null &&
       cmake --build build-cuda -j "$jobs" --target sagebwd_cuda_kernels sagebwd_cuda_host &&

