@@ -31,7 +31,7 @@ $symbols"
   exit
 fi
 grep -qE '__(mem|snprintf|vsnprintf|str)[a-z]*_chk' <<< "$calls" || fail "not compiled with _FORTIFY_SOURCE"
-strangers=$(grep -vE '^(sagebwd_[a-z_]+|((typeinfo|typeinfo name|vtable) for )?sagebwd::[A-Za-z_]+(::~?Error)?(\(.*\))?( const)?)$' \
+strangers=$(grep -vE '^(sagebwd_[a-z_]+|((typeinfo|typeinfo name|vtable) for )?sagebwd::[A-Za-z_]+(\[abi:cxx11\])?(::~?Error)?(\(.*\))?( const)?)$' \
   <<< "$symbols" || true)
 [ -z "$strangers" ] || fail "symbols that are neither sagebwd_* nor of the public sagebwd:: interface:
 $strangers"
