@@ -221,6 +221,16 @@ def test_packed_false_is_a_promise():
         model(tokens(), position_ids=torch.arange(6).repeat(2).expand(B, S), use_cache=False)
 
 
+def test_gaps_in_positions_are_no_documents():
+    """Eager attention with a cache does not look at positions at all."""
+    model, ids = model_of("Llama", num_hidden_layers=1), tokens()
+    positions = (2 * torch.arange(S)).expand(B, S)
+    with torch.no_grad():
+        want = model(input_ids=ids, position_ids=positions).logits
+        model.set_attn_implementation(NAME)
+        assert rel(model(input_ids=ids, position_ids=positions).logits, want) < GATE
+
+
 def test_compile_fullgraph():
     """One graph for a model with a window, a padding mask and packed positions: nothing is read on
     the host, and what cannot be expressed is refused when it runs."""

@@ -337,7 +337,8 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
     if packed is not False and position_ids is not None and pattern.causal and s == kv:
         # Several position axes, as vision models have, do not tell documents.
         if position_ids.dim() == 2 and position_ids.shape[1] == s:
-            starts = F.pad(position_ids.diff(dim=1) != 1, (1, 0))
+            # Only a 0 starts a document: positions may have gaps without meaning one.
+            starts = F.pad(position_ids[:, 1:] == 0, (1, 0))
     if seq_idx is not None:
         if s != kv:
             raise NotImplementedError(
