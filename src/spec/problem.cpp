@@ -125,6 +125,9 @@ void check_recipe(const Recipe& r) {
   SAGE_CHECK(
       r.rounding == Rounding::nearest || r.rounding == Rounding::dither,
       "recipe.rounding: expected 0 (nearest) or 1 (dither), got " << static_cast<int>(r.rounding));
+  SAGE_CHECK((r.dithered & ~kMatmulDitherable) == 0,
+             "recipe.dithered: expected bits of O, dV, dQ and dK (0x6a), got 0x" << std::hex
+                                                                                 << r.dithered);
   for (int tile : {r.tile_q, r.tile_k})
     SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
                "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);

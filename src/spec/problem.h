@@ -66,6 +66,18 @@ inline int p_levels(const Recipe& r, int most) {
   return r.scheme == Scheme::paper ? 127 : most;
 }
 
+/// Keys that share a scale of K.
+inline int keys_per_scale(const Recipe& r, int tile_k) {
+  if (r.k_per_token) return 1;
+  return r.scheme == Scheme::paper ? tile_k : kKeysPerScale;
+}
+
+/// Whether V has a scale per token that is folded into P, and dP is made from the same codes. O
+/// lifted out of INT8 has no codes of V.
+inline bool folds_v(const Recipe& r) {
+  return r.scheme == Scheme::vectorwise && (r.high_precision & kMatmulO) == 0;
+}
+
 /// Checks the arguments and throws Error(invalid_argument) with what was expected and what came.
 /// check_memory also looks at data pointers; the workspace is checked by the caller, who knows its
 /// size.
