@@ -4,16 +4,19 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/scales.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 
 void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted) {
   q8 = arena.take<int8_t>(blocks * plan.bq * plan.dk);
   scale = arena.take<float>(blocks * plan.bq);
-  lane = arena.take<float>(blocks * plan.bq);
+  logit_factor = arena.take<float>(blocks * plan.bq);
   start = arena.take<int32_t>(blocks * plan.bq);
   mean = arena.take<float>(blocks * plan.dl);
+  turned_mean = arena.take<float>(blocks * plan.dl);
   if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
 }
 
@@ -21,9 +24,10 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
   QueryBlock b = *this;
   b.q8 += block * plan.bq * plan.dk;
   b.scale += block * plan.bq;
-  b.lane += block * plan.bq;
+  b.logit_factor += block * plan.bq;
   b.start += block * plan.bq;
   b.mean += block * plan.dl;
+  b.turned_mean += block * plan.dl;
   if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
   return b;
 }
@@ -48,6 +52,18 @@ void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const Tensor
             rows + static_cast<int64_t>(plan.bq) * plan.dl, 0.0f);
 }
 
+void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int count,
+                    float* scale, int8_t* codes) {
+  std::memset(codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
+  std::fill(scale, scale + plan.bq, 0.0f);
+  kernels.row_magnitudes(rows, plan.dl, count, scale);
+  if (plan.p.recipe.scheme == Scheme::vectorwise)
+    scale_tokens(scale, count);
+  else
+    scale_together(scale, count, largest_finite(scale, count));
+  kernels.encode_rows(rows, plan.dl, count, scale, codes, plan.dk);
+}
+
 void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
                      const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
                      const QueryScratch& scratch) {
@@ -64,7 +80,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
   std::fill(out.mean, out.mean + plan.dl, 0.0f);
   if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
     kernels.transpose_f32(scratch.rows, plan.dl, plan.bq, plan.dl, out.qt_float, plan.bq);
-    std::fill(out.lane, out.lane + plan.bq, unit);
+    std::fill(out.logit_factor, out.logit_factor + plan.bq, unit);
   }
 
   const float* rows = scratch.rows;
@@ -79,16 +95,22 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
       }
     rows = scratch.smooth;
   }
-  std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
-  std::fill(out.scale, out.scale + plan.bq, 0.0f);
-  kernels.quantize_rows(rows, plan.dl, b.rows, recipe.scheme == Scheme::vectorwise, out.scale,
-                        scratch.codes, plan.dk);
+  std::copy(out.mean, out.mean + plan.dl, out.turned_mean);
+  if (recipe.rotate) {
+    numerics::rotate(out.turned_mean, d);
+    if (rows != scratch.smooth)
+      std::copy(rows, rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
+    for (int i = 0; i < b.rows; ++i)
+      numerics::rotate(scratch.smooth + static_cast<int64_t>(i) * plan.dl, d);
+    rows = scratch.smooth;
+  }
+  encode_queries(kernels, plan, rows, b.rows, out.scale, scratch.codes);
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   for (int i = 0; i < plan.bq; ++i) {
     int32_t sum = 0;
     for (int c = 0; c < plan.dl; ++c) sum += scratch.codes[static_cast<int64_t>(i) * plan.dk + c];
     out.start[i] = -sum * kernels.flip;
-    if (out.qt_float == nullptr) out.lane[i] = out.scale[i] * unit;
+    if (out.qt_float == nullptr) out.logit_factor[i] = out.scale[i] * unit;
   }
 }
 

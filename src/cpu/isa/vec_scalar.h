@@ -16,7 +16,7 @@ struct Vec {
 struct IVec {
   int32_t v[16];
 };
-struct Lanes {  // one flag per lane
+struct Mask {  // one flag per element
   bool v[16];
 };
 
@@ -112,18 +112,18 @@ inline IVec shift_left_23(IVec a) {
   SAGE_LANES a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << 23);
   return a;
 }
-/// Lanes with lo <= x < hi.
-inline Lanes in_range(IVec lo, IVec hi, int32_t x) {
-  Lanes r;
+/// Elements with lo <= x < hi.
+inline Mask in_range(IVec lo, IVec hi, int32_t x) {
+  Mask r;
   SAGE_LANES r.v[i] = lo.v[i] <= x && x < hi.v[i];
   return r;
 }
-inline Lanes greater(Vec a, Vec b) {  // false for NaN
-  Lanes r;
+inline Mask greater(Vec a, Vec b) {  // false for NaN
+  Mask r;
   SAGE_LANES r.v[i] = a.v[i] > b.v[i];
   return r;
 }
-inline Vec select(Lanes m, Vec a, Vec b) {
+inline Vec select(Mask m, Vec a, Vec b) {
   SAGE_LANES b.v[i] = m.v[i] ? a.v[i] : b.v[i];
   return b;
 }
@@ -160,7 +160,7 @@ inline float reduce_add(Vec a) {
   return (r[0] + r[2]) + (r[1] + r[3]);
 }
 
-// Dot products of four bytes per lane with four broadcast bytes of the left operand.
+// Dot products of four bytes per element with four broadcast bytes of the left operand.
 using Quads = IVec;  // 64 bytes [16 lanes][4]
 inline Quads load_quads(const void* p) { return load(static_cast<const int32_t*>(p)); }
 inline IVec broadcast_quad(const void* a) {

@@ -262,7 +262,7 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
       check_rows(kernels(), "K", x.one.k, h.nk, h.d, h.recipe.tile_k, per_token, in.mu_k.data(), 0,
                  in.k8, in.k_scale);
       std::vector<float> v_scale;
-      for (int64_t j = 0; j < h.nk; ++j) v_scale.push_back(in.v_scale[j / h.recipe.tile_k]);
+      for (int64_t j = 0; j < h.nk; ++j) v_scale.push_back(in.v_scale[j]);
       check_rows(kernels(), "V", x.one.v, h.nk, h.d, h.recipe.tile_k, false, in.mu_v.data(), 0,
                  in.v8, v_scale);
       check_rows(kernels(), "dO", x.one.dout, h.nq, h.d, h.recipe.tile_q, per_token, nullptr, 0,
