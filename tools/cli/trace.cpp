@@ -20,8 +20,6 @@ namespace {
 const std::vector<std::pair<std::string, Dtype>> kDtypes{
     {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}};
 const std::vector<std::pair<std::string, bool>> kSwitch{{"on", true}, {"off", false}};
-const std::vector<std::pair<std::string, Rounding>> kRounding{{"nearest", Rounding::nearest},
-                                                              {"dither", Rounding::dither}};
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
@@ -175,10 +173,14 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
         add_choice(command, "--smooth-q", s.smooth_q, kSwitch,
                    "Subtract the mean query of each block"),
         add_choice(command, "--smooth-v", s.smooth_v, kSwitch, "Subtract the mean value"),
-        add_choice(command, "--rounding", s.rounding, kRounding, "Rounding of P and dS"),
+        add_choice(command, "--rotate", s.rotate, kSwitch, "Rotate Q and K"),
+        add_choice(command, "--k-per-token", s.k_per_token, kSwitch,
+                   "One scale of K per token instead of per block"),
+        command.add_option("--rounding", s.rounding, "Rounding of P and dS")
+            ->type_name("nearest|dither|dither:MATMUL,.."),
         command
             .add_option("--pv16-tiles", o.pv16,
-                        "Leading key tiles whose P·V stays in floating point")
+                        "Leading key tiles whose P stays unquantised")
             ->type_name("N|all")})
     option->group("Recipe");
 }

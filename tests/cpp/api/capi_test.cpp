@@ -21,7 +21,7 @@ using testing::SmallProblem;
 // Growth works by size alone only if the structs have no padding, whose bytes nobody sets.
 static_assert(sizeof(sagebwd_tensor) == 8 + 2 * 32 + 2 * 4);
 static_assert(sizeof(sagebwd_stats) == 8 + 24);
-static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 4 * 4);
+static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 6 * 4);
 static_assert(offsetof(sagebwd_forward_args, recipe) ==
               16 + 4 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_forward_args) ==
@@ -76,6 +76,9 @@ TEST(CApi, RecipeInitFillsThePresets) {
     EXPECT_EQ(c.pv16_tiles, r.pv16_tiles);
     EXPECT_EQ(c.high_precision, r.high_precision);
     EXPECT_EQ(c.p_levels, r.p_levels);
+    EXPECT_EQ(c.dithered, r.dithered);
+    EXPECT_EQ(c.rotate, r.rotate);
+    EXPECT_EQ(c.k_per_token, r.k_per_token);
   }
   sagebwd_recipe c;
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, "papper"), SAGEBWD_INVALID_ARGUMENT);
