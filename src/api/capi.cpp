@@ -203,6 +203,8 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.workspace_bytes = c.workspace_bytes;
   a.parallel_for = {c.parallel_for, c.parallel_context};
   a.stream = c.stream;
+  a.codes = c.codes;
+  a.codes_bytes = c.codes_bytes;
   check_reserved(Layout<C>::kName, c.reserved);
   check_reserved(Layout<C>::kName, c.reserved_2);
 }
@@ -306,6 +308,13 @@ int sagebwd_forward_workspace_size(const sagebwd_forward_args* args, size_t* byt
 }
 int sagebwd_backward_workspace_size(const sagebwd_backward_args* args, size_t* bytes) {
   return sagebwd::workspace_size_of(args, bytes);
+}
+
+int sagebwd_codes_size(const sagebwd_forward_args* args, size_t* bytes) {
+  return sagebwd::guarded([&] {
+    SAGE_CHECK(bytes != nullptr, "bytes: expected a place for the result, got a null pointer");
+    *bytes = sagebwd::codes_size(sagebwd::convert(args));
+  });
 }
 
 int sagebwd_forward(const sagebwd_forward_args* args) {

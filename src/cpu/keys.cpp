@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/saved_codes.h"
 #include "cpu/scales.h"
 #include "numerics/rotate.h"
 
@@ -51,8 +52,11 @@ struct Preparation {
     load(a.v, b, hk, data.mean_v(plan, b.sequence, hk), rows);
   }
   void rotate(float* rows, int count) const;
-  void encode_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
-  void encode_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
+  SavedCodes saved() const { return {plan, a.codes}; }
+  void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
+  void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
+  void finish_k(int64_t at, const int8_t* codes) const;
+  void finish_v(const Block& b, int64_t hk, int64_t at, float* rows, const int8_t* codes) const;
   template <typename Load, typename Scale>
   bool scale_blocks(const Block& b, int per_scale, float* amax, float* rows, Load load_rows,
                     Scale scale) const;
@@ -105,26 +109,33 @@ bool Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float
   return loaded;
 }
 
-void Preparation::encode_k(const Block& b, int64_t hk, int64_t at, float* rows,
-                           int8_t* codes) const {
+/// Codes and scales of a block of K, and K itself where a matmul out of INT8 takes it.
+void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows,
+                             int8_t* codes) const {
   load_k(b, hk, rows);
   if (data.needs.k_float) std::copy(rows, rows + tile(), data.k_float + at * tile());
   if (data.needs.kt_float)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile(), plan.bk);
-
   float* scale = data.k_scale + at * plan.bk;
-  std::fill(scale, scale + plan.bk, 0.0f);
   rotate(rows, b.rows);
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
   const auto load_rows = [&](const Block& run) {
     load_k(run, hk, rows);
     rotate(rows, run.rows);
   };
+  const auto scale_run = [&](float* amax, int count, float top) {
+    scale_together(amax, count, top);
+    if (plan.writes_codes())
+      saved().write_k_scale(b, hk, static_cast<int>(amax - scale), numerics::scale_of(top));
+  };
   if (scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows, load_rows,
-                   scale_together))
+                   scale_run))
     load_rows(b);
-  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
+  if (plan.writes_codes()) saved().write_k(b, hk, codes, scale);
+}
+
+void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   int8_t* k8 = data.k8 + at * plan.bk * plan.dk;
   for (int64_t i = 0; i < static_cast<int64_t>(plan.bk) * plan.dk; ++i)
     k8[i] = static_cast<int8_t>(codes[i] ^ kernels.flip);
@@ -133,22 +144,26 @@ void Preparation::encode_k(const Block& b, int64_t hk, int64_t at, float* rows,
                             plan.bk);
 }
 
-void Preparation::encode_v(const Block& b, int64_t hk, int64_t at, float* rows,
-                           int8_t* codes) const {
-  const bool folds = spec::folds_v(plan.p.recipe), coded = !plan.p.lifted(kMatmulO);
+/// Codes and scales of a block of V. `rows` keeps V with its mean removed.
+void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows,
+                             int8_t* codes) const {
   float* scale = data.v_scale + at * plan.bk;
-  std::fill(scale, scale + plan.bk, 1.0f);
   load_v(b, hk, rows);
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
   const auto load_rows = [&](const Block& run) { load_v(run, hk, rows); };
+  const bool folds = spec::folds_v(plan.p.recipe);
   if (folds ? scale_blocks(b, kKeysPerScale, scale, rows, load_rows, scale_values)
             : scale_blocks(b, plan.bk, scale, rows, load_rows, scale_together))
     load_rows(b);
-  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
+  if (plan.writes_codes()) saved().write_v(b, hk, codes, scale);
+}
 
-  const bool poisoned =
-      std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
+void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
+                           const int8_t* codes) const {
+  const bool folds = spec::folds_v(plan.p.recipe);
+  float* scale = data.v_scale + at * plan.bk;
+  const bool poisoned = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
   data.v_poisoned[at] = poisoned;
   for (int j = 0; j < plan.bk; ++j) {
     data.v_log2[at * plan.bk + j] = folds && !poisoned ? std::log2(scale[j]) : 0.0f;
@@ -156,7 +171,7 @@ void Preparation::encode_v(const Block& b, int64_t hk, int64_t at, float* rows,
   }
   if (data.needs.v8t)
     kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile(), plan.bk);
-  if (coded)
+  if (!plan.p.lifted(kMatmulO))
     for (int r = 0; r < plan.bk; ++r)
       for (int c = 0; c < plan.dl; ++c)
         rows[static_cast<int64_t>(r) * plan.dl + c] = codes[static_cast<int64_t>(r) * plan.dk + c];
@@ -176,23 +191,44 @@ void Preparation::encode_v(const Block& b, int64_t hk, int64_t at, float* rows,
 
 /// Means of K and V of one key head of one sequence.
 void Preparation::means(int64_t slot, int64_t item) const {
-  const spec::Sequence s = plan.p.sequence(item / plan.p.hk);
-  const int64_t hk = item % plan.p.hk;
+  const int64_t sequence = item / plan.p.hk, hk = item % plan.p.hk;
+  const spec::Sequence s = plan.p.sequence(sequence);
   float* mu_k = data.mu_k + item * plan.dl;
   float* mu_v = data.mu_v + item * plan.dl;
   std::fill(mu_k, mu_k + plan.dl, 0.0f);
   std::fill(mu_v, mu_v + plan.dl, 0.0f);
+  if (plan.reads_codes()) {
+    std::copy_n(saved().k_mean(sequence, hk), plan.p.d, mu_k);
+    std::copy_n(saved().v_mean(sequence, hk), plan.p.d, mu_v);
+    return;
+  }
   if (plan.p.recipe.smooth_k) mean_of(kernels, plan, a.k, s, hk, rows_of(slot), mu_k);
   if (plan.p.recipe.smooth_v && (data.needs.v8t || spec::folds_v(plan.p.recipe)))
     mean_of(kernels, plan, a.v, s, hk, rows_of(slot), mu_v);
+  if (!plan.writes_codes()) return;
+  std::copy_n(mu_k, plan.p.d, saved().k_mean(sequence, hk));
+  std::copy_n(mu_v, plan.p.d, saved().v_mean(sequence, hk));
 }
 
 void Preparation::block(int64_t slot, int64_t at) const {
   const int64_t hk = at / plan.k_blocks;
   const Block b = plan.key_block(at % plan.k_blocks);
   int8_t* codes = data.codes + slot * plan.bk * plan.dk;
-  encode_k(b, hk, at, rows_of(slot), codes);
-  encode_v(b, hk, at, rows_of(slot), codes);
+  float *k_scale = data.k_scale + at * plan.bk, *v_scale = data.v_scale + at * plan.bk;
+  std::fill(k_scale, k_scale + plan.bk, 0.0f);
+  std::fill(v_scale, v_scale + plan.bk, 1.0f);
+  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
+  if (plan.reads_codes())
+    saved().read_k(b, hk, codes, k_scale);
+  else
+    quantize_k(b, hk, at, rows_of(slot), codes);
+  finish_k(at, codes);
+  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
+  if (plan.reads_codes())
+    saved().read_v(b, hk, codes, v_scale);
+  else
+    quantize_v(b, hk, at, rows_of(slot), codes);
+  finish_v(b, hk, at, rows_of(slot), codes);
 }
 
 }  // namespace

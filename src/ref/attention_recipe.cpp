@@ -30,11 +30,6 @@ double dot(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
-/// What K-smoothing took out of every logit of row i.
-double mean_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i) {
-  return static_cast<double>(head.scale) * dot(head.q + i * head.d, in.mu_k.data(), head.d);
-}
-
 float p_levels(const RecipeHead& head) {
   return static_cast<float>(spec::p_levels(head.recipe, 255));
 }
@@ -168,7 +163,7 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
     const int64_t i = q0 + r;
     for (int64_t c = 0; c < head.d; ++c)
       out.o[i * head.d + c] = block.acc[r * head.d + c] / block.sum[r] + in.mu_v[c];
-    const double mean = mean_logit(head, in, i);
+    const double mean = in.mean_logit[i];
     out.lse[i] = static_cast<float>(
         numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);
     const float logit = block.nan_logit[r]
@@ -205,7 +200,7 @@ BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
     s.mean_dp.push_back(spec::folds_v(head.recipe)
                             ? static_cast<float>(dot(in.dout + i * head.d, inputs.mu_v.data(), head.d))
                             : 0.0f);
-    s.log2_lse.push_back(active ? static_cast<float>((lse - mean_logit(head, inputs, i)) * log2e)
+    s.log2_lse.push_back(active ? static_cast<float>((lse - inputs.mean_logit[i]) * log2e)
                                 : 0.0f);
     out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
   }

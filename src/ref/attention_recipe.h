@@ -13,17 +13,6 @@
 
 namespace sagebwd::ref {
 
-struct RecipeHead {
-  int64_t nq = 0, nk = 0, d = 0;
-  const float* q = nullptr;  // [nq, d]
-  const float* k = nullptr;  // [nk, d]
-  const float* v = nullptr;  // [nk, d]
-  float scale = 1.0f;
-  Visibility visible;
-  Recipe recipe;                   // tile sizes filled in
-  int64_t sequence = 0, head = 0;  // key of the dither
-};
-
 /// The quantised inputs: made once, the same for forward and backward.
 struct RecipeInputs {
   std::vector<int8_t> q8, k8, v8;       // [nq, d], [nk, d], [nk, d]
@@ -33,6 +22,19 @@ struct RecipeInputs {
   std::vector<float> v_scale;
   std::vector<float> mu_k, mu_v;        // [d], zero when smoothing is off
   std::vector<float> mu_q;              // [query tiles, d]
+  std::vector<float> mean_logit;        // [nq]: what K-smoothing takes out of the logits of a row
+};
+
+struct RecipeHead {
+  int64_t nq = 0, nk = 0, d = 0;
+  const float* q = nullptr;  // [nq, d]
+  const float* k = nullptr;  // [nk, d]
+  const float* v = nullptr;  // [nk, d]
+  const RecipeInputs* codes = nullptr;  // in a backward: what the forward made of q, k and v, instead
+  float scale = 1.0f;
+  Visibility visible;
+  Recipe recipe;                   // tile sizes filled in
+  int64_t sequence = 0, head = 0;  // key of the dither
 };
 
 /// One tile as the forward or the backward saw it, row-major [rows, cols]; rows are queries.

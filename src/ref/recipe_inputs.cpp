@@ -108,14 +108,16 @@ TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_
   return out;
 }
 
-RecipeOperands make_operands(const RecipeHead& head) {
+namespace {
+
+/// Quantises the inputs, and keeps what matmuls out of INT8 take.
+void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nq = head.nq, nk = head.nk, d = head.d;
   const Recipe& recipe = head.recipe;
   const bool per_token = recipe.scheme == Scheme::vectorwise;
   const auto turned = [&](const std::vector<float>& rows) {
     return recipe.rotate ? rotated(rows, d) : rows;
   };
-  RecipeOperands x;
   RecipeInputs& in = x.inputs;
 
   x.k_smooth.assign(head.k, head.k + nk * d);
@@ -145,11 +147,29 @@ RecipeOperands make_operands(const RecipeHead& head) {
                            : quantize_tokens(x.v_smooth.data(), nk, d, recipe.tile_k);
   in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
 
-  x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
-  x.k8_t = transposed(x.k8, nk, d);
+
+  for (int64_t i = 0; i < nq; ++i) {
+    double dot = 0;
+    for (int64_t c = 0; c < d; ++c) dot += static_cast<double>(head.q[i * d + c]) * in.mu_k[c];
+    in.mean_logit.push_back(static_cast<float>(static_cast<double>(head.scale) * dot));
+  }
   x.k_smooth_t = transposed(x.k_smooth, nk, d);
-  x.v_t = transposed(
-      spec::folds_v(recipe) ? x.v8 : std::vector<float>(head.v, head.v + nk * d), nk, d);
+  if (!spec::folds_v(recipe))
+    x.v_t = transposed(std::vector<float>(head.v, head.v + nk * d), nk, d);
+}
+
+}  // namespace
+
+RecipeOperands make_operands(const RecipeHead& head) {
+  RecipeOperands x;
+  RecipeInputs& in = x.inputs;
+  if (head.codes != nullptr)
+    in = *head.codes;
+  else
+    quantize_inputs(head, x);
+  x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
+  x.k8_t = transposed(x.k8, head.nk, head.d);
+  if (spec::folds_v(head.recipe)) x.v_t = transposed(x.v8, head.nk, head.d);
   return x;
 }
 

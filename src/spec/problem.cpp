@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "spec/codes.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -140,6 +141,16 @@ void check_recipe(const Recipe& r) {
                  << std::hex << r.high_precision);
 }
 
+void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
+  if (a.codes == nullptr) return;
+  check_codes_recipe(p.recipe);
+  const int64_t bytes = CodesLayout(p).bytes;
+  if (!check_memory) return;
+  SAGE_CHECK(a.codes_bytes >= static_cast<size_t>(bytes),
+             "codes: expected at least " << bytes << " bytes, got " << a.codes_bytes);
+  check_pointer("codes", a.codes, 16, bytes);
+}
+
 Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
   const auto& qs = a.q.shape;
   const auto& ks = a.k.shape;
@@ -167,9 +178,11 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
              "head dim: expected a multiple of 8 from 8 to 256, got " << p.d);
   SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
              "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
-  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
-  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
+  p.has_codes = a.codes != nullptr;
+  const bool reads_inputs = direction == Direction::forward || !p.has_codes;
+  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory && reads_inputs);
+  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory && reads_inputs);
+  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory && reads_inputs);
   check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward,
              check_memory);
   check_stats("lse", a.lse, p, direction == Direction::forward, check_memory);
@@ -208,10 +221,16 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
 
   check_recipe(a.recipe);
   p.recipe = a.recipe;
+  check_codes(a, p, check_memory);
   return p;
 }
 
 }  // namespace
+
+void check_codes_recipe(const Recipe& r) {
+  const std::string refusal = codes_refusal(r);
+  SAGE_CHECK(refusal.empty(), "codes: expected a recipe whose codes replace q, k and v: " << refusal);
+}
 
 Problem resolve(const ForwardArgs& a, bool check_memory) {
   const Problem p = resolve_shared(a, Direction::forward, check_memory);
