@@ -65,6 +65,10 @@ class Recipe:
         Tile sizes, multiples of 64 up to 256; 0: the backend's choice.
     p_levels
         Levels of the codes of P, 127 or 255; 0: the backend's choice (255, but 127 on AVX2).
+    save_codes
+        Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
+        and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
+        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8).
     """
 
     scheme: str = "vectorwise"
@@ -80,6 +84,7 @@ class Recipe:
     pv16_tiles: int = 0
     high_precision: tuple = ()
     p_levels: int = 0
+    save_codes: bool = True
 
     def __post_init__(self):
         if self.scheme not in _SCHEMES:
@@ -88,7 +93,7 @@ class Recipe:
         for key, (low, high, expected) in _INTEGERS.items():
             value = arguments.integer(f"recipe {key}", getattr(self, key), low, high, expected)
             object.__setattr__(self, key, value)
-        for key in ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token"):
+        for key in ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token", "save_codes"):
             object.__setattr__(self, key, arguments.flag(f"recipe {key}", getattr(self, key)))
         if isinstance(self.high_precision, str) or not hasattr(self.high_precision, "__iter__"):
             raise ValueError(

@@ -76,7 +76,7 @@ size_t workspace_size(const BackwardArgs& a) { return workspace_size_of(a); }
 size_t codes_size(const ForwardArgs& a) {
   const spec::Problem p = spec::resolve(a, false);
   spec::check_codes_recipe(p.recipe);
-  return static_cast<size_t>(spec::CodesLayout(p).bytes);
+  return static_cast<size_t>(spec::codes_layout(p).bytes);
 }
 
 void forward(const ForwardArgs& a) { run(a, &dispatch::Implementation::forward); }

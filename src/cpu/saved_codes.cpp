@@ -45,7 +45,7 @@ void SavedCodes::write_k(const Block& b, int64_t hk, const int8_t* codes,
   int8_t* to = view_.k8() + key_at(b, hk) * plan_.p.d;
   write_rows(to, codes, b.rows);
   for (int r = 0; r < b.rows; ++r) {
-    if (std::isnan(scale[r])) to[r * plan_.p.d] = spec::kPoisonedCode;
+    if (std::isnan(scale[r])) to[r * plan_.p.d] = kPoisonedCode;
     if (plan_.p.recipe.k_per_token) k_scale(b, hk, r) = scale[r];
   }
 }
@@ -59,7 +59,7 @@ void SavedCodes::read_k(const Block& b, int64_t hk, int8_t* codes, float* scale)
   read_rows(view_.k8() + key_at(b, hk) * plan_.p.d, codes, b.rows);
   for (int r = 0; r < b.rows; ++r) {
     int8_t& first = codes[static_cast<int64_t>(r) * plan_.dk];
-    const bool poisoned = first == spec::kPoisonedCode;
+    const bool poisoned = first == kPoisonedCode;
     if (poisoned) first = 0;
     scale[r] = poisoned ? std::numeric_limits<float>::quiet_NaN() : k_scale(b, hk, r);
   }

@@ -49,7 +49,7 @@ void write_codes(const spec::Problem& p, void* codes, int64_t t, int64_t h,
   for (int64_t j = 0; j < at.s.nk; ++j) {
     float& scale = at.view.k_scale()[at.scale_of_key(j)];
     const bool poisoned = std::isnan(in.k_scale[j]);
-    if (poisoned) at.view.k8()[(at.key + j) * p.d] = spec::kPoisonedCode;
+    if (poisoned) at.view.k8()[(at.key + j) * p.d] = kPoisonedCode;
     // Of a block that has nothing but poisoned keys.
     if (j % kKeysPerScale == 0 || p.recipe.k_per_token) scale = 0.0f;
     if (!poisoned) scale = in.k_scale[j];
@@ -72,7 +72,7 @@ RecipeInputs read_codes(const spec::Problem& p, void* codes, int64_t t, int64_t 
   copy(in.mu_v, at.view.v_mean() + at.mean, p.d);
   for (int64_t j = 0; j < at.s.nk; ++j) {
     int8_t& first = in.k8[static_cast<size_t>(j * p.d)];
-    const bool poisoned = first == spec::kPoisonedCode;
+    const bool poisoned = first == kPoisonedCode;
     if (poisoned) first = 0;
     in.k_scale.push_back(poisoned ? std::numeric_limits<float>::quiet_NaN()
                                   : at.view.k_scale()[at.scale_of_key(j)]);

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantised inputs of a forward in one piece of memory, which a backward can take instead of q,
-// k and v. The layout belongs to no implementation: one may write it and another read it.
-//
-// Tokens of all sequences lie behind one another, heads outside: [head][token][channel]. Blocks of
-// keys are counted through all sequences, each of which starts a new one. Every part starts at a
-// multiple of 16 bytes.
+// The codes that a forward saves (sagebwd/codes.h), as the implementations see them.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "base/math.h"
+#include "sagebwd/codes.h"
 #include "spec/problem.h"
 
 namespace sagebwd::spec {
-
-/// A code that no value has. It stands in the first channel of a key that holds NaN or Inf, because
-/// the scale of a block cannot say so.
-inline constexpr int8_t kPoisonedCode = -128;
 
 /// Why a recipe has no codes that stand for q, k and v; empty when it has.
 inline std::string codes_refusal(const Recipe& r) {
@@ -38,41 +30,20 @@ inline int64_t first_key_block(const Problem& p, int64_t t) {
   return blocks;
 }
 
-/// Where each part starts, in bytes from the start of the memory.
-struct CodesLayout {
-  explicit CodesLayout(const Problem& p) {
-    const int64_t queries = p.h * p.b * p.nq, keys = p.hk * p.b * p.nk;
-    // With documents on the device nobody here knows their lengths; each has at most one block that
-    // is not full.
-    key_blocks = p.packed() ? p.nk / kKeysPerScale + p.documents.count
-                            : p.b * ceil_div(p.nk, kKeysPerScale);
-    q8 = take(queries * p.d), k8 = take(keys * p.d), v8 = take(keys * p.d);
-    q_scale = take_floats(queries), mean_logit = take_floats(queries);
-    v_scale = take_floats(keys);
-    k_scale = take_floats(p.recipe.k_per_token ? keys : p.hk * key_blocks);
-    k_mean = take_floats(p.num_sequences() * p.hk * p.d);
-    v_mean = take_floats(p.num_sequences() * p.hk * p.d);
-  }
-  int64_t key_blocks;
-  int64_t bytes = 0;
-  int64_t q8, k8, v8;           // [h][tokens][d], [hk][tokens][d]
-  int64_t q_scale, mean_logit;  // [h][tokens]; mean_logit: c·q·mean(K), which K-smoothing took away
-  int64_t v_scale;              // [hk][tokens]
-  int64_t k_scale;              // [hk][tokens], or [hk][key_blocks]
-  int64_t k_mean, v_mean;       // [sequences][hk][d]
-
- private:
-  int64_t take(int64_t size) {
-    const int64_t at = bytes;
-    bytes += round_up(size, 16);
-    return at;
-  }
-  int64_t take_floats(int64_t count) { return take(count * static_cast<int64_t>(sizeof(float))); }
-};
+inline CodesLayout codes_layout(const Problem& p) {
+  return CodesLayout({.h = p.h,
+                      .hk = p.hk,
+                      .d = p.d,
+                      .queries = p.b * p.nq,
+                      .keys = p.b * p.nk,
+                      .sequences = p.num_sequences(),
+                      .packed = p.packed(),
+                      .k_per_token = p.recipe.k_per_token});
+}
 
 /// The parts as pointers.
 struct CodesView {
-  CodesView(const Problem& p, void* data) : layout(p), base(static_cast<char*>(data)) {}
+  CodesView(const Problem& p, void* data) : layout(codes_layout(p)), base(static_cast<char*>(data)) {}
 
   int8_t* q8() const { return reinterpret_cast<int8_t*>(base + layout.q8); }
   int8_t* k8() const { return reinterpret_cast<int8_t*>(base + layout.k8); }

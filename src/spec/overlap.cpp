@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -71,7 +72,7 @@ void refuse(const Region& a, const Region& b) {
 }
 
 Region codes_region(const Problem& p, const AttentionArgs& a) {
-  return line("codes", a.codes, a.codes == nullptr ? 0 : CodesLayout(p).bytes);
+  return line("codes", a.codes, a.codes == nullptr ? 0 : codes_layout(p).bytes);
 }
 
 void check(const Problem& p, const void* workspace, size_t bytes,
@@ -136,10 +137,12 @@ void check_overlap(const Problem& p, const ForwardArgs& a, const void* workspace
 }
 
 void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspace, size_t bytes) {
+  std::vector<Region> read{region("o", a.o), region("lse", a.lse, p), region("dout", a.dout),
+                           region("dlse", a.dlse, p), codes_region(p, a)};
+  if (!p.has_codes)
+    read.insert(read.end(), {region("q", a.q), region("k", a.k), region("v", a.v)});
   check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv)},
-        {region("q", a.q), region("k", a.k), region("v", a.v), region("o", a.o),
-         region("lse", a.lse, p), region("dout", a.dout), region("dlse", a.dlse, p),
-         codes_region(p, a)});
+        std::move(read));
 }
 
 }  // namespace sagebwd::spec

@@ -68,12 +68,17 @@ void check_pointer(const char* name, const void* data, int64_t alignment, int64_
       name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
 }
 
-void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
-                bool written, bool check_memory) {
+void check_shape(const char* name, const TensorView& t, Dtype dtype,
+                 std::array<int64_t, 4> shape) {
   SAGE_CHECK(t.dtype == dtype, name << ": expected dtype " << dtype_name(dtype) << " as q has, got "
                                     << dtype_name(t.dtype));
   SAGE_CHECK(t.shape == shape, name << ": expected shape " << show(shape) << " ([b, h, n, d]), got "
                                     << show(t.shape));
+}
+
+void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
+                bool written, bool check_memory) {
+  check_shape(name, t, dtype, shape);
   const bool empty = shape[0] == 0 || shape[1] == 0 || shape[2] == 0;
   if (empty) return;
   SAGE_CHECK(t.stride[3] == 1,
@@ -144,7 +149,7 @@ void check_recipe(const Recipe& r) {
 void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
   if (a.codes == nullptr) return;
   check_codes_recipe(p.recipe);
-  const int64_t bytes = CodesLayout(p).bytes;
+  const int64_t bytes = codes_layout(p).bytes;
   if (!check_memory) return;
   SAGE_CHECK(a.codes_bytes >= static_cast<size_t>(bytes),
              "codes: expected at least " << bytes << " bytes, got " << a.codes_bytes);
@@ -179,10 +184,16 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
              "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
   p.has_codes = a.codes != nullptr;
-  const bool reads_inputs = direction == Direction::forward || !p.has_codes;
-  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory && reads_inputs);
-  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory && reads_inputs);
-  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory && reads_inputs);
+  const auto check_input = [&](const char* name, const TensorView& t,
+                               std::array<int64_t, 4> shape) {
+    if (direction == Direction::backward && p.has_codes)
+      check_shape(name, t, p.dtype, shape);
+    else
+      check_view(name, t, p.dtype, shape, false, check_memory);
+  };
+  check_input("q", a.q, {p.b, p.h, p.nq, p.d});
+  check_input("k", a.k, {p.b, p.hk, p.nk, p.d});
+  check_input("v", a.v, {p.b, p.hk, p.nk, p.d});
   check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward,
              check_memory);
   check_stats("lse", a.lse, p, direction == Direction::forward, check_memory);

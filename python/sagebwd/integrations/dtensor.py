@@ -30,10 +30,11 @@ def register():
 
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
-    return_max_logit = rest[-1]
+    _, return_max_logit, save_codes = rest[-3:]
     choices = []
     for tensor, lse, max_logit in _placements(q, k, v):
-        outputs = [tensor, lse, max_logit if return_max_logit else _replicate()]
+        codes = _codes(tensor) if save_codes else _replicate()
+        outputs = [tensor, lse, max_logit if return_max_logit else _replicate(), codes]
         offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
         choices.append((outputs, [tensor] * 3 + offsets + [None] * len(rest)))
     return choices
@@ -44,8 +45,16 @@ def _backward(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
     for tensor, stats, _ in _placements(q, k, v):
         inputs = [tensor] * 5 + [stats, None if dlse is None else stats]
         offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
-        choices.append(([tensor] * 3, inputs + offsets + [None] * len(rest)))
+        codes = None if rest[-1] is None else _codes(tensor)
+        choices.append(([tensor] * 3, inputs + offsets + [None] * (len(rest) - 1) + [codes]))
     return choices
+
+
+def _codes(tensor):
+    """Codes are one piece of memory per rank: behind one another they are those of all ranks."""
+    from torch.distributed.tensor import Shard
+
+    return _replicate() if tensor.is_replicate() else Shard(0)
 
 
 def _replicate():
