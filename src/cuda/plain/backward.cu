@@ -183,7 +183,8 @@ struct Block {
         if (numerics::is_finite(shared.line[n])) tile_amax = fmaxf(tile_amax, shared.line[n]);
       __syncthreads();
     };
-    if (p.paper) {
+    const bool per_tile = p.scheme == Scheme::paper;
+    if (per_tile) {
       const int first = line0 / tile_lines * tile_lines;
       for (int line = first; line < min(first + tile_lines, lines); line += kBlock) {
         if (line == line0) continue;
@@ -192,11 +193,11 @@ struct Block {
       }
     }
     measure(head, line0, begin, end, x, held);
-    if (p.paper) share();
+    if (per_tile) share();
     if (threadIdx.x < kBlock) {
       const float amax = shared.line[threadIdx.x];
       const float scale =
-          numerics::scale_of(p.paper && numerics::is_finite(amax) ? tile_amax : amax, levels());
+          numerics::scale_of(per_tile && numerics::is_finite(amax) ? tile_amax : amax, levels());
       shared.line[threadIdx.x] = scale;
       shared.inverse[threadIdx.x] = numerics::inverse_of(scale);
     }

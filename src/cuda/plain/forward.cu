@@ -59,7 +59,7 @@ struct Block {
         q0(static_cast<int>(block - s.q_block) * kBlock),
         seen(tile::keys_seen(params.mask, s, q0, min(q0 + kBlock, s.nq) - 1)),
         walk(tile::walk_of(seen, params.tile_k)),
-        leading(walk.leading(params.pv_floating_tiles)) {}
+        leading(walk.leading(params.pv16_tiles)) {}
 
   __device__ Pair pair(int k0) const { return Pair(p, s, head, kv, q0, k0); }
   __device__ void logits_of(const Pair& here, Fragment<float>& x) {

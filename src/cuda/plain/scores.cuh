@@ -16,7 +16,7 @@ struct Shared : BlockShared {
   Sequence sequence;  // of the thread block
   // Of the pair of blocks at hand.
   int begin[kBlock], end[kBlock];     // columns each row sees
-  float lane[kBlock];                 // scale of each row's codes, times that of the logits
+  float logit_factor[kBlock];         // scale of each row's codes, times that of the logits
   float k_scale[kBlock];              // of each column's codes
   float bias[kBlock];                 // of each column's logits (Q-smoothing)
   float lse2[kBlock], delta[kBlock];  // of each row (backward)
@@ -77,7 +77,7 @@ __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
       scale = p.q.scale[x.q_at + i];
     }
     shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
-    shared.lane[i] = scale * (p.scale * numerics::kLog2e);
+    shared.logit_factor[i] = scale * (p.scale * numerics::kLog2e);
   } else if (threadIdx.x < 2 * kBlock) {
     shared.k_scale[i] = i < x.cols ? p.k.scale[x.k_at + i] : 0.0f;
   }
@@ -161,13 +161,13 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
     __syncthreads();
   }
   const Lane at;
-  const float lane[2] = {shared.lane[at.row(0)], shared.lane[at.row(1)]};
+  const float logit_factor[2] = {shared.logit_factor[at.row(0)], shared.logit_factor[at.row(1)]};
 #pragma unroll
   for (int b = 0; b < 4; ++b)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int col = at.col(b, e % 2);
-      s[b][e] = static_cast<float>(sum[b][e]) * shared.k_scale[col] * lane[e / 2];
+      s[b][e] = static_cast<float>(sum[b][e]) * shared.k_scale[col] * logit_factor[e / 2];
       if (biased) s[b][e] += shared.bias[col];
     }
 }
@@ -176,7 +176,7 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
 class Rounder {
  public:
   __device__ Rounder(const Pair& x, numerics::DitherOperand operand, float levels)
-      : dither_(x.p.dither), levels_(levels) {
+      : dither_(x.p.rounding == Rounding::dither), levels_(levels) {
     if (!dither_) return;
     const int q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
     row0_ = x.q0 - q_tile * x.p.tile_q;

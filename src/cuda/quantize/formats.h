@@ -12,18 +12,18 @@ struct KeyScale {
   float scale, offset;
 };
 
-/// What the rows of dQ need: lane as in the forward, lse2 = log2 of the sum over keys of 2^s2 (+inf
-/// for rows without keys), delta = D.
+/// What the rows of dQ need: logit_factor as in the forward, lse2 = log2 of the sum over keys of
+/// 2^s2 (+inf for rows without keys), delta = D.
 struct QueryRow {
-  float lane, lse2, delta;
+  float logit_factor, lse2, delta;
 };
 
 /// The same for dK and dV, with φ = the token scale of dO folded into the exponent of P:
-///   φ·P = 2^(lane·x - lse2)     φ·P·(dP·slope + offset) = dS·lane
+///   φ·P = 2^(logit_factor·x - lse2)     φ·P·(dP·slope + offset) = dS·logit_factor
 /// where x is the integer logit times the key's scale. A row with dO = 0 has a tiny φ instead, and
-/// a row with Q = 0 a tiny lane.
+/// a row with Q = 0 a tiny logit_factor.
 struct QueryExponent {
-  float lane, lse2;
+  float logit_factor, lse2;
 };
 struct QueryGradient {
   float slope, offset;

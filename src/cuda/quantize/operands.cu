@@ -75,7 +75,7 @@ __device__ Item item_at(const OperandJob& job, uint32_t index) {
   return item;
 }
 
-template <typename T, int D, bool kBackward, bool kPaper>
+template <typename T, int D, bool kBackward, Scheme kScheme>
 struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
@@ -121,7 +121,7 @@ struct Worker {
   /// Codes of a tensor whose scales go by the recipe.
   template <bool kSmooth>
   __device__ void measure(Block& b, int tokens) const {
-    if constexpr (kPaper)
+    if constexpr (kScheme == Scheme::paper)
       b.template measure_group<kSmooth>(tokens);
     else
       b.template measure_tokens<kSmooth>();
@@ -161,7 +161,7 @@ struct Worker {
       const typename Block::Group group = b.template measure_group<true>(tokens);
       if (mine % tokens == 0 && b.lane == 0)
         job.v_scale[b.token0 / tokens] = group.poisoned ? __int_as_float(0x7fffffff) : group.scale;
-      if (group.poisoned || (first(false) + mine) / tokens < job.v16_tiles)
+      if (group.poisoned || (first(false) + mine) / tokens < job.pv16_tiles)
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) b.write_raw(job.v16, step);
       b.template write_codes<true>(nullptr, true);
@@ -192,11 +192,11 @@ struct Worker {
       for (int e = 0; e < 8; ++e) y[e] = b.mean[e];
     });
     const float mean_logit = __fmul_rn(job.logit_scale, dot);
-    const float lane = b.scale * (job.logit_scale * numerics::kLog2e);
+    const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
       if (b.owns()) {
         // A row of zeros has logits 0 under any scale; a positive one keeps masked logits at -inf.
-        job.lane[own] = lane == 0.0f ? 1.0f : lane;
+        job.logit_factor[own] = logit_factor == 0.0f ? 1.0f : logit_factor;
         job.mean_logit[own] = mean_logit;
       }
       b.template write_codes<false>(job.q8, false);
@@ -207,12 +207,12 @@ struct Worker {
       __syncthreads();
       // P = 0 in rows without keys and beyond the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
-      douts(b, row0, own, lane == 0.0f ? kZeroScale : lane, lse2, dlse);
+      douts(b, row0, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
     }
   }
 
   /// dO after Q: what a row needs of both meets in the lane that owns it.
-  __device__ void douts(Block& b, int64_t row0, int64_t own, float lane, float lse2,
+  __device__ void douts(Block& b, int64_t row0, int64_t own, float logit_factor, float lse2,
                         float dlse) const {
     Chunk<T> out[kSteps];
     b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
@@ -226,9 +226,9 @@ struct Worker {
     if (b.owns()) {
       // A row with dO = 0 still has dS when dLSE is given, so its φ is small instead of zero.
       const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
-      const float slope = lane / phi;
-      job.row[own] = {lane, lse2, delta};
-      job.exponent[own] = {lane, lse2 - log2f(phi)};
+      const float slope = logit_factor / phi;
+      job.row[own] = {logit_factor, lse2, delta};
+      job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
     }
     b.template write_codes<false>(nullptr, true);
@@ -276,10 +276,11 @@ struct Worker {
   }
 };
 
-template <typename T, int D, bool kBackward, bool kPaper>
-__global__ void __launch_bounds__(RowShape<D>::kThreads, Worker<T, D, kBackward, kPaper>::kResident)
+template <typename T, int D, bool kBackward, Scheme kScheme>
+__global__ void __launch_bounds__(RowShape<D>::kThreads,
+                                  Worker<T, D, kBackward, kScheme>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = Worker<T, D, kBackward, kPaper>;
+  using Work = Worker<T, D, kBackward, kScheme>;
   __shared__ typename Work::Shared shared;
   if (threadIdx.x == 0) shared.item[0] = item_at(job, atomicAdd(job.next, 1u));
   __syncthreads();
@@ -292,7 +293,7 @@ __global__ void __launch_bounds__(RowShape<D>::kThreads, Worker<T, D, kBackward,
   }
 }
 
-template <typename T, int D, bool kBackward, bool kPaper>
+template <typename T, int D, bool kBackward, Scheme kScheme>
 void run(const OperandJob& job, cudaStream_t stream) {
   const Counts n(job);
   const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
@@ -300,18 +301,21 @@ void run(const OperandJob& job, cudaStream_t stream) {
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const int64_t places =
-      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kPaper>::kResident;
-  launch(operand_kernel<T, D, kBackward, kPaper>,
+      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme>::kResident;
+  launch(operand_kernel<T, D, kBackward, kScheme>,
          dim3(static_cast<unsigned>(items < places ? items : places)), RowShape<D>::kThreads, 0,
          job, stream);
 }
 
+template <typename T, int D, bool kBackward>
+void run(const OperandJob& job, cudaStream_t stream) {
+  job.scheme == Scheme::paper ? run<T, D, kBackward, Scheme::paper>(job, stream)
+                              : run<T, D, kBackward, Scheme::vectorwise>(job, stream);
+}
+
 template <typename T, int D>
 void run(const OperandJob& job, cudaStream_t stream) {
-  if (job.backward)
-    job.paper ? run<T, D, true, true>(job, stream) : run<T, D, true, false>(job, stream);
-  else
-    job.paper ? run<T, D, false, true>(job, stream) : run<T, D, false, false>(job, stream);
+  job.backward ? run<T, D, true>(job, stream) : run<T, D, false>(job, stream);
 }
 
 template <typename T>

@@ -206,11 +206,11 @@ struct TokenBlock {
       out[2][w] = __byte_perm(ab_high, cd_high, 0x5410);
       out[3][w] = __byte_perm(ab_high, cd_high, 0x7632);
     }
-    to += row0 * D + piece / (kGroup / 16) * (D * kGroup) + piece % (kGroup / 16) * 16;
+    to += row0 * D + piece / (kSlab / 16) * (D * kSlab) + piece % (kSlab / 16) * 16;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = static_cast<int>(c) + e;
-      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kGroup) =
+      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kSlab) =
           make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
     }
   }

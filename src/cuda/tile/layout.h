@@ -5,6 +5,6 @@
 namespace sagebwd::cuda {
 
 inline constexpr int kBlock = 128;  // tokens per padded block
-inline constexpr int kGroup = 64;   // tokens per row of a transposed copy
+inline constexpr int kSlab = 64;    // tokens per row of a transposed copy
 
 }  // namespace sagebwd::cuda

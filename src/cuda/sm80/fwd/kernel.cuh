@@ -81,7 +81,7 @@ struct ForwardBlock {
   uint32_t thread;
   uint32_t b_k, b_v;  // the lane's part of fragment addresses
   uint32_t q8[D / 32][4];
-  RowValues q_lane;
+  RowValues logit_factor;
   RowValues top, ref;  // largest logit, reference exponent
   RowValues sum,
       sum_16;  // this lane's share of the row sum, and of that part of it that V itself multiplied
@@ -126,7 +126,7 @@ struct ForwardBlock {
         q8[k][r] = *reinterpret_cast<const uint32_t*>(q + (r & 1) * 8 * D + k * 32 + (r >> 1) * 16);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      q_lane[r] = p.lane[row + 8 * r];
+      logit_factor[r] = p.logit_factor[row + 8 * r];
       top[r] = ref[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
       if constexpr (kRounding == Rounding::dither)
         query_term[r] =
@@ -141,7 +141,7 @@ struct ForwardBlock {
   /// The thread's number, and what is held that follows from it.
   __device__ void set_thread(uint32_t number) {
     thread = number;
-    b_k = tile::b_lane<D>(lane()), b_v = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
+    b_k = tile::b_lane<D>(lane()), b_v = tile::swizzled<kSlab>(lane() & 7, lane() >> 3);
   }
   __device__ int& any_poisoned() const { return at<int>(base + offsetof(Shared, any_poisoned)); }
   __device__ uint32_t lane() const { return thread % 32; }
@@ -181,8 +181,8 @@ struct ForwardBlock {
     const uint32_t to = stage_at(stage);
     const uint64_t first = static_cast<uint64_t>(row) * D;
     tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + first, thread);
-    tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
-                                                           thread);
+    tile::load_tile<D*(kTileK / kSlab), kSlab, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
+                                                         thread);
     tile::load_linear<kTileK * 8, kThreads>(to + offsetof(Stage, k_scale), p.k_scale + row, thread);
     if (thread == kThreads - 1)
       arch::cp_async_4(to + offsetof(Stage, v_scale), p.v_scale + row / kTileK);
@@ -245,7 +245,7 @@ struct ForwardBlock {
       for (int n = 0; n < kKeyBlocks; ++n)
         best[n & 1] = fmaxf(best[n & 1], fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       const float most = tile::quad_max(fmaxf(best[0], best[1]));
-      tile_top[r] = most == -INFINITY ? -INFINITY : most * q_lane[r];
+      tile_top[r] = most == -INFINITY ? -INFINITY : most * logit_factor[r];
       shift[r] = most == -INFINITY ? 0.0f : work().log_levels - tile_top[r];
       top[r] = fmaxf(top[r], tile_top[r]);
     }
@@ -254,7 +254,7 @@ struct ForwardBlock {
     for (int n = 0; n < kKeyBlocks; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        x[n][e] = arch::exp2_approx(fmaf(x[n][e], q_lane[e >> 1], shift[e >> 1]));
+        x[n][e] = arch::exp2_approx(fmaf(x[n][e], logit_factor[e >> 1], shift[e >> 1]));
         total[e >> 1][e & 1] += x[n][e];
       }
 #pragma unroll
@@ -353,7 +353,7 @@ struct ForwardBlock {
         uint32_t b[kAtOnce][4];
 #pragma unroll
         for (int h = 0; h < kAtOnce; ++h)
-          arch::ldmatrix_x4(b[h], v8t + (k / 2 * D + (c + h) * 8) * kGroup);
+          arch::ldmatrix_x4(b[h], v8t + (k / 2 * D + (c + h) * 8) * kSlab);
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
