@@ -58,7 +58,7 @@ struct ForwardParams : Params {
   Operand v;
   const float* v_scale;  // [hk, k blocks]: of the block's tile; NaN if the tile is poisoned
   const float* v_mean;   // [sequences, hk, d]; null: no V-smoothing
-  int64_t pv16_tiles;
+  int64_t pv16_tiles;    // leading tiles of keys whose P·V runs in floating point
   Strided o;
   StridedStats lse;
   float* block_max;  // [h, q blocks]: largest logit
@@ -67,7 +67,7 @@ struct ForwardParams : Params {
 struct BackwardParams : Params {
   Operand v, dout;     // v: values only
   const float* lse2;   // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
-  const float* delta;  // [h, tq]
+  const float* delta;  // [h, tq]: D - dLSE
   StridedStats dlse;
   bool partial_kv;
   Strided dq, dk, dv;

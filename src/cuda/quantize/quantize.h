@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that turns the caller's tensors into what main kernels read: means, INT8 codes
-// (row-major and transposed), padded 16-bit copies, and the statistics of a query. And the one that
-// decodes the largest logits.
+// Two kernels. One turns the caller's tensors into what the main kernels read: means, INT8 codes
+// (row-major and transposed), padded 16-bit copies, and numbers of each query. The other decodes
+// the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,12 +17,12 @@
 
 namespace sagebwd::cuda {
 
-/// Mean over the keys of each sequence. Tokens that hold NaN or Inf are left out.
+/// The mean over the keys of each sequence. It leaves out tokens that hold NaN or Inf.
 struct MeanJob {
-  float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: not wanted
+  float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: there is none
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
-  uint32_t* arrived = nullptr;  // [sequences, hk], zero at the start: parts that are done
+  uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
 };
 
 /// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
@@ -34,7 +34,7 @@ struct OperandJob {
   bool backward;
   int q_tokens, k_tokens;  // that share a scale in `paper`; k_tokens share one of V in any recipe
   Scheme scheme;
-  uint32_t* next;  // the next piece of work; zero at the start
+  uint32_t* next;  // the next piece of work; 0 at the start
 
   Strided k;
   MeanJob k_mean;
