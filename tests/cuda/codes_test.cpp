@@ -18,7 +18,7 @@
 namespace sagebwd::gpu {
 namespace {
 
-using cuda::kGroup;
+using cuda::kSlab;
 
 /// Order of 16 contraction indices in transposed copies: of accumulators as they are, and turned.
 constexpr std::array<int, 16> kPermuted = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
@@ -102,8 +102,8 @@ struct Inside {
         const auto& order = turned ? kTurned : kPermuted;
         const int64_t piece = i / 16 * 16;  // position i of a row holds this token
         const int64_t token = piece + order[static_cast<size_t>(i % 16)];
-        const int64_t at = ((row0 + i) / kGroup * D() + (turned ? turned_row(c) : c)) * kGroup +
-                           (row0 + i) % kGroup;
+        const int64_t at =
+            ((row0 + i) / kSlab * D() + (turned ? turned_row(c) : c)) * kSlab + (row0 + i) % kSlab;
         diff.expect(got[at] == code(want, n, token, c), what, head, token, c);
       }
   }
@@ -138,7 +138,7 @@ struct Inside {
                   i, 0);
     }
   }
-  float lane(const ref::RecipeInputs& want, int64_t i, float of_zero) const {
+  float logit_factor(const ref::RecipeInputs& want, int64_t i, float of_zero) const {
     const float x = want.q_scale[static_cast<size_t>(i)] * (p.scale * numerics::kLog2e);
     return x == 0.0f ? of_zero : x;
   }
@@ -163,7 +163,8 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
           const double product = static_cast<double>(q[c]) * want.mu_k[static_cast<size_t>(c)];
           dot += product, size += std::fabs(product);
         }
-        diff.expect(same(ws.lane[q0 + i], x.lane(want, i, 1.0f)), "lane", head, i, 0);
+        diff.expect(same(ws.logit_factor[q0 + i], x.logit_factor(want, i, 1.0f)), "logit_factor",
+                    head, i, 0);
         diff.expect(
             !std::isfinite(dot) || near(ws.mean_logit[q0 + i], static_cast<float>(p.scale * dot),
                                         static_cast<float>(p.scale * size)),
@@ -216,10 +217,10 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         const int64_t row = (s.batch * p.h + head) * p.nq + s.q_begin + i;
         const float lse = out.lse[static_cast<size_t>(row)];
         const cuda::QueryRow got = ws.row[q0 + i];
-        const float lane = x.lane(want, i, 0x1p-60f);
+        const float logit_factor = x.logit_factor(want, i, 0x1p-60f);
         const float lse2 =
             lse == -INFINITY ? INFINITY : (lse - of_forward.mean_logit[q0 + i]) * numerics::kLog2e;
-        diff.expect(same(got.lane, lane), "row.lane", head, i, 0);
+        diff.expect(same(got.logit_factor, logit_factor), "row.logit_factor", head, i, 0);
         diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
         double delta = 0, size = 0;
         for (int64_t c = 0; c < p.d; ++c) {
@@ -233,8 +234,8 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
                         near(got.delta, static_cast<float>(delta), static_cast<float>(size)),
                     "row.delta", head, i, 0);
         const float scale = want_do.scale[static_cast<size_t>(i)];
-        const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = lane / phi;
-        diff.expect(same(ws.exponent[q0 + i].lane, lane) &&
+        const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = logit_factor / phi;
+        diff.expect(same(ws.exponent[q0 + i].logit_factor, logit_factor) &&
                         near(ws.exponent[q0 + i].lse2, lse2 - std::log2(phi), 1.0f),
                     "exponent", head, i, 0);
         diff.expect(same(ws.gradient[q0 + i].slope, slope) &&

@@ -7,7 +7,7 @@
 
 namespace sagebwd::cuda {
 
-/// Hands out aligned pieces of a workspace; with a null base it only measures.
+/// Hands out aligned pieces of a workspace. With a null base it only adds up their sizes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<std::byte*>(base)) {}
@@ -25,7 +25,7 @@ class Arena {
   size_t used_ = 0;
 };
 
-/// Aligned start inside the caller's workspace, whose own alignment is smaller.
+/// The first aligned address in the caller's workspace, which may be aligned to less.
 inline constexpr size_t kDeviceAlign = 128;
 inline void* aligned(void* workspace) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(workspace);

@@ -13,7 +13,7 @@ Blocks::Blocks(const spec::Problem& p, int tokens_per_block) : tokens(tokens_per
     return;
   }
   if (p.documents.on_device) {
-    // Each document with a token may have one block that is not full.
+    // Each document that has tokens may end with a block that is not full.
     const auto bound = [&](int64_t n) {
       return (n + std::min(p.documents.count, n) * (tokens - 1)) / tokens;
     };

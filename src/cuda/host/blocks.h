@@ -14,7 +14,7 @@ namespace sagebwd::cuda {
 struct Blocks {
   Blocks(const spec::Problem& p, int tokens_per_block);
 
-  /// What kernels get; `table` is the documents' table on the device when packed.
+  /// The form that kernels take. `table`: the table of documents on the device, when packed.
   Sequences sequences(const spec::Problem& p, const DocumentStart* table) const;
 
   int tokens;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check of every CUDA call.
+// SAGE_CUDA checks the result of a CUDA call.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -11,7 +11,7 @@ std::string decline_device(int major) {
   if (status == cudaSuccess)
     status = cudaDeviceGetAttribute(&has, cudaDevAttrComputeCapabilityMajor, device);
   if (status != cudaSuccess) {
-    cudaGetLastError();  // clear the error we just provoked
+    cudaGetLastError();  // clear the error, or the next check would report it
     return std::string("no usable CUDA device: ") + cudaGetErrorString(status);
   }
   return has >= major

@@ -8,7 +8,7 @@
 namespace sagebwd::cuda {
 namespace {
 
-/// Entries that travel by value in one launch.
+/// Entries that one launch passes by value.
 constexpr int kDocumentsPerLaunch = 240;
 struct DocumentChunk {
   DocumentStart start[kDocumentsPerLaunch];
@@ -20,7 +20,7 @@ __global__ void document_kernel(const __grid_constant__ DocumentChunk p) {
   if (static_cast<int>(threadIdx.x) < p.count) p.to[threadIdx.x] = p.start[threadIdx.x];
 }
 
-/// The table from offsets on the device.
+/// Makes the table from offsets on the device.
 struct DocumentTableJob {
   const int32_t *cu_q, *cu_k;  // [count + 1]
   int count;
@@ -31,7 +31,7 @@ struct DocumentTableJob {
 
 constexpr int kTableThreads = 1024;
 
-/// Inclusive scan over the thread block: the result of each thread, and of all.
+/// Inclusive scan over the thread block. Returns the result up to this thread, and that of all.
 template <typename Op>
 __device__ int2 scan(int x, int* shared, Op op) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kTableThreads)
     DocumentStart entry{};
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      // Behind the last document nothing moves on.
+      // Threads after the last document add nothing.
       const int end = t < job.count ? inside(cu[side][t + 1], total[side]) : 0;
       const int2 ends = scan(larger(end, start[side]), shared, larger);
       before[side][thread] = ends.x;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kTableThreads)
 
 constexpr int kUncoveredThreads = 256, kUncoveredBlocks = 256;
 
-/// A warp per row.
+/// A warp writes a row.
 __global__ void __launch_bounds__(kUncoveredThreads)
     uncovered_kernel(const __grid_constant__ UncoveredJob job) {
   const DocumentStart first = job.documents[0], last = job.documents[job.count];

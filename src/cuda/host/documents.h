@@ -11,14 +11,15 @@
 
 namespace sagebwd::cuda {
 
-/// Fills the table of a packed batch, [count + 1]. Offsets on the host travel by value, so nothing
-/// has to outlive the call and a captured graph keeps its own copy. Offsets on the device may say
-/// anything: in the table documents follow one another and end within the tensors.
+/// Fills the table of a packed batch, [count + 1]. Offsets on the host are passed by value: nothing
+/// has to outlive the call, and a captured graph keeps its own copy. Offsets on the device cannot
+/// be checked, so they are clamped: in the table, documents follow one another and end within the
+/// tensors.
 void write_documents(const spec::Problem& p, const Blocks& blocks, DocumentStart* to,
                      cudaStream_t stream);
 
-/// Zeroes rows of tokens before the first document and behind the last one; statistics become -inf.
-/// The tensors have 16-bit elements.
+/// Zeroes the rows of tokens before the first document and after the last one, and sets their
+/// statistics to -inf. The tensors have 16-bit elements.
 struct UncoveredJob {
   const DocumentStart* documents;
   int count, d;

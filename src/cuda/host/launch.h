@@ -8,7 +8,7 @@
 
 namespace sagebwd::cuda {
 
-/// Starts `kernel` on the stream; a grid without blocks is nothing to do.
+/// Starts `kernel` on the stream. Does nothing if the grid is empty.
 template <typename Params>
 void launch(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes, const Params& params,
             cudaStream_t stream) {

@@ -11,23 +11,24 @@
 namespace sagebwd::cuda {
 namespace {
 
-__global__ void ask_me() {}
+/// Says for which target the code that runs here was compiled.
+__global__ void probe_kernel() {}
 
 int find_shared_memory(int device) {
   int bytes = 0;
   cudaFuncAttributes code{};
   if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) ==
           cudaSuccess &&
-      cudaFuncGetAttributes(&code, ask_me) == cudaSuccess)
+      cudaFuncGetAttributes(&code, probe_kernel) == cudaSuccess)
     return std::min(bytes, arch::shared_memory_of(code.ptxVersion * 10));
-  cudaGetLastError();  // the next call must not find our question's answer
+  cudaGetLastError();  // clear the error, or the next check would report it
   return 0;
 }
 
 }  // namespace
 
 int shared_memory() {
-  static std::array<std::atomic<int>, 64> known{};  // per device: asking takes time
+  static std::array<std::atomic<int>, 64> known{};  // per device, because asking takes time
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) {
     cudaGetLastError();

@@ -3,8 +3,8 @@
 
 namespace sagebwd::cuda {
 
-/// Shared memory of a multiprocessor of the current device, or of the target that the code which
-/// runs there was made for, if that has less; 0 without a device.
+/// Bytes of shared memory per multiprocessor that a kernel can count on: those of the current
+/// device, or of the target that its code was compiled for if that has fewer. 0 without a device.
 int shared_memory();
 
 }  // namespace sagebwd::cuda

@@ -10,7 +10,7 @@
 
 namespace sagebwd::cuda {
 
-/// `bytes`: the alignment that vector loads and stores of the rows need.
+/// `bytes`: the alignment that vector access to the rows needs.
 inline Strided strided(const TensorView& t, int64_t bytes) {
   const auto aligned = [&](int64_t stride) { return stride * dtype_size(t.dtype) % bytes == 0; };
   return {t.data, t.stride[0], t.stride[1], t.stride[2],

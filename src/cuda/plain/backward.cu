@@ -4,9 +4,9 @@
 // the other side.
 //
 // A scale covers a line of a tile, or the whole tile in `paper`. So a tile of more than one block
-// is walked twice: first for the maxima, then, backwards because the last values are still there,
-// for the codes. In `paper` the first walk also covers the lines of the tile that other thread
-// blocks own.
+// is visited twice, first for the maxima and then for the codes. The second time goes backwards,
+// because the values of the last block are still in registers. In `paper` the first time also
+// covers the lines of the tile that other thread blocks own.
 #include "cuda/host/launch.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/scores.cuh"
@@ -83,7 +83,7 @@ struct Block {
 
   /// P for dV, dS for the others; zero where masked.
   __device__ void gradients(const Pair& here, Fragment<float>& x) {
-    const Lane at;
+    const Position at;
     load_pair(here, shared, [&](int row) { return p.lse2[here.q_at + row] != -INFINITY; });
     if (threadIdx.x >= kThreads - kBlock) {
       const int row = static_cast<int>(threadIdx.x) % kBlock;
@@ -114,8 +114,8 @@ struct Block {
         x[b][e] = spans.sees(e / 2, at.col(b, e % 2)) ? x[b][e] * (dp[b][e] - delta[e / 2]) : 0.0f;
   }
 
-  /// A visible value times the token scale of the other operand: a scale along the contraction
-  /// cannot leave the integer sum.
+  /// A visible value times the token scale of the other operand. That scale varies along the
+  /// contraction, so it cannot be applied to the integer sum.
   __device__ float folded(float x, int row, int col) const {
     return x * (kByQuery ? shared.k_scale[col] : shared.fold[row]);
   }
@@ -123,7 +123,7 @@ struct Block {
   /// Largest folded magnitudes of 64 lines over a tile, into shared.line; NaN stays. `held` is the
   /// step whose values are left in x, or -1.
   __device__ void measure(int head, int line, int begin, int end, Fragment<float>& x, int& held) {
-    const Lane at;
+    const Position at;
     // Magnitudes are not negative, so their bits have their order, with NaN above all.
     int by_row[2] = {}, by_col[4][2] = {};
     held = -1;
@@ -175,7 +175,7 @@ struct Block {
     return kGradient == Gradient::dv ? p.p_levels : numerics::kLevels;
   }
 
-  /// Scales of the own lines in one tile, into shared.line and shared.inverse.
+  /// Finds the scales of the own lines in one tile, into shared.line and shared.inverse.
   __device__ void find_scales(int head, int begin, int end, Fragment<float>& x, int& held) {
     float tile_amax = 0.0f;
     const auto share = [&] {
@@ -183,7 +183,8 @@ struct Block {
         if (numerics::is_finite(shared.line[n])) tile_amax = fmaxf(tile_amax, shared.line[n]);
       __syncthreads();
     };
-    if (p.paper) {
+    const bool per_tile = p.scheme == Scheme::paper;
+    if (per_tile) {
       const int first = line0 / tile_lines * tile_lines;
       for (int line = first; line < min(first + tile_lines, lines); line += kBlock) {
         if (line == line0) continue;
@@ -192,11 +193,11 @@ struct Block {
       }
     }
     measure(head, line0, begin, end, x, held);
-    if (p.paper) share();
+    if (per_tile) share();
     if (threadIdx.x < kBlock) {
       const float amax = shared.line[threadIdx.x];
       const float scale =
-          numerics::scale_of(p.paper && numerics::is_finite(amax) ? tile_amax : amax, levels());
+          numerics::scale_of(per_tile && numerics::is_finite(amax) ? tile_amax : amax, levels());
       shared.line[threadIdx.x] = scale;
       shared.inverse[threadIdx.x] = numerics::inverse_of(scale);
     }
@@ -205,7 +206,7 @@ struct Block {
 
   /// Adds the tile that begins at step `begin`.
   __device__ void visit(int head, int begin) {
-    const Lane at;
+    const Position at;
     const int end = min(begin + tile_steps, steps);
     const bool floating = (p.lifted & kMatmul) != 0;
     Fragment<float> x;
@@ -264,7 +265,7 @@ struct Block {
 
   /// The codes are of Q without the mean of its tile: result += (Σ over queries of dS)·mean.
   __device__ void add_query_mean(const Pair& here, Fragment<float>& x) {
-    const Lane at;
+    const Position at;
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
@@ -288,7 +289,7 @@ struct Block {
   /// dS·K = dS·(K - mean) + rowsum(dS)·mean. The row sum is zero for whole rows, exactly dLSE when
   /// that is given, and known only as the sum itself when the call sees part of the keys.
   __device__ void find_row_sums(float (&sum)[2]) {
-    const Lane at;
+    const Position at;
     if (p.partial_kv) {
       double* part = reinterpret_cast<double*>(shared.staging);  // [2][kBlock]
 #pragma unroll

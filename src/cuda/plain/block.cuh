@@ -12,8 +12,8 @@ namespace sagebwd::cuda::plain {
 
 inline constexpr int kThreads = 256;
 
-/// threadIdx.x, asked anew each time: what is made from it then need not stay in registers through
-/// the loops over tiles, which have none to spare.
+/// threadIdx.x, read again at every call. What follows from it then need not stay in registers
+/// through the loops over tiles, which have none to spare.
 __device__ __forceinline__ int thread_index() {
   const int i = static_cast<int>(arch::thread_index());
   __builtin_assume(i >= 0 && i < kThreads);
@@ -25,8 +25,9 @@ __device__ __forceinline__ int thread_index() {
 template <typename T>
 using Fragment = T[4][4];
 
-struct Lane {
-  __device__ __forceinline__ Lane() {
+/// Where that share lies.
+struct Position {
+  __device__ __forceinline__ Position() {
     const int i = thread_index();
     warp_row = i / 32 % 4, warp_col = i / 128, g = i % 32 / 4, t = i % 4;
   }
@@ -38,7 +39,7 @@ struct Lane {
 /// f(element, r, row(r), column) for each of a thread's elements.
 template <typename T, typename F>
 __device__ __forceinline__ void for_elements(Fragment<T>& x, F&& f) {
-  const Lane at;
+  const Position at;
 #pragma unroll
   for (int b = 0; b < 4; ++b)
 #pragma unroll
@@ -97,7 +98,7 @@ __device__ __forceinline__ uint4 load_piece(const Rows<T>& x, int row, int c) {
   return make_uint4(0, 0, 0, 0);
 }
 
-/// kWidth channels from c0 on of a block of tokens, lines of kLine elements.
+/// Copies kWidth channels, from c0 on, of a block of tokens to lines of kLine elements.
 template <int kWidth, int kLine, typename T>
 __device__ __forceinline__ void stage(T* to, const Rows<T>& x, int c0) {
   constexpr int kPiece = 16 / sizeof(T), kPieces = kWidth / kPiece;  // elements; per row
@@ -111,7 +112,7 @@ __device__ __forceinline__ void stage(T* to, const Rows<T>& x, int c0) {
     *reinterpret_cast<uint4*>(to + (row + n * (kThreads / kPieces)) * kLine + c) = bits[n];
 }
 
-/// Channels c0 … c0 + 63 of a block of codes, a line per channel.
+/// Copies channels c0 … c0 + 63 of a block of codes, a line per channel.
 __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x, int c0) {
   // Each thread turns four tokens by four channels.
   const int i = thread_index();
@@ -139,7 +140,7 @@ __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x,
 template <arch::Bytes kLeft = arch::Bytes::s8>
 __device__ __forceinline__ void multiply_codes(Fragment<int>& sum, const int8_t* left,
                                                const int8_t* right, int line, int steps) {
-  const Lane at;
+  const Position at;
   const auto word = [](const int8_t* p) { return *reinterpret_cast<const uint32_t*>(p); };
 #pragma unroll 1
   for (int k = 4 * at.t; k < 32 * steps; k += 32) {
@@ -162,13 +163,13 @@ struct RightValues {
   }
 };
 
-/// sum += left·right over `depth` values. kExact: the values are TF32 numbers as they are; else
-/// each is split in two, for nearly the precision of FP32.
+/// sum += left·right over `depth` values. kExact: the values are TF32 numbers. Else each is split
+/// into two, which gives nearly the precision of FP32.
 template <bool kExact>
 __device__ __forceinline__ void multiply_values(Fragment<float>& sum, const float* left,
                                                 int left_line, const RightValues& right,
                                                 int depth) {
-  const Lane at;
+  const Position at;
 #pragma unroll 1
   for (int k = at.t; k < depth; k += 8) {
     const float *low = left + at.row(0) * left_line + k, *high = left + at.row(1) * left_line + k;
@@ -193,8 +194,8 @@ __device__ __forceinline__ void multiply_values(Fragment<float>& sum, const floa
   }
 }
 
-/// The same one product at a time, over the pairs `seen(row, k)` names: for operands that hold NaN
-/// or Inf, which must reach nothing they are masked from.
+/// The same, one product at a time and only where seen(row, k): for operands that hold NaN or Inf,
+/// which must not reach rows that the mask hides them from.
 template <typename F>
 __device__ void multiply_poisoned(Fragment<float>& sum, const float* left, int left_line,
                                   const RightValues& right, int depth, F&& seen) {

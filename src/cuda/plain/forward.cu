@@ -2,8 +2,9 @@
 // Online softmax over key tiles. A thread block has 64 queries and 128 channels of O; head dims
 // above 128 take two thread blocks, which find the same logits.
 //
-// Codes of P need the largest logit of the whole tile, so a tile of more than one block is walked
-// twice: first for the maximum, then, backwards because the last logits are still there, for P.
+// Codes of P need the largest logit of the whole tile. So a tile of more than one block is visited
+// twice, first for the maximum and then for P. The second time goes backwards, because the logits
+// of the last block are still in registers.
 #include "cuda/host/launch.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/scores.cuh"
@@ -26,7 +27,7 @@ __device__ bool quad_any(bool x) {
   return (y | __shfl_xor_sync(0xffffffffu, y, 2)) != 0;
 }
 
-/// A thread's two rows on their way through the tiles.
+/// What a row carries from tile to tile.
 struct RowState {
   float top = -INFINITY;   // running maximum
   float sum = 0.0f;        // this thread's share of Σ 2^(logit - top)
@@ -44,7 +45,7 @@ struct Block {
   int q0;
   tile::Range seen;  // keys that any of the queries sees
   tile::Walk walk;   // the tiles that hold them
-  int leading;       // steps of the walk, from the first on, with P·V in floating point
+  int leading;       // the first steps of the walk, whose P·V runs in floating point
   RowState row[2];
   Result result = {};
 
@@ -59,7 +60,7 @@ struct Block {
         q0(static_cast<int>(block - s.q_block) * kBlock),
         seen(tile::keys_seen(params.mask, s, q0, min(q0 + kBlock, s.nq) - 1)),
         walk(tile::walk_of(seen, params.tile_k)),
-        leading(walk.leading(params.pv_floating_tiles)) {}
+        leading(walk.leading(params.pv16_tiles)) {}
 
   __device__ Pair pair(int k0) const { return Pair(p, s, head, kv, q0, k0); }
   __device__ void logits_of(const Pair& here, Fragment<float>& x) {
@@ -70,7 +71,7 @@ struct Block {
   /// Largest logit of each of the thread's rows over the keys of a tile. `held` is the block whose
   /// logits are left in x, or -1.
   __device__ void measure(int begin, int end, Fragment<float>& x, int& held, float (&top)[2]) {
-    const Lane at;
+    const Position at;
     top[0] = top[1] = -INFINITY;
     held = -1;
     for (int k0 = begin; k0 < end; k0 += kBlock) {
@@ -97,7 +98,7 @@ struct Block {
   }
 
   __device__ void visit(int step) {
-    const Lane at;
+    const Position at;
     const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
     Fragment<float> x;
     int held;
@@ -159,7 +160,7 @@ struct Block {
   }
 
   __device__ void finish() {
-    const Lane at;
+    const Position at;
     float sum[2];
     bool nan_logit[2];
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuda-plain: every feature of the library on a GPU, written for clarity. It serves what the tuned
-// kernels decline, and is their witness.
+// kernels decline.
 #pragma once
 
 #include "backend/implementation.h"

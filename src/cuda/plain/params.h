@@ -11,6 +11,7 @@
 
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
+#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::plain {
@@ -40,12 +41,13 @@ struct Params {
   int h, hk, group, d, pitch;
   int64_t tq, tk;  // tokens of all sequences
   int tile_q, tile_k;
-  bool paper, dither;
-  bool exact_inputs;  // values of V and dO have 11 significant bits or fewer
+  Scheme scheme;
+  Rounding rounding;
   uint64_t seed;
-  uint32_t lifted;  // Matmul bits
-  float scale;      // of the logits
-  float p_levels;   // of the codes of P
+  uint32_t lifted;    // Matmul bits
+  float scale;        // of the logits
+  float p_levels;     // of the codes of P
+  bool exact_inputs;  // values of V and dO have 11 significant bits or fewer
   Operand q, k;
   const float* q_mean;       // [h, q blocks, d] of the block's tile; null: no Q-smoothing
   const float* k_mean;       // [sequences, hk, d]; null: no K-smoothing
@@ -56,7 +58,7 @@ struct ForwardParams : Params {
   Operand v;
   const float* v_scale;  // [hk, k blocks]: of the block's tile; NaN if the tile is poisoned
   const float* v_mean;   // [sequences, hk, d]; null: no V-smoothing
-  int64_t pv_floating_tiles;
+  int64_t pv16_tiles;    // leading tiles of keys whose P·V runs in floating point
   Strided o;
   StridedStats lse;
   float* block_max;  // [h, q blocks]: largest logit
@@ -65,7 +67,7 @@ struct ForwardParams : Params {
 struct BackwardParams : Params {
   Operand v, dout;     // v: values only
   const float* lse2;   // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
-  const float* delta;  // [h, tq]
+  const float* delta;  // [h, tq]: D - dLSE
   StridedStats dlse;
   bool partial_kv;
   Strided dq, dk, dv;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp reads a token, a thread block a block of tokens. What a whole tile shares (a mean, a
-// scale) is found anew by each of its blocks: the tile is in the cache.
+// A warp handles a token and a thread block a block of tokens. What a whole tile shares (a mean, a
+// scale) each of its blocks finds by itself, because the tile is in the cache.
 //
-// Tokens that hold NaN or Inf have codes 0 and scale NaN, and do not touch the scale of their
+// Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
 // neighbours.
 #include "cuda/host/launch.h"
 #include "cuda/plain/prepare.h"
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
   __shared__ bool poisoned[kMaxTile];
   const Place b(job.batch, job.queries);
   const int c = static_cast<int>(threadIdx.x), d = job.d;
-  // The group: tokens first … first + rows - 1, of which the block's own start at `own`.
+  // Tokens first … first + rows - 1 share a mean or a scale; the block's own start at row `own`.
   const bool shared = job.scale_by_tile || job.tile_mean != nullptr;
   const int first = shared ? b.first / job.tile * job.tile : b.first;
   const int rows = min(shared ? job.tile : kBlock, b.count - first);

@@ -146,13 +146,13 @@ struct Call {
             .tk = ws.tk,
             .tile_q = tiles.q,
             .tile_k = tiles.k,
-            .paper = r.scheme == Scheme::paper,
-            .dither = r.rounding == Rounding::dither,
-            .exact_inputs = p.dtype != Dtype::f32,
+            .scheme = r.scheme,
+            .rounding = r.rounding,
             .seed = r.seed,
             .lifted = r.high_precision,
             .scale = p.scale,
             .p_levels = static_cast<float>(tiles.p_levels),
+            .exact_inputs = p.dtype != Dtype::f32,
             .q = ws.q,
             .k = ws.k,
             .q_mean = ws.q_mean,
@@ -196,9 +196,9 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   params.v = ws.v;
   params.v_scale = ws.v_scale;
   params.v_mean = ws.v_mean;
-  params.pv_floating_tiles = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)
-                                 ? std::numeric_limits<int64_t>::max()
-                                 : p.recipe.pv16_tiles;
+  params.pv16_tiles = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)
+                          ? std::numeric_limits<int64_t>::max()
+                          : p.recipe.pv16_tiles;
   params.o = output(args.o);
   params.lse = stats(args.lse);
   params.block_max = ws.block_max;

@@ -16,7 +16,7 @@ struct Shared : BlockShared {
   Sequence sequence;  // of the thread block
   // Of the pair of blocks at hand.
   int begin[kBlock], end[kBlock];     // columns each row sees
-  float lane[kBlock];                 // scale of each row's codes, times that of the logits
+  float logit_factor[kBlock];         // of each row: scale of its codes times c·log2 e
   float k_scale[kBlock];              // of each column's codes
   float bias[kBlock];                 // of each column's logits (Q-smoothing)
   float lse2[kBlock], delta[kBlock];  // of each row (backward)
@@ -61,8 +61,9 @@ struct Pair {
   }
 };
 
-/// What a pair's rows and columns carry, into shared memory; `active(row)` is false for rows that
-/// see nothing whatever the mask says. Begins with a barrier; the caller sees to one afterwards.
+/// Copies what a pair's rows and columns carry into shared memory. `active(row)` is false for rows
+/// that see nothing, whatever the mask says. Begins with a barrier. The caller needs one
+/// afterwards.
 template <typename F>
 __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
   const Params& p = x.p;
@@ -77,7 +78,7 @@ __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
       scale = p.q.scale[x.q_at + i];
     }
     shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
-    shared.lane[i] = scale * (p.scale * numerics::kLog2e);
+    shared.logit_factor[i] = scale * (p.scale * numerics::kLog2e);
   } else if (threadIdx.x < 2 * kBlock) {
     shared.k_scale[i] = i < x.cols ? p.k.scale[x.k_at + i] : 0.0f;
   }
@@ -91,7 +92,7 @@ __device__ inline bool overlaps(const tile::Range& r, int first) {
 /// The columns that a thread's two rows see.
 struct Spans {
   __device__ explicit Spans(const Shared& shared) {
-    const Lane at;
+    const Position at;
 #pragma unroll
     for (int r = 0; r < 2; ++r) begin[r] = shared.begin[at.row(r)], end[r] = shared.end[at.row(r)];
   }
@@ -99,20 +100,20 @@ struct Spans {
   int begin[2], end[2];
 };
 
-/// What Q-smoothing took out of the logits of each key, into shared memory.
+/// Finds what Q-smoothing took out of the logits of each key, into shared memory.
 __device__ inline void mean_query_logits(const Pair& x, Shared& shared) {
-  constexpr int kLanes = kThreads / kBlock;  // per key
+  constexpr int kPerKey = kThreads / kBlock;  // threads
   const Params& p = x.p;
-  const int key = static_cast<int>(threadIdx.x) / kLanes,
-            lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int key = static_cast<int>(threadIdx.x) / kPerKey,
+            member = static_cast<int>(threadIdx.x) % kPerKey;
   const float* mean = p.q_mean + x.q_block() * p.d;
   double dot = 0;
   if (key < x.cols)
-    for (int c = lane; c < p.d; c += kLanes)
+    for (int c = member; c < p.d; c += kPerKey)
       dot += static_cast<double>(mean[c]) *
              static_cast<double>(p.k.values[(x.k_at + key) * p.pitch + c]);
-  for (int m = 1; m < kLanes; m *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, m);
-  if (lane == 0)
+  for (int m = 1; m < kPerKey; m *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, m);
+  if (member == 0)
     shared.bias[key] = static_cast<float>(static_cast<double>(p.scale * numerics::kLog2e) * dot);
 }
 
@@ -160,14 +161,14 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
     multiply_codes(sum, shared.left_codes(), shared.right_codes(), kCodeLine, (left + 31) / 32);
     __syncthreads();
   }
-  const Lane at;
-  const float lane[2] = {shared.lane[at.row(0)], shared.lane[at.row(1)]};
+  const Position at;
+  const float logit_factor[2] = {shared.logit_factor[at.row(0)], shared.logit_factor[at.row(1)]};
 #pragma unroll
   for (int b = 0; b < 4; ++b)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int col = at.col(b, e % 2);
-      s[b][e] = static_cast<float>(sum[b][e]) * shared.k_scale[col] * lane[e / 2];
+      s[b][e] = static_cast<float>(sum[b][e]) * shared.k_scale[col] * logit_factor[e / 2];
       if (biased) s[b][e] += shared.bias[col];
     }
 }
@@ -176,7 +177,7 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
 class Rounder {
  public:
   __device__ Rounder(const Pair& x, numerics::DitherOperand operand, float levels)
-      : dither_(x.p.dither), levels_(levels) {
+      : dither_(x.p.rounding == Rounding::dither), levels_(levels) {
     if (!dither_) return;
     const int q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
     row0_ = x.q0 - q_tile * x.p.tile_q;
@@ -184,7 +185,7 @@ class Rounder {
     u_ = numerics::dither_uniform(x.p.seed, x.s.index, x.head, q_tile, k_tile, operand);
   }
   __device__ int8_t operator()(float value, float inverse, int row, int col) const {
-    // As numerics::code_nearest: the conversion makes 0 of NaN. Unsigned codes keep their bits.
+    // As numerics::code_nearest: the conversion turns NaN into 0. Unsigned codes keep their bits.
     if (!dither_) return static_cast<int8_t>(__float2int_rn(value * inverse));
     const float t = numerics::dither_offset(numerics::dither_query_term(row0_ + row),
                                             numerics::dither_key_term(col0_ + col, u_));

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operand kernel writes beside codes: scales and per-query numbers, in the form in which
-// main kernels read them.
+// What the operand kernel writes beside codes: scales, and numbers of each query, in the form in
+// which the main kernels read them.
 #pragma once
 
 namespace sagebwd::cuda {
 
-/// Scale of a key's codes. An integer sum s arrives as the float 1.5·2^23 + s (tile/codes.cuh), and
-/// one multiply-add makes scale·s of it: `offset` = -1.5·2^23·scale, exact because the scale is
-/// rounded to 22 bits.
+/// Scale of a key's codes. An integer sum s arrives as the float 1.5·2^23 + s (tile/codes.cuh). One
+/// multiply-add makes scale·s of it, with `offset` = -1.5·2^23·scale. That product is exact,
+/// because the scale is rounded to 22 bits.
 struct KeyScale {
   float scale, offset;
 };
 
-/// What the rows of dQ need: lane as in the forward, lse2 = log2 of the sum over keys of 2^s2 (+inf
-/// for rows without keys), delta = D.
+/// What dQ needs of a query. logit_factor: scale of its codes times c·log2 e. lse2: log2 of the sum
+/// over keys of 2^logit, with the logit in log2 units; +inf for a query without keys, so that its P
+/// is 0. delta: D - dLSE.
 struct QueryRow {
-  float lane, lse2, delta;
+  float logit_factor, lse2, delta;
 };
 
-/// The same for dK and dV, with φ = the token scale of dO folded into the exponent of P:
-///   φ·P = 2^(lane·x - lse2)     φ·P·(dP·slope + offset) = dS·lane
-/// where x is the integer logit times the key's scale. A row with dO = 0 has a tiny φ instead, and
-/// a row with Q = 0 a tiny lane.
+/// What dK and dV need of a query. φ, the scale of its codes of dO, is part of the exponent of P:
+///   φ·P = 2^(logit_factor·x - lse2)     φ·P·(dP·slope + offset) = dS·logit_factor
+/// where x is the integer logit times the key's scale. Both factors are divided out again later, so
+/// neither may be 0: φ is tiny where dO = 0, and logit_factor is tiny where Q = 0.
 struct QueryExponent {
-  float lane, lse2;
+  float logit_factor, lse2;
 };
 struct QueryGradient {
   float slope, offset;

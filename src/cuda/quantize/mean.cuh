@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Means of K and V per sequence and key head.
 //
-//   blocks of a sequence   │0 1 2 3│4 5 6 7│8 …    runs: what lies in the same kMeanBlocks blocks
-//   run → one part in FP64, by one thread block; the last one of a sequence adds its parts in order
+//   blocks of the workspace   │0 1 2 3│4 5 6 7│8 …    kMeanBlocks blocks are a span
+//   sequences                 │A A B B│B B B C│C …    what a span holds of a sequence is a run
 //
-// So the result does not depend on scheduling. A mean announces itself: its place holds +0 until it
-// is there, and a mean of zero is stored as -0. Whoever needs it looks until no +0 is left.
+// A thread block takes a span and adds up each of its runs, in FP64 at the end. The thread block
+// that finishes the last run of a sequence adds the sequence's runs in order. So the result does
+// not depend on scheduling.
+//
+// The mean's memory also says whether the mean is there: it holds +0 until then, and a mean of zero
+// is stored as -0. Readers poll until no +0 is left.
 #pragma once
 
 #include "cuda/quantize/quantize.h"
@@ -16,8 +20,8 @@ namespace sagebwd::cuda {
 
 inline constexpr int kMeanBlocks = 4;
 
-/// A sum of floats in twice their precision: the errors of the additions are added up too (Knuth's
-/// two-sum). FP64 is slow on most GPUs.
+/// A sum of floats with twice their precision, which also adds up the errors of the additions
+/// (Knuth's two-sum). FP64 would be slow on most GPUs.
 struct LongSum {
   float high = 0.0f, low = 0.0f;
   __device__ __forceinline__ void add(float x) {
@@ -28,21 +32,20 @@ struct LongSum {
   __device__ double value() const { return static_cast<double>(high) + static_cast<double>(low); }
 };
 
-/// Parts of a sequence, and where they lie.
+/// The runs of a sequence.
 struct Runs {
-  int first_block, first_group, count;
+  int first_block, first_span, count;
   __device__ explicit Runs(const tile::Sequence& s)
       : first_block(static_cast<int>(s.k_pad / kBlock)),
-        first_group(first_block / kMeanBlocks),
+        first_span(first_block / kMeanBlocks),
         count((first_block + (s.nk + kBlock - 1) / kBlock + kMeanBlocks - 1) / kMeanBlocks -
-              first_group) {}
-  __device__ int block(int run) const {
-    return max(first_block, (first_group + run) * kMeanBlocks);
-  }
+              first_span) {}
+  /// The first block of a run; its part is stored under that number.
+  __device__ int block(int run) const { return max(first_block, (first_span + run) * kMeanBlocks); }
 };
 
-/// Eight channels of a mean, once they are there. The work that makes them was handed out earlier,
-/// to thread blocks that run and wait for nothing.
+/// Waits for eight channels of a mean. This ends: the pieces of work that make the mean were handed
+/// out earlier, to thread blocks that are running and wait for nothing.
 __device__ inline void wait_for_mean(float (&mean)[8], const float* from) {
   const auto* at = reinterpret_cast<const uint4*>(from);
   while (true) {
@@ -67,7 +70,7 @@ struct MeanBlock {
     bool last;
   };
 
-  // Sums beyond this may have passed by infinity.
+  // A larger sum may have been infinite on the way.
   static constexpr double kLargest = 0x1p127;
 
   const OperandJob& job;
@@ -78,16 +81,16 @@ struct MeanBlock {
   int slot = static_cast<int>(threadIdx.x) / Shape::kLanes;
   int channel = static_cast<int>(threadIdx.x) % Shape::kLanes * 8;
 
-  /// All runs of a group of blocks.
-  __device__ void run(int group) {
-    const int end = min((group + 1) * kMeanBlocks, job.k_blocks);
-    int first = group * kMeanBlocks;
+  /// All runs of a span.
+  __device__ void run(int span) {
+    const int end = min((span + 1) * kMeanBlocks, job.k_blocks);
+    int first = span * kMeanBlocks;
     LongSum sum[8];
     int count = 0;
     for (int block = first; block < end; ++block) {
       const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block, false);
       const int token = static_cast<int>(static_cast<int64_t>(block) * kBlock - s.k_pad);
-      if (token >= s.nk) return;  // behind the last document
+      if (token >= s.nk) return;  // after the last document
       Chunk<T> chunk[kSteps];
       load(chunk, s, token);
       count += max(min(s.nk - token - slot * kSteps, kSteps), 0);
@@ -117,7 +120,7 @@ struct MeanBlock {
                                 x.token, channel < job.d ? s.nk - mine : 0, x.vector);
   }
 
-  /// The same sum without tokens that hold NaN or Inf, and whatever the size of the others.
+  /// The same sum without tokens that hold NaN or Inf. The others may be of any size.
   __device__ void add_carefully(const tile::Sequence& s, int first, int last, double (&total)[8],
                                 int& count) const {
 #pragma unroll
@@ -126,8 +129,9 @@ struct MeanBlock {
     const int64_t begin = static_cast<int64_t>(first) * kBlock - s.k_pad,
                   end = min(static_cast<int64_t>(last + 1) * kBlock - s.k_pad,
                             static_cast<int64_t>(s.nk));
+    // All lanes of a warp go round equally often, because slot_any needs them all.
 #pragma unroll 1
-    for (int64_t token = begin; token < end; token += Shape::kSlots) {  // all lanes of a warp alike
+    for (int64_t token = begin; token < end; token += Shape::kSlots) {
       const bool real = token + slot < end;
       Chunk<T> chunk[1];
       load_chunks<Reading::again>(

@@ -4,8 +4,9 @@
 //
 //   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
 //
-// so that K and V, which both read, are still in the second-level cache the second time, and codes
-// rarely wait for their mean. What a piece waits for was handed out before it.
+// Means and codes both read K and V. With this order K and V are still in the second-level cache
+// when their codes are made, and codes rarely wait for their mean. A piece waits only for pieces
+// that were handed out before it, so there is no deadlock.
 #include "cuda/host/launch.h"
 #include "cuda/quantize/mean.cuh"
 #include "cuda/quantize/token_block.cuh"
@@ -13,8 +14,8 @@
 namespace sagebwd::cuda {
 namespace {
 
-// Scale of Q or K for codes that are all zero. The backward folds scales into dS and takes them out
-// again, so they must not vanish; being small, this one does not disturb the maxima of dS.
+// Scale of Q or K where all codes are zero. The backward multiplies scales into dS and divides them
+// out again, so a scale must not be 0. This one is too small to change the maxima of dS.
 constexpr float kZeroScale = 0x1p-60f;
 
 enum class Kind { none, k_mean, v_mean, keys, values, queries };
@@ -22,16 +23,16 @@ enum class Kind { none, k_mean, v_mean, keys, values, queries };
 struct Item {
   Kind kind;
   int head;   // a query head for queries, else a key head
-  int block;  // of tokens; for means a group of kMeanBlocks
+  int block;  // of tokens; for means a span (mean.cuh)
   tile::Sequence s;
 };
 
 /// Pieces of work of one key head.
 struct Counts {
-  int groups, means, values, codes;
+  int spans, means, values, codes;
   __host__ __device__ explicit Counts(const OperandJob& job) {
-    groups = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
-    means = groups * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
+    spans = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
+    means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
     values = job.v8t != nullptr || job.v16 != nullptr ? job.k_blocks : 0;
     codes = job.k_blocks + values + job.group * job.q_blocks;
   }
@@ -58,9 +59,9 @@ __device__ Item item_at(const OperandJob& job, uint32_t index) {
   }
   item.head = static_cast<int>(head), item.block = static_cast<int>(at);
   if (is_mean) {
-    const bool of_k = job.k_mean.mean != nullptr && item.block < n.groups;
+    const bool of_k = job.k_mean.mean != nullptr && item.block < n.spans;
     item.kind = of_k ? Kind::k_mean : Kind::v_mean;
-    if (!of_k && job.k_mean.mean != nullptr) item.block -= n.groups;
+    if (!of_k && job.k_mean.mean != nullptr) item.block -= n.spans;
     return item;
   }
   if (item.block < job.k_blocks + n.values) {
@@ -75,7 +76,7 @@ __device__ Item item_at(const OperandJob& job, uint32_t index) {
   return item;
 }
 
-template <typename T, int D, bool kBackward, bool kPaper>
+template <typename T, int D, bool kBackward, Scheme kScheme>
 struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
@@ -103,13 +104,13 @@ struct Worker {
     row0 = item.head * job.tk + static_cast<int64_t>(item.block) * kBlock;
     return Block(shared.block, first(false), item.s.nk, row0);
   }
-  /// The row of the thread's first token in a tensor of the caller's.
+  /// The row of the thread's first token in one of the caller's tensors.
   __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
     return tile::row_of<const T>(
         x, item.s, item.head,
         (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot * kSteps);
   }
-  /// The mean of a key head, once it is there; zero where there is none.
+  /// Waits for the mean of a key head. It is zero if there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
 #pragma unroll
     for (int e = 0; e < 8; ++e) b.mean[e] = 0.0f;
@@ -118,11 +119,11 @@ struct Worker {
                               b.channel);
   }
 
-  /// Codes of a tensor whose scales go by the recipe.
+  /// Finds the scales of Q, K or dO: per `tokens` tokens in `paper`, else per token.
   template <bool kSmooth>
   __device__ void measure(Block& b, int tokens) const {
-    if constexpr (kPaper)
-      b.template measure_group<kSmooth>(tokens);
+    if constexpr (kScheme == Scheme::paper)
+      b.template measure_shared<kSmooth>(tokens);
     else
       b.template measure_tokens<kSmooth>();
   }
@@ -134,7 +135,7 @@ struct Worker {
     load_mean(b, job.k_mean, item.head);
     measure<true>(b, job.k_tokens);
     if (b.owns()) {
-      // 22 significant bits, so that offset is exact.
+      // Rounded to 22 significant bits, so that the offset is exact.
       float scale = b.scale;
       if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
       if (scale == 0.0f) scale = kZeroScale;
@@ -158,10 +159,11 @@ struct Worker {
     } else {
       load_mean(b, job.v_mean, item.head);
       const int tokens = job.k_tokens, mine = static_cast<int>(b.slot) * kSteps;
-      const typename Block::Group group = b.template measure_group<true>(tokens);
-      if (mine % tokens == 0 && b.lane == 0)
-        job.v_scale[b.token0 / tokens] = group.poisoned ? __int_as_float(0x7fffffff) : group.scale;
-      if (group.poisoned || (first(false) + mine) / tokens < job.v16_tiles)
+      const typename Block::SharedScale of_tile = b.template measure_shared<true>(tokens);
+      if (mine % tokens == 0 && b.member == 0)
+        job.v_scale[b.token0 / tokens] =
+            of_tile.poisoned ? __int_as_float(0x7fffffff) : of_tile.scale;
+      if (of_tile.poisoned || (first(false) + mine) / tokens < job.pv16_tiles)
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) b.write_raw(job.v16, step);
       b.template write_codes<true>(nullptr, true);
@@ -185,18 +187,19 @@ struct Worker {
     }
     load_mean(b, job.k_mean, item.head / job.group);
     measure<false>(b, job.q_tokens);
-    // The forward adds this number to LSE and the backward takes it off again: the same bits in
-    // both, so the product is rounded before anything is done with it.
+    // The forward adds this number to LSE and the backward subtracts it again. Both need the same
+    // bits, so the product is rounded by itself and not as part of a multiply-add.
     const float dot = dots(b, [&](int, float(&y)[8]) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) y[e] = b.mean[e];
     });
     const float mean_logit = __fmul_rn(job.logit_scale, dot);
-    const float lane = b.scale * (job.logit_scale * numerics::kLog2e);
+    const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
       if (b.owns()) {
-        // A row of zeros has logits 0 under any scale; a positive one keeps masked logits at -inf.
-        job.lane[own] = lane == 0.0f ? 1.0f : lane;
+        // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
+        // -inf.
+        job.logit_factor[own] = logit_factor == 0.0f ? 1.0f : logit_factor;
         job.mean_logit[own] = mean_logit;
       }
       b.template write_codes<false>(job.q8, false);
@@ -205,14 +208,14 @@ struct Worker {
       __syncthreads();
       b.template write_transposed<false>(job.q8t, row0);
       __syncthreads();
-      // P = 0 in rows without keys and beyond the end.
+      // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
-      douts(b, row0, own, lane == 0.0f ? kZeroScale : lane, lse2, dlse);
+      douts(b, row0, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
     }
   }
 
-  /// dO after Q: what a row needs of both meets in the lane that owns it.
-  __device__ void douts(Block& b, int64_t row0, int64_t own, float lane, float lse2,
+  /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
+  __device__ void douts(Block& b, int64_t row0, int64_t own, float logit_factor, float lse2,
                         float dlse) const {
     Chunk<T> out[kSteps];
     b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
@@ -224,11 +227,11 @@ struct Worker {
     float delta = dots(b, [&](int step, float(&y)[8]) { out[step].unpack(y); });
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if (b.owns()) {
-      // A row with dO = 0 still has dS when dLSE is given, so its φ is small instead of zero.
+      // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
       const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
-      const float slope = lane / phi;
-      job.row[own] = {lane, lse2, delta};
-      job.exponent[own] = {lane, lse2 - log2f(phi)};
+      const float slope = logit_factor / phi;
+      job.row[own] = {logit_factor, lse2, delta};
+      job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
     }
     b.template write_codes<false>(nullptr, true);
@@ -236,8 +239,8 @@ struct Worker {
     b.template write_transposed<false>(job.do8t, row0);
   }
 
-  /// Products of the block's tokens with `other` (its eight channels of a step), for the token that
-  /// the lane owns.
+  /// The dot product of the token that this lane owns with `other`. other(step, y) gives y the
+  /// thread's eight channels for its token `step`.
   template <typename Other>
   __device__ float dots(const Block& b, Other other) const {
     float sum[kSteps];
@@ -250,10 +253,10 @@ struct Worker {
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
     }
-    return scatter_reduce<Block::kLanes>(sum, b.lane, [](float x, float y) { return x + y; });
+    return scatter_reduce<Block::kLanes>(sum, b.member, [](float x, float y) { return x + y; });
   }
 
-  /// The fused kernel adds dQ up from zero.
+  /// Zeroes the sums of dQ, to which the fused kernel adds.
   __device__ void clear_sums(int64_t row0) const {
     if (job.dq_sum == nullptr) return;
     auto* to = reinterpret_cast<float4*>(job.dq_sum + row0 * D) + threadIdx.x;
@@ -276,15 +279,16 @@ struct Worker {
   }
 };
 
-template <typename T, int D, bool kBackward, bool kPaper>
-__global__ void __launch_bounds__(RowShape<D>::kThreads, Worker<T, D, kBackward, kPaper>::kResident)
+template <typename T, int D, bool kBackward, Scheme kScheme>
+__global__ void __launch_bounds__(RowShape<D>::kThreads,
+                                  Worker<T, D, kBackward, kScheme>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = Worker<T, D, kBackward, kPaper>;
+  using Work = Worker<T, D, kBackward, kScheme>;
   __shared__ typename Work::Shared shared;
   if (threadIdx.x == 0) shared.item[0] = item_at(job, atomicAdd(job.next, 1u));
   __syncthreads();
   for (int turn = 0; shared.item[turn].kind != Kind::none; turn ^= 1) {
-    uint32_t next = 0;  // asked for early, used late
+    uint32_t next = 0;  // asked for now, so that the answer is there when it is needed
     if (threadIdx.x == 0) next = atomicAdd(job.next, 1u);
     Work{job, shared.item[turn], shared}.run();
     if (threadIdx.x == 0) shared.item[turn ^ 1] = item_at(job, next);
@@ -292,7 +296,7 @@ __global__ void __launch_bounds__(RowShape<D>::kThreads, Worker<T, D, kBackward,
   }
 }
 
-template <typename T, int D, bool kBackward, bool kPaper>
+template <typename T, int D, bool kBackward, Scheme kScheme>
 void run(const OperandJob& job, cudaStream_t stream) {
   const Counts n(job);
   const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
@@ -300,18 +304,21 @@ void run(const OperandJob& job, cudaStream_t stream) {
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const int64_t places =
-      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kPaper>::kResident;
-  launch(operand_kernel<T, D, kBackward, kPaper>,
+      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme>::kResident;
+  launch(operand_kernel<T, D, kBackward, kScheme>,
          dim3(static_cast<unsigned>(items < places ? items : places)), RowShape<D>::kThreads, 0,
          job, stream);
 }
 
+template <typename T, int D, bool kBackward>
+void run(const OperandJob& job, cudaStream_t stream) {
+  job.scheme == Scheme::paper ? run<T, D, kBackward, Scheme::paper>(job, stream)
+                              : run<T, D, kBackward, Scheme::vectorwise>(job, stream);
+}
+
 template <typename T, int D>
 void run(const OperandJob& job, cudaStream_t stream) {
-  if (job.backward)
-    job.paper ? run<T, D, true, true>(job, stream) : run<T, D, true, false>(job, stream);
-  else
-    job.paper ? run<T, D, false, true>(job, stream) : run<T, D, false, false>(job, stream);
+  job.backward ? run<T, D, true>(job, stream) : run<T, D, false>(job, stream);
 }
 
 template <typename T>

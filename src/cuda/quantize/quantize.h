@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that turns the caller's tensors into what main kernels read: means, INT8 codes
-// (row-major and transposed), padded 16-bit copies, and the statistics of a query. And the one that
-// decodes the largest logits.
+// Two kernels. One turns the caller's tensors into what the main kernels read: means, INT8 codes
+// (row-major and transposed), padded 16-bit copies, and numbers of each query. The other decodes
+// the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,16 +12,17 @@
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
+#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda {
 
-/// Mean over the keys of each sequence. Tokens that hold NaN or Inf are left out.
+/// The mean over the keys of each sequence. It leaves out tokens that hold NaN or Inf.
 struct MeanJob {
-  float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: not wanted
+  float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: there is none
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
-  uint32_t* arrived = nullptr;  // [sequences, hk], zero at the start: parts that are done
+  uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
 };
 
 /// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
@@ -29,36 +30,37 @@ struct MeanJob {
 struct OperandJob {
   Sequences seq;
   int d, padded_d, h, hk, group, q_blocks, k_blocks;
-  int64_t tq, tk;        // padded totals
-  bool backward, paper;  // paper: one scale per q_tokens or k_tokens tokens, else per token
-  int q_tokens, k_tokens;
-  uint32_t* next;  // the next piece of work; zero at the start
+  int64_t tq, tk;  // padded totals
+  bool backward;
+  int q_tokens, k_tokens;  // that share a scale in `paper`; k_tokens share one of V in any recipe
+  Scheme scheme;
+  uint32_t* next;  // the next piece of work; 0 at the start
 
   Strided k;
   MeanJob k_mean;
   int8_t* k8;               // [hk, tk, D]
-  int8_t* k8t = nullptr;    // [hk, tk / kGroup, D, kGroup]
+  int8_t* k8t = nullptr;    // [hk, tk / kSlab, D, kSlab]
   bool k8t_turned = false;  // its order: tile::turned instead of tile::permuted
   KeyScale* k_scale;        // [hk, tk]
 
   Strided v;
   MeanJob v_mean;
-  int8_t* v8t = nullptr;  // [hk, tk / kGroup, D, kGroup]
+  int8_t* v8t = nullptr;  // [hk, tk / kSlab, D, kSlab]
   float* v_scale;         // [hk, tk / k_tokens]
-  void* v16 = nullptr;    // [hk, tk, D]; with v8t only the leading v16_tiles, and poisoned ones
-  int64_t v16_tiles;
+  void* v16 = nullptr;    // [hk, tk, D]; with v8t only the leading pv16_tiles, and poisoned ones
+  int64_t pv16_tiles;
 
   Strided q;
   float logit_scale;
   int8_t* q8;  // [h, tq, D]
 
   // Forward.
-  float *lane, *mean_logit;  // [h, tq]
+  float *logit_factor, *mean_logit;  // [h, tq]
 
   // Backward.
   Strided o, dout;
   StridedStats lse, dlse;   // dlse.data null: none
-  int8_t *q8t, *do8t;       // [h, tq / kGroup, D, kGroup]
+  int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
   void* do16 = nullptr;     // [h, tq, D]
   QueryRow* row;            // [h, tq]
   QueryExponent* exponent;  // [h, tq]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a thread block holds a block of kBlock tokens of one head: D / 8 neighbouring lanes share a
-// token, eight channels each, and have the same kSteps neighbouring tokens.
+// How a thread block holds a block of kBlock tokens of one head. D / 8 neighbouring lanes are a
+// slot: they share kSteps neighbouring tokens, and each has eight channels of them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,8 +17,8 @@ namespace sagebwd::cuda {
 template <int D>
 struct RowShape {
   static constexpr int kThreads = 256;
-  static constexpr int kLanes = D / 8;              // that share tokens
-  static constexpr int kSlots = kThreads / kLanes;  // sets of such lanes
+  static constexpr int kLanes = D / 8;              // of a slot
+  static constexpr int kSlots = kThreads / kLanes;  // of a thread block
   static constexpr int kSteps = kBlock / kSlots;    // tokens of a thread
 };
 
@@ -53,11 +53,12 @@ struct Chunk {
   }
 };
 
-/// How rows are read: `again` leaves them in the second-level cache for another reader, `once`
-/// makes room for others. The first-level cache has nothing to gain from either.
+/// How rows are read. `again` leaves them in the second-level cache for another reader; `once`
+/// marks them as the first to make room.
 enum class Reading { again, once };
 
-/// Eight channels of neighbouring tokens `stride` elements apart; those from `count` on are zero.
+/// Loads eight channels of neighbouring tokens, `stride` elements apart. Tokens from `count` on are
+/// zero.
 template <Reading kReading, typename T, int kSteps>
 __device__ __forceinline__ void load_chunks(Chunk<T> (&to)[kSteps], const T* at, int64_t stride,
                                             int count, bool vector) {
@@ -80,14 +81,14 @@ __device__ __forceinline__ void load_chunks(Chunk<T> (&to)[kSteps], const T* at,
   }
 }
 
-/// Reduces kSteps values over the lanes of a slot at once: lane l gets the result of value
-/// l % kSteps. Each round hands half of the values to the neighbour, so there are far fewer
-/// exchanges than in one reduction after the other. The order is the same for every lane.
+/// Reduces kSteps values over the lanes of a slot: member m of the slot gets the result of value
+/// m % kSteps. In each round a lane hands half of its values to a neighbour, which takes far fewer
+/// exchanges than one reduction per value. The order of operations is the same for every lane.
 template <int kLanes, int kSteps, typename Op>
-__device__ __forceinline__ float scatter_reduce(float (&v)[kSteps], uint32_t lane, Op op) {
+__device__ __forceinline__ float scatter_reduce(float (&v)[kSteps], uint32_t member, Op op) {
 #pragma unroll
   for (int half = kSteps / 2; half > 0; half /= 2) {
-    const bool upper = (lane & static_cast<uint32_t>(half)) != 0;
+    const bool upper = (member & static_cast<uint32_t>(half)) != 0;
 #pragma unroll
     for (int i = 0; i < half; ++i) {
       const float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
@@ -99,7 +100,7 @@ __device__ __forceinline__ float scatter_reduce(float (&v)[kSteps], uint32_t lan
   return v[0];
 }
 
-/// Whether any lane of the slot says so.
+/// Whether x is true in any lane of the slot.
 template <int kLanes>
 __device__ __forceinline__ bool slot_any(bool x) {
   const unsigned votes = __ballot_sync(0xffffffffu, x);

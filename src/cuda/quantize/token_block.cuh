@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of one block of kBlock tokens of one head.
 //
-//   load → subtract mean → largest magnitude per token or group of tokens → codes → row-major rows
-//                                                         shared memory ↲  → transposed rows
+//   load → subtract mean → largest magnitude per token or per 64 or 128 tokens → codes
+//   codes → row-major rows
+//   codes → shared memory → transposed rows
 //
-// Tokens that hold NaN or Inf have codes 0 and scale NaN, and do not touch the scale of their
-// neighbours. The arithmetic is that of numerics/quantize.h, so codes equal the other backends' bit
-// for bit.
+// Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
+// neighbours. The arithmetic is that of numerics/quantize.h, so the codes equal those of the other
+// backends bit for bit.
 //
-// What is one number per token (a scale, a dot product) ends up in the lane that owns the token:
-// lane l of the D / 8 that share tokens owns token l % kSteps.
+// A number per token (a scale, a dot product) ends up in the lane that owns the token. D / 8 lanes
+// share kSteps tokens; member m of them owns token m % kSteps.
 #pragma once
 
 #include "cuda/quantize/quantize.h"
@@ -31,33 +32,33 @@ struct TokenBlock {
   };
 
   Shared& shared;
-  uint32_t lane, channel, slot;  // lane: of those that share tokens
-  int64_t token0;                // first token of the thread in the workspace, heads included
-  int left;                      // its tokens inside the sequence
+  uint32_t member, channel, slot;  // member: which of the lanes that share tokens
+  int64_t token0;                  // first token of the thread in the workspace, heads included
+  int left;                        // tokens from there to the end of the sequence
   Chunk<T> chunk[kSteps];
   float mean[8];
   float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
-  float scale;            // of the token this lane owns; 0 behind the end
+  float scale;            // of the token that this lane owns; 0 after the end
 
-  /// `first`: of the block, inside its sequence of `count` tokens; `row0`: of the block, in the
-  /// workspace.
+  /// `first`: the block's first token inside its sequence of `count` tokens. `row0`: the same token
+  /// in the workspace.
   __device__ TokenBlock(Shared& s, int first, int count, int64_t row0) : shared(s) {
-    lane = threadIdx.x % kLanes, slot = threadIdx.x / kLanes, channel = lane * 8;
+    member = threadIdx.x % kLanes, slot = threadIdx.x / kLanes, channel = member * 8;
     const int mine = static_cast<int>(slot * kSteps);
     token0 = row0 + mine, left = count - first - mine;
   }
 
-  __device__ uint32_t own() const { return lane % kSteps; }
-  __device__ bool owns() const { return lane < kSteps; }
+  __device__ uint32_t own() const { return member % kSteps; }
+  __device__ bool owns() const { return member < kSteps; }
   __device__ bool own_is_real() const { return static_cast<int>(own()) < left; }
 
-  /// `at`: the row of the thread's first token.
+  /// Loads the thread's tokens. `at`: the row of the first.
   __device__ void load(Chunk<T> (&to)[kSteps], const T* at, const Strided& x, int d) const {
     load_chunks<Reading::once>(to, at + channel, x.token, static_cast<int>(channel) < d ? left : 0,
                                x.vector);
   }
 
-  /// kSmooth: minus the mean.
+  /// Eight values of a token. kSmooth: without the mean.
   template <bool kSmooth>
   __device__ void values(int step, float (&x)[8]) const {
     chunk[step].unpack(x);
@@ -66,7 +67,7 @@ struct TokenBlock {
       for (int e = 0; e < 8; ++e) x[e] -= mean[e];
   }
 
-  /// Largest magnitude of this thread's channels of a token; 0 behind the end.
+  /// Largest magnitude of this thread's channels of a token; 0 after the end.
   template <bool kSmooth>
   __device__ float top_of(int step) const {
     if constexpr (!kSmooth) return chunk[step].top();
@@ -85,21 +86,22 @@ struct TokenBlock {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) top[step] = top_of<kSmooth>(step);
     scale = numerics::scale_of(
-        scatter_reduce<kLanes>(top, lane, [](float a, float b) { return arch::max_nan(a, b); }));
+        scatter_reduce<kLanes>(top, member, [](float a, float b) { return arch::max_nan(a, b); }));
     const float mine = numerics::inverse_of(scale);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       inverse[step] = __shfl_sync(0xffffffffu, mine, step, kLanes);
   }
 
-  /// One scale per 64 or 128 tokens; gives it, as for a group without poison, and whether there was
-  /// any.
-  struct Group {
+  /// A scale that several tokens share. Those that hold NaN or Inf are left out, and `poisoned`
+  /// says that there are some.
+  struct SharedScale {
     float scale;
     bool poisoned;
   };
+  /// One scale per `tokens` tokens, 64 or 128.
   template <bool kSmooth>
-  __device__ Group measure_group(int tokens) {
+  __device__ SharedScale measure_shared(int tokens) {
     float top = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kSmooth>(step));
@@ -108,16 +110,16 @@ struct TokenBlock {
     float amax = __uint_as_float(most);
     const bool poisoned = !numerics::is_finite(amax);
     if (__syncthreads_or(poisoned)) amax = measure_poisoned<kSmooth>(tokens, bad);
-    const float group = numerics::scale_of(amax), factor = numerics::inverse_of(group);
+    const float common = numerics::scale_of(amax), factor = numerics::inverse_of(common);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       inverse[step] = step < left && ((bad >> step) & 1) == 0 ? factor : 0.0f;
-    scale = !own_is_real() ? 0.0f : ((bad >> own()) & 1) != 0 ? __int_as_float(0x7fffffff) : group;
-    return {group, poisoned};
+    scale = !own_is_real() ? 0.0f : ((bad >> own()) & 1) != 0 ? __int_as_float(0x7fffffff) : common;
+    return {common, poisoned};
   }
 
-  /// The largest of all threads whose tokens share a scale: their order is that of their bits, NaN
-  /// on top.
+  /// The largest number of all threads whose tokens share a scale, as bits. Bits of magnitudes have
+  /// the order of the numbers, with NaN on top.
   __device__ uint32_t share_top(int buffer, float top, int tokens) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
     if (threadIdx.x % 32 == 0) shared.top[buffer][threadIdx.x / 32] = most;
@@ -130,7 +132,7 @@ struct TokenBlock {
     return tokens == kBlock ? max(low, high) : threadIdx.x < Shape::kThreads / 2 ? low : high;
   }
 
-  /// The same without tokens that hold NaN or Inf.
+  /// The largest magnitude without tokens that hold NaN or Inf; `bad` says which those are.
   template <bool kSmooth>
   __device__ float measure_poisoned(int tokens, uint32_t& bad) {
     float top = 0.0f;
@@ -145,7 +147,7 @@ struct TokenBlock {
     return __uint_as_float(share_top(1, top, tokens));
   }
 
-  /// Codes to global memory, if wanted, and to shared memory for the transposed rows.
+  /// Writes codes to global memory, unless `rows` is null, and to shared memory if `transpose`.
   template <bool kSmooth>
   __device__ void write_codes(int8_t* rows, bool transpose) const {
 #pragma unroll
@@ -172,15 +174,15 @@ struct TokenBlock {
     }
   }
 
-  /// Where a token's word of four codes lies in shared memory: turned so that the four pieces of 16
-  /// tokens that are read together do not meet in a bank.
+  /// Where a token's word of four codes lies in shared memory. The exclusive or spreads the four
+  /// pieces of 16 tokens that are read together over different banks.
   __device__ static uint32_t word_at(uint32_t token, uint32_t word) {
     return (token * (D / 4) + word) ^ ((token >> 4 & 3) << 3);
   }
 
-  /// After a barrier. Each thread turns 16 tokens x 4 channels into four 16-byte pieces of
-  /// transposed rows, in the order that 8-bit A operands made from accumulators want. row0: of the
-  /// block, in the workspace.
+  /// Writes transposed rows, after a barrier. Each thread turns 16 tokens x 4 channels into four
+  /// 16-byte pieces, in the order that matches A operands made from accumulators (tile/codes.cuh).
+  /// `row0`: the block's first token in the workspace.
   template <bool kTurned>
   __device__ void write_transposed(int8_t* to, int64_t row0) const {
     constexpr uint32_t kItems = D / 4 * (kBlock / 16);
@@ -206,15 +208,16 @@ struct TokenBlock {
       out[2][w] = __byte_perm(ab_high, cd_high, 0x5410);
       out[3][w] = __byte_perm(ab_high, cd_high, 0x7632);
     }
-    to += row0 * D + piece / (kGroup / 16) * (D * kGroup) + piece % (kGroup / 16) * 16;
+    to += row0 * D + piece / (kSlab / 16) * (D * kSlab) + piece % (kSlab / 16) * 16;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = static_cast<int>(c) + e;
-      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kGroup) =
+      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kSlab) =
           make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
     }
   }
 
+  /// Copies a token's 16-bit values as they are.
   __device__ void write_raw(void* to, int step) const {
     *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel) =
         chunk[step].bits;

@@ -21,11 +21,11 @@ struct ForwardParams {
   int d, group;
   int64_t tq, tk;
   const int8_t* q8;           // [h, tq, D]
-  const float* lane;          // [h, tq]: scale of Q times c·log2e
+  const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
   const float* q_mean_logit;  // [h, tq]: c·q·mean(K)
   const int8_t* k8;           // [hk, tk, D]
   const KeyScale* k_scale;    // [hk, tk]
-  const int8_t* v8t;          // [hk, tk / kGroup, D, kGroup]
+  const int8_t* v8t;          // [hk, tk / kSlab, D, kSlab]
   const float* v_scale;       // [hk, tk / tile_k]; NaN: the tile holds NaN or Inf
   const void* v16;            // [hk, tk, D], only of tiles whose P·V is in 16 bit
   const float* v_mean;        // [sequences, hk, D]
@@ -45,18 +45,18 @@ struct BackwardParams {
   float scale;
   float p_levels, p_unit;           // as in the forward
   const int8_t* q8;                 // [h, tq, D]
-  const int8_t* q8t;                // [h, tq / kGroup, D, kGroup]
+  const int8_t* q8t;                // [h, tq / kSlab, D, kSlab]
   const QueryRow* q_row;            // [h, tq]
   const QueryExponent* q_exponent;  // [h, tq]
   const QueryGradient* q_gradient;  // [h, tq]
   const int8_t* k8;                 // [hk, tk, D]
-  const int8_t* k8t;                // [hk, tk / kGroup, D, kGroup]
+  const int8_t* k8t;                // [hk, tk / kSlab, D, kSlab]
   const KeyScale* k_scale;          // [hk, tk]
   const void* v16;                  // [hk, tk, D]; null: V is as the kernel wants it
   const void* do16;                 // [h, tq, D]; null: so is dO
   Strided v, dout;
-  const int8_t* do8t;   // [h, tq / kGroup, D, kGroup]
-  float* dq_sum;        // [h, tq / 16, D / 8, 128]: dQ·lane/c (arch/global_add.cuh), or null
+  const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
+  float* dq_sum;  // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c (arch/global_add.cuh), or null
   const float* k_mean;  // [sequences, hk, D]
   StridedStats dlse;    // data null: none
   bool partial_kv;

@@ -68,7 +68,7 @@ struct Call {
     job.group = static_cast<int>(p.group());
     job.q_blocks = plan.q_blocks, job.k_blocks = plan.k_blocks;
     job.tq = plan.tq, job.tk = plan.tk;
-    job.paper = p.recipe.scheme == Scheme::paper;
+    job.scheme = p.recipe.scheme;
     job.q_tokens = tiles.q, job.k_tokens = tiles.k;
     job.next = ws.next;
     job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
@@ -105,8 +105,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
   if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-  job.v8t = ws.v8t, job.v_scale = ws.v_scale, job.v16_tiles = pv16_tiles(p);
-  job.lane = ws.lane, job.mean_logit = ws.mean_logit;
+  job.v8t = ws.v8t, job.v_scale = ws.v_scale, job.pv16_tiles = pv16_tiles(p);
+  job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
 
   const ForwardParams params{.seq = call.sequences(ws),
@@ -116,7 +116,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .tq = plan.tq,
                              .tk = plan.tk,
                              .q8 = ws.q8,
-                             .lane = ws.lane,
+                             .logit_factor = ws.logit_factor,
                              .q_mean_logit = ws.mean_logit,
                              .k8 = ws.k8,
                              .k_scale = ws.k_scale,

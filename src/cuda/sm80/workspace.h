@@ -57,14 +57,14 @@ struct ForwardSpace : SharedSpace {
     const int64_t parts = p.hk * plan.k_blocks;
     v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    v_scale = arena.take<float>(p.hk * plan.tk / kGroup);
-    lane = arena.take<float>(p.h * plan.tq);
+    v_scale = arena.take<float>(p.hk * plan.tk / kSlab);
+    logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
   }
   double* v_part;
   int* v_part_tokens;
   int8_t* v8t;
-  float *v_scale, *lane, *mean_logit;
+  float *v_scale, *logit_factor, *mean_logit;
 };
 
 struct BackwardSpace : SharedSpace {

@@ -134,7 +134,7 @@ __device__ __forceinline__ void quantize_rows(uint32_t (&a)[kBlocks / 4][4],
 
 /// acc += weight · codes·B for kM blocks of 16 rows. The rows' codes are kSteps contraction steps
 /// of 32 of this warp and as many of the other warp of its pair. B lies transposed in shared
-/// memory, rows of kGroup contraction indices; `b` points at the first of this warp's channels.
+/// memory, rows of kSlab contraction indices; `b` points at the first of this warp's channels.
 /// weight[m][r] belongs to row 16m + g + 8r.
 template <Bytes kA, int kM, int kSteps, int kChannelBlocks, int D>
 __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][4],
@@ -150,7 +150,7 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
     if constexpr (kSteps == 2) {  // a row of 64 is one warp's share, the next sub-tile the other's
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        load_b<kGroup>(f[h], b + member * D * kGroup + (c + h) * 8 * kGroup, 0, lane);
+        load_b<kSlab>(f[h], b + member * D * kSlab + (c + h) * 8 * kSlab, 0, lane);
 #pragma unroll
       for (int k = 0; k < 2; ++k)
 #pragma unroll
@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
                    : arch::mma_8<kA>(sum[h][m], mine[m][1], f[h][2], f[h][3]);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        load_b<kGroup>(f[h], b + (member ^ 1) * D * kGroup + (c + h) * 8 * kGroup, 0, lane);
+        load_b<kSlab>(f[h], b + (member ^ 1) * D * kSlab + (c + h) * 8 * kSlab, 0, lane);
 #pragma unroll
       for (int k = 0; k < 2; ++k)
 #pragma unroll
@@ -172,8 +172,7 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][
     } else {  // a row of 64 holds both shares: this warp's first
       static_assert(kSteps == 1);
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        load_b<kGroup>(f[h], b + (c + h) * 8 * kGroup, 0, lane, member * 2);
+      for (int h = 0; h < 2; ++h) load_b<kSlab>(f[h], b + (c + h) * 8 * kSlab, 0, lane, member * 2);
 #pragma unroll
       for (int k = 0; k < 2; ++k)
 #pragma unroll

@@ -23,6 +23,7 @@ __device__ __forceinline__ uint32_t pack_16<__half>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&v);
 }
 
+/// Two neighbouring values. `vector`: their address is a multiple of 4 bytes.
 template <typename T>
 __device__ __forceinline__ void store_pair(T* to, float a, float b, bool vector) {
   const uint32_t bits = pack_16<T>(a, b);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sequences of a call and their mask, as they cross from host to device.
 //
-// Inside a workspace the tokens of all sequences lie behind one another. Each sequence starts a new
-// block; how many tokens a block has is the kernels' choice (tile/layout.h, plain/params.h).
+// In a workspace the tokens of all sequences follow one another. Each sequence starts a new block.
+// Kernels choose how many tokens a block has (tile/layout.h, plain/params.h).
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct Sequences {
   const DocumentStart* documents = nullptr;  // [count + 1]; null: not packed
 };
 
-/// Query i sees keys i + shift - left … i + shift + right; -1: open. shift = nk - nq if
-/// bottom_right.
+/// Query i sees keys i + shift - left … i + shift + right, where shift is nk - nq if bottom_right
+/// and else 0. A side that is -1 has no limit.
 struct MaskParams {
   bool bottom_right;
   int64_t left, right;

@@ -10,7 +10,7 @@ namespace sagebwd::cuda {
 struct Strided {
   void* data;
   int64_t batch, head, token;  // strides in elements
-  bool vector;                 // rows start at multiples of 16 bytes
+  bool vector;  // rows are aligned for vector access: 16 bytes of an input, 4 of an output
 };
 
 /// FP32 statistics of the caller's, [b, h, n].

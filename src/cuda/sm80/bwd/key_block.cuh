@@ -204,10 +204,10 @@ struct KeyBlock {
     const uint32_t to = stage_at(stage);
     const int64_t row = step.head * p.tq + work().s.q_pad + query_of(step.n);
     tile::load_tile<kTileQ, D, kKeyThreads>(to + offsetof(Stage, q8), p.q8 + row * D, thread);
-    tile::load_tile<D, kGroup, kKeyThreads>(to + offsetof(Stage, q8t), p.q8t + row * D, thread);
+    tile::load_tile<D, kSlab, kKeyThreads>(to + offsetof(Stage, q8t), p.q8t + row * D, thread);
     tile::load_tile<kTileQ, 2 * D, kKeyThreads>(to + offsetof(Stage, do16),
                                                 static_cast<const T*>(p.do16) + row * D, thread);
-    tile::load_tile<D, kGroup, kKeyThreads>(to + offsetof(Stage, do8t), p.do8t + row * D, thread);
+    tile::load_tile<D, kSlab, kKeyThreads>(to + offsetof(Stage, do8t), p.do8t + row * D, thread);
     tile::load_linear<kTileQ * 8, kKeyThreads>(to + offsetof(Stage, exponent), p.q_exponent + row,
                                                thread);
     tile::load_linear<kTileQ * 8, kKeyThreads>(to + offsetof(Stage, gradient), p.q_gradient + row,
@@ -404,7 +404,7 @@ struct KeyBlock {
 #pragma unroll
       for (int m = 0; m < kM; ++m) pair().codes(m, other[m][0]);
       tile::multiply_codes<kA, kM, 1, kChannelBlocks, D>(
-          acc, mine, other, scale, transposed + member() * kChannels * kGroup, member(), lane());
+          acc, mine, other, scale, transposed + member() * kChannels * kSlab, member(), lane());
     });
   }
 

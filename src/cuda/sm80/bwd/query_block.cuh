@@ -112,7 +112,7 @@ struct QueryBlock {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const QueryRow q = p.q_row[first + mine + 16 * m + 8 * r];
-        q_lane[m][r] = q.lane, lse2[m][r] = q.lse2, delta[m][r] = q.delta;
+        q_lane[m][r] = q.logit_factor, lse2[m][r] = q.lse2, delta[m][r] = q.delta;
         row_sum[m][r] = 0.0f;
         if constexpr (kRounding == Rounding::dither)
           query_term[m][r] = tile::query_term(static_cast<uint32_t>(mine + 16 * m + 8 * r));
@@ -156,9 +156,9 @@ struct QueryBlock {
         work().kv_head * p.tk + work().s.k_pad + static_cast<int64_t>(tile) * kTileK;
     tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + key * D, thread);
 #pragma unroll
-    for (int n = 0; n < kTileK / kGroup; ++n)
-      tile::load_tile<D, kGroup, kThreads>(to + offsetof(Stage, k8t) + n * D * kGroup,
-                                           p.k8t + (key + n * kGroup) * D, thread);
+    for (int n = 0; n < kTileK / kSlab; ++n)
+      tile::load_tile<D, kSlab, kThreads>(to + offsetof(Stage, k8t) + n * D * kSlab,
+                                          p.k8t + (key + n * kSlab) * D, thread);
     tile::load_tile<kTileK, 2 * D, kThreads>(to + offsetof(Stage, v16),
                                              static_cast<const T*>(p.v16) + key * D, thread);
     tile::load_linear<kTileK * 8, kThreads>(to + offsetof(Stage, k_scale), p.k_scale + key, thread);
@@ -384,7 +384,7 @@ struct QueryBlock {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) pair().codes(m * kSteps + k, other[m][k]);
     const uint32_t k8t = stage_at(stage) + static_cast<uint32_t>(offsetof(Stage, k8t)) +
-                         member() * kChannels * kGroup;
+                         member() * kChannels * kSlab;
     tile::multiply_codes<tile::Bytes::s8, kM, kSteps, kChannelBlocks, D>(dq, mine, other, scale,
                                                                          k8t, member(), lane());
   }

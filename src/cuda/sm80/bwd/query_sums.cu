@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
     const int query = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4) + 8 * r;
     if (query >= s.nq) continue;
     const QueryRow row = p.q_row[head * p.tq + s.q_pad + query];
-    const float factor = p.scale / row.lane;
+    const float factor = p.scale / row.logit_factor;
     float total = 0.0f;
     if (p.dlse.data != nullptr && row.lse2 != INFINITY)
       total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);

@@ -8,8 +8,9 @@ namespace {
 
 template <typename T>
 void run(const ForwardParams& p, int padded_d, int q_blocks, int heads, cudaStream_t stream) {
-  padded_d == 64 ? run_forward<T, 64, 64, Rounding::dither>(p, q_blocks, heads, stream)
-                 : run_forward<T, 128, 64, Rounding::dither>(p, q_blocks, heads, stream);
+  using fwd::Instance;
+  padded_d == 64 ? run_forward<T, Instance::dithered_narrow>(p, q_blocks, heads, stream)
+                 : run_forward<T, Instance::dithered_wide>(p, q_blocks, heads, stream);
 }
 
 }  // namespace

@@ -6,17 +6,16 @@
 namespace sagebwd::cuda::sm80 {
 namespace {
 
-template <typename T, int D>
-void run(const ForwardParams& p, int tile_k, int q_blocks, int heads, cudaStream_t stream) {
-  tile_k == 64 ? run_forward<T, D, 64, Rounding::nearest>(p, q_blocks, heads, stream)
-               : run_forward<T, D, 128, Rounding::nearest>(p, q_blocks, heads, stream);
-}
-
 template <typename T>
 void run(const ForwardParams& p, int padded_d, int tile_k, int q_blocks, int heads,
          cudaStream_t stream) {
-  padded_d == 64 ? run<T, 64>(p, tile_k, q_blocks, heads, stream)
-                 : run<T, 128>(p, tile_k, q_blocks, heads, stream);
+  using fwd::Instance;
+  if (tile_k == 64)
+    padded_d == 64 ? run_forward<T, Instance::paper_narrow>(p, q_blocks, heads, stream)
+                   : run_forward<T, Instance::paper_wide>(p, q_blocks, heads, stream);
+  else
+    padded_d == 64 ? run_forward<T, Instance::narrow>(p, q_blocks, heads, stream)
+                   : run_forward<T, Instance::wide>(p, q_blocks, heads, stream);
 }
 
 }  // namespace

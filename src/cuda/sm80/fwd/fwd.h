@@ -10,11 +10,11 @@
 
 namespace sagebwd::cuda::sm80 {
 
-/// tile_k is 64 or 128, padded_d is 64 or 128. Dither has tiles of 64 keys only.
+/// padded_d: 64 or 128. tile_k: 128, or 64 in `paper`. Dither needs tiles of 64 keys.
 void launch_forward(const ForwardParams& params, Dtype dtype, Rounding rounding, int padded_d,
                     int tile_k, int q_blocks, int heads, cudaStream_t stream);
 
-/// The part of it that is dithered, in a file of its own.
+/// The instances that round by dither. They have a file of their own, to compile beside the others.
 void launch_dithered_forward(const ForwardParams& params, Dtype dtype, int padded_d, int q_blocks,
                              int heads, cudaStream_t stream);
 

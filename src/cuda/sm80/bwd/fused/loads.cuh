@@ -38,8 +38,8 @@ __device__ void load_keys(const Thread<kConfig>& me, const Walk& w) {
   if (me.index < kTileK)
     at<float>(me.shared + offsetof(Plan, k_scale) + place_of_row(me.index) * 4) =
         me.p.k_scale[row + me.index].scale;
-  tile::load_tile<D*(kTileK / kGroup), kGroup, kThreads>(me.shared + offsetof(Plan, k8t),
-                                                         me.p.k8t + row * D, me.index);
+  tile::load_tile<D*(kTileK / kSlab), kSlab, kThreads>(me.shared + offsetof(Plan, k8t),
+                                                       me.p.k8t + row * D, me.index);
 }
 
 /// Loads query tiles, in the order of the walk. At d 64 dO comes from the caller's tensor where
@@ -95,10 +95,10 @@ struct QueryLoads {
   __device__ void load_back(const Thread<kConfig>& me, int stage, uint32_t row) const {
     const uint32_t back = me.shared + me.back_at(stage);
     const uint64_t first = static_cast<uint64_t>(row) * D;
-    tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, q8t),
-                                                           me.p.q8t + first, me.index);
-    tile::load_tile<D*(kTileQ / kGroup), kGroup, kThreads>(back + offsetof(Back, do8t),
-                                                           me.p.do8t + first, me.index);
+    tile::load_tile<D*(kTileQ / kSlab), kSlab, kThreads>(back + offsetof(Back, q8t),
+                                                         me.p.q8t + first, me.index);
+    tile::load_tile<D*(kTileQ / kSlab), kSlab, kThreads>(back + offsetof(Back, do8t),
+                                                         me.p.do8t + first, me.index);
   }
 
  private:

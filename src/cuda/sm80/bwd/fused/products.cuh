@@ -112,8 +112,8 @@ __device__ void multiply_in_pairs(typename Accumulators<kConfig>::Sums& acc,
 #pragma unroll
     for (int k = 0; k < kConfig.query_strips; k += 2) {
       uint32_t f[2][4];
-      arch::ldmatrix_x4(f[0], b + (k / 2 * kConfig.d + c * 8) * kGroup);
-      arch::ldmatrix_x4(f[1], b + (k / 2 * kConfig.d + c * 8 + 8) * kGroup);
+      arch::ldmatrix_x4(f[0], b + (k / 2 * kConfig.d + c * 8) * kSlab);
+      arch::ldmatrix_x4(f[1], b + (k / 2 * kConfig.d + c * 8 + 8) * kSlab);
 #pragma unroll
       for (int step = 0; step < 2; ++step)
 #pragma unroll
@@ -145,14 +145,14 @@ __device__ void multiply_in_flight(typename Accumulators<kConfig>::Sums& acc,
   uint32_t f[2][kSteps / 2][4];
   int sum[2][kKeyBlocks][4];
 #pragma unroll
-  for (int k = 0; k < kSteps / 2; ++k) arch::ldmatrix_x4(f[0][k], b + k * D * kGroup);
+  for (int k = 0; k < kSteps / 2; ++k) arch::ldmatrix_x4(f[0][k], b + k * D * kSlab);
 #pragma unroll
   for (int c = 0; c <= kBlocks; ++c) {
     __syncwarp();
     if (c + 1 < kBlocks)
 #pragma unroll
       for (int k = 0; k < kSteps / 2; ++k)
-        arch::ldmatrix_x4(f[(c + 1) & 1][k], b + (k * D + (c + 1) * 8) * kGroup);
+        arch::ldmatrix_x4(f[(c + 1) & 1][k], b + (k * D + (c + 1) * 8) * kSlab);
     if (c < kBlocks)
 #pragma unroll
       for (int k = 0; k < kSteps; ++k)
@@ -194,7 +194,7 @@ __device__ void multiply(typename Accumulators<kConfig>::Sums& acc, const Thread
       for (int k = 0; k < kSteps; ++k) me.get_codes(a[m][k], me.codes_at(codes, k, m));
     }
   const uint32_t b =
-      me.shared + transposed + me.query_strip() * kConfig.channels() * kGroup +
+      me.shared + transposed + me.query_strip() * kConfig.channels() * kSlab +
       (kConfig.keeps_codes ? me.transposed ^ (me.query_strip() * 32) : me.transposed);
   if constexpr (kConfig.d == 64)
     multiply_in_pairs<kA, kConfig>(acc, a, scale, b);
@@ -235,7 +235,7 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
     }
   // This warp's contraction step comes first.
   const uint32_t step0 = kConfig.keeps_codes ? me.key_strip() : 0;
-  const uint32_t k8t = me.shared + offsetof(SharedPlan<kConfig>, k8t) + first * 8 * kGroup +
+  const uint32_t k8t = me.shared + offsetof(SharedPlan<kConfig>, k8t) + first * 8 * kSlab +
                        (kConfig.keeps_codes ? me.transposed ^ step0 * 32 : me.transposed);
   float* out = me.p.dq_sum + static_cast<uint64_t>(row) * D + (strip * 32 * D + first * 128);
 #pragma unroll
@@ -256,7 +256,7 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
       uint32_t f[kBlocks][4];
 #pragma unroll
       for (int c = 0; c < kBlocks; ++c)
-        arch::ldmatrix_x4(f[c], k8t + (k / 2 * D + (part + c) * 8) * kGroup);
+        arch::ldmatrix_x4(f[c], k8t + (k / 2 * D + (part + c) * 8) * kSlab);
 #pragma unroll
       for (int step = 0; step < 2; ++step)
 #pragma unroll

@@ -114,7 +114,7 @@ struct Thread {
       key8 += first_key8(), query8 += first_query8();
       key16 += first_key16(), query16 += first_query16();
     }
-    transposed = tile::swizzled<kGroup>(lane() & 7, lane() >> 3);
+    transposed = tile::swizzled<kSlab>(lane() & 7, lane() >> 3);
   }
 
   /// Called for every tile. ptxas would compute what follows from these numbers before the loop and

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every instance of the forward kernel, and everything that sets it apart: one table.
+#pragma once
+
+#include "cuda/tile/layout.h"
+#include "sagebwd/recipe.h"
+
+namespace sagebwd::cuda::sm80::fwd {
+
+// A warp has 16 queries. They are the rows of its accumulators.
+inline constexpr int kWarpQueries = 16;
+
+/// One instance of the kernel.
+struct Config {
+  int d;       // channels, padded
+  int tile_k;  // keys of a tile
+  int warps;
+  int resident;  // thread blocks on a multiprocessor, if its shared memory has room for them
+  Rounding rounding = Rounding::nearest;  // of P
+
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int queries() const { return kWarpQueries * warps; }
+  // Accumulators come in blocks of 8 columns: keys in the scores, channels in O.
+  constexpr int key_blocks() const { return tile_k / 8; }
+  constexpr int channel_blocks() const { return d / 8; }
+  /// INT8 products contract 32 keys at a time.
+  constexpr int key_steps() const { return tile_k / 32; }
+  constexpr bool valid() const { return kBlock % queries() == 0 && kBlock % tile_k == 0; }
+};
+
+// The table. Thread blocks are small and several share a multiprocessor: while one waits at its
+// barrier, or for its products, the others have work of another kind.
+
+inline constexpr Config kNarrow{.d = 64, .tile_k = 128, .warps = 4, .resident = 3};
+inline constexpr Config kWide{.d = 128, .tile_k = 128, .warps = 4, .resident = 2};
+// The tiles of `paper` are part of the recipe. They have 64 keys.
+inline constexpr Config kPaperNarrow{.d = 64, .tile_k = 64, .warps = 4, .resident = 3};
+inline constexpr Config kPaperWide{.d = 128, .tile_k = 64, .warps = 4, .resident = 2};
+// Only `paper` has dither here; cuda-plain serves it in `vectorwise`.
+inline constexpr Config kDitheredNarrow{
+    .d = 64, .tile_k = 64, .warps = 4, .resident = 3, .rounding = Rounding::dither};
+inline constexpr Config kDitheredWide{
+    .d = 128, .tile_k = 64, .warps = 4, .resident = 2, .rounding = Rounding::dither};
+
+/// The names by which the host knows the instances: nvcc cannot launch a kernel whose template
+/// parameter is a structure.
+enum class Instance { narrow, wide, paper_narrow, paper_wide, dithered_narrow, dithered_wide };
+constexpr Config config_of(Instance instance) {
+  switch (instance) {
+    case Instance::narrow:
+      return kNarrow;
+    case Instance::wide:
+      return kWide;
+    case Instance::paper_narrow:
+      return kPaperNarrow;
+    case Instance::paper_wide:
+      return kPaperWide;
+    case Instance::dithered_narrow:
+      return kDitheredNarrow;
+    default:
+      return kDitheredWide;
+  }
+}
+
+}  // namespace sagebwd::cuda::sm80::fwd

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scores of a tile: S = Q8·K8ᵀ, and the mask.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/arch/mma_sync.cuh"
+#include "cuda/sm80/fwd/shared.cuh"
+#include "cuda/tile/codes.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace sagebwd::cuda::sm80::fwd {
+
+/// What a lane holds of its warp's queries.
+template <Config kConfig>
+struct Queries {
+  uint32_t q8[kConfig.d / 32][4];  // A operands
+  PerRow logit_factor;
+
+  __device__ void load(const Thread<kConfig>& me, const Work& w) {
+    constexpr int D = kConfig.d;
+    const int64_t row = w.head * me.p.tq + w.s.q_pad + w.q0 + me.first_row();
+    const int8_t* q = me.p.q8 + row * D + 4 * me.t();
+#pragma unroll
+    for (int k = 0; k < D / 32; ++k)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        q8[k][r] = *reinterpret_cast<const uint32_t*>(q + (r & 1) * 8 * D + k * 32 + (r >> 1) * 16);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) logit_factor[r] = me.p.logit_factor[row + 8 * r];
+  }
+};
+
+/// x = (Q8·K8ᵀ)·(scale of K). The logit factor of the query is still missing.
+template <Config kConfig>
+__device__ void multiply_qk(Scores<kConfig>& x, const Thread<kConfig>& me,
+                            const Queries<kConfig>& queries, int stage) {
+  using Stage = typename SharedPlan<kConfig>::Stage;
+  constexpr int D = kConfig.d, kKeyBlocks = kConfig.key_blocks();
+  const uint32_t k8 = me.stage_at(stage) + me.key_offset,
+                 k_scale = me.stage_at(stage) + offsetof(Stage, k_scale) + me.t() * 16;
+  int acc[kKeyBlocks][4];
+#pragma unroll
+  for (int k = 0; k < D / 32; ++k)
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; n += 2) {
+      uint32_t b[4];
+      arch::ldmatrix_x4(b, tile::step_of(k8, k) + n * 8 * D);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        k == 0 ? tile::start_sum(acc[n + h], queries.q8[0], b[2 * h], b[2 * h + 1])
+               : arch::mma_8(acc[n + h], queries.q8[k], b[2 * h], b[2 * h + 1]);
+    }
+#pragma unroll
+  for (int n = 0; n < kKeyBlocks; ++n) {
+    const float4 ks = at<float4>(k_scale + n * 64);  // scale, offset; of two keys
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      x[n][e] = tile::scaled_sum(acc[n][e], e & 1 ? ks.z : ks.x, e & 1 ? ks.w : ks.y);
+  }
+}
+
+/// Makes -inf of what the mask hides.
+template <Config kConfig>
+__device__ void hide(Scores<kConfig>& x, const Thread<kConfig>& me, int tile) {
+  const int key0 = tile * kConfig.tile_k + static_cast<int>(2 * me.t());
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // How far the key lies inside the band of the query.
+    const uint32_t here = static_cast<uint32_t>(key0 - me.band_of(r)), width = me.seen(r);
+#pragma unroll
+    for (int n = 0; n < kConfig.key_blocks(); ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (here + n * 8 + e >= width) x[n][2 * r + e] = -INFINITY;
+  }
+}
+
+/// The scores of a tile, masked.
+template <Config kConfig>
+__device__ void scores(Scores<kConfig>& x, const Thread<kConfig>& me,
+                       const Queries<kConfig>& queries, int stage, int tile) {
+  multiply_qk(x, me, queries, stage);
+  if (!me.work().whole.holds(tile)) hide(x, me, tile);
+}
+
+}  // namespace sagebwd::cuda::sm80::fwd
