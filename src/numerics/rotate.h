@@ -13,13 +13,32 @@
 
 namespace sagebwd::numerics {
 
-/// Signs of the channels, the bit c % 32 of word c / 32: 1 is minus. Fractional bits of √2, √3, √5,
-/// √7, √11, √13, √17 and √19, 32 each: fixed for ever, since codes are saved.
-inline constexpr uint32_t kRotationSigns[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
-                                               0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+/// Signs of 32 channels from 32·word on, bit c of channel 32·word + c: 1 is minus. They are the
+/// first fractional bits of √2, √3, √5, √7, √11, √13, √17 and √19 and never change, because codes
+/// are saved. (A function, because device code cannot index a constant array.)
+SAGE_INLINE uint32_t rotation_signs(int word) {
+  switch (word) {
+    case 0:
+      return 0x6a09e667u;
+    case 1:
+      return 0xbb67ae85u;
+    case 2:
+      return 0x3c6ef372u;
+    case 3:
+      return 0xa54ff53au;
+    case 4:
+      return 0x510e527fu;
+    case 5:
+      return 0x9b05688cu;
+    case 6:
+      return 0x1f83d9abu;
+    default:
+      return 0x5be0cd19u;
+  }
+}
 
 SAGE_INLINE bool rotation_flips(int channel) {
-  return (kRotationSigns[channel / 32] >> (channel % 32) & 1) != 0;
+  return (rotation_signs(channel / 32) >> (channel % 32) & 1) != 0;
 }
 
 /// Channels that are mixed with one another.

@@ -108,7 +108,7 @@ struct Worker {
   __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
     return tile::row_of<const T>(
         x, item.s, item.head,
-        (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot * kSteps);
+        (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot() * kSteps);
   }
   /// Waits for the mean of a key head. It is zero if there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
@@ -116,16 +116,16 @@ struct Worker {
     for (int e = 0; e < 8; ++e) b.mean[e] = 0.0f;
     if (mean.mean == nullptr || item.s.nk == 0) return;
     wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
-                              b.channel);
+                              b.channel());
   }
 
-  /// Finds the scales of Q, K or dO: per `tokens` tokens in `paper`, else per token.
-  template <bool kSmooth>
+  /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
+  template <Values kValues>
   __device__ void measure(Block& b, int tokens) const {
     if constexpr (kScheme == Scheme::paper)
-      b.template measure_shared<kSmooth>(tokens);
+      b.template measure_shared<kValues>(tokens);
     else
-      b.template measure_tokens<kSmooth>();
+      b.template measure_tokens<kValues>();
   }
 
   __device__ void keys() const {
@@ -133,7 +133,12 @@ struct Worker {
     Block b = key_block(row0);
     b.load(b.chunk, row(job.k, b, false), job.k, job.d);
     load_mean(b, job.k_mean, item.head);
-    measure<true>(b, job.k_tokens);
+    b.template make<true>();
+    if (job.rotation > 0) b.rotate(job.rotation);
+    if (kScheme == Scheme::vectorwise && job.k_per_token)
+      b.template measure_tokens<Values::made>();
+    else
+      b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens : kBlock);
     if (b.owns()) {
       // Rounded to 22 significant bits, so that the offset is exact.
       float scale = b.scale;
@@ -141,7 +146,7 @@ struct Worker {
       if (scale == 0.0f) scale = kZeroScale;
       job.k_scale[b.token0 + b.own()] = {scale, -tile::kMagicFloat * scale};
     }
-    b.template write_codes<true>(job.k8, kBackward);
+    b.template write_codes<Values::made>(job.k8, kBackward);
     if constexpr (kBackward) {
       __syncthreads();
       job.k8t_turned ? b.template write_transposed<true>(job.k8t, row0)
@@ -153,20 +158,43 @@ struct Worker {
     int64_t row0;
     Block b = key_block(row0);
     b.load(b.chunk, row(job.v, b, false), job.v, job.d);
-    if constexpr (kBackward) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) b.write_raw(job.v16, step);
+    if (kBackward && !job.folds_v) {
+      b.write_loaded(job.v16);
+      return;
+    }
+    load_mean(b, job.v_mean, item.head);
+    b.template make<true>();
+    bool poisoned;
+    float unit = 1.0f;
+    if (job.folds_v) {
+      poisoned = b.measure_values();
     } else {
-      load_mean(b, job.v_mean, item.head);
-      const int tokens = job.k_tokens, mine = static_cast<int>(b.slot) * kSteps;
-      const typename Block::SharedScale of_tile = b.template measure_shared<true>(tokens);
-      if (mine % tokens == 0 && b.member == 0)
-        job.v_scale[b.token0 / tokens] =
-            of_tile.poisoned ? __int_as_float(0x7fffffff) : of_tile.scale;
-      if (of_tile.poisoned || (first(false) + mine) / tokens < job.pv16_tiles)
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) b.write_raw(job.v16, step);
-      b.template write_codes<true>(nullptr, true);
+      const typename Block::SharedScale of_tile =
+          b.template measure_shared<Values::made>(job.tile_k);
+      poisoned = of_tile.poisoned, unit = of_tile.scale;
+    }
+    if constexpr (kBackward) {
+      if (b.owns()) job.v_scale[b.token0 + b.own()] = b.scale;
+      b.write_codes_16(job.v16);
+    } else {
+      const int mine = static_cast<int>(b.slot()) * kSteps;
+      const int tile = static_cast<int>(row0 / kSlab) + mine / kSlab;  // of 64 keys
+      if (mine % job.tile_k == 0 && b.member() == 0)
+        job.tile_v_scale[job.tile_k == kSlab ? tile : tile / 2] =
+            poisoned ? __int_as_float(0x7fffffff) : unit;
+      if (job.v_log2 != nullptr && b.owns()) {
+        const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
+        job.v_log2[b.token0 + b.own()] = log2f(folded);
+        job.v_inverse[b.token0 + b.own()] = arch::reciprocal_approx(folded);
+      }
+      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k;
+      if (poisoned || (leading && job.v16_is_v)) {
+        // Loaded again: kept until here they would take registers that most blocks need.
+        b.load(b.chunk, row(job.v, b, false), job.v, job.d);
+        b.write_loaded(job.v16);
+      } else if (leading)
+        b.write_codes_16(job.v16);
+      b.template write_codes<Values::made>(nullptr, true);
       __syncthreads();
       b.template write_transposed<false>(job.v8t, row0);
     }
@@ -176,23 +204,18 @@ struct Worker {
     const int64_t row0 = item.head * job.tq + static_cast<int64_t>(item.block) * kBlock;
     Block b(shared.block, first(true), item.s.nq, row0);
     b.load(b.chunk, row(job.q, b, true), job.q, job.d);
-    const int64_t own = b.token0 + b.own(),
-                  token = item.s.q_begin + first(true) + b.slot * kSteps + b.own();
-    float lse = -INFINITY, dlse = 0.0f;
-    if constexpr (kBackward) {
-      if (b.own_is_real()) lse = *tile::stat_of(job.lse, item.s, item.head, token);
-      if (b.own_is_real() && job.dlse.data != nullptr)
-        dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
-      clear_sums(row0);
-    }
+    const int64_t own = b.token0 + b.own();
+    if constexpr (kBackward) clear_sums(row0);
     load_mean(b, job.k_mean, item.head / job.group);
-    measure<false>(b, job.q_tokens);
     // The forward adds this number to LSE and the backward subtracts it again. Both need the same
     // bits, so the product is rounded by itself and not as part of a multiply-add.
     const float dot = dots(b, [&](int, float(&y)[8]) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) y[e] = b.mean[e];
     });
+    b.template make<false>();
+    if (job.rotation > 0) b.rotate(job.rotation);
+    measure<Values::made>(b, job.q_tokens);
     const float mean_logit = __fmul_rn(job.logit_scale, dot);
     const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
@@ -202,12 +225,17 @@ struct Worker {
         job.logit_factor[own] = logit_factor == 0.0f ? 1.0f : logit_factor;
         job.mean_logit[own] = mean_logit;
       }
-      b.template write_codes<false>(job.q8, false);
+      b.template write_codes<Values::made>(job.q8, false);
     } else {
-      b.template write_codes<false>(job.q8, true);
+      b.template write_codes<Values::made>(job.q8, true);
       __syncthreads();
       b.template write_transposed<false>(job.q8t, row0);
       __syncthreads();
+      const int64_t token = item.s.q_begin + first(true) + b.slot() * kSteps + b.own();
+      float lse = -INFINITY, dlse = 0.0f;
+      if (b.own_is_real()) lse = *tile::stat_of(job.lse, item.s, item.head, token);
+      if (b.own_is_real() && job.dlse.data != nullptr)
+        dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
       douts(b, row0, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
@@ -220,11 +248,15 @@ struct Worker {
     Chunk<T> out[kSteps];
     b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
     b.load(out, row(job.o, b, true), job.o, job.d);
-    if (job.do16 != nullptr)
+    if (job.do16 != nullptr) b.write_loaded(job.do16);
+    measure<Values::loaded>(b, job.q_tokens);
+    // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
+    load_mean(b, job.v_mean, item.head / job.group);
+    float delta = dots(b, [&](int step, float(&y)[8]) {
+      out[step].unpack(y);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) b.write_raw(job.do16, step);
-    measure<false>(b, job.q_tokens);
-    float delta = dots(b, [&](int step, float(&y)[8]) { out[step].unpack(y); });
+      for (int e = 0; e < 8; ++e) y[e] -= b.mean[e];
+    });
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if (b.owns()) {
       // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
@@ -234,7 +266,7 @@ struct Worker {
       job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
     }
-    b.template write_codes<false>(nullptr, true);
+    b.template write_codes<Values::loaded>(nullptr, true);
     __syncthreads();
     b.template write_transposed<false>(job.do8t, row0);
   }
@@ -253,7 +285,7 @@ struct Worker {
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
     }
-    return scatter_reduce<Block::kLanes>(sum, b.member, [](float x, float y) { return x + y; });
+    return scatter_reduce<Block::kLanes>(sum, b.member(), [](float x, float y) { return x + y; });
   }
 
   /// Zeroes the sums of dQ, to which the fused kernel adds.

@@ -32,8 +32,11 @@ struct OperandJob {
   int d, padded_d, h, hk, group, q_blocks, k_blocks;
   int64_t tq, tk;  // padded totals
   bool backward;
-  int q_tokens, k_tokens;  // that share a scale in `paper`; k_tokens share one of V in any recipe
+  int q_tokens, k_tokens;  // that share a scale in `paper`
   Scheme scheme;
+  bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
+  int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none
+  bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
   uint32_t* next;  // the next piece of work; 0 at the start
 
   Strided k;
@@ -46,9 +49,17 @@ struct OperandJob {
   Strided v;
   MeanJob v_mean;
   int8_t* v8t = nullptr;  // [hk, tk / kSlab, D, kSlab]
-  float* v_scale;         // [hk, tk / k_tokens]
-  void* v16 = nullptr;    // [hk, tk, D]; with v8t only the leading pv16_tiles, and poisoned ones
+  // Forward: factor of the codes of each tile of V, NaN if the tile is poisoned (holds NaN or Inf).
+  float* tile_v_scale;  // [hk, tk / tile_k]
+  int tile_k;
+  // Forward: log2 and inverse of the scale that is folded into P; 0 and 1 where none is.
+  float *v_log2 = nullptr, *v_inverse = nullptr;  // [hk, tk]
+  float* v_scale = nullptr;                       // [hk, tk]; backward: NaN for a poisoned token
+  // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
+  // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.
+  void* v16 = nullptr;
   int64_t pv16_tiles;
+  bool v16_is_v;
 
   Strided q;
   float logit_scale;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of one block of kBlock tokens of one head.
 //
-//   load → subtract mean → largest magnitude per token or per 64 or 128 tokens → codes
+//   load → subtract mean → rotate → largest magnitude per token or per 64 or 128 tokens → codes
 //   codes → row-major rows
 //   codes → shared memory → transposed rows
 //
@@ -17,8 +17,12 @@
 #include "cuda/quantize/rows.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cuda {
+
+/// Which values codes are made of: those that were loaded, or what was made of them in FP32.
+enum class Values { loaded, made };
 
 template <typename T, int D>
 struct TokenBlock {
@@ -32,10 +36,10 @@ struct TokenBlock {
   };
 
   Shared& shared;
-  uint32_t member, channel, slot;  // member: which of the lanes that share tokens
   int64_t token0;                  // first token of the thread in the workspace, heads included
   int left;                        // tokens from there to the end of the sequence
   Chunk<T> chunk[kSteps];
+  float made[kSteps][8];
   float mean[8];
   float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
   float scale;            // of the token that this lane owns; 0 after the end
@@ -43,54 +47,128 @@ struct TokenBlock {
   /// `first`: the block's first token inside its sequence of `count` tokens. `row0`: the same token
   /// in the workspace.
   __device__ TokenBlock(Shared& s, int first, int count, int64_t row0) : shared(s) {
-    member = threadIdx.x % kLanes, slot = threadIdx.x / kLanes, channel = member * 8;
-    const int mine = static_cast<int>(slot * kSteps);
+    const int mine = static_cast<int>(slot() * kSteps);
     token0 = row0 + mine, left = count - first - mine;
   }
 
-  __device__ uint32_t own() const { return member % kSteps; }
-  __device__ bool owns() const { return member < kSteps; }
+  /// Which of the lanes that share tokens this is, and which tokens and channels they are.
+  __device__ static uint32_t member() { return threadIdx.x % kLanes; }
+  __device__ static uint32_t slot() { return threadIdx.x / kLanes; }
+  __device__ static uint32_t channel() { return member() * 8; }
+  __device__ static uint32_t own() { return member() % kSteps; }
+  __device__ static bool owns() { return member() < kSteps; }
   __device__ bool own_is_real() const { return static_cast<int>(own()) < left; }
 
   /// Loads the thread's tokens. `at`: the row of the first.
   __device__ void load(Chunk<T> (&to)[kSteps], const T* at, const Strided& x, int d) const {
-    load_chunks<Reading::once>(to, at + channel, x.token, static_cast<int>(channel) < d ? left : 0,
+    load_chunks<Reading::once>(to, at + channel(), x.token, static_cast<int>(channel()) < d ? left : 0,
                                x.vector);
   }
 
-  /// Eight values of a token. kSmooth: without the mean.
+  /// Makes values of what was loaded: without the mean, or as they are. Zero after the end.
   template <bool kSmooth>
-  __device__ void values(int step, float (&x)[8]) const {
-    chunk[step].unpack(x);
-    if constexpr (kSmooth)
+  __device__ void make() {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] -= mean[e];
+    for (int step = 0; step < kSteps; ++step) {
+      chunk[step].unpack(made[step]);
+      if constexpr (kSmooth)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) made[step][e] = step < left ? made[step][e] - mean[e] : 0.0f;
+    }
+  }
+
+  /// Rotates them: numerics::rotate with blocks of `size` channels, in the same order of additions.
+  /// The lanes of a slot are neighbours, and so are their channels.
+  __device__ void rotate(int size) {
+    const uint32_t signs = numerics::rotation_signs(static_cast<int>(channel() / 32)) >> channel() % 32;
+    const float unit = numerics::rotation_unit(size);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float(&x)[8] = made[step];
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        x[e] = __uint_as_float(__float_as_uint(x[e]) ^ ((signs >> e & 1u) << 31));
+#pragma unroll
+      for (int h = 1; h < 8; h *= 2)
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if ((e & h) == 0) {
+            const float a = x[e], b = x[e + h];
+            x[e] = a + b, x[e + h] = a - b;
+          }
+    }
+#pragma unroll 1
+    for (int h = 8; h < size; h *= 2) {
+      const bool upper = (channel() & static_cast<uint32_t>(h)) != 0;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float mine = made[step][e], other = __shfl_xor_sync(0xffffffffu, mine, h / 8);
+          made[step][e] = upper ? other - mine : mine + other;
+        }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) made[step][e] = __fmul_rn(made[step][e], unit);
+  }
+
+  template <Values kValues>
+  __device__ void values(int step, float (&x)[8]) const {
+    if constexpr (kValues == Values::loaded) {
+      chunk[step].unpack(x);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = made[step][e];
+    }
   }
 
   /// Largest magnitude of this thread's channels of a token; 0 after the end.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ float top_of(int step) const {
-    if constexpr (!kSmooth) return chunk[step].top();
-    float x[8];
-    values<true>(step, x);
+    if constexpr (kValues == Values::loaded) return chunk[step].top();
     float top = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) top = arch::max_nan(top, fabsf(x[e]));
-    return step < left ? top : 0.0f;
+    for (int e = 0; e < 8; ++e) top = arch::max_nan(top, fabsf(made[step][e]));
+    return top;
   }
 
-  /// One scale per token.
-  template <bool kSmooth>
-  __device__ void measure_tokens() {
+  /// Largest magnitude of the token that this lane owns.
+  template <Values kValues>
+  __device__ float own_top() const {
     float top[kSteps];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) top[step] = top_of<kSmooth>(step);
-    scale = numerics::scale_of(
-        scatter_reduce<kLanes>(top, member, [](float a, float b) { return arch::max_nan(a, b); }));
+    for (int step = 0; step < kSteps; ++step) top[step] = top_of<kValues>(step);
+    return scatter_reduce<kLanes>(top, member(),
+                                  [](float a, float b) { return arch::max_nan(a, b); });
+  }
+
+  /// Every lane learns the factors of the tokens from the lanes that own them.
+  __device__ void share_inverses() {
     const float mine = numerics::inverse_of(scale);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       inverse[step] = __shfl_sync(0xffffffffu, mine, step, kLanes);
+  }
+
+  /// One scale per token.
+  template <Values kValues>
+  __device__ void measure_tokens() {
+    scale = numerics::scale_of(own_top<kValues>());
+    share_inverses();
+  }
+
+  /// One scale per token of V, for folding into P (numerics::value_scale). Returns whether a token
+  /// of the block holds NaN or Inf.
+  __device__ bool measure_values() {
+    const float top = own_top<Values::made>();
+    const bool poisoned = !numerics::is_finite(top);
+    const float most = __uint_as_float(share_top(0, poisoned ? 0.0f : top, kBlock));
+    scale = numerics::scale_of(top);
+    if (!poisoned) scale = numerics::value_scale(scale, numerics::scale_of(most));
+    share_inverses();
+    return __syncthreads_or(poisoned);
   }
 
   /// A scale that several tokens share. Those that hold NaN or Inf are left out, and `poisoned`
@@ -100,16 +178,16 @@ struct TokenBlock {
     bool poisoned;
   };
   /// One scale per `tokens` tokens, 64 or 128.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ SharedScale measure_shared(int tokens) {
     float top = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kSmooth>(step));
+    for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kValues>(step));
     uint32_t bad = 0;  // a bit per token
     const uint32_t most = share_top(0, top, tokens);
     float amax = __uint_as_float(most);
     const bool poisoned = !numerics::is_finite(amax);
-    if (__syncthreads_or(poisoned)) amax = measure_poisoned<kSmooth>(tokens, bad);
+    if (__syncthreads_or(poisoned)) amax = measure_poisoned<kValues>(tokens, bad);
     const float common = numerics::scale_of(amax), factor = numerics::inverse_of(common);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
@@ -133,12 +211,12 @@ struct TokenBlock {
   }
 
   /// The largest magnitude without tokens that hold NaN or Inf; `bad` says which those are.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ float measure_poisoned(int tokens, uint32_t& bad) {
     float top = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const float here = top_of<kSmooth>(step);
+      const float here = top_of<kValues>(step);
       if (slot_any<kLanes>(!numerics::is_finite(here)))
         bad |= 1u << step;
       else
@@ -148,12 +226,13 @@ struct TokenBlock {
   }
 
   /// Writes codes to global memory, unless `rows` is null, and to shared memory if `transpose`.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ void write_codes(int8_t* rows, bool transpose) const {
+    int8_t* row = rows + token0 * D + channel();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float x[8];
-      values<kSmooth>(step, x);
+      values<kValues>(step, x);
       const uint32_t mask = inverse[step] == 0.0f ? 0u : ~0u;
       uint32_t word[2];
 #pragma unroll
@@ -166,10 +245,9 @@ struct TokenBlock {
         word[w] = tile::pack(c[0], c[1], c[2], c[3]) & mask;
       }
       if (rows != nullptr)
-        *reinterpret_cast<uint2*>(rows + (token0 + step) * D + channel) =
-            make_uint2(word[0], word[1]);
+        *reinterpret_cast<uint2*>(row + step * D) = make_uint2(word[0], word[1]);
       if (transpose)
-        *reinterpret_cast<uint2*>(shared.codes + word_at(slot * kSteps + step, channel / 4)) =
+        *reinterpret_cast<uint2*>(shared.codes + word_at(slot() * kSteps + step, channel() / 4)) =
             make_uint2(word[0], word[1]);
     }
   }
@@ -190,7 +268,7 @@ struct TokenBlock {
     if (threadIdx.x >= kItems) return;
     const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
     const uint32_t c = threadIdx.x % D / 4 * 4;
-    uint32_t out[4][4];  // [channel][word]
+    uint32_t out[4][4];  // [channel()][word]
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       uint32_t r[4];
@@ -217,10 +295,27 @@ struct TokenBlock {
     }
   }
 
-  /// Copies a token's 16-bit values as they are.
-  __device__ void write_raw(void* to, int step) const {
-    *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel) =
-        chunk[step].bits;
+  /// Writes codes as 16-bit numbers, which hold them exactly.
+  __device__ void write_codes_16(void* to) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      alignas(16) T code[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float scaled = __fmul_rn(made[step][e], inverse[step]);
+        code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled));
+      }
+      *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel()) =
+          *reinterpret_cast<const uint4*>(code);
+    }
+  }
+
+  /// Writes what was loaded, as it is.
+  __device__ void write_loaded(void* to) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel()) =
+          chunk[step].bits;
   }
 };
 

@@ -26,8 +26,12 @@ struct ForwardParams {
   const int8_t* k8;           // [hk, tk, D]
   const KeyScale* k_scale;    // [hk, tk]
   const int8_t* v8t;          // [hk, tk / kSlab, D, kSlab]
-  const float* v_scale;       // [hk, tk / tile_k]; NaN: the tile holds NaN or Inf
-  const void* v16;            // [hk, tk, D], only of tiles whose P·V is in 16 bit
+  // Factor of the codes of each tile; NaN: the tile is poisoned, it holds NaN or Inf.
+  const float* tile_v_scale;  // [hk, tk / tile_k]
+  // log2 and inverse of V's token scale, which is folded into P (`vectorwise`).
+  const float *v_log2, *v_inverse;  // [hk, tk]
+  const void* v16;  // [hk, tk, D], only of tiles whose P·V is in 16 bit: codes, or V if poisoned
+  bool v16_is_v;    // V in all of them
   const float* v_mean;        // [sequences, hk, D]
   int64_t pv16_tiles;
   float p_levels, p_unit;  // of the codes of P, and the inverse of that

@@ -14,13 +14,14 @@
 #include "cuda/sm80/fwd/fwd.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/workspace.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cuda::sm80 {
 namespace {
 
 using spec::Problem;
 
-constexpr int64_t kAllTiles = int64_t{1} << 60;
+constexpr int64_t kAllTiles = int64_t{1} << 40;
 
 /// Leading key tiles whose P·V runs in 16 bit.
 int64_t pv16_tiles(const Problem& p) {
@@ -69,6 +70,10 @@ struct Call {
     job.q_blocks = plan.q_blocks, job.k_blocks = plan.k_blocks;
     job.tq = plan.tq, job.tk = plan.tk;
     job.scheme = p.recipe.scheme;
+    job.k_per_token = p.recipe.k_per_token;
+    job.rotation = p.recipe.rotate ? numerics::rotation_block(static_cast<int>(p.d)) : 0;
+    job.folds_v = spec::folds_v(p.recipe);
+    job.tile_k = tiles.k;
     job.q_tokens = tiles.q, job.k_tokens = tiles.k;
     job.next = ws.next;
     job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
@@ -105,7 +110,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
   if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-  job.v8t = ws.v8t, job.v_scale = ws.v_scale, job.pv16_tiles = pv16_tiles(p);
+  job.v8t = ws.v8t, job.tile_v_scale = ws.tile_v_scale, job.pv16_tiles = pv16_tiles(p);
+  job.v_log2 = ws.v_log2, job.v_inverse = ws.v_inverse, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
 
@@ -121,8 +127,11 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .k8 = ws.k8,
                              .k_scale = ws.k_scale,
                              .v8t = ws.v8t,
-                             .v_scale = ws.v_scale,
+                             .tile_v_scale = ws.tile_v_scale,
+                             .v_log2 = ws.v_log2,
+                             .v_inverse = ws.v_inverse,
                              .v16 = ws.v16,
+                             .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,
                              .pv16_tiles = pv16_tiles(p),
                              .p_levels = call.p_levels(),

@@ -18,21 +18,24 @@ namespace sagebwd::cuda::sm80 {
 struct SharedSpace {
   SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena) {
     const bool forward = p.direction == spec::Direction::forward;
+    const bool has_v_mean = forward || spec::folds_v(p.recipe);
     const int64_t heads = plan.num_sequences * p.hk;
     zeros = arena.take<std::byte>(0);
     const size_t before = arena.used();
     next = arena.take<uint32_t>(1);
     k_arrived = arena.take<uint32_t>(heads);
     k_mean = arena.take<float>(heads * plan.padded_d);
-    if (forward) {
+    if (has_v_mean) {
       v_arrived = arena.take<uint32_t>(heads);
       v_mean = arena.take<float>(heads * plan.padded_d);
-      max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
     }
+    if (forward) max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
     zero_bytes = arena.used() - before;
     documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
     const int64_t parts = p.hk * plan.k_blocks;
     k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
+    if (has_v_mean)
+      v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
     q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     k_scale = arena.take<KeyScale>(p.hk * plan.tk);
@@ -44,8 +47,8 @@ struct SharedSpace {
   float *k_mean, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
   DocumentStart* documents;
-  double* k_part;
-  int* k_part_tokens;
+  double *k_part, *v_part = nullptr;
+  int *k_part_tokens, *v_part_tokens = nullptr;
   int8_t *q8, *k8;
   KeyScale* k_scale;
   uint16_t* v16;
@@ -54,17 +57,17 @@ struct SharedSpace {
 struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
-    const int64_t parts = p.hk * plan.k_blocks;
-    v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    v_scale = arena.take<float>(p.hk * plan.tk / kSlab);
+    tile_v_scale = arena.take<float>(p.hk * plan.tk / kSlab);
+    if (p.recipe.scheme == Scheme::vectorwise) {
+      v_log2 = arena.take<float>(p.hk * plan.tk);
+      v_inverse = arena.take<float>(p.hk * plan.tk);
+    }
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
   }
-  double* v_part;
-  int* v_part_tokens;
   int8_t* v8t;
-  float *v_scale, *logit_factor, *mean_logit;
+  float *tile_v_scale, *v_log2 = nullptr, *v_inverse = nullptr, *logit_factor, *mean_logit;
 };
 
 struct BackwardSpace : SharedSpace {

@@ -12,12 +12,15 @@ inline constexpr int kWarpQueries = 16;
 
 /// One instance of the kernel.
 struct Config {
+  Scheme scheme;
   int d;       // channels, padded
   int tile_k;  // keys of a tile
   int warps;
   int resident;  // thread blocks on a multiprocessor, if its shared memory has room for them
   Rounding rounding = Rounding::nearest;  // of P
 
+  /// Whether V's token scale is folded into P.
+  constexpr bool folds_v() const { return scheme == Scheme::vectorwise; }
   constexpr int threads() const { return 32 * warps; }
   constexpr int queries() const { return kWarpQueries * warps; }
   // Accumulators come in blocks of 8 columns: keys in the scores, channels in O.
@@ -31,16 +34,28 @@ struct Config {
 // The table. Thread blocks are small and several share a multiprocessor: while one waits at its
 // barrier, or for its products, the others have work of another kind.
 
-inline constexpr Config kNarrow{.d = 64, .tile_k = 128, .warps = 4, .resident = 3};
-inline constexpr Config kWide{.d = 128, .tile_k = 128, .warps = 4, .resident = 2};
+inline constexpr Config kNarrow{
+    .scheme = Scheme::vectorwise, .d = 64, .tile_k = 128, .warps = 4, .resident = 3};
+inline constexpr Config kWide{
+    .scheme = Scheme::vectorwise, .d = 128, .tile_k = 128, .warps = 4, .resident = 2};
 // The tiles of `paper` are part of the recipe. They have 64 keys.
-inline constexpr Config kPaperNarrow{.d = 64, .tile_k = 64, .warps = 4, .resident = 3};
-inline constexpr Config kPaperWide{.d = 128, .tile_k = 64, .warps = 4, .resident = 2};
+inline constexpr Config kPaperNarrow{
+    .scheme = Scheme::paper, .d = 64, .tile_k = 64, .warps = 4, .resident = 3};
+inline constexpr Config kPaperWide{
+    .scheme = Scheme::paper, .d = 128, .tile_k = 64, .warps = 4, .resident = 2};
 // Only `paper` has dither here; cuda-plain serves it in `vectorwise`.
-inline constexpr Config kDitheredNarrow{
-    .d = 64, .tile_k = 64, .warps = 4, .resident = 3, .rounding = Rounding::dither};
-inline constexpr Config kDitheredWide{
-    .d = 128, .tile_k = 64, .warps = 4, .resident = 2, .rounding = Rounding::dither};
+inline constexpr Config kDitheredNarrow{.scheme = Scheme::paper,
+                                        .d = 64,
+                                        .tile_k = 64,
+                                        .warps = 4,
+                                        .resident = 3,
+                                        .rounding = Rounding::dither};
+inline constexpr Config kDitheredWide{.scheme = Scheme::paper,
+                                      .d = 128,
+                                      .tile_k = 64,
+                                      .warps = 4,
+                                      .resident = 2,
+                                      .rounding = Rounding::dither};
 
 /// The names by which the host knows the instances: nvcc cannot launch a kernel whose template
 /// parameter is a structure.

@@ -32,12 +32,16 @@ struct SharedPlan {
     alignas(128) uint8_t k8[kTileK * D];
     alignas(128) uint8_t v8t[kTileK * D];
     alignas(16) KeyScale k_scale[kTileK];
-    alignas(16) float v_scale;
+    // log2 and inverse of V's token scale, where it is folded into P.
+    static constexpr int kFolded = kConfig.folds_v() ? kTileK : 4;
+    alignas(16) float v_log2[kFolded], v_inverse[kFolded];
+    alignas(16) float tile_v_scale;
   };
   Stage stage[2];  // a tile of V in 16 bit takes the place of k8 and v8t
   alignas(16) float v_mean[D];
   alignas(16) Work work;
-  int any_poisoned;  // whether the V of a tile that has been multiplied holds NaN or Inf
+  float logit_top[kConfig.queries()];  // largest logit of each query, if the call wants it
+  int any_poisoned;                    // whether the V of a tile that has been multiplied holds NaN or Inf
 };
 
 /// The two stages take turns.
@@ -101,13 +105,16 @@ struct Thread {
   __device__ uint32_t stage_at(int stage) const {
     return shared + static_cast<uint32_t>(stage * sizeof(Stage));
   }
-  /// Scale of the tile's V8; NaN if its V holds NaN or Inf.
-  __device__ float v_scale(int stage) const {
-    return at<float>(stage_at(stage) + offsetof(Stage, v_scale));
+  /// Factor of the tile's V8; NaN if its V holds NaN or Inf.
+  __device__ float tile_v_scale(int stage) const {
+    return at<float>(stage_at(stage) + offsetof(Stage, tile_v_scale));
   }
   __device__ bool poisoned(int stage) const {
-    const float scale = v_scale(stage);
+    const float scale = tile_v_scale(stage);
     return scale != scale;
+  }
+  __device__ float& logit_top(int r) const {
+    return at<float>(shared + offsetof(Plan, logit_top) + (first_row() + 8 * r) * 4);
   }
   __device__ int& any_poisoned() const { return at<int>(shared + offsetof(Plan, any_poisoned)); }
 };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 
 #include "cuda/arch/scalar.cuh"
 #include "cuda/sm80/fwd/scores.cuh"
@@ -21,7 +22,7 @@ enum class Product { int8, floating };
 
 /// What one tile has for each of a lane's two rows. Logits are in log2 units.
 struct TileRows {
-  PerRow top;     // largest logit
+  PerRow top;     // largest exponent: a logit, plus log2 of V's scale where that is folded in
   PerRow mass;    // this lane's share of the sum of levels·P
   PerRow weight;  // what carries the tile over to the reference exponent
 };
@@ -30,7 +31,7 @@ struct TileRows {
 template <Config kConfig>
 struct Accumulators {
   static constexpr int kChannelBlocks = kConfig.channel_blocks();
-  PerRow top, reference;  // largest logit so far, reference exponent
+  PerRow reference;  // exponent that O and the sums are relative to
   // This lane's share of the row sum, and of that part of it whose tiles multiplied V itself
   // instead of V minus its mean.
   PerRow sum, sum_16;
@@ -40,7 +41,7 @@ struct Accumulators {
   __device__ Accumulators() {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      top[r] = reference[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
+      reference[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c)
 #pragma unroll
@@ -102,41 +103,87 @@ struct Accumulators {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += rows.mass[r];
   }
-  /// The same for a tile in 16 bit. `is_new`: its mass has not been counted in INT8.
-  __device__ void add_mass_16(const TileRows& rows, bool is_new) {
+  /// The same for a tile in 16 bit. `is_new`: its mass has not been counted in INT8. `whole_v`: it
+  /// multiplies V itself.
+  __device__ void add_mass_16(const TileRows& rows, bool is_new, bool whole_v) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum_16[r] += rows.mass[r];
+      if (whole_v) sum_16[r] += rows.mass[r];
       if (is_new) sum[r] += rows.mass[r];
     }
   }
 };
 
-/// Scores become levels·P, where P = 2^(logit - largest of the row in this tile). Codes round that.
+/// The largest of each row's scores in a tile; all lanes of the row get it.
 template <Config kConfig>
-__device__ void softmax(Scores<kConfig>& x, TileRows& rows, Accumulators<kConfig>& sums,
-                        const Thread<kConfig>& me, const Queries<kConfig>& queries) {
-  constexpr int kKeyBlocks = kConfig.key_blocks();
-  PerRow shift;
+__device__ void row_tops(PerRow& top, const Scores<kConfig>& x) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float best[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int n = 0; n < kKeyBlocks; ++n)
+    for (int n = 0; n < kConfig.key_blocks(); ++n)
       best[n & 1] = fmaxf(best[n & 1], fmaxf(x[n][2 * r], x[n][2 * r + 1]));
-    const float most = tile::quad_max(fmaxf(best[0], best[1]));
-    rows.top[r] = most == -INFINITY ? -INFINITY : most * queries.logit_factor[r];
-    shift[r] = most == -INFINITY ? 0.0f : me.work().log_levels - rows.top[r];
-    sums.top[r] = fmaxf(sums.top[r], rows.top[r]);
+    top[r] = tile::quad_max(fmaxf(best[0], best[1]));
+  }
+}
+
+/// Notes the largest logits, for calls that want them. A row has one lane that writes.
+template <Config kConfig>
+__device__ void note_logits(const PerRow& top, const Thread<kConfig>& me,
+                            const Queries<kConfig>& queries) {
+  if (me.t() != 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (top[r] != -INFINITY)
+      me.logit_top(r) = fmaxf(me.logit_top(r), top[r] * queries.logit_factor[r]);
+}
+
+/// Scores become levels·P, where P = 2^(exponent - largest of the row in this tile). Codes round
+/// that. `stage` has the tile's scales of V.
+template <Config kConfig>
+__device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig>& me,
+                        const Queries<kConfig>& queries, int stage) {
+  using Stage = typename SharedPlan<kConfig>::Stage;
+  constexpr int kKeyBlocks = kConfig.key_blocks();
+  constexpr bool kFolds = kConfig.folds_v();
+  const uint32_t scales = me.stage_at(stage) + me.t() * 8;  // of the lane's two keys of a block
+  PerRow most, shift;
+  if (!kFolds || me.p.max_logit != nullptr) {
+    row_tops<kConfig>(most, x);
+    if (me.p.max_logit != nullptr) note_logits(most, me, queries);
+  }
+  if constexpr (kFolds) {
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+      const float2 v = at<float2>(scales + offsetof(Stage, v_log2) + n * 32);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        x[n][e] = fmaf(x[n][e], queries.logit_factor[e >> 1], e & 1 ? v.y : v.x);
+    }
+    row_tops<kConfig>(most, x);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = kFolds ? 1.0f : queries.logit_factor[r];
+    rows.top[r] = most[r] == -INFINITY ? -INFINITY : most[r] * factor;
+    shift[r] = most[r] == -INFINITY ? 0.0f : me.work().log_levels - rows.top[r];
   }
   float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
 #pragma unroll
-  for (int n = 0; n < kKeyBlocks; ++n)
+  for (int n = 0; n < kKeyBlocks; ++n) {
+    float2 inverse{};
+    if constexpr (kFolds) inverse = at<float2>(scales + offsetof(Stage, v_inverse) + n * 32);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      x[n][e] = arch::exp2_approx(fmaf(x[n][e], queries.logit_factor[e >> 1], shift[e >> 1]));
-      total[e >> 1][e & 1] += x[n][e];
+      if constexpr (kFolds) {
+        x[n][e] = arch::exp2_approx(x[n][e] + shift[e >> 1]);
+        total[e >> 1][e & 1] = fmaf(x[n][e], e & 1 ? inverse.y : inverse.x, total[e >> 1][e & 1]);
+      } else {
+        x[n][e] = arch::exp2_approx(fmaf(x[n][e], queries.logit_factor[e >> 1], shift[e >> 1]));
+        total[e >> 1][e & 1] += x[n][e];
+      }
     }
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.mass[r] = total[r][0] + total[r][1];
 }
