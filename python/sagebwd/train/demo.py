@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from ..bias import measure
 from .__main__ import main as train
+from .bias import measure
 from .compare import make_report
 from .config import count
 from .errors import BadInput, RunError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m sagebwd.bias``: the error of accumulated gradients, and the noise beside it."""
+"""``python -m sagebwd.train.bias``: the error of accumulated gradients, and the noise beside it."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import tiny
-from sagebwd import bias
-from sagebwd.train import train
+from sagebwd.train import bias, train
 from test_compare import check_page
 
 LIFTED = "lifted=vectorwise:lift=S+O+S'+dV+dP+dQ+dK"

@@ -37,7 +37,7 @@ def write_report(
 ):  # fmt: skip
     """Writes ``path`` (HTML) and, beside it, its figures as JSON. ``layers``: {recipe: [{"layer",
     "errors", "max_logit", "verdict"}, ...]} from ``sagebwd.diagnose``; ``accuracy``: the record of
-    ``sagebwd report``; ``bias``: that of ``sagebwd.bias``. Returns the verdict."""
+    ``sagebwd report``; ``bias``: that of ``sagebwd.train.bias``. Returns the verdict."""
     css = html.colours([r.name for r in runs])
     said = verdict(runs)
     body = (
