@@ -32,7 +32,7 @@ enum Stream : uint64_t {
   kPeakKey
 };
 
-constexpr double kSinkShare = 0.65;      // of each row (numerics.md 4.2)
+constexpr double kSinkShare = 0.65;      // of each row, as a sink of a trained model may take
 constexpr double kSinkValue = 0.1;       // deviation of the sink's value; trained sinks have little
 constexpr double kPeakShare = 0.3;       // of a row that has a peak
 constexpr uint64_t kPeakEvery = 8;       // one row in this many has one

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K1 and K8: the GPU against the recipe oracle, with the same tiles and the same bits in.
+// The GPU against the recipe oracle, with the same tiles and the same bits in.
 #include <gtest/gtest.h>
 
 #include <algorithm>

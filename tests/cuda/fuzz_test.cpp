@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K9 on the GPU: random problems, each a pure function of its number, on every CUDA implementation
+// Random problems on the GPU, each a pure function of its number, on every CUDA implementation
 // that takes them, against the recipe oracle with that implementation's tiles.
 // SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one,
 // SAGEBWD_FUZZ_ONLY the one implementation to look at.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K9: random problems, each a pure function of its number. Every implementation must agree with the
+// Random problems, each a pure function of its number. Every implementation must agree with the
 // recipe oracle, and with exact attention where the problem is large enough to have an accuracy.
 // SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one; a failure
 // prints the line that repeats it.

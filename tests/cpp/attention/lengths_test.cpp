@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K8: lengths around every tile boundary, queries and keys of different number, batches and heads.
+// Lengths around every tile boundary, queries and keys of different number, batches and heads.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K2: inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, scales
-// are powers of two, so that the result must equal FP64 to one unit in the last place. What is left
-// to go wrong is indexing.
+// Inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, and scales
+// are powers of two, so the result must equal FP64 to one unit in the last place. Only indexing can
+// go wrong.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K13: one NaN or Inf in an input reaches exactly the outputs it influences. FP64 attention over
-// the visible pairs says which those are; every other output stays finite, and other heads and
-// batches keep their bits.
+// One NaN or Inf in an input reaches exactly the outputs it influences. FP64 attention over the
+// visible pairs says which those are. Every other output stays finite, and other heads and batches
+// keep their bits.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -57,8 +57,7 @@ def _saved_steps(pipe):
 
 
 def test_kill_while_saving(tmp_path):
-    """T3: a hundred processes are killed at random moments of saving; what they had saved is
-    there."""
+    """A hundred processes are killed while they save; what they had saved before is kept."""
     rng = random.Random(3)
     began = time.perf_counter()
     for first in range(5):
@@ -136,7 +135,7 @@ def test_keeps_the_last(tmp_path):
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors"])
 def test_any_damaged_bit_of_a_tensor_file_is_found(tmp_path, file):
-    """T7: the damaged checkpoint is refused by name, and the one before it is used."""
+    """The damaged checkpoint is refused by name, and the one before it is used."""
     rng = random.Random(file)
     for step in (1, 2):
         _save(tmp_path, step)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T8: the loss curves in golden_curve.json come out again: every bit on the hardware and versions
-the file names, within 5 % elsewhere.
+"""The loss curves of golden_curve.json are reproduced: bit for bit on the hardware and versions
+that the file names, within 5 % elsewhere.
 
 ``python tests/python/train/test_golden.py`` writes the file anew.
 """
