@@ -59,7 +59,7 @@ def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file
 
     Reaches attention through ``F.scaled_dot_product_attention`` (transformers:
     ``attn_implementation="sdpa"``), ``nn.MultiheadAttention`` or this library. Masks may hold
-    padding, a causal mask, a sliding window, documents or few groups of queries that see the same
+    padding, a causal mask, a sliding window, documents or few sets of queries that see the same
     keys; layers with dropout or masks of other kinds are named, not compared. Gradients of the
     parameters are left as they were.
     """
@@ -251,7 +251,7 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
 def _codes(x, block):
     """x after INT8 quantisation with one scale per ``block`` tokens, in float64."""
     n = x.shape[2]
-    groups = torch.nn.functional.pad(x, (0, 0, 0, -n % block)).unflatten(2, (-1, block))
-    scale = groups.abs().amax((-1, -2), keepdim=True) / 127
+    blocks = torch.nn.functional.pad(x, (0, 0, 0, -n % block)).unflatten(2, (-1, block))
+    scale = blocks.abs().amax((-1, -2), keepdim=True) / 127
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    return (torch.round(groups * inverse).double() * scale.double()).flatten(2, 3)[:, :, :n]
+    return (torch.round(blocks * inverse).double() * scale.double()).flatten(2, 3)[:, :, :n]

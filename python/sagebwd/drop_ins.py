@@ -253,7 +253,7 @@ def sageattn(
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``). The
     original defines a causal mask only for as many keys as queries, and so does this. An attn_mask,
     as :func:`torch.nn.functional.scaled_dot_product_attention` takes it, may hold padding, a causal
-    mask, a window, documents or few groups of queries that see the same keys; its values are
+    mask, a window, documents or few sets of queries that see the same keys; its values are
     read."""
     if tensor_layout not in ("HND", "NHD"):
         raise ValueError(f"tensor_layout: expected 'HND' or 'NHD', got {tensor_layout!r}")
@@ -340,7 +340,7 @@ def scaled_dot_product_attention(
     enable_gqa=False,
 ):
     """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left. An attn_mask may hold
-    padding, a causal mask, a window, documents or few groups of queries that see the same keys; its
+    padding, a causal mask, a window, documents or few sets of queries that see the same keys; its
     values are read."""
     refuse(dropout_p=(dropout_p, 0.0))
     is_causal = arguments.flag("is_causal", is_causal)

@@ -25,7 +25,7 @@ _HIDDEN = -9000.0
 _COPIES = 4
 
 _REMEDY = (
-    "padding, causal masks, sliding windows, documents, and few groups of queries that see the "
+    "padding, causal masks, sliding windows, documents, and few sets of queries that see the "
     "same keys can be used; leave other masks to another attention, such as flex_attention"
 )
 
@@ -231,7 +231,7 @@ def _visible(mask):
 def documents_of(visible, b, s):
     """The :class:`Documents` of bool [b or 1, s or 1, sk], none of them 0."""
     entries, rows, sk = visible.shape
-    found = _bands(visible) or _groups(visible)
+    found = _bands(visible) or _equal_rows(visible)
     if found is None:
         raise _Unreadable(
             "it is no causal mask or window within documents, and its queries see too many "
@@ -317,7 +317,7 @@ def _side(reach, ends, least):
     return size if fits else None
 
 
-def _groups(visible):
+def _equal_rows(visible):
     """As :func:`_bands`, without a window: queries with equal rows make a document. None where
     those have too many keys."""
     b, s, sk = visible.shape
@@ -329,15 +329,15 @@ def _groups(visible):
     sums = torch.stack([rows.double() @ weights for rows in visible])
     _, kind = torch.unique(sums, return_inverse=True)
     kind = kind + torch.arange(b, device=device)[:, None] * (kind.max() + 1)
-    _, group = torch.unique(kind.flatten(), return_inverse=True)  # in the order of entries
-    size = torch.bincount(group)
-    order = torch.argsort(group, stable=True)
-    first = order[size.cumsum(0) - size]  # a query of each group
+    _, document = torch.unique(kind.flatten(), return_inverse=True)  # in the order of entries
+    size = torch.bincount(document)
+    order = torch.argsort(document, stable=True)
+    first = order[size.cumsum(0) - size]  # a query of each document
     rows = visible.reshape(b * s, sk)
     keys = rows[first]
-    if keys.sum() > _COPIES * b * sk or not torch.equal(keys[group], rows):
+    if keys.sum() > _COPIES * b * sk or not torch.equal(keys[document], rows):
         return None
     sees = keys.any(1)
     of_key, key = keys.nonzero(as_tuple=True)
-    where_q, where_k = order[sees[group[order]]], first[of_key] // s * sk + key
+    where_q, where_k = order[sees[document[order]]], first[of_key] // s * sk + key
     return where_q, where_k, size[sees], keys.sum(1)[sees], (-1, -1), False

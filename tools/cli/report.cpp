@@ -114,8 +114,8 @@ void run(const ReportOptions& o, const std::string& command_line) {
   std::fflush(stdout);
   const Results results = run_trace(all, nullptr, o.run.talk());
   std::fputs(trace_table(results).c_str(), stdout);
-  for (const SourceGroup& g : groups_of(results))
-    print(g.sweep() ? sweep_words(results, g) : single_words(results, g));
+  for (const Sweep& s : sweeps_of(results))
+    print(s.has_several() ? sweep_words(results, s) : single_words(results, s));
   std::printf("\nSpeed, whole calls\n\n%s\n%s", bench_table(speed).c_str(),
               bench_note(speed).c_str());
   print_gates(results);

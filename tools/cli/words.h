@@ -13,9 +13,9 @@ namespace sagebwd::cli {
 using Paragraphs = std::vector<std::string>;
 
 /// A sweep over sigma, or over the layers of a capture.
-Paragraphs sweep_words(const Results& results, const SourceGroup& group);
+Paragraphs sweep_words(const Results& results, const Sweep& sweep);
 /// One set of inputs under every recipe.
-Paragraphs single_words(const Results& results, const SourceGroup& group);
+Paragraphs single_words(const Results& results, const Sweep& sweep);
 /// Which matmul makes which error.
 Paragraphs lift_words(const Results& results);
 

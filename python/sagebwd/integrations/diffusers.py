@@ -15,7 +15,7 @@ nowhere else, ``F`` is replaced. :func:`disable` puts everything back. docs/diff
 families of models.
 
 Masks run that hold padding (of texts, also as additive -10000 or -inf), a causal mask, a window,
-documents, or few groups of queries that see the same keys. Other masks, dropout, context
+documents, or few sets of queries that see the same keys. Other masks, dropout, context
 parallelism and processors that compute attention weights themselves raise NotImplementedError that
 names the remedy; with ``fallback=True`` such calls run diffusers' own attention, with one warning
 per reason. Heads of more than 256 channels, as autoencoders have, are left to diffusers with a

@@ -9,7 +9,7 @@
 **What runs here.** Calls of ``F.scaled_dot_product_attention``, from Python or from C++
 (nn.MultiheadAttention, nn.Transformer, transformers with ``attn_implementation="sdpa"``, …), on
 the CPU and on CUDA, whichever kernel PyTorch would have chosen. Masks run that hold padding, a
-causal mask, a window, documents, or few groups of queries that see the same keys
+causal mask, a window, documents, or few sets of queries that see the same keys
 (:mod:`sagebwd.masks`). Head dims are padded to a multiple of 8. For the time of the hook PyTorch's
 inference fast path of nn.MultiheadAttention and nn.TransformerEncoder is switched off, which would
 go around it.

@@ -44,19 +44,19 @@ def _parser():
     parser.add_argument("--config", metavar="FILE", help="a config.json instead of a preset")
     parser.add_argument("--compare", metavar="ARMS", help="several arms, one report")
     parser.add_argument("--report", nargs="+", metavar="DIR", help="only a report, of these runs")
-    groups = {}
+    sections = {}
     for name, f in FIELDS.items():
-        group = f.metadata["group"]
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
+        section = f.metadata["section"]
+        if section not in sections:
+            sections[section] = parser.add_argument_group(section)
         kind = f.type.__name__
         options = dict(default=argparse.SUPPRESS, help=_help(f, kind))
         flag = "--" + name.replace("_", "-")
         if kind == "bool":
-            groups[group].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            sections[section].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
             metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else kind.upper()
-            groups[group].add_argument(flag, metavar=metavar, **options)
+            sections[section].add_argument(flag, metavar=metavar, **options)
     return parser
 
 

@@ -14,8 +14,8 @@ from .presets import PRESETS
 SMOOTHING = ("recipe", "none", "k", "qk")
 
 
-def _option(default, group, text, choices=None):
-    return field(default=default, metadata={"group": group, "help": text, "choices": choices})
+def _option(default, section, text, choices=None):
+    return field(default=default, metadata={"section": section, "help": text, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ FIELDS = {f.name: f for f in fields(Config)}
 NUMERIC = tuple(
     name
     for name, f in FIELDS.items()
-    if f.metadata["group"] in ("model", "attention", "optimizer", "seeds")
+    if f.metadata["section"] in ("model", "attention", "optimizer", "seeds")
     and name not in ("micro_batch", "deterministic")
 ) + ("context_parallel",)
 

@@ -26,7 +26,7 @@ from .svg import Band, Chart, Line, smoothed, thinned, to_svg
 from .verdict import noise_words, paired_words, signed, speed_words, table_rows, verdict
 
 _TENSORS = ("O", "dQ", "dK", "dV")
-_ATTENTION = {name for name, f in FIELDS.items() if f.metadata["group"] == "attention"}
+_ATTENTION = {name for name, f in FIELDS.items() if f.metadata["section"] == "attention"}
 #: Nats per character of held-out text up to which a model writes words worth reading.
 READABLE = 1.5
 
