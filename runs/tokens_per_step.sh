@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The same number of tokens in large steps or in small ones: does INT8 attention keep up with full precision?
+# Does INT8 attention keep up with full precision, with the same number of tokens in large steps or in small ones?
 #   tokens_per_step.sh DATA OUT TOKENS [ARMS] [SEED]
 #   tokens_per_step.sh DATA OUT all
-# TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the groups below, or a list as --compare takes it. all: the whole
-# experiment, groups side by side on one device (so the times of its steps say nothing). In the environment:
+# TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the sets below, or a list as --compare takes it. all: the whole
+# experiment, with the sets side by side on one device (so the times of its steps say nothing). In the environment:
 #   TOTAL  tokens of an arm (default 600M); the learning rate is the same at every TOKENS
 #   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 120M; 0: from random weights)
 source "$(dirname "$0")/model.sh"

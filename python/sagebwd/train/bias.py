@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the gradient error average out over a batch? The error of the accumulated weight gradients
-of every attention projection against exact attention, at a checkpoint, as tokens grow.
+"""Does the gradient error average out over a batch? Measures, at a checkpoint, the error of the
+weight gradients of every attention projection, accumulated over more and more tokens.
 
     python -m sagebwd.train.bias RUN                        16K to 1M tokens of the run's own data
     python -m sagebwd.train.bias RUN --tokens 16K,256K,2M
     python -m sagebwd.train.bias RUN --recipes fpa,vectorwise,dither=paper:rounding=dither
 
-For each batch the model runs once with exact (float32) attention and once with every recipe; the
-gradients of Wq, Wk, Wv and Wo are added up, and at every number of tokens the relative error
-|g - g_exact| / |g_exact| is noted: over all layers, and the worst layer. Rounding noise shrinks as
-tokens grow; what stays or grows is bias. The gradient noise of the batch itself, estimated from the
-scatter of the parts, stands beside it: an error far below it cannot be seen in training.
+For each batch the model runs once with exact (float32) attention and once with every recipe. The
+gradients of Wq, Wk, Wv and Wo are added up. At every number of tokens the relative error
+|g - g_exact| / |g_exact| is recorded, over all layers and of the worst layer. Rounding noise
+shrinks as tokens grow; what stays or grows is bias. For comparison, the gradient noise of the batch
+itself is estimated from the scatter of its parts: an error far below it cannot be seen in training.
 
 Writes bias.json and bias.html to the run's directory, or to --out.
 """
@@ -111,8 +111,8 @@ class Measurement:
 
 
 def scatter(squares, whole, parts):
-    """Squared deviation of a sum of ``parts`` random vectors, estimated without bias from the sum
-    of their squared norms and the squared norm of their sum."""
+    """An unbiased estimate of the squared deviation of a sum of ``parts`` random vectors, from the
+    sum of their squared norms and the squared norm of their sum."""
     return max(0.0, parts * (squares - whole / parts) / (parts - 1))
 
 

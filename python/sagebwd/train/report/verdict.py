@@ -9,7 +9,7 @@ from .runs import reference_of
 
 
 def signed(difference):
-    """Four digits and a sign; what rounds to nothing has none."""
+    """Four digits and a sign; a number that rounds to zero has no sign."""
     text = f"{difference:+.4f}"
     return "0.0000" if float(text) == 0 else text.replace("-", "−")
 
