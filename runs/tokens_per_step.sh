@@ -9,7 +9,7 @@
 #   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 120M; 0: from random weights)
 source "$(dirname "$0")/model.sh"
 START=${START:-120M} TOTAL=${TOTAL:-600M}
-data=$1 out=$2 tokens=$3 group=${4:-qknorm} seed=${5:-0}
+data=$1 out=$2 tokens=$3 chosen=${4:-qknorm} seed=${5:-0}
 if [[ $tokens == all ]]; then
   mkdir -p "$out"
   side_by_side() {  # each argument: what follows DATA OUT
@@ -27,17 +27,17 @@ if [[ $tokens == all ]]; then
   exit
 fi
 norm=--qk-norm
-case $group in
+case $chosen in
   qknorm) arms=fpa,paper,dither=paper:rounding=dither,vectorwise ;;
   plain) arms=fpa,paper,dither=paper:rounding=dither,vectorwise norm=--no-qk-norm ;;
   decisive) arms=fpa,paper,vectorwise ;;
-  *) arms=$group ;;
+  *) arms=$chosen ;;
 esac
 start "$data" "$out" "$norm" "$seed"
 [[ $tokens != start ]] || exit 0
 per_step=$(number "$tokens") total=$(number "$TOTAL")
 steps=$((total / per_step))
-name=tokens_per_step_${tokens}_${group//[^a-zA-Z0-9_-]/_}_seed$seed
+name=tokens_per_step_${tokens}_${chosen//[^a-zA-Z0-9_-]/_}_seed$seed
 compare "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \
   --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) --lr "${LR:-2e-3}" \
   --eval-every $((steps / 10 + 1)) --audit-every $((steps / 20 + 1)) --log-every $((steps / 40 + 1)) \

@@ -53,7 +53,7 @@ std::vector<SourceCases> cases_of(const Results& results, const std::vector<Swee
   return all;
 }
 
-/// The smallest error among the recipes is set in bold; the yardstick is not in the race.
+/// The smallest error among the recipes is set in bold. The yardstick does not count.
 bool is_best(const SourceCases& source, const TraceResult& r, const char* tensor) {
   int rivals = 0;
   for (const TraceResult* other : source.cases) {

@@ -63,7 +63,7 @@ struct Frame {
 std::string draw(const Series& s, const Frame& f) {
   std::string path, marks;
   for (const auto& [x, y] : s.points) {
-    // What a logarithmic axis cannot show is left out; the table beside the chart has it.
+    // A logarithmic axis cannot show zeros. The table beside the chart has them.
     if (!(y > 0) || !std::isfinite(y)) continue;
     path += cat(path.empty() ? "M" : "L", at(f.x(x)), " ", at(f.y(y)));
     marks +=

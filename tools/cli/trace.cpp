@@ -97,7 +97,8 @@ void run(TraceOptions o, const std::string& command_line) {
     write_file(o.html_path, trace_page(results, {"Trace of INT8 attention", command_line, false}));
 }
 
-/// A choice by name. Descriptions of the validators are left out: the type's name says it better.
+/// A choice by name. The parser's own descriptions are left out, because the type's name is
+/// clearer.
 template <typename T, typename Choices>
 CLI::Option* add_choice(CLI::App& command, const char* option, T& to, const Choices& choices,
                         const char* what) {
