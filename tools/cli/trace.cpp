@@ -56,7 +56,7 @@ struct TraceOptions {
   std::optional<int64_t> n, d, heads;
   std::optional<uint64_t> seed;
   bool causal = false;
-  std::string pv16;
+  std::string pv16_tiles;
   std::string json_path, html_path;
   RunOptions run;
 };
@@ -72,9 +72,9 @@ void resolve(TraceOptions& o) {
   if (o.seed) c.seed = *o.seed;
   if (o.causal) c.mask.causal = true;
   if (r.dtype) c.dtype = *r.dtype;
-  if (!o.pv16.empty()) {
+  if (!o.pv16_tiles.empty()) {
     RecipeSwitches& s = r.switches;
-    s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16).recipe.pv16_tiles;
+    s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16_tiles).recipe.pv16_tiles;
   }
 }
 
@@ -178,7 +178,7 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
         add_choice(command, "--smooth-v", s.smooth_v, kSwitch, "Subtract the mean value"),
         add_choice(command, "--rounding", s.rounding, kRounding, "Rounding of P and dS"),
         command
-            .add_option("--pv16-tiles", o.pv16,
+            .add_option("--pv16-tiles", o.pv16_tiles,
                         "Leading key tiles whose P·V stays in floating point")
             ->type_name("N|all")})
     option->group("Recipe");

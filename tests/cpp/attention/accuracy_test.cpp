@@ -73,7 +73,7 @@ TEST_P(Accuracy, StaysWithinTheBudgetsOfItsRecipe) {
     if (want.o.empty()) want = exact(p);
     const Results fast = run(fastest(), p);
     EXPECT_TRUE(accurate(fast, want, budgets_of(p), p)) << fastest().name;
-    // The slower ones are held to the recipe by the parity tests; here they repeat the small cases.
+    // The parity tests compare the slower ones with the recipe; here they repeat the small cases.
     if (p.c.nq <= 512) {
       for (const dispatch::Implementation* impl : available_production())
         EXPECT_TRUE(accurate(run(*impl, p), want, budgets_of(p), p)) << impl->name;

@@ -55,7 +55,7 @@ AttentionProblem one_hot(const std::string& text) {
 
 class Lossless : public PerImplementation {};
 
-/// With one-hot P only dLSE makes dS, and it makes it exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
+/// With one-hot P, dS comes from dLSE alone and is exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
 TEST_P(Lossless, OneHotProbabilities) {
   for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32", "h2 nq150 nk64 d32 f32 tile=64x64",
                            "h2 n128 d64 f32 paper pv16=all"}) {
