@@ -19,9 +19,9 @@ namespace {
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
-    R"(Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and long rows
-("sagebwd trace --help" says what they are), each under both recipes and without INT8. Ends with a
-verdict against the limits (gates) that a recipe for training has to keep. Takes a minute or two on two idle cores.
+    R"(Runs Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and long
+rows ("sagebwd trace --help" explains them), each under both recipes and without INT8. Ends with a
+verdict: which recipe meets the limits (gates) for training. Takes a minute or two on two idle cores.
 
 Examples:
   sagebwd report

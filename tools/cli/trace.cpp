@@ -25,10 +25,10 @@ const std::vector<std::pair<std::string, Rounding>> kRounding{{"nearest", Roundi
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
-    R"(O, dQ, dK and dV come from the implementation a call would get; P, dS and D from the recipe oracle
-with the same tiles. All are compared with exact attention in FP64 on the same inputs, so the time
-grows with heads × n². The table shows relative L2 errors; "bias" is the projection of the error on
-the exact gradient, the part that does not average out over a batch.
+    R"(O, dQ, dK and dV come from the implementation that a call would get; P, dS and D come from the
+recipe oracle with the same tiles. All are compared with exact attention in FP64 on the same inputs,
+so the time grows with heads × n². The table shows relative L2 errors. "bias" is the projection of
+the error on the exact gradient: the part that does not average out over a batch.
 
 Inputs:
   gaussian  independent normal values
@@ -39,7 +39,7 @@ Inputs:
 
 Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several layers, and
 the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads. sagebwd.diagnose(save_to=) writes
-the mask, the scale of the logits and the documents with them. For files that do not say it, give
+the mask, the scale of the logits and the documents with them. If a file does not have these, give
 --causal or --full.
 
 Matmuls are S, O, S' (or S2), dV, dP, dQ and dK. S+S2 lifts two at once, "each" stands for all seven
