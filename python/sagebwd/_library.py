@@ -26,7 +26,7 @@ def load():
     raise ImportError(
         f"sagebwd: {_NAME} is not beside the Python files (looked in "
         f"{', '.join(str(r / 'lib') for r in install_roots())}); install the package "
-        "with pip, the source directory alone holds no compiled code"
+        "with pip; the source directory alone has no compiled code"
     )
 
 

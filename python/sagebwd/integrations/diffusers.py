@@ -246,8 +246,8 @@ def _follow():
     wanted = {a.backend for a in _active}
     for backend in wanted - set(_replaced):
         _replaced[backend] = tuple(table[backend] for table in tables)
-        # diffusers drops arguments a backend does not name; this one names all, and refuses what it
-        # cannot do.
+        # diffusers drops arguments that a backend does not name. This one names all of them, and
+        # refuses what it cannot do.
         for table, entry in zip(tables, (_backend_function(backend), [], set(_ARGUMENTS))):
             table[backend] = entry
     for backend in set(_replaced) - wanted - {"scores"}:

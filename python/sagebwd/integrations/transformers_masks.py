@@ -86,7 +86,7 @@ class Pattern:
         raise _MaskIsRead(f"computes with its attention mask ({function.__name__})")
 
     def rows(self):
-        """None if only causality and the window hide keys."""
+        """The documents as :class:`Rows`; None if only causality and the window hide keys."""
         if self.visible is None and self.documents is None:
             return None
         if self._rows is not None:
