@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as PyTorch sees them: fake kernels, autograd, and errors. The only file that names
+"""The operators as PyTorch sees them: fake kernels, autograd, and errors. No other file names
 ``torch.ops.sagebwd``.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k, v, out,
@@ -40,8 +40,8 @@ _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": N
 
 
 def _call(op, *args):
-    """Calls an operator. PyTorch knows one exception for all errors of C++ code; the kind is the
-    first word."""
+    """Calls an operator. PyTorch has one exception for all errors of C++ code; the first word of
+    its message says which kind it is."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
@@ -55,8 +55,8 @@ def _call(op, *args):
 
 
 def _refuse_transforms():
-    """torch.func and forward-mode AD would run the operator and give zero tangents, or fail in
-    words of their own."""
+    """Refuses torch.func and forward-mode AD, which would otherwise give zero tangents or fail with
+    an error that names no remedy."""
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
             "sagebwd: torch.func transforms (grad, vjp, jvp, vmap, ...) are not supported; use "
@@ -101,8 +101,8 @@ def _lines(text):
 # --- fake kernels: shapes and strides without data ------------------------------------------------
 
 
-# They serve fake tensors (compile, export) and the meta device. What only shapes tell is refused as
-# the kernels refuse it.
+# They serve fake tensors (compile, export) and the meta device. They refuse what the kernels would
+# refuse, as far as shapes show it.
 
 
 def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
@@ -169,8 +169,8 @@ def _setup_context(ctx, inputs, output):
     ctx.options = tuple(options[2:])
     ctx.deterministic = rest[len(Options._fields)]
     ctx.mark_non_differentiable(max_logit)
-    # An unused lse gives dlse None rather than zeros: the backward then knows that rows of dS sum
-    # to zero.
+    # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
+    # sum to zero.
     ctx.set_materialize_grads(False)
 
 
