@@ -330,6 +330,7 @@ def test_all_parts_and_the_page(tmp_path, monkeypatch, capsys):
         assert found["recipes"]["dithered"] == "vectorwise rounding=dither"
         assert {"command", "commit", "clean", "date", "machine", "model", "text"} <= set(found)
         assert "--recipe" in found["command"] and "transformers" in found["machine"]
+    assert records["layers"]["kernels"]["paper"].count("128x64") == 2  # forward and backward
     assert list(records["layers"]["totals"]) == every
     assert list(records["gradients"]["arms"]) == every
     assert list(records["finetune"]["summary"]) == ["exact", *every]
@@ -338,11 +339,14 @@ def test_all_parts_and_the_page(tmp_path, monkeypatch, capsys):
     for words in ("Layer by layer", "Loss and gradients", "Fine-tuning", "dithered", "<svg"):
         assert words in page
     assert "nan" not in page.lower().replace("finance", "")
-    (out / "evidence.html").unlink()
+    assert "class='bad'" not in page
     (out / "finetune.json").unlink()
+    records["gradients"]["arms"]["paper"]["errors"]["k_proj"]["worst"] = "NaN"
+    (out / "gradients.json").write_text(json.dumps(records["gradients"]))
     assert program.main(["page", "--out", str(out)]) == 0
     page = (out / "evidence.html").read_text()
     assert "Layer by layer" in page and "Fine-tuning" not in page
+    assert "class='bad'>nan" in page and "k_proj, layer" in page
 
 
 def test_the_page_needs_records(tmp_path, capsys):

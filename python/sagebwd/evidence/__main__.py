@@ -100,6 +100,7 @@ def run_layers(session):
         "layers",
         tokens=args.tokens,
         sequences=args.sequences,
+        kernels=layers.kernels(captured[0].pieces()[0], session.recipes),
         totals=totals,
         head_totals=layers.totals(rows, "head_errors"),
         verdicts=layers.verdicts(rows),

@@ -65,9 +65,7 @@ def errors_of(grads, exact, layers):
     norm = [b.double().square().sum().item() for b in exact]
     relative = lambda e, n: math.sqrt(e / n) if n > 0 else math.inf if e > 0 else 0.0
     by_layer = [relative(e, n) for e, n in zip(error, norm)]
-    # A NaN is the worst of all; max alone would pass it over.
-    size = lambda i: math.inf if math.isnan(by_layer[i]) else by_layer[i]
-    worst = max(range(len(layers)), key=size)
+    worst = max(range(len(layers)), key=lambda i: _badness(by_layer[i]))
     return {
         "all": relative(sum(error), sum(norm)),
         "worst": by_layer[worst],
@@ -76,9 +74,19 @@ def errors_of(grads, exact, layers):
     }
 
 
+def _badness(error):
+    """A NaN is the worst of all; max alone would pass it over."""
+    return math.inf if math.isnan(error) else error
+
+
+def worst_of(errors):
+    """(kind, its errors) of the kind of weight whose worst layer is the worst."""
+    return max(errors.items(), key=lambda item: _badness(item[1]["worst"]))
+
+
 def arm_text(arm, found):
     cells = ", ".join(f"{kind} {100 * e['all']:.2f} %" for kind, e in found["errors"].items())
-    kind, worst = max(found["errors"].items(), key=lambda item: item[1]["worst"])
+    kind, worst = worst_of(found["errors"])
     return (
         f"  {arm:12} loss {found['loss_difference']:+.4f}; {cells}; worst {kind} of layer "
         f"{worst['worst_layer']}, {100 * worst['worst']:.1f} %"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from .. import ops
 from ..diagnosis import FINE, USABLE, _exact, _run
 from ..train.errors import BadInput
 from .model import batch_and_loss
@@ -24,6 +25,19 @@ def capture(model, rows):
             raise BadInput(f"layer {i} cannot be compared: {why}")
     names = ("q", "k", "v", "dout")
     return [replace(la, **{n: getattr(la, n).bfloat16() for n in names}) for la in layers]
+
+
+def kernels(layer, recipes):
+    """{recipe: the kernels that serve such a layer here, with their tiles}"""
+    found = {}
+    for name, recipe in recipes.items():
+        options = ops.Options(causal=layer.causal, top_left=layer.top_left, recipe=recipe.text())
+        words = []
+        for is_backward in (False, True):
+            answers = ops.explain(layer.q, layer.k, layer.v, options, is_backward=is_backward)
+            words += [f"{who} {tiles}" for who, state, tiles in answers if state == "chosen"]
+        found[name] = ", ".join(words)
+    return found
 
 
 def measure(layers, arms):

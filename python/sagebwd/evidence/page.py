@@ -9,6 +9,7 @@ from ..train.report import html
 from ..train.report.svg import Bars, Chart, Line, bars_to_svg, to_svg
 from .arms import SIXTEEN
 from .finetune import summary, verdict
+from .gradients import worst_of
 from .layers import TENSORS, totals, verdicts
 
 
@@ -104,7 +105,7 @@ def _gradients(record):
         charts.append(to_svg(chart))
     rows = []
     for arm, found in arms.items():
-        kind, worst = max(found["errors"].items(), key=lambda item: item[1]["worst"])
+        kind, worst = worst_of(found["errors"])
         rows.append(
             [
                 f"`{arm}`",
@@ -179,14 +180,15 @@ def _provenance(item):
     part, record = item
     where = ", ".join(f"{k} {v}" for k, v in record["machine"].items())
     clean = {True: "", False: ", with changes", None: ""}[record["clean"]]
-    recipes = "; ".join(f"{name}: {text}" for name, text in record["recipes"].items())
+    named = lambda items: "; ".join(f"{name}: {text}" for name, text in items.items())
     items = {
-        "part": part,
         "command": f"`{record['command']}`",
         "commit": f"{record['commit'] or 'not known'}{clean}, {record['date']}",
         "machine": where,
         "text": record["text"],
-        "recipes": recipes,
+        "recipes": named(record["recipes"]),
+        "kernels": named(record.get("kernels", {})),
     }
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{html.prose(str(v))}</dd>\n" for k, v in items.items())
-    return f"<dl>\n{rows}</dl>\n<br>\n"
+    row = lambda name, value: f"<dt>{escape(name)}</dt><dd>{html.prose(value)}</dd>\n"
+    rows = "".join(row(*item) for item in items.items() if item[1])
+    return f"<h3>{part}</h3>\n<dl>\n{rows}</dl>\n"
