@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model of transformers as evidence for INT8 attention, on real text.
 
-    python -m sagebwd.evidence                 # all parts, SmolLM2-135M, some 10 minutes on a CPU
-    python -m sagebwd.evidence layers          # one part; page makes the page again
+    python -m sagebwd.evidence             # all parts, SmolLM2-135M, some 10 minutes on four cores
+    python -m sagebwd.evidence layers      # one part; page makes the page again
     python -m sagebwd.evidence --device cuda --full
     python -m sagebwd.evidence --recipe vectorwise:rounding=dither --recipe mine=paper:smooth_v=on
 
@@ -36,7 +36,7 @@ from .text import open_text
 
 #: What --full changes.
 SIZES = {
-    False: dict(tokens=1024, steps=8, batch=1, context=512, eval_tokens=4096),
+    False: dict(tokens=1024, steps=8, batch=1, context=512, eval_tokens=2048),
     True: dict(tokens=4096, steps=200, batch=8, context=1024, eval_tokens=131072),
 }
 
