@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward from C++: causal attention with grouped heads on bfloat16 data, and a step
-// along the gradient of V to see that it is one.
+// Forward and backward from C++: causal attention with grouped heads on bfloat16 data, then a step
+// along the gradient of V to check it.
 //
 //   g++ -std=c++20 02_cpp.cpp $(pkg-config --cflags --libs sagebwd) && ./a.out
 #include <algorithm>
@@ -54,15 +54,15 @@ int main() try {
   f.q = view(q, h), f.k = view(k, hk), f.v = view(v, hk), f.o = view(o, h);
   f.lse = sagebwd::contiguous_stats(lse.data(), h, n);
   f.mask.causal = true;
-  // f.recipe = sagebwd::Recipe::paper();  // the published scales instead of the default, one per
-  // token
+  // For the published recipe, one scale per tile, instead of the default, one scale per token:
+  // f.recipe = sagebwd::Recipe::paper();
 
-  // The backward sees the same tensors, and wants the gradients' own.
+  // The backward takes the same tensors, and tensors for the gradients.
   sagebwd::BackwardArgs g;
   static_cast<sagebwd::AttentionArgs&>(g) = f;
   g.dout = view(dout, h), g.dq = view(dq, h), g.dk = view(dk, hk), g.dv = view(dv, hk);
 
-  // The library allocates nothing that outlives a call: it asks for scratch memory, any alignment.
+  // The library keeps no memory between calls. The caller provides scratch memory of any alignment.
   std::vector<std::byte> workspace(
       std::max(sagebwd::workspace_size(f), sagebwd::workspace_size(g)));
   f.workspace = g.workspace = workspace.data();

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What each choice of the recipe is worth in training, going on from full precision (model.sh) without QK-norm, where
-# logits are least tame.
+# What each choice of the recipe is worth in training, continuing a full-precision model (model.sh) without QK-norm,
+# where logits are largest.
 #   ablation.sh DATA OUT smoothing|lift [RECIPE]
 # smoothing: none, of K, of Q and K. lift: one matmul at a time in floating point (S and S' together: the backward
 # must rebuild the logits of the forward). RECIPE: paper (default) or vectorwise.

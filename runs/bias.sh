@@ -10,6 +10,6 @@ if [[ ! -d $run/checkpoints ]]; then
   "$PYTHON" -m sagebwd.train --preset 45m --attention fpa --data "$data" --tokens-per-step 260K --steps 305 --warmup 30 \
     --compile inductor --micro-batch 64 --eval-every 0 --log-every 20 --keep 1 --out "$run"
 fi
-"$PYTHON" -m sagebwd.bias "$run" --tokens "$tokens" --out "$out" \
+"$PYTHON" -m sagebwd.train.bias "$run" --tokens "$tokens" --out "$out" \
   --recipes "${ARMS:-fpa,paper,dither=paper:rounding=dither,vectorwise,vdither=vectorwise:rounding=dither}"
 "$PYTHON" "$here/record.py" "$RESULTS/bias_${NAME:-$(basename "$run")}.json" --bias "$out/bias.json"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The same number of tokens in large steps or in small ones: does INT8 attention keep up with full precision?
+# Does INT8 attention keep up with full precision, with the same number of tokens in large steps or in small ones?
 #   tokens_per_step.sh DATA OUT TOKENS [ARMS] [SEED]
 #   tokens_per_step.sh DATA OUT all
-# TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the groups below, or a list as --compare takes it. all: the whole
-# experiment, groups side by side on one device (so the times of its steps say nothing). In the environment:
+# TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the sets below, or a list as --compare takes it. all: the whole
+# experiment, with the sets side by side on one device (so the times of its steps say nothing). In the environment:
 #   TOTAL  tokens of an arm (default 600M); the learning rate is the same at every TOKENS
 #   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 120M; 0: from random weights)
 source "$(dirname "$0")/model.sh"
 START=${START:-120M} TOTAL=${TOTAL:-600M}
-data=$1 out=$2 tokens=$3 group=${4:-qknorm} seed=${5:-0}
+data=$1 out=$2 tokens=$3 chosen=${4:-qknorm} seed=${5:-0}
 if [[ $tokens == all ]]; then
   mkdir -p "$out"
   side_by_side() {  # each argument: what follows DATA OUT
@@ -27,17 +27,17 @@ if [[ $tokens == all ]]; then
   exit
 fi
 norm=--qk-norm
-case $group in
+case $chosen in
   qknorm) arms=fpa,paper,dither=paper:rounding=dither,vectorwise ;;
   plain) arms=fpa,paper,dither=paper:rounding=dither,vectorwise norm=--no-qk-norm ;;
   decisive) arms=fpa,paper,vectorwise ;;
-  *) arms=$group ;;
+  *) arms=$chosen ;;
 esac
 start "$data" "$out" "$norm" "$seed"
 [[ $tokens != start ]] || exit 0
 per_step=$(number "$tokens") total=$(number "$TOTAL")
 steps=$((total / per_step))
-name=tokens_per_step_${tokens}_${group//[^a-zA-Z0-9_-]/_}_seed$seed
+name=tokens_per_step_${tokens}_${chosen//[^a-zA-Z0-9_-]/_}_seed$seed
 compare "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \
   --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) --lr "${LR:-2e-3}" \
   --eval-every $((steps / 10 + 1)) --audit-every $((steps / 20 + 1)) --log-every $((steps / 40 + 1)) \

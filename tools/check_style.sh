@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Whether the sources are formatted and linted, with the tools of the environment VENV.
+# Checks that the sources are formatted and linted, with the tools of the environment VENV.
 #   check_style.sh VENV [--fix]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -21,7 +21,7 @@ text.title { fill: var(--ink); font-size: 14px; font-weight: 650; }
 
 
 def part(name):
-    """A file of the package's reports, without the package: it would want torch."""
+    """Loads a file of the package's reports without the package, which would import torch."""
     path = ROOT / "python" / "sagebwd" / "train" / "report" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"report_{name}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -32,8 +32,8 @@ def part(name):
 html, svg = part("html"), part("svg")
 
 
-def runs_of(group):
-    return by_name(record(f"train/tokens_per_step_{group}.json"))
+def runs_of(name):
+    return by_name(record(f"train/tokens_per_step_{name}.json"))
 
 
 def chart(title, runs, points, **options):
@@ -47,16 +47,16 @@ def chart(title, runs, points, **options):
     return made
 
 
-def difference(title, group):
-    """Of the eval loss to that of 16-bit attention."""
-    runs = runs_of(group)
+def difference(title, name):
+    """A chart of the difference of the eval loss to that of 16-bit attention."""
+    runs = runs_of(name)
     base = dict(map(tuple, runs["fpa"]["evals"]))
     return chart(title, runs, lambda r: [(s, y - base[s]) for s, y in r["evals"]], zero=True)
 
 
-def largest_logit(title, group, layer):
+def largest_logit(title, name, layer):
     points = lambda r: [(a["step"], a["max_logit"]) for a in r["audits"] if a["layer"] == layer]
-    return chart(title, runs_of(group), points, log_y=True)
+    return chart(title, runs_of(name), points, log_y=True)
 
 
 def sheet(charts):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command that writes a JSON file and keeps it under results/ with what repeats it.
+"""Runs a command that writes a JSON file, and keeps the file under results/ as a record.
 
     tools/record.py results/accuracy/gaussian.json build/bin/sagebwd trace --json {} ...
 
-`{}` stands for the file the command writes. Added to its content: the command, the commit, whether
-the tree had changes, and the date.
+`{}` stands for the file that the command writes. The record also says how to repeat it: the
+command, the commit, whether the tree had changes, and the date.
 """
 
 import datetime

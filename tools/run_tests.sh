@@ -27,6 +27,16 @@ if setarch "$(uname -m)" -R true 2> /dev/null; then fixed_addresses=(setarch "$(
 
 build() { cmake --preset "$1" > /dev/null && cmake --build "$2" -j "$jobs" "${@:3}"; }
 run_ctest() { ctest --test-dir "$1" --output-on-failure --no-tests=error "${@:2}"; }
+# These tests keep one core busy, mostly; so the trainer's run beside the others.
+python_tests() {
+  local log=build/trainer_tests.log result=0 trainer
+  .venv/bin/python -m pytest tests/python/train > "$log" 2>&1 &
+  trainer=$!
+  .venv/bin/python -m pytest tests/python --ignore=tests/python/train || result=1
+  wait "$trainer" || result=1
+  cat "$log"
+  return "$result"
+}
 sanitizer() {
   build "$1" "build-$1" --target sagebwd_tests &&
     ${fixed_addresses[@]+"${fixed_addresses[@]}"} ctest --test-dir "build-$1" --output-on-failure --no-tests=error
@@ -54,7 +64,7 @@ part build build release build
 if [ -x build/bin/sagebwd_tests ]; then
   part "C++ tests" run_ctest build -j2 -LE 'package|emulator'
   part "Python package" tools/setup/package.sh .venv
-  part "Python tests" .venv/bin/python -m pytest tests/python
+  part "Python tests" python_tests
   [ -n "${FUZZ:-}" ] && part "fuzz, $FUZZ cases" fuzz
   part "CUDA kernels on CPU" run_ctest build -j2 -L emulator
   part "CUDA code" cuda

@@ -163,7 +163,7 @@ def tokens_per_step():
     return (
         "\n".join(out)
         + f"\n\n{r['machine']['gpu']}.\n"
-        + source({**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS GROUP SEED")})
+        + source({**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS ARMS SEED")})
     )
 
 

@@ -11,7 +11,7 @@
 
 #include "recipe.h"
 
-// Lives in libtorch_cuda.so; null with a PyTorch built without CUDA.
+// Defined in libtorch_cuda.so; null if PyTorch was built without CUDA.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
 
@@ -48,8 +48,8 @@ void check_same_device(const char* name, const Tensor& t, const Tensor& q) {
   if (!same_device(t, q)) refuse_argument(std::string(name) + ": expected the device of q");
 }
 
-/// One cu_seqlens array where it can be read, checked as far as reading it needs. The library
-/// checks the rest.
+/// One cu_seqlens array, in memory where it can be read. Checks only what reading it requires; the
+/// library checks the rest.
 Tensor readable_offsets(const char* name, const Tensor& cu, const Tensor& q, bool on_device) {
   if (!cu.is_cpu() && !same_device(cu, q))
     refuse_argument(std::string(name) + ": expected a tensor on the CPU or on the device of q");
@@ -68,8 +68,8 @@ const int32_t* offsets_of(const Tensor& t) {
   return static_cast<const int32_t*>(t.const_data_ptr());
 }
 
-/// The last offset: how many tokens belong to documents. The first one is checked here because the
-/// library reads no offsets where there is no document.
+/// The last offset, which is how many tokens belong to documents. The first one is checked here,
+/// because the library reads no offsets if there is no document.
 int64_t covered(const char* name, const int32_t* cu, int64_t count, int64_t total,
                 int64_t longest) {
   if (cu[0] != 0)
@@ -104,8 +104,8 @@ void check_longest(const char* name, int64_t longest, bool packed) {
                     std::to_string(longest));
 }
 
-/// The scale as the library takes it, where 0 stands for "the default": a caller's own value must
-/// neither be 0 nor become it in FP32.
+/// The scale as the library takes it. There 0 stands for "the default", so a caller's own value
+/// must not be 0 nor round to 0 in FP32.
 float scale_of(std::optional<double> softmax_scale) {
   if (!softmax_scale) return 0.0f;
   const auto scale = static_cast<float>(*softmax_scale);
@@ -154,7 +154,7 @@ Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offse
                     std::to_string(cu_q_->size(0)) + " and " + std::to_string(cu_k_->size(0)));
   documents_ = {offsets_of(*cu_q_), offsets_of(*cu_k_), cu_q_->size(0) - 1, on_device};
   const int64_t count = documents_.count;
-  // The library reads "no document" as "not packed". There, no token belongs to one.
+  // For the library, "no document" means "not packed". Here it means that no token belongs to one.
   tokens_q_ = count > 0 ? q.size(0) : 0, tokens_k_ = count > 0 ? k.size(0) : 0;
   if (on_device) return;
   tokens_q_ = covered("cu_seqlens_q", documents_.cu_q, count, q.size(0), options.max_seqlen_q);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From PyTorch tensors to the library's views, and what a call borrows from PyTorch: memory,
-// threads, the stream.
+// Turns PyTorch tensors into the library's views, and takes memory, threads and the stream of a
+// call from PyTorch.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -18,7 +18,7 @@ using torch::stable::Tensor;
 /// The arguments that forward and backward share, as they come through the operator.
 struct Options {
   std::optional<Tensor> cu_seqlens_q, cu_seqlens_k;
-  int64_t max_seqlen_q, max_seqlen_k;  // -1: not told
+  int64_t max_seqlen_q, max_seqlen_k;  // -1: not given
   std::optional<double> softmax_scale;
   bool causal, top_left;
   int64_t window_left, window_right;
@@ -37,7 +37,7 @@ class Packing {
   bool packed() const { return cu_q_.has_value(); }
   bool on_device() const { return documents_.on_device; }
   int64_t num_documents() const { return documents_.count; }
-  // Tokens that belong to a document; all where only the device knows.
+  // Tokens that belong to a document; all of them if only the device knows.
   int64_t tokens_q() const { return tokens_q_; }
   int64_t tokens_k() const { return tokens_k_; }
   const Documents& documents() const { return documents_; }

@@ -28,8 +28,8 @@ struct OnDeviceOf {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
 };
 
-/// PyTorch turns every exception into RuntimeError, so the kind travels as the first word and
-/// ops.py reads it.
+/// PyTorch turns every exception into RuntimeError. The first word of the message therefore gives
+/// the kind, and ops.py reads it.
 template <typename F>
 auto translated(F&& call) {
   try {
@@ -51,8 +51,7 @@ void run(Args& args, const Tensor& q, Call&& call) {
   call(args);
 }
 
-/// Calls with the packing that does not wait, or, where no implementation takes that, with the
-/// other.
+/// Calls with the packing that does not wait or, if no implementation takes that, with the other.
 template <typename Call>
 auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Call&& call) {
   const Packing packing(options, q, k, Offsets::on_device);
@@ -65,7 +64,7 @@ auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Call
   return call(Packing(options, q, k, Offsets::on_host));
 }
 
-/// Tokens that no document holds: their share of a result is defined too.
+/// Fills the results of tokens that belong to no document; they are defined too.
 void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
   if (tokens == t.size(dim)) return;
   Tensor whole = t;
@@ -218,7 +217,7 @@ std::string library_build() { return describe_build(); }
 }  // namespace
 }  // namespace sagebwd::binding
 
-// What every operator takes after its tensors.
+// The arguments of every operator after its tensors.
 #define SAGEBWD_OPTIONS                                                                         \
   "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "      \
   "float? softmax_scale, bool causal, bool top_left, SymInt window_left, SymInt window_right, " \

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recipes as text: what crosses the operator boundary, so that a traced graph shows which recipe it
-// runs.
+// Recipes as text. Operators take them in this form, so that a traced graph shows its recipe.
 #pragma once
 
 #include <string>

@@ -5,13 +5,13 @@
     out = sagebwd.attention(q, k, v, causal=True)          # q [b, s, h, d]
     out = sagebwd.flash_attn_func(q, k, v, causal=True)    # or a name your code already calls
 
-Six of the seven matmuls of an attention layer run in INT8; ``recipe=`` says how,
-``backward="bf16"`` takes the backward out of INT8, and ``sagebwd.is_supported(q, k, v)`` says
+Six of the seven matmuls of an attention layer run in INT8. ``recipe=`` says how they are quantised,
+and ``backward="bf16"`` takes the backward out of INT8. ``sagebwd.is_supported(q, k, v)`` says
 beforehand whether a call will run and, if not, why.
 
-Importing this package registers two operators with PyTorch, and how many operations each of them
-takes (``FlopCounterMode``). It starts no device, patches nothing, and imports no framework: those
-live in ``sagebwd.integrations`` and act only when called.
+Importing this package registers two operators with PyTorch, and their operation counts
+(``FlopCounterMode``). It starts no device, patches nothing and imports no framework. The hooks into
+frameworks are in ``sagebwd.integrations`` and act only when called.
 """
 
 from importlib import import_module as _import_module

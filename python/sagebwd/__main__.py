@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m sagebwd info`` says what this machine can run; ``--cmake-dir`` where the C++ package
-lies."""
+"""``python -m sagebwd info`` says what this machine can run; ``--cmake-dir`` prints the directory
+of the C++ package."""
 
 import argparse
 

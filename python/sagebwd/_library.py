@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the compiled operators; says where the C++ package of the same build lies."""
+"""Finds and loads the compiled operators, and finds the C++ package of the same build."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ _NAME = "libsagebwd_torch.so"
 
 
 def install_roots():
-    """Directories that may hold ``lib/`` and ``include/``: this package, wherever its parts were
-    installed."""
+    """Directories that may hold ``lib/`` and ``include/``. The parts of this package may be
+    installed in several places."""
     import sagebwd
 
     return [Path(p) for p in sagebwd.__path__]
@@ -26,7 +26,7 @@ def load():
     raise ImportError(
         f"sagebwd: {_NAME} is not beside the Python files (looked in "
         f"{', '.join(str(r / 'lib') for r in install_roots())}); install the package "
-        "with pip, the source directory alone holds no compiled code"
+        "with pip; the source directory alone has no compiled code"
     )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain arguments, checked: a value is of the kind that is meant or it raises, naming what was
-expected and what came. Nothing is rounded, truncated or read out of a string."""
+"""Checks of plain arguments. A value of the wrong kind raises an error that names what was expected
+and what came. Nothing is rounded, truncated or parsed from a string."""
 
 import math
 import operator
@@ -15,7 +15,7 @@ def _refuse(name, expected, value):
 
 
 def integer(name, value, low, high, expected):
-    """value as an int from low to high. A bool is no number, and neither is 3.0."""
+    """value as an int from low to high. Bools and floats are refused, even 3.0."""
     if isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected {expected}, got a tensor (.item() gives its value)")
     if isinstance(value, bool):
@@ -31,7 +31,7 @@ def integer(name, value, low, high, expected):
 
 
 def flag(name, value):
-    """value as a bool. 0 and 1 are taken for one; "False" and 2 are not."""
+    """value as a bool. 0 and 1 are accepted; "False" and 2 are not."""
     if isinstance(value, (bool, torch.SymBool)):
         return value
     if type(value) is int and value in (0, 1):
@@ -59,7 +59,8 @@ def scale(name, value):
             value = float(value)
         except (TypeError, ValueError):
             _refuse(name, "a number", value)
-    # Written so that NaN is refused too. What float32 rounds to 0 would mean "the default" below.
+    # The comparison is written so that NaN is refused too. A value that float32 rounds to 0 would
+    # mean "the default" to the library.
     if not _SMALLEST <= abs(value) <= _LARGEST:
         raise ValueError(
             f"{name}: expected a finite number other than 0 within float32, got {value}"

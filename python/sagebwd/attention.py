@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions users call: dense and packed attention, and the question whether a call can run."""
+"""The functions that users call: dense and packed attention, and whether a call can run."""
 
 from typing import NamedTuple, Optional
 
@@ -8,17 +8,16 @@ import torch
 from . import arguments, ops
 from .recipe import as_recipe
 
-#: ``backward="bf16"`` takes these out of INT8. Not S', the logits rebuilt in the backward: P =
-#: exp(S' - lse) needs the logits that lse was made of, and with exact ones the errors of dq and dk
-#: double once logits are large.
+#: ``backward="bf16"`` takes these out of INT8. S', the logits rebuilt in the backward, is not among
+#: them: P = exp(S' - lse) needs the logits that lse was computed from. With exact logits the errors
+#: of dq and dk would double once logits are large.
 BACKWARD_MATMULS = ("dV", "dP", "dQ", "dK")
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Support(NamedTuple):
-    """The answer of :func:`is_supported`: true or false in an ``if``, with the reason of a
-    refusal."""
+    """The answer of :func:`is_supported`: true or false in an ``if``, and the reason if false."""
 
     ok: bool
     reason: Optional[str] = None
@@ -46,8 +45,8 @@ def attention(
     """Attention of q over k and v, with INT8 matmuls in the forward and the backward.
 
     q is [b, s, h, d] and k, v are [b, sk, hk, d] (``layout="bshd"``), or both with heads before
-    tokens (``"bhsd"``). h is a multiple of hk (grouped queries). Any strides whose last one is 1
-    are read in place. The result has q's layout and dtype.
+    tokens (``"bhsd"``). h is a multiple of hk (grouped queries). Tensors are read in place if their
+    last stride is 1. The result has q's layout and dtype.
 
     causal, window_size, align
         Query i sees keys ``i + shift - left <= j <= i + shift + right``; -1 leaves a side open,
@@ -59,16 +58,16 @@ def attention(
         ``"vectorwise"``, ``"paper"`` or a :class:`sagebwd.Recipe`.
     backward
         ``"int8"``, or ``"bf16"`` to run every matmul that makes a gradient in floating point. The
-        logits are rebuilt as the forward made them, in INT8 (``Recipe(high_precision=("S", "S'"))``
-        lifts both).
+        backward rebuilds the logits in INT8 as the forward did
+        (``Recipe(high_precision=("S", "S'"))`` lifts both).
     deterministic
-        dq bit-equal from run to run; None follows ``torch.use_deterministic_algorithms``. out, dk
-        and dv always are.
+        Makes dq bit-equal from run to run; out, dk and dv always are. None follows
+        ``torch.use_deterministic_algorithms``.
     return_lse
         Also return the log-sum-exp of the scaled logits, float32 [b, h, s]. Gradients flow through
         it.
     return_max_logit
-        Also return the largest scaled logit, float32 [b, h]: above some 30 expect errors to grow.
+        Also return the largest scaled logit, float32 [b, h]. Above about 30, expect errors to grow.
 
     Under autocast, inputs are cast to its dtype. On the meta device only shapes are computed.
     Raises TypeError or ValueError for arguments that make no sense or contradict each other, and
@@ -115,16 +114,16 @@ def attention_varlen(
     """Attention within the documents of a packed batch: q [t, h, d], k and v [tk, hk, d].
 
     Document i holds tokens ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` and the keys between
-    the same entries of ``cu_seqlens_k``: int32 tensors of equal length. Empty documents are fine;
-    tokens after the last offset belong to none and give 0, and so do all where 0 is the only
-    offset. ``max_seqlen_*``, if told, must not be too small. The log-sum-exp is [h, t], the largest
-    logit [documents, h]. The rest is as in :func:`attention`.
+    the same entries of ``cu_seqlens_k``: int32 tensors of equal length. Documents may be empty.
+    Tokens after the last offset belong to no document and give 0; so do all tokens if 0 is the only
+    offset. ``max_seqlen_*``, if given, must not be too small. The log-sum-exp is [h, t], the
+    largest logit [documents, h]. The rest is as in :func:`attention`.
 
-    Offsets on the CPU are checked. Offsets on q's GPU are read there: the call waits for nothing,
-    can be captured into a CUDA graph, and a replay takes the offsets it finds. They cannot be
-    checked: a document starts no earlier than the one before it and ends within the tensors,
-    whatever they say, and ``max_seqlen_*`` is ignored. Only where none but the plain kernels can
-    serve a call (float32, head dims above 128, …) are they copied to the CPU, which waits for it.
+    Offsets on the CPU are checked. Offsets on q's GPU are read there: the call waits for nothing
+    and can be captured into a CUDA graph, whose replay takes the offsets it finds. Such offsets
+    cannot be checked, and ``max_seqlen_*`` is ignored. Wrong ones do no harm: a document starts no
+    earlier than the one before it and ends within the tensors. Calls that only the plain kernels
+    serve (float32, head dims above 128, …) copy the offsets to the CPU and wait for them.
     """
     options, (q, k, v) = _packed(
         q,
@@ -171,7 +170,8 @@ def is_supported(
     backward="int8",
 ):
     """Whether :func:`attention` (or, with ``cu_seqlens_*``, :func:`attention_varlen`) would run
-    these arguments, forward and backward. False carries the reason the call would raise."""
+    these arguments, forward and backward. A false answer has the reason that the call would
+    raise."""
     try:
         if cu_seqlens_q is None and cu_seqlens_k is None:
             options, tensors = _dense(
@@ -299,7 +299,7 @@ def check_heads(heads, kv_heads):
 
 
 def _length(name, value):
-    """A longest length for the operator, where -1 stands for "not told"."""
+    """A longest length for the operator; -1 stands for "not given"."""
     if value is None:
         return -1
     return arguments.integer(name, value, 0, 2**63 - 1, "a length, or None if not known")

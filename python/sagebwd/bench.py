@@ -5,14 +5,15 @@
     python -m sagebwd.bench "b1 h8 n4096 d64 causal f32" --json cpu.json --plot cpu.png
 
 A case is a line of sizes and words: ``b1 h8 hk2 n4096 d64 causal bf16 vectorwise``. All contestants
-of a case run in turn within every round, so that a busy machine slows all alike; medians over the
-rounds are reported. This library runs in the dtype of the case and in those of the peers, and a
-peer is compared with it in the peer's dtype. Its times hold everything: smoothing, quantisation,
-both directions' set-up, allocation. On a GPU they are the device's, between events.
+of a case take turns within every round, so that a busy machine slows all of them alike. The result
+is the median over the rounds. This library runs in the dtype of the case and in those of the peers,
+so that each peer is compared with it in the peer's own dtype. Our times include everything:
+smoothing, quantisation, set-up of both directions, allocation. On a GPU they are the device's time
+between events.
 
 A peer that is not installed, fails or crashes on a small case is named and left out. On a CPU that
-announces AMX and traps it, PyTorch's bfloat16 attention crashes: it then runs, as does all else in
-this process, under ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, and the record says so.
+announces AMX but traps its use, PyTorch's bfloat16 attention crashes. The whole process then runs
+under ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, and the record says so.
 """
 
 import argparse
@@ -137,7 +138,7 @@ class _HostClock:
 
 class _DeviceClock:
     """Time on the device, between events. The device first idles until the host has queued the
-    work, as it has in training, where the device is what everybody waits for."""
+    work: in training the host runs ahead of the device too."""
 
     _CYCLES = 2_000_000  # about a millisecond
 
@@ -169,7 +170,7 @@ def contestants(case, device, found):
 
 
 def run_case(case, device, found, rounds):
-    """Interleaved: every contestant once per round, the order turned by one each time."""
+    """Runs every contestant once per round and rotates the order by one each time."""
     all_ = contestants(case, device, found)
     for c in all_:
         for _ in range(3 if device == "cuda" else 1):  # clocks, plans and caches warm up
@@ -257,8 +258,8 @@ def _commit():
 
 
 def plot(entries, path):
-    """Bars of median times, a row per case and a column per direction, with their length relative
-    to this library in the same dtype."""
+    """Bars of median times, one row per case and one column per direction. The numbers are
+    relative to this library in the same dtype."""
     import matplotlib
 
     matplotlib.use("Agg")

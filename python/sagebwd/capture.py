@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what the attention layers of a live model compute: q, k, v of every call, what it masks,
-and the gradient of its result."""
+"""Records what the attention layers of a live model compute: q, k, v and mask of every call, and
+the gradient of its result."""
 
 import json
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from . import masks
 
 @dataclass
 class Layer:
-    """One attention call: tensors as [b, h, n, d], detached. With documents, b is 1 and the tokens
-    of all of them follow each other."""
+    """One attention call: tensors as [b, h, n, d], detached. With documents, b is 1 and their
+    tokens lie one behind the other."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -45,9 +45,8 @@ class Layer:
 
 
 class Capture(TorchFunctionMode):
-    """While active, notes every call of ``F.scaled_dot_product_attention`` and of this library's
-    operator, those inside of ``nn.MultiheadAttention`` too. The calls themselves run as they
-    would."""
+    """While active, records every call of ``F.scaled_dot_product_attention`` and of this library's
+    operator, also inside of ``nn.MultiheadAttention``. The calls themselves run unchanged."""
 
     def __init__(self):
         super().__init__()
@@ -65,9 +64,9 @@ class Capture(TorchFunctionMode):
         return result
 
     def _multi_head(self, args, kwargs):
-        """PyTorch calls this function as a whole, and a mode sees nothing of what it calls. When
-        asked for weights, as it is by default, it multiplies matrices by hand: the same output
-        then comes from the call without them, and the weights from one more."""
+        """PyTorch calls this function as a whole, and a mode does not see the calls inside it. When
+        asked for weights, which is the default, it multiplies matrices by hand. We then take the
+        same output from a call without weights, and the weights from a second call."""
 
         def noted(*a, **k):
             out = _SDPA(*a, **k)
@@ -173,10 +172,10 @@ def _batched(t):
 
 
 def save(layers, path):
-    """Writes the captures as safetensors for ``sagebwd trace --from``: one set
-    ``layer.<n>.{q,k,v,dout}`` per layer, and in the metadata, as ``layer.<n>.attention``, what was
-    computed: the mask, the scale of the logits, the documents. Layers without a gradient, or that
-    cannot be compared, are left out."""
+    """Writes the captures as safetensors for ``sagebwd trace --from``. Each layer has the tensors
+    ``layer.<n>.{q,k,v,dout}`` and, in the metadata, ``layer.<n>.attention`` with the mask, the
+    scale of the logits and the documents. Layers without a gradient, or that cannot be compared,
+    are left out."""
     from safetensors.torch import save_file
 
     tensors, metadata = {}, {}

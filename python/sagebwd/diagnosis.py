@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well would INT8 attention do in this model? ``sagebwd.diagnose`` runs one batch, listens to
-every attention layer, and compares INT8 with exact attention on what it heard."""
+"""How well would INT8 attention do in this model? ``sagebwd.diagnose`` runs one batch, captures the
+inputs of every attention layer, and compares INT8 with exact attention on them."""
 
 import math
 import sys
@@ -19,8 +19,7 @@ FINE, USABLE = 0.06, 0.15
 
 @dataclass
 class LayerReport:
-    """Relative L2 errors of one layer against exact attention, its largest logit, and what
-    follows."""
+    """Relative L2 errors of one layer against exact attention, its largest logit, and a verdict."""
 
     index: int
     errors: dict = field(default_factory=dict)  # of O, dQ, dK, dV, P, dS
@@ -44,8 +43,8 @@ class Report:
 
 
 def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file=sys.stdout):
-    """Runs ``model`` on ``batch`` forward and backward with the attention it has, and reports for
-    every layer what INT8 attention would have computed instead.
+    """Runs ``model`` on ``batch`` forward and backward with its own attention, and reports for
+    every layer the error that INT8 attention would have had.
 
     batch
         A dict (``model(**batch)``), a tuple (``model(*batch)``) or a single argument.
@@ -57,11 +56,11 @@ def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file
     file
         Where the table is printed; None: nowhere.
 
-    Reaches attention through ``F.scaled_dot_product_attention`` (transformers:
-    ``attn_implementation="sdpa"``), ``nn.MultiheadAttention`` or this library. Masks may hold
-    padding, a causal mask, a sliding window, documents or few groups of queries that see the same
-    keys; layers with dropout or masks of other kinds are named, not compared. Gradients of the
-    parameters are left as they were.
+    It finds attention that goes through ``F.scaled_dot_product_attention`` (transformers:
+    ``attn_implementation="sdpa"``), ``nn.MultiheadAttention`` or this library. Masks may describe
+    padding, a causal mask, a sliding window, documents or few sets of queries that see the same
+    keys. Layers with dropout or masks of other kinds are named but not compared. Gradients of the
+    parameters stay as they were.
     """
     layers = _run(model, batch, loss)
     if save_to is not None:
@@ -161,8 +160,8 @@ def _repeat(layer):
 
 
 def _exact(layer):
-    """O, dQ, dK, dV, P, dS and the largest logit in float64. Holds [b, h, n, n] tensors: diagnose
-    with a modest length."""
+    """O, dQ, dK, dV, P, dS and the largest logit in float64. This takes [b, h, n, n] tensors, so
+    diagnose with short sequences."""
     q, dout = layer.q.double(), layer.dout.double()
     k, v = (t.double() for t in _repeat(layer))
     scale = _scale(layer)
@@ -251,7 +250,7 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
 def _codes(x, block):
     """x after INT8 quantisation with one scale per ``block`` tokens, in float64."""
     n = x.shape[2]
-    groups = torch.nn.functional.pad(x, (0, 0, 0, -n % block)).unflatten(2, (-1, block))
-    scale = groups.abs().amax((-1, -2), keepdim=True) / 127
+    blocks = torch.nn.functional.pad(x, (0, 0, 0, -n % block)).unflatten(2, (-1, block))
+    scale = blocks.abs().amax((-1, -2), keepdim=True) / 127
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    return (torch.round(groups * inverse).double() * scale.double()).flatten(2, 3)[:, :, :n]
+    return (torch.round(blocks * inverse).double() * scale.double()).flatten(2, 3)[:, :, :n]

@@ -26,7 +26,7 @@ _REMEDIES = {
 
 
 def refuse(**unsupported):
-    """Raises for every argument that is not at the value which switches it off."""
+    """Raises for every argument whose value is not the one that switches it off."""
     for name, (value, off) in unsupported.items():
         if isinstance(value, torch.Tensor) or (value is not off and value != off):
             shown = "" if isinstance(value, torch.Tensor) else f"={value!r}"
@@ -34,7 +34,8 @@ def refuse(**unsupported):
 
 
 def _unpacked(name, packed, axis, parts):
-    """The tensors that are stacked along an axis. Views: the gradient is put together once."""
+    """The tensors that are stacked along an axis, as views of one unbind: autograd then stacks
+    their gradients once."""
     dims = axis + 3
     if not isinstance(packed, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(packed).__name__}")
@@ -251,10 +252,10 @@ def sageattn(
     smooth_k=True,
 ):
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``). The
-    original defines a causal mask only for as many keys as queries, and so does this. An attn_mask,
-    as :func:`torch.nn.functional.scaled_dot_product_attention` takes it, may hold padding, a causal
-    mask, a window, documents or few groups of queries that see the same keys; its values are
-    read."""
+    original defines a causal mask only for as many keys as queries, and so does this. An attn_mask
+    has the form that :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may
+    describe padding, a causal mask, a window, documents or few sets of queries that see the same
+    keys. Its values are read, so a GPU is waited for."""
     if tensor_layout not in ("HND", "NHD"):
         raise ValueError(f"tensor_layout: expected 'HND' or 'NHD', got {tensor_layout!r}")
     is_causal = arguments.flag("is_causal", is_causal)
@@ -299,9 +300,9 @@ def sageattn_varlen(
     sm_scale=None,
     smooth_k=True,
 ):
-    """SageAttention's packed form, with gradients: q [t, h, d]. A causal mask needs documents with
-    as many keys as queries: the same offsets for both. Compiled code compares the longest lengths
-    only."""
+    """SageAttention's packed form, with gradients: q [t, h, d]. With a causal mask, every document
+    needs as many keys as queries, that is, the offsets must be the same. Compiled code cannot read
+    the offsets and compares only the longest lengths."""
     is_causal = arguments.flag("is_causal", is_causal)
     if is_causal and not _same_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         raise NotImplementedError(
@@ -325,7 +326,7 @@ def sageattn_varlen(
 def _same_lengths(cu_q, cu_k, max_q, max_k):
     if cu_q is cu_k:
         return True
-    # Values of a tensor are out of reach for a traced graph.
+    # A traced graph cannot read the values of a tensor.
     return max_q == max_k and (torch.compiler.is_compiling() or torch.equal(cu_q, cu_k))
 
 
@@ -339,9 +340,9 @@ def scaled_dot_product_attention(
     scale=None,
     enable_gqa=False,
 ):
-    """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left. An attn_mask may hold
-    padding, a causal mask, a window, documents or few groups of queries that see the same keys; its
-    values are read."""
+    """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left. An attn_mask may describe
+    padding, a causal mask, a window, documents or few sets of queries that see the same keys. Its
+    values are read, so a GPU is waited for."""
     refuse(dropout_p=(dropout_p, 0.0))
     is_causal = arguments.flag("is_causal", is_causal)
     if query.dim() not in (3, 4):

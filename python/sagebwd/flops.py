@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of the operators, for ``torch.utils.flop_counter.FlopCounterMode``.
 
-They are counted as PyTorch counts those of its own attention: masks are not subtracted; documents
-are, each sees itself alone. PyTorch's module takes longer to import than this package, so it is not
-imported for its sake: the formulas are registered when a program imports it.
+They are counted as PyTorch counts those of its own attention: a mask does not reduce the count, but
+a document counts only its own pairs. PyTorch's module takes longer to import than this package, so
+we do not import it; the formulas are registered when the program does.
 """
 
 import sys
@@ -65,7 +65,7 @@ def _pairs(q, k, cu_q, cu_k, max_q, max_k):
 
 
 def _lengths(cu, longest, tokens):
-    """Lengths of the documents; where nobody can read them, the longest for each."""
+    """Lengths of the documents; where they cannot be read, the longest length for each."""
     from torch._subclasses.fake_tensor import is_fake
 
     if cu.device.type == "meta" or is_fake(cu):

@@ -30,12 +30,13 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """FlashAttention's for decoding: q [b, s, h, d] over caches [b, length, hk, d], of which row i
-    holds the tokens from ``cache_leftpad[i]`` up to ``cache_seqlens[i]``. k and v, if given, are
-    written behind them first, in place. Causal masks and windows sit at the bottom right.
+    """FlashAttention's function for decoding: q [b, s, h, d] over caches [b, length, hk, d]. Row i
+    of a cache holds the tokens from ``cache_leftpad[i]`` up to ``cache_seqlens[i]``. k and v, if
+    given, are first written behind them, in place. Causal masks and windows are aligned at the
+    bottom right.
 
-    Like the original it has no backward. Rotary embedding and paged caches are refused;
-    ``rotary_interleaved`` only says how to rotate, so it has nothing to change.
+    Like the original it has no backward. Rotary embeddings and paged caches are refused.
+    ``rotary_interleaved`` is accepted, because it has no effect without rotary embeddings.
     """
     refuse(
         rotary_cos=(rotary_cos, None),
@@ -81,8 +82,8 @@ def flash_attn_with_kvcache(
 
 
 def _ragged(q, k, v, starts, ends, options):
-    """Rows of different lengths, read where they are: each makes three documents, the keys before
-    its tokens and those after them without a query."""
+    """Rows of different lengths, read in place. Each row becomes three documents: its tokens, and
+    the unused keys before and after them, which get no query."""
     b, s, capacity = q.shape[0], q.shape[1], k.shape[1]
     row = torch.arange(b, device=q.device)[:, None]
     keys = torch.stack([starts, torch.maximum(starts, ends), torch.full_like(ends, capacity)], 1)
@@ -140,7 +141,7 @@ def _new_tokens(k, v, cache, b, cache_seqlens):
 
 
 def _lengths(name, value, default, most, b):
-    """One length for all rows, or an int32 tensor of them, checked where that does not wait."""
+    """One length for all rows, or an int32 tensor of them; checked if that needs no waiting."""
     if value is None:
         return default
     if not isinstance(value, torch.Tensor):

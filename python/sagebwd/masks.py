@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention masks given as tensors, read as what the kernels know: documents, and one causal mask
-or sliding window for all of them.
+"""Translates mask tensors into what the kernels know: documents, and one causal mask or sliding
+window for all of them.
 
-Padding of keys and of queries, causal masks, windows, packed documents and most mixtures of these
-can be read so. Where nothing else fits, queries that see the same keys become a document, with
-copies of keys that several documents share. :func:`read` finds the documents of a mask and refuses
-a mask without them; :func:`forward` and :func:`backward` run attention over them.
+This works for padding of keys and of queries, causal masks, windows, packed documents and most
+mixtures of these. Where nothing else fits, queries that see the same keys become a document; keys
+that several documents share are copied. :func:`read` finds the documents of a mask, and refuses the
+mask if there are none. :func:`forward` and :func:`backward` run attention over the documents.
 """
 
 from typing import NamedTuple, Optional
@@ -20,19 +20,19 @@ from .attention import _dense
 # lowest number of the dtype. Beside it a probability is 0 in float32.
 _HIDDEN = -9000.0
 
-# Documents may share keys, each with a copy of its own. More than so many copies of all keys are
-# too many.
+# Documents that share keys have copies of them. A mask is refused if it needs more than this many
+# copies of all keys.
 _COPIES = 4
 
 _REMEDY = (
-    "padding, causal masks, sliding windows, documents, and few groups of queries that see the "
+    "padding, causal masks, sliding windows, documents, and few sets of queries that see the "
     "same keys can be used; leave other masks to another attention, such as flex_attention"
 )
 
 
 class Documents(NamedTuple):
-    """The visible tokens of a batch, document by document. Tokens count over the whole batch. The
-    ways there and back are differentiable."""
+    """The visible tokens of a batch, document by document. Tokens are numbered over the whole
+    batch. Packing and unpacking are differentiable."""
 
     batch: int
     queries: int
@@ -108,7 +108,7 @@ def attention_with_mask(q, k, v, mask, *, is_causal=False, softmax_scale=None, r
 
 
 def forward(q, k, v, options, documents=None):
-    """(out, lse) of [b, h, s, d] tensors. Without documents the options say it all."""
+    """(out, lse) of [b, h, s, d] tensors. Without documents the options describe the mask."""
     if documents is not None:
         options = documents.options(options)
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -167,7 +167,7 @@ def read(mask, q, k, is_causal=False):
 
 
 def check(mask):
-    """Raises for a mask that cannot be read, as far as that shows without its values."""
+    """Raises for a mask that cannot be read, as far as that is known without its values."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask: expected a tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -191,7 +191,7 @@ def expanded(mask, shape):
 
 
 class _Unreadable(Exception):
-    """With what is wrong with a mask and, where it is another than usual, the remedy."""
+    """Says what is wrong with a mask and, if it is not the usual one, the remedy."""
 
 
 def _refusal(mask, what, remedy=_REMEDY):
@@ -201,7 +201,7 @@ def _refusal(mask, what, remedy=_REMEDY):
 
 
 def _without_repeats(mask):
-    """The mask without what expand() repeated: batch, heads and queries may have size 1 then."""
+    """The mask without what expand() repeated. Batch, heads and queries may then have size 1."""
     for dim in range(mask.dim() - 1):
         if mask.stride(dim) == 0:
             mask = mask.narrow(dim, 0, 1)
@@ -219,7 +219,7 @@ def _visible(mask):
     hidden = mask <= _HIDDEN
     if not (hidden | (mask == 0)).all():
         raise _Unreadable("it adds a bias")
-    # Where the largest number of a row is finite, softmax sees keys that have it as not hidden.
+    # Softmax is relative to the largest number of a row: if that is finite, its keys are visible.
     if (hidden.all(-1) & (mask > -torch.inf).any(-1)).any():
         raise _Unreadable(
             "it hides all keys of a query by a finite number, which hides none of them",
@@ -229,17 +229,17 @@ def _visible(mask):
 
 
 def documents_of(visible, b, s):
-    """The :class:`Documents` of bool [b or 1, s or 1, sk], none of them 0."""
+    """The :class:`Documents` of bool [b or 1, s or 1, sk]; no dimension is 0."""
     entries, rows, sk = visible.shape
-    found = _bands(visible) or _groups(visible)
+    found = _bands(visible) or _equal_rows(visible)
     if found is None:
         raise _Unreadable(
             "it is no causal mask or window within documents, and its queries see too many "
             "different sets of keys"
         )
     where_q, where_k, length_q, length_k, (left, right), top_left = found
-    # What was left out because it repeats is now put back. One row for all queries has no window:
-    # each of its documents has one query.
+    # Repeat again what was left out as a repetition. A single row for all queries has no window,
+    # because each of its documents has one query.
     if rows < s:
         where_q = (where_q[:, None] * s + torch.arange(s, device=visible.device)).flatten()
         length_q = length_q * s
@@ -268,7 +268,7 @@ def _offsets(lengths):
 
 def _bands(visible):
     """(where_q, where_k, lengths of queries, of keys, window, top_left) of documents whose tokens
-    lie together, and the one window that all of them have. None where that does not fit."""
+    lie together and which all have the same window. None if the mask is not of this kind."""
     b, s, sk = visible.shape
     device = visible.device
     where_q = visible.any(2).flatten().nonzero().flatten()
@@ -308,8 +308,9 @@ def _bands(visible):
 
 
 def _side(reach, ends, least):
-    """The one number of keys that every query sees to a side: reach where the window ends, at least
-    ``least`` where the document does. -1 for an open side, None where there is no such number."""
+    """The number of keys that every query sees to one side. It is ``reach`` where the window ends
+    the view, and at least ``least`` where the document ends it. -1 for an open side, None if no
+    single number fits."""
     if not ends.any():
         return -1
     size = int(reach[ends][0])
@@ -317,27 +318,27 @@ def _side(reach, ends, least):
     return size if fits else None
 
 
-def _groups(visible):
-    """As :func:`_bands`, without a window: queries with equal rows make a document. None where
-    those have too many keys."""
+def _equal_rows(visible):
+    """As :func:`_bands`, but without a window: queries with equal rows make a document. None if the
+    documents have too many keys."""
     b, s, sk = visible.shape
     device = visible.device
-    # Rows are equal if their sums of random integers are, but for a chance that the check below
-    # excludes. The sums are exact, so that equal rows have equal ones.
+    # Each row gets a sum of random integers, one per visible key. The sums are exact, so equal rows
+    # have equal sums. Different rows with equal sums are unlikely, and the check below finds them.
     fixed = torch.Generator("cpu").manual_seed(0)
     weights = torch.randint(2**36, (sk,), generator=fixed, device="cpu").double().to(device)
     sums = torch.stack([rows.double() @ weights for rows in visible])
     _, kind = torch.unique(sums, return_inverse=True)
     kind = kind + torch.arange(b, device=device)[:, None] * (kind.max() + 1)
-    _, group = torch.unique(kind.flatten(), return_inverse=True)  # in the order of entries
-    size = torch.bincount(group)
-    order = torch.argsort(group, stable=True)
-    first = order[size.cumsum(0) - size]  # a query of each group
+    _, document = torch.unique(kind.flatten(), return_inverse=True)  # in the order of entries
+    size = torch.bincount(document)
+    order = torch.argsort(document, stable=True)
+    first = order[size.cumsum(0) - size]  # a query of each document
     rows = visible.reshape(b * s, sk)
     keys = rows[first]
-    if keys.sum() > _COPIES * b * sk or not torch.equal(keys[group], rows):
+    if keys.sum() > _COPIES * b * sk or not torch.equal(keys[document], rows):
         return None
     sees = keys.any(1)
     of_key, key = keys.nonzero(as_tuple=True)
-    where_q, where_k = order[sees[group[order]]], first[of_key] // s * sk + key
+    where_q, where_k = order[sees[document[order]]], first[of_key] // s * sk + key
     return where_q, where_k, size[sees], keys.sum(1)[sees], (-1, -1), False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as PyTorch sees them: fake kernels, autograd, and errors. The only file that names
+"""The operators as PyTorch sees them: fake kernels, autograd, and errors. No other file names
 ``torch.ops.sagebwd``.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
@@ -43,8 +43,8 @@ _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": N
 
 
 def _call(op, *args):
-    """Calls an operator. PyTorch knows one exception for all errors of C++ code; the kind is the
-    first word."""
+    """Calls an operator. PyTorch has one exception for all errors of C++ code; the first word of
+    its message says which kind it is."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
@@ -58,8 +58,8 @@ def _call(op, *args):
 
 
 def _refuse_transforms():
-    """torch.func and forward-mode AD would run the operator and give zero tangents, or fail in
-    words of their own."""
+    """Refuses torch.func and forward-mode AD, which would otherwise give zero tangents or fail with
+    an error that names no remedy."""
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
             "sagebwd: torch.func transforms (grad, vjp, jvp, vmap, ...) are not supported; use "
@@ -142,8 +142,8 @@ def _lines(text):
 # --- fake kernels: shapes and strides without data ------------------------------------------------
 
 
-# They serve fake tensors (compile, export) and the meta device. What only shapes tell is refused as
-# the kernels refuse it.
+# They serve fake tensors (compile, export) and the meta device. They refuse what the kernels would
+# refuse, as far as shapes show it.
 
 
 def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
@@ -214,8 +214,8 @@ def _setup_context(ctx, inputs, output):
     ctx.key_shape = k.shape
     ctx.options = tuple(options[2:])
     ctx.mark_non_differentiable(max_logit, codes)
-    # An unused lse gives dlse None rather than zeros: the backward then knows that rows of dS sum
-    # to zero.
+    # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
+    # sum to zero.
     ctx.set_materialize_grads(False)
 
 

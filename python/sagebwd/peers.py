@@ -2,9 +2,9 @@
 """Other attention implementations that are installed here, for the benchmark. Each is a function of
 q, k, v as [b, h, n, d] and a causal flag.
 
-Every candidate first computes a small case, forward and backward, in a process of its own: one that
-cannot be imported, raises, or takes its process down is left out with the reason.
-``python -m sagebwd.peers cpu`` is that process.
+Every candidate first computes a small case, forward and backward, in a separate process
+(``python -m sagebwd.peers cpu``). A candidate that cannot be imported, raises or crashes is left
+out, with the reason.
 """
 
 import importlib.util
@@ -84,8 +84,8 @@ _CANDIDATES = {  # device -> name -> (dtype, what makes the function)
 
 def find(device, wanted=None):
     """(peers, {name: why it cannot be used here}) of those whose names start with one of
-    ``wanted``, or of all. Where PyTorch's bfloat16 attention needs oneDNN's instruction sets
-    limited, they are for the rest of this process."""
+    ``wanted``, or of all. If PyTorch's bfloat16 attention runs only with fewer instruction sets of
+    oneDNN, the limit stays for the rest of this process."""
     peers, unusable = [], {}
     names = [n for n in _CANDIDATES[device] if not wanted or n.startswith(tuple(wanted))]
     for name, why in _usable(device, names).items():
@@ -99,8 +99,8 @@ def find(device, wanted=None):
 
 # --- trying them out ------------------------------------------------------------------------------
 
-# Some virtual machines announce AMX and then trap it; oneDNN, which PyTorch's bfloat16 products go
-# through, believes the announcement. It reads this variable when it first runs.
+# Some virtual machines announce AMX and then trap it. PyTorch's bfloat16 products use oneDNN, which
+# trusts the announcement. oneDNN reads this variable when it first runs.
 ISA_VARIABLE, ISA_WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 
 
@@ -120,7 +120,7 @@ _MARK = "sagebwd.peers\t"  # of the lines that answer; packages print things too
 
 
 def _try(device, names, environment=None):
-    """One process for all of them, and another for those after one that ended it."""
+    """Runs all candidates in one process. If one of them crashes it, the rest get a new one."""
     found = {}
     while len(found) < len(names):
         left = [name for name in names if name not in found]

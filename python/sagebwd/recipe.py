@@ -46,8 +46,7 @@ class Recipe:
         of each tile of P and dS. ``"paper"``: one scale per block and per tile (arXiv 2603.02170).
         Its gradient error grows with the batch.
     smooth_k, smooth_q, smooth_v
-        Subtract a mean before quantising. Exact; the result does not depend on it except through
-        rounding.
+        Subtract a mean before quantising and correct for it exactly: only rounding changes.
     rotate
         Multiply Q and K with a fixed orthogonal matrix before quantising, which spreads outlier
         channels. Exact; the gradients are turned back.
@@ -124,8 +123,8 @@ class Recipe:
         return replace(Recipe(), **changes)
 
     def text(self, lifted=()):
-        """What the operators take: the scheme and the switches that differ from its preset.
-        ``lifted`` names further matmuls to take out of INT8."""
+        """The form that the operators take: the scheme, and the switches that differ from its
+        preset. ``lifted`` names further matmuls to take out of INT8."""
         preset = _PAPER if self.scheme == "paper" else _VECTORWISE
         words = [self.scheme]
         for key in (

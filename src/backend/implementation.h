@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a backend answers and dispatch asks: an implementation of attention as a table of functions.
-// Nothing else of a backend is visible outside its room.
+// The interface between backends and dispatch: an implementation of attention as a table of
+// functions. Nothing else of a backend is visible outside its room.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ struct Tiles {
   int p_levels;  // of the codes of P: 127 or 255
 };
 
-/// What the recipe asks for, or else 128x64 in `paper`, 64x128 and `most_p_levels` in `vectorwise`:
-/// the choice of implementations that take any.
+/// For implementations that take any tiles: what the recipe asks for, or else 128x64 in `paper`,
+/// and 64x128 with `most_p_levels` in `vectorwise`.
 inline Tiles any_tiles(const Recipe& r, int most_p_levels) {
-  const bool paper = r.scheme == Scheme::paper;
+  const bool of_paper = r.scheme == Scheme::paper;
   const auto or_else = [](int wanted, int otherwise) { return wanted != 0 ? wanted : otherwise; };
-  return {or_else(r.tile_q, paper ? 128 : 64), or_else(r.tile_k, paper ? 64 : 128),
+  return {or_else(r.tile_q, of_paper ? 128 : 64), or_else(r.tile_k, of_paper ? 64 : 128),
           spec::p_levels(r, most_p_levels)};
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks. Each message says what was expected and what came; streams make the values readable.
+// Checks. Each message says what was expected and what came. It is a stream, so values can be
+// inserted.
 #pragma once
 
 #include <sstream>

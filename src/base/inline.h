@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small helpers are also compiled into files with wider instruction sets. Always inlining them
-// keeps the linker from keeping such a copy for everybody, which would fault on a CPU without those
-// instructions. In CUDA files the same helpers serve host and device.
+// Small helpers are also compiled in files with wider instruction sets. The linker keeps one copy
+// of a function that is not inlined; if it kept such a copy, a CPU without those instructions would
+// fault. So helpers are always inlined. In CUDA files they serve host and device.
 #pragma once
 
 #ifdef __CUDACC__

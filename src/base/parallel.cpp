@@ -16,12 +16,11 @@
 namespace sagebwd {
 namespace {
 
-/// Scratch memory grows with the number of threads, so an absurd SAGEBWD_THREADS must not get
-/// through.
+/// Scratch memory grows with the number of threads, so SAGEBWD_THREADS needs a bound.
 constexpr long kMostThreads = 1024;
 
-/// A body that throws must not unwind through the caller's thread pool: keep the first exception,
-/// finish the loop.
+/// An exception of the body must not unwind through the caller's thread pool. The first one is kept
+/// until the loop is finished.
 struct Guarded {
   void (*body)(void*, int64_t);
   void* user;
@@ -46,9 +45,9 @@ struct Guarded {
   }
 };
 
-/// Threads started for one loop. Starting them costs some ten microseconds, little next to an
-/// attention phase, and leaves no state behind. Where the system refuses a thread, those that did
-/// start share the work, down to the caller's alone.
+/// Threads that are started for one loop. Starting them takes some ten microseconds, which is
+/// little next to a phase of attention, and leaves no state behind. If the system refuses a thread,
+/// those that did start share the work; in the worst case the caller's thread does all of it.
 void run_on_own_threads(Guarded& guarded) {
   const int threads = static_cast<int>(std::min<int64_t>(default_threads(), guarded.count));
   std::atomic<int64_t> next{0};

@@ -17,8 +17,8 @@ namespace detail {
 void run_parallel(const ParallelFor& pf, int64_t count, void (*body)(void*, int64_t), void* user);
 }
 
-/// Runs body(i) for i in [0, count). The first exception of a body is rethrown here. Every count of
-/// threads the system is willing to start will do.
+/// Runs body(i) for i in [0, count). The first exception of a body is rethrown here. It works with
+/// any number of threads that the system is willing to start.
 template <typename F>
 void parallel_for(const ParallelFor& pf, int64_t count, F&& body) {
   using Body = std::remove_reference_t<F>;

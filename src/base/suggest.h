@@ -32,8 +32,8 @@ inline size_t edit_distance(std::string_view a, std::string_view b) {
   return cost[a.size()][b.size()];
 }
 
-/// The known word nearest to `word`: at most a third of its letters differ, and no other is as
-/// near. The beginning of a known word counts as one slip. Empty where there is no such word.
+/// The known word nearest to `word`, if at most a third of its letters differ and no other word is
+/// as near. Being the beginning of a known word counts as one difference. Empty if there is none.
 inline std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
   constexpr size_t kLongest = 40;  // a longer word is no slip of the keyboard
   if (word.empty() || word.size() > kLongest) return "";

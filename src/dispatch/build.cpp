@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the build has: this room is the one that sees every backend.
+// What this build contains. Only this room sees every backend.
 #include "sagebwd/build.h"
 
 #include <filesystem>

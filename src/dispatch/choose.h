@@ -8,12 +8,12 @@
 
 namespace sagebwd::dispatch {
 
-// Callers name what they are handed without a second header.
+// So that callers can name these types without a second header.
 using backend::Implementation;
 using backend::kWorkspaceAlign;
 using backend::Tiles;
 
-/// The remedy where a GPU meets a build without CUDA.
+/// The remedy for a GPU in a build without CUDA.
 inline constexpr const char* kHowToGetCuda =
     "build sagebwd again where nvcc 12.8 or later is found (pip install . does it then by itself; "
     "docs/install.md)";

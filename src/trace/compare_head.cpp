@@ -16,8 +16,8 @@ void add_rows(ErrorStats& stats, const float* value, const std::vector<double>& 
   for (int64_t i = 0; i < rows; ++i) stats.add_row(value + i * cols, &reference[i * cols], cols, i);
 }
 
-/// code · scale / folded, the value an integer matmul used. A zero token takes no part in the sum,
-/// so no error either.
+/// code · scale / folded, the value that an integer matmul used. A token of zeros takes no part in
+/// the sum, so it has no error either.
 double undone(int16_t code, float scale, float folded, float unquantised) {
   if (folded == 0.0f) return unquantised;
   return static_cast<double>(code) * static_cast<double>(scale) / static_cast<double>(folded);

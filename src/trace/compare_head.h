@@ -13,8 +13,8 @@
 //   D               rowsum(dO∘O)
 //   O dQ dK dV      the outputs
 // The published trace (arXiv 2603.02170: D .0736, P .1293, dP 0, dS .2045, … for the worst layer)
-// has dP without error, so it too gives both sides the same V and dO. On which side of their own
-// quantisation its P and dS are taken we do not know; hence both are here.
+// has dP without error, so it too gives both sides the same V and dO. We do not know whether it
+// takes P and dS before or after their own quantisation, so both are here.
 #pragma once
 
 #include <vector>
@@ -25,8 +25,8 @@
 
 namespace sagebwd::trace {
 
-/// Outputs of another implementation, [nq, d] and [nk, d]; those that are set are judged instead of
-/// the oracle's own.
+/// Outputs of another implementation, [nq, d] and [nk, d]. Those that are set are compared instead
+/// of the oracle's own.
 struct HeadOutputs {
   const float *o = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
 };

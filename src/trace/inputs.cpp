@@ -32,7 +32,7 @@ enum Stream : uint64_t {
   kPeakKey
 };
 
-constexpr double kSinkShare = 0.65;      // of each row (numerics.md 4.2)
+constexpr double kSinkShare = 0.65;      // of each row, as a sink of a trained model may take
 constexpr double kSinkValue = 0.1;       // deviation of the sink's value; trained sinks have little
 constexpr double kPeakShare = 0.3;       // of a row that has a peak
 constexpr uint64_t kPeakEvery = 8;       // one row in this many has one
@@ -98,8 +98,8 @@ Outlier outlier_of(uint64_t seed, Stream tensor, int64_t batch, int64_t head, in
           low * std::pow(high / low, static_cast<double>(unit_float(key(kFactors))))};
 }
 
-/// The channel becomes factor·sigma for all tokens, plus a little that differs: what trained K
-/// looks like.
+/// The channel becomes factor·sigma for all tokens, plus a small part that differs by token. This
+/// is what K looks like in trained models.
 void share_channel(Rows x, Outlier o, double sigma) {
   for (int64_t i = 0; i < x.count(); ++i) {
     float& value = x[i][o.channel];
@@ -113,8 +113,8 @@ void scale_channel(Rows x, Outlier o) {
 }
 
 /// Logit at which one key takes `share` of a row whose `others` keys have normal logits of this
-/// variance. The sum over n keys is n·exp(variance / 2) while many of them take part in it; once
-/// the deviation passes sqrt(2 ln n) the largest one alone makes it.
+/// variance. The sum over n keys is n·exp(variance / 2) while many keys contribute. Once the
+/// deviation exceeds sqrt(2 ln n), the largest logit alone dominates the sum.
 double logit_for_share(double share, int64_t others, double variance) {
   const double log_n = std::log(static_cast<double>(std::max<int64_t>(others, 1)));
   const double log_sum =
@@ -204,15 +204,15 @@ class Generator {
     if (r.end - r.begin < 2 || key(kPeakRow) % kPeakEvery != 0) return;
     const int64_t j =
         r.begin + static_cast<int64_t>(key(kPeakKey) % static_cast<uint64_t>(r.end - r.begin));
-    // The aligned part of q adds to the logits of all other keys as well; solving for it together
-    // with the variance it brings keeps the peak's share near kPeakShare.
+    // The aligned part of q also adds variance to the logits of all other keys. Solving for both
+    // together keeps the peak's share near kPeakShare.
     const double length = std::sqrt(dot(k[j], k[j]));
     const double noise = kPeakNoise * kPeakNoise * logit_variance();
     double logit = 0;
     for (int step = 0; step < 8; ++step) {
       // Deviation of the other logits that is due to the peak.
       const double along = logit * sigma_ / length;
-      // A short key of few channels cannot have that share: the bound stops the steps.
+      // A short key of few channels cannot reach that share; the bound then ends the iteration.
       logit = std::min(logit_for_share(kPeakShare, r.end - r.begin - 1, noise + along * along),
                        kPeakLogit);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Published errors of the method that `paper` follows (arXiv 2603.02170): Gaussian inputs,
-// deviation sigma in Q and K and 1 in V and dO. The shape is not stated. The one copy: reports show
-// these figures and tests hold results against them.
+// deviation sigma in Q and K and 1 in V and dO. The shape is not stated. This is the only copy:
+// reports show these figures, and tests compare results with them.
 #pragma once
 
 #include <array>

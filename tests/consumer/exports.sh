@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What libsagebwd.so shows and needs: the C calls, the C++ interface, and the system's own libraries. With --torch: what
-# libsagebwd_torch.so shows. And how both were hardened.
+# Checks what libsagebwd.so exports (the C calls and the C++ interface) and needs (only libraries of the system), and
+# how it was hardened. With --torch: what libsagebwd_torch.so exports, and how it was hardened.
 #   exports.sh [--torch] LIBRARY
 set -euo pipefail
 torch=
@@ -15,7 +15,7 @@ grep -qE 'BIND_NOW|FLAGS.*NOW' <<< "$dynamic" || fail "not linked with -z now"
 grep -q GNU_RELRO <<< "$segments" || fail "not linked with -z relro"
 grep -E 'GNU_STACK' <<< "$segments" | grep -qw RW || fail "asks for an executable stack"
 ! grep -E 'LOAD' <<< "$segments" | grep -q 'RWE' || fail "has memory that is both written and executed"
-# A debug build is not optimised, and does without checks of its own.
+# A debug build is not optimised, and has no hardening checks.
 calls=$(nm -D --undefined-only "$library")
 if readelf -SW "$library" | grep -q '\.debug_info'; then
   calls="__stack_chk_fail __memcpy_chk"

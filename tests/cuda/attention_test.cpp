@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K1 and K8: the GPU against the recipe oracle, with the same tiles and the same bits in.
+// The GPU against the recipe oracle, with the same tiles and the same bits in.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -134,8 +134,8 @@ TEST(GpuDithered, DocumentsPartialKeysAndLseGradient) {
     }
 }
 
-// Large logits, of which every one is the largest of its row: the exponential misses P = 1 by many
-// roundings, and a code above 255 would be a small one on a GPU that does not saturate.
+// Large logits, each of which is the largest of its row. The exponential misses P = 1 by many
+// roundings, and on a GPU that does not saturate a code above 255 would wrap around to a small one.
 TEST(GpuDithered, CodesStayInsideTheirLevels) {
   NEED_DEVICE();
   const DeviceCase dc("h2 n300 d64 f16 paper rounding=dither smooth_k=off p_levels=255");
@@ -147,8 +147,8 @@ TEST(GpuDithered, CodesStayInsideTheirLevels) {
   EXPECT_LE(relative_error(gpu.o, run_oracle(dc, in, gpu).o), budget(dc));
 }
 
-// What a code's offset depends on: seed, sequence, head and tile, so equal heads differ; and
-// nothing else, so equal calls do not.
+// The offset of a code depends on seed, sequence, head and tile, so equal heads differ. It depends
+// on nothing else, so equal calls do not differ.
 TEST(GpuDithered, ReplaysFromItsSeed) {
   NEED_DEVICE();
   DeviceCase dc("b2 h2 n140 d64 paper rounding=dither pv16=0");

@@ -341,7 +341,7 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b) 
     error += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
     norm += static_cast<double>(b[i]) * b[i];
   }
-  // A tensor that is zero but for rounding (dK of a single key) is held against values of 1e-4.
+  // A tensor that is zero but for rounding (dK of a single key) is compared with values of 1e-4.
   norm = std::max(norm, 1e-8 * static_cast<double>(b.size()));
   return error == 0 ? 0 : std::sqrt(error / norm);
 }

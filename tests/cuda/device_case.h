@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One attention problem run on the GPU through the public interface, and by the recipe oracle and
-// exact attention on the host from the same bits.
+// One attention problem, run on the GPU through the public interface. The recipe oracle and exact
+// attention run it on the host from the same bits.
 #pragma once
 
 #include <cstdint>

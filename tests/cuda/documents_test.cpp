@@ -24,8 +24,8 @@ std::vector<int32_t> in_order(std::vector<int32_t> cu, int64_t total) {
   return cu;
 }
 
-/// The same documents with what they do not hold as documents of their own, whose keys or queries
-/// are missing: what the host's checks want.
+/// The same documents in a form that passes the host's checks: tokens of no document become
+/// documents without keys or without queries.
 DeviceCase covered(DeviceCase dc) {
   std::vector<int32_t> q = in_order(dc.cu_q, dc.c.nq), k = in_order(dc.cu_k, dc.c.nk);
   // 0 … q[0] without keys, 0 … k[0] without queries, the documents, and the same behind them.

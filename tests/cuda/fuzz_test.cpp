@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K9 on the GPU: random problems, each a pure function of its number, on every CUDA implementation
+// Random problems on the GPU, each a pure function of its number, on every CUDA implementation
 // that takes them, against the recipe oracle with that implementation's tiles.
 // SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one,
 // SAGEBWD_FUZZ_ONLY the one implementation to look at.
@@ -36,7 +36,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// A length that likes the edges of tiles.
+/// A random length, often near the edge of a tile.
 int64_t random_length(Random& r) {
   if (r.chance(0.02)) return 0;
   if (r.chance(0.2)) return r.integer(1, 20);
@@ -119,9 +119,10 @@ double norm(const std::vector<float>& x) {
   return std::sqrt(sum);
 }
 
-/// |a - b| is held against |b|; where b is mostly quantisation error, against that error (one code
-/// that rounds the other way is a large part of such a tensor); and for gradients against a tenth
-/// of |dO|: dQ and dK of a row with one key are zero but for rounding.
+/// |a - b| is compared with |b|. Where b is mostly quantisation error it is compared with that
+/// error, because one code that rounds the other way is a large part of such a tensor. For
+/// gradients it is also compared with a tenth of |dO|, because dQ and dK of a row with one key are
+/// rounding noise.
 void expect_close(const char* name, const std::vector<float>& got, const std::vector<float>& want,
                   const std::vector<float>& exact, double budget, double floor) {
   const double gap = relative_error(got, want);

@@ -24,8 +24,8 @@ DeviceCase plain_case(const std::string& text) {
 }
 
 /// The two sides differ by the rounding of the outputs and by a few codes of P and dS that are off
-/// by one; in a short row one such code weighs 1e-3. A wrong scale, a lost tile or a swapped index
-/// is a hundred times larger.
+/// by one; in a short row one such code is an error of 1e-3. A wrong scale, a lost tile or a
+/// swapped index is a hundred times larger.
 double budget(const DeviceCase& dc) {
   return dc.c.dtype == Dtype::f32 ? 1.5e-3 : dc.c.dtype == Dtype::f16 ? 1.5e-3 : 3e-3;
 }

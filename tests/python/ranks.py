@@ -21,8 +21,8 @@ def run(module, function, *arguments):
             f"dist.init_process_group('gloo', init_method='file://{directory}/store', rank=rank, "
             f"world_size={RANKS}); "
             f"import {module}; {module}.{function}(rank, *{arguments!r}); "
-            # What is tested is over here. A rank has been seen to die behind it, "terminate called
-            # without an active exception", as if a thread had outlived the interpreter.
+            # The test is over at this point. A rank may die afterwards ("terminate called without
+            # an active exception"), as if a thread had outlived the interpreter.
             "dist.destroy_process_group(); sys.stdout.flush(); os._exit(0)"
         )
         ranks = [

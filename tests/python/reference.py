@@ -11,7 +11,7 @@ import torch
 REL = 0.06
 # Gates of lse against exact attention. A row with one key is one logit, whose INT8 error at d = 64
 # has a deviation of 0.008 (measured; q and k each round by max / 127 / sqrt(12)): five of them. The
-# errors of many keys average out. Kernels are held to the oracle far more tightly, see ORACLE.
+# errors of many keys average out. The limits against the oracle are far tighter, see ORACLE.
 LSE_ONE_KEY = 0.04
 LSE = 0.02
 # Kernels against the recipe's oracle, which rounds at the same points: only the order of float32

@@ -82,8 +82,8 @@ def test_dtypes_and_layouts(dtype, layout):
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
         assert a.dtype == dtype
         check(name, a, b)
-    # Contiguous tensors of the other layout are the same numbers in another order: the same bits
-    # come out.
+    # Contiguous tensors of the other layout hold the same numbers in another order, so the result
+    # has the same bits.
     other = "bhsd" if layout == "bshd" else "bshd"
     back = (lambda t: t.transpose(1, 2)) if other == "bshd" else (lambda t: t)
     again = back(

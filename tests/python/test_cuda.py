@@ -111,7 +111,7 @@ def test_other_devices_are_refused():
 
 
 def test_thousand_repeats():
-    """K14. dq is only promised in deterministic mode."""
+    """Repeated runs give the same bits. dq is promised in deterministic mode only."""
     make = lambda: torch.randn(60, 130, 2, 64, device="cuda", dtype=torch.bfloat16)
     leaves, dout = [make().requires_grad_() for _ in range(3)], make()
 
@@ -151,7 +151,7 @@ def exact_rows(q, k, v, dout, rows, scale):
     ids=["more than 2^31 elements", "more than 133144 tokens"],
 )
 def test_large_sizes(shape):
-    """K16: offsets beyond 32 bits, sums beyond what one int32 holds."""
+    """Offsets beyond 32 bits, and sums beyond what one int32 holds."""
     b, n, h, d = shape
     make = lambda: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     leaves, dout = [make().requires_grad_() for _ in range(3)], make()

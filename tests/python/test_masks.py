@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks given as tensors: what is read must be the mask itself, and what is not must be refused.
+"""Masks given as tensors: each must either be translated exactly or refused.
 
-The matmuls run in floating point here, so that one pair of tokens too many or too few shows.
+The matmuls run in floating point here, so that a single wrong pair of tokens shows.
 """
 
 import os

@@ -254,9 +254,9 @@ def test_operators_refuse_what_the_front_refuses(change, words):
 
 
 def test_errors_of_compiled_code():
-    """What shapes and plain arguments tell is refused before the graph runs, in its own kind. What
-    values tell comes out of the graph, where PyTorch has one exception; its first word is the
-    kind."""
+    """Wrong shapes and plain arguments are refused before the graph runs, with the right exception.
+    Wrong values are found inside the graph, where PyTorch has one exception for all; the first word
+    of its message is the kind."""
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda q, cu, scale: sagebwd.attention_varlen(q, q, q, cu, cu, softmax_scale=scale),
@@ -345,7 +345,7 @@ def test_flops_of_documents_are_those_of_each():
 
 
 def test_flop_formulas_come_with_the_counter():
-    """The counter is not imported for our sake; whenever it is, the formulas are there."""
+    """We do not import the counter, but once a program does, the formulas are registered."""
     code = (
         "import sys, torch, sagebwd; assert 'torch.utils.flop_counter' not in sys.modules; "
         "import torch.utils.flop_counter as f; "

@@ -4,7 +4,7 @@ which says how each test was seen to fail.
 
 19 and 25 are in test_drop_ins.py, 22's grouped queries in test_attention.py, 27 and 28 in
 test_ops.py, 29 in test_torch_sdpa.py and test_diffusers.py; 24 is also in the tests of the
-integrations. 7, 8 and 11 to 13 are tested in C++ and 30 on are of GPU kernels.
+integrations. 7, 8 and 11 to 13 are tested in C++.
 """
 
 import contextlib
@@ -145,8 +145,8 @@ def test_06_rebuilt_probabilities_sum_to_one(recipe):
     torch.testing.assert_close(dv.sum(2), torch.ones(1, 2, 64), atol=1e-5, rtol=0)
 
 
-# Relative errors of dq at growing logits: per-token scales of numerics.md section 5, with a fifth
-# on top.
+# Largest relative error at each deviation of Q and K: what an emulation of `vectorwise` measured
+# for dq, and a fifth on top.
 SIGMA = {1: 0.0226, 3: 0.0655, 5: 0.175, 10: 0.605}
 
 
@@ -172,8 +172,8 @@ def test_09_channel_outliers():
 
 @pytest.mark.parametrize("dtype, size", [(torch.float16, 1e4), (torch.bfloat16, 1e18)], ids=str)
 def test_10_large_values_stay_finite(dtype, size):
-    """Early rows see only values far from the mean: their sum before the division by the sum of P
-    is some hundred times the result, beyond float16 for both sizes."""
+    """Early rows see only values far from the mean. Before the division by the sum of P, their sum
+    is some hundred times the result, which exceeds float16 for both sizes."""
     q, k, v, dout = qkv(s=400)
     q, dout = q * 0.1, dout * 1e-3
     v[:, :, :200] += 2
@@ -233,8 +233,8 @@ def test_15_documents_do_not_see_each_other():
 
 
 def test_16_the_future_is_seen_only_through_rounding():
-    """The mean key and the block scales of v hold later tokens, so that results move, but within
-    the gate; rows of P, and with them dv of the past, stay as close."""
+    """The mean key and the block scales of v depend on later tokens, so results change, but within
+    the limit. Rows of P, and with them dv of the past, stay as close."""
     q, k, v, dout = qkv(s=200)
     dout[:, :, 100:] = 0
     before = run(q, k, v, dout, causal=True)
@@ -290,13 +290,13 @@ def test_18_shape_fuzz():
         for name, a, r, w in zip(names, got, recipe, (want[0], *want[2:])):
             assert torch.isfinite(a).all(), case
             error, inherent = ((x.double() - w).norm().item() for x in (a, r))
-            # The kernel adds nothing to the error of the recipe but the odd code that falls on the
-            # other side of a tie; one code is at most 1/127 of its row.
+            # The kernel may add one kind of error to those of the recipe: a code on the other side
+            # of a tie, which is at most 1/127 of its row.
             apart = (a - r).double().norm().item()
             assert apart <= 0.05 * inherent + 2e-3 * size, f"{name} {case}"
-            # With one visible key the true dS is 0 and D = dO·O keeps the rounding of v, whose
-            # deviation is max|v| / 127 / sqrt(12) = 0.01: so much of |dO| is left in dq and dk, and
-            # up to three times that where a few rows do not average out.
+            # With one visible key the true dS is 0, but D = dO·O keeps the rounding of v, whose
+            # deviation is max|v| / 127 / sqrt(12) = 0.01. That share of |dO| is left in dq and dk,
+            # and up to three times as much where a few rows do not average out.
             floor = 0.2 if dout.shape[:3].numel() >= 50 else 0.5
             assert error < 0.06 * max(w.norm().item(), floor * size) + 1e-6, f"{name} {case}"
 
@@ -368,8 +368,8 @@ def test_22_inputs_stay_as_they_were():
 
 
 def test_23_gradients_are_summed_in_float32():
-    """Without INT8 what remains is the rounding of the result, once, at any length: a sum kept in
-    bfloat16 between tiles rounds at every tile."""
+    """Without INT8 the only error is the rounding of the result, once, at any length. A sum that is
+    kept in bfloat16 between tiles would round at every tile."""
     recipe = sagebwd.Recipe(high_precision=tuple(MATMULS))
     errors = []
     for s in (64, 1024):
@@ -488,7 +488,7 @@ def test_24_every_adapter_gives_gradients(adapter):
 
 
 def test_26_runs_are_bit_equal():
-    """Several threads and eight partial sums of every dq: an order of arrival would show."""
+    """Several threads and eight partial sums of every dq: adding them as they arrive would show."""
     q, k, v, dout = qkv(h=2, s=1040)
     torch.set_num_threads(4)
     first = run(q, k, v, dout, causal=True, deterministic=True)

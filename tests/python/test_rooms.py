@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The include graph of src/ is the one in the table of docs/design.md, and that one is sound."""
+"""The includes of src/ agree with the table of rooms in docs/design.md, and the table is sound."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No call goes around the hook for F.scaled_dot_product_attention without a word: every one runs
-here, is refused with a remedy, or is reported."""
+"""No call bypasses the hook for F.scaled_dot_product_attention silently: each one runs here, is
+refused with a remedy, or is reported."""
 
 import contextlib
 import threading

@@ -130,7 +130,7 @@ def test_padding_of_a_decoder(side):
 
 
 def test_holes_in_a_window_are_refused():
-    """Distances count hidden tokens too, which documents cannot express."""
+    """A window counts hidden tokens too, which documents cannot express."""
     model, ids = model_of("Mistral"), tokens()
     model.set_attn_implementation(NAME)
     with pytest.raises(NotImplementedError, match="pad on one side"):

@@ -18,16 +18,16 @@ constexpr const char* kHelp = R"(What the columns mean:
   ms             median wall time of the whole call through the public API: quantisation, smoothing,
                  softmax and the floating-point dP are all inside. Inputs are random.
   GMAC/s         multiply-adds of all matmuls over that time. Only visible (query, key) pairs count.
-  INT8 GMAC/s    the INT8 ones of them: dP never is, nor the leading key tiles of P·V that stay in
-                 floating point (pv16).
+  INT8 GMAC/s    the same for INT8 multiply-adds only. dP is never one of them, nor are the leading
+                 key tiles of P·V that stay in floating point (pv16).
   share of peak  INT8 multiply-adds / (wall time × INT8 peak).
   INT8 part      the same, with floating-point multiply-adds taken out of the time at FMA peak:
                  INT8 multiply-adds / ((wall time − floating multiply-adds / FMA peak) × INT8 peak).
 
-The peaks are measured before every timed run, with as many threads as the calls use, and their
-medians count: loops that touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512 VNNI:
-vpdpbusd; FP32: fused multiply-add). A call is held against the peak of the instruction set its
-implementation uses.
+The peaks are measured before every timed run, with as many threads as the calls use, by loops that
+touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512 VNNI: vpdpbusd; FP32: fused
+multiply-add). Their medians are used. A call is compared with the peak of the instruction set that
+its implementation uses.
 
 Examples:
   sagebwd bench

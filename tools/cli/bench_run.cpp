@@ -44,7 +44,7 @@ Measured measure(const AttnCase& c, const BenchSettings& settings, int threads) 
   std::vector<double> int8, fp32;
   for (int i = 0; i < settings.warmup; ++i) run.forward(), run.backward();
   for (int i = 0; i < settings.reps; ++i) {
-    // Peak and calls in turn: clocks and other work on the machine change both alike.
+    // Peak and calls take turns, so that clocks and other work on the machine change both alike.
     if (loops != nullptr) {
       const Peak p = measure_peak(*loops, threads, settings.peak_seconds);
       int8.push_back(p.int8), fp32.push_back(p.fp32);

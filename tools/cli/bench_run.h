@@ -53,7 +53,7 @@ struct BenchSettings {
 Benchmark run_benchmark(const std::vector<spec::AttnCase>& cases, const BenchSettings& settings,
                         Talk talk);
 
-/// What the shares of the table are of.
+/// A sentence that says what the shares in the table refer to.
 std::string bench_note(const Benchmark& b);
 std::string bench_table(const Benchmark& b);
 /// {"reps", "results": [{"case", "impl", "tile", "peak": {…}, "forward": {…}, …}]}

@@ -3,8 +3,8 @@
 // plain or one set per layer as "layer.<N>.q" and so on. Shapes are [h, n, d] or [b, h, n, d]; k
 // and v may have fewer heads.
 //
-// What was computed stands in the file's metadata, as sagebwd.diagnose(save_to=) writes it: under
-// the name "attention", or "layer.<N>.attention", JSON such as
+// The file's metadata says what was computed, as sagebwd.diagnose(save_to=) writes it. Under the
+// name "attention", or "layer.<N>.attention", it has JSON such as
 //
 //   {"causal": true, "align": "top_left", "window": [-1, -1], "softmax_scale": 0.125}
 //
@@ -34,9 +34,9 @@ struct CapturedLayer {
   }
 };
 
-/// The layers of a file in increasing order, a packed one as its documents; those without queries
-/// or keys are left out. Checks shapes, types and descriptions, reads no data.
-/// `dtype` overrides the file's element type, which otherwise must be one for all four tensors.
+/// The layers of a file in increasing order. A packed layer becomes one entry per document;
+/// documents without queries or keys are left out. Checks shapes, types and descriptions, but reads
+/// no data. `dtype` overrides the file's element type; otherwise all four tensors must have one.
 std::vector<CapturedLayer> find_layers(const SafeTensors& file, std::optional<Dtype> dtype);
 
 /// The four tensors of a layer, rounded to its element type.

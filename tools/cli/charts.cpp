@@ -41,10 +41,10 @@ struct SourceCases {
   std::vector<const TraceResult*> cases;
 };
 
-std::vector<SourceCases> cases_of(const Results& results, const std::vector<SourceGroup>& groups) {
+std::vector<SourceCases> cases_of(const Results& results, const std::vector<Sweep>& sweeps) {
   std::vector<SourceCases> all;
-  for (const SourceGroup& g : groups)
-    for (const std::string& label : g.labels) {
+  for (const Sweep& s : sweeps)
+    for (const std::string& label : s.labels) {
       all.push_back({label, {}});
       for (const Shown& v : shown_variants(results))
         if (const TraceResult* r = find(results, label, v.recipe, v.lift))
@@ -53,7 +53,7 @@ std::vector<SourceCases> cases_of(const Results& results, const std::vector<Sour
   return all;
 }
 
-/// The smallest error among the recipes is set in bold; the yardstick is not in the race.
+/// The smallest error among the recipes is set in bold. The yardstick does not count.
 bool is_best(const SourceCases& source, const TraceResult& r, const char* tensor) {
   int rivals = 0;
   for (const TraceResult* other : source.cases) {
@@ -66,21 +66,21 @@ bool is_best(const SourceCases& source, const TraceResult& r, const char* tensor
 
 }  // namespace
 
-std::string sweep_charts(const Results& results, const SourceGroup& group) {
+std::string sweep_charts(const Results& results, const Sweep& sweep) {
   const auto shown = shown_variants(results);
   std::vector<LineChart> charts;
   double low = 1e300, high = 0;
   bool published = false;
   for (const char* tensor : kOutputs) {
     LineChart chart{std::string(tensor) + ", relative L2 error",
-                    group.captured ? "layer" : "σ of Q and K",
-                    group.x,
+                    sweep.captured ? "layer" : "σ of Q and K",
+                    sweep.x,
                     0,
                     0,
                     {}};
-    if (group.name == "gaussian") {
+    if (sweep.name == "gaussian") {
       Series s{"published", "published", false, {}};
-      for (double sigma : group.x)
+      for (double sigma : sweep.x)
         if (const auto value = trace::published_rel_l2(tensor, sigma))
           s.points.push_back({sigma, *value});
       published |= !s.points.empty();
@@ -88,9 +88,9 @@ std::string sweep_charts(const Results& results, const SourceGroup& group) {
     }
     for (const Shown& v : shown) {
       Series s{v.label, v.css, true, {}};
-      for (size_t i = 0; i < group.x.size(); ++i)
-        if (const TraceResult* r = find(results, group.labels[i], v.recipe, v.lift))
-          s.points.push_back({group.x[i], (*r)[tensor].rel_l2});
+      for (size_t i = 0; i < sweep.x.size(); ++i)
+        if (const TraceResult* r = find(results, sweep.labels[i], v.recipe, v.lift))
+          s.points.push_back({sweep.x[i], (*r)[tensor].rel_l2});
       std::sort(s.points.begin(), s.points.end());
       chart.series.push_back(s);
     }
@@ -108,10 +108,10 @@ std::string sweep_charts(const Results& results, const SourceGroup& group) {
   return out + "</div>\n";
 }
 
-std::string bar_charts(const Results& results, const std::vector<SourceGroup>& groups) {
+std::string bar_charts(const Results& results, const std::vector<Sweep>& sweeps) {
   double high = 0;
   std::vector<BarChart> charts;
-  for (const SourceCases& source : cases_of(results, groups)) {
+  for (const SourceCases& source : cases_of(results, sweeps)) {
     BarChart chart{source.label, {kOutputs.begin(), kOutputs.end()}, {}, 0};
     for (const TraceResult* r : source.cases) {
       const std::string name = display_name(r->variant);
@@ -132,16 +132,16 @@ std::string bar_charts(const Results& results, const std::vector<SourceGroup>& g
   return out + "</div>\n";
 }
 
-std::string error_table(const Results& results, const std::vector<SourceGroup>& groups) {
+std::string error_table(const Results& results, const std::vector<Sweep>& sweeps) {
   std::vector<const char*> tensors(kOutputs.begin(), kOutputs.end());
   tensors.insert(tensors.end(), kIntermediates.begin(), kIntermediates.end());
   std::vector<HtmlCell> titles{"inputs", {"recipe", "name"}, "tiles"};
   titles.insert(titles.end(), tensors.begin(), tensors.end());
   HtmlTable table(titles);
-  for (const SourceCases& source : cases_of(results, groups))
+  for (const SourceCases& source : cases_of(results, sweeps))
     for (const TraceResult* r : source.cases) {
       const bool first = r == source.cases.front();
-      const std::string css = first ? "group" : "";
+      const std::string css = first ? "section" : "";
       std::vector<HtmlCell> cells{{first ? source.label : "", css},
                                   {display_name(r->variant), css + " name"},
                                   {tiles(*r), css}};
@@ -152,7 +152,7 @@ std::string error_table(const Results& results, const std::vector<SourceGroup>& 
   return table.to_html();
 }
 
-std::string detail_table(const Results& results, const std::vector<SourceGroup>& groups) {
+std::string detail_table(const Results& results, const std::vector<Sweep>& sweeps) {
   HtmlTable table({"inputs",
                    {"recipe", "name"},
                    {"tensor", "name"},
@@ -162,13 +162,13 @@ std::string detail_table(const Results& results, const std::vector<SourceGroup>&
                    "worst row",
                    "its place",
                    "rows off > 50%"});
-  for (const SourceCases& source : cases_of(results, groups))
+  for (const SourceCases& source : cases_of(results, sweeps))
     for (const TraceResult* r : source.cases)
       for (const char* t : kOutputs) {
         const TensorError& e = (*r)[t];
         const bool first_tensor = t == kOutputs.front();
         const bool first = first_tensor && r == source.cases.front();
-        const std::string css = first ? "group" : "";
+        const std::string css = first ? "section" : "";
         const std::string place =
             "head " + std::to_string(e.worst_head) + ", row " + std::to_string(e.worst_row);
         table.row({{first ? source.label : "", css},
@@ -192,7 +192,7 @@ std::string lift_table(const Results& results) {
   for (const TraceResult& r : results) {
     const TraceResult* base = find(results, r.source.label(), r.variant.recipe);
     const std::string head = r.source.label() + r.variant.recipe;
-    const std::string css = head != shown ? "group" : "";
+    const std::string css = head != shown ? "section" : "";
     std::vector<HtmlCell> cells{
         {head != shown ? r.source.label() : "", css},
         {head != shown ? r.variant.recipe : "", css + " name"},

@@ -25,7 +25,7 @@ constexpr const char* kHelp = R"(Examples:
 constexpr int kUserError = 2;
 constexpr int kFailure = 1;
 
-/// Messages of the library may list refusals line by line; a terminal user gets them in one.
+/// Messages of the library may have several lines, one per refusal. A terminal gets them in one.
 std::string one_line(std::string text) {
   std::string out;
   bool space = false;
@@ -42,8 +42,8 @@ std::string one_line(std::string text) {
   return out;
 }
 
-/// What the parser had against the command line. A command or option that does not exist gets the
-/// known one that it is nearest to.
+/// What is wrong with the command line. For a command or option that does not exist, the message
+/// suggests the nearest one that does.
 std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   std::vector<std::string> commands, options;

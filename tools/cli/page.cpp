@@ -62,11 +62,11 @@ std::string tile(const std::string& name, const std::string& value, const std::s
 /// other's.
 std::string key_figures(const Results& results) {
   std::string out;
-  for (const SourceGroup& g : groups_of(results)) {
-    const TraceResult* ours = find(results, g.labels[0], "vectorwise");
-    const TraceResult* paper = find(results, g.labels[0], "paper");
+  for (const Sweep& s : sweeps_of(results)) {
+    const TraceResult* ours = find(results, s.labels[0], "vectorwise");
+    const TraceResult* paper = find(results, s.labels[0], "paper");
     if (ours == nullptr || paper == nullptr) continue;
-    out += tile("worst gradient, " + g.labels[0], percent(worst_gradient(*ours)),
+    out += tile("worst gradient, " + s.labels[0], percent(worst_gradient(*ours)),
                 "`vectorwise`; `paper` " + percent(worst_gradient(*paper)));
   }
   return out.empty() ? "" : "<div class=\"tiles\">\n" + out + "</div>\n";
@@ -93,25 +93,25 @@ std::string verdict_card(const Results& results) {
                              table.to_html());
 }
 
-std::string sweep_card(const Results& results, const SourceGroup& group) {
-  return card(group.captured
+std::string sweep_card(const Results& results, const Sweep& sweep) {
+  return card(sweep.captured
                   ? "Captured layers"
-                  : "Error against the spread of queries and keys: " + group.name + " inputs",
-              paragraphs(sweep_words(results, group)) + sweep_charts(results, group) +
+                  : "Error against the spread of queries and keys: " + sweep.name + " inputs",
+              paragraphs(sweep_words(results, sweep)) + sweep_charts(results, sweep) +
                   details("Figures: relative L2 of outputs and intermediates",
-                          error_table(results, {group})) +
-                  details("Cosine, bias and worst rows", detail_table(results, {group})));
+                          error_table(results, {sweep})) +
+                  details("Cosine, bias and worst rows", detail_table(results, {sweep})));
 }
 
-std::string single_card(const Results& results, const std::vector<SourceGroup>& groups,
+std::string single_card(const Results& results, const std::vector<Sweep>& sweeps,
                         const std::string& title) {
   Paragraphs words;
-  for (const SourceGroup& g : groups)
-    for (std::string& p : single_words(results, g)) words.push_back(std::move(p));
-  return card(title, paragraphs(words) + bar_charts(results, groups) +
+  for (const Sweep& s : sweeps)
+    for (std::string& p : single_words(results, s)) words.push_back(std::move(p));
+  return card(title, paragraphs(words) + bar_charts(results, sweeps) +
                          details("Figures: relative L2 of outputs and intermediates",
-                                 error_table(results, groups)) +
-                         details("Cosine, bias and worst rows", detail_table(results, groups)));
+                                 error_table(results, sweeps)) +
+                         details("Cosine, bias and worst rows", detail_table(results, sweeps)));
 }
 
 std::string speed_card(const Benchmark& b) {
@@ -126,7 +126,7 @@ std::string speed_card(const Benchmark& b) {
     const std::optional<Peak>& peak = m.peak;
     for (const Pass& p : m.passes) {
       const bool first = &p == &m.passes.front();
-      const std::string css = first ? "group" : "";
+      const std::string css = first ? "section" : "";
       table.row({{first ? m.c.to_string() : "", css + " wrap"},
                  {p.name, css + " name"},
                  {fixed(p.median() * 1e3, 1) + " ms", css},
@@ -203,12 +203,12 @@ std::string provenance_card(const Results& results, const PageText& text) {
 std::string trace_page(const Results& results, const PageText& text) {
   std::string body = header(results, text);
   if (text.verdict) body += key_figures(results) + verdict_card(results);
-  std::vector<SourceGroup> singles;
-  for (const SourceGroup& g : groups_of(results)) {
-    if (g.sweep())
-      body += sweep_card(results, g);
+  std::vector<Sweep> singles;
+  for (const Sweep& s : sweeps_of(results)) {
+    if (s.has_several())
+      body += sweep_card(results, s);
     else
-      singles.push_back(g);
+      singles.push_back(s);
   }
   if (!singles.empty())
     body += single_card(results, singles, text.verdict ? "Hard inputs" : "Error by input");

@@ -12,7 +12,7 @@ namespace sagebwd::cli {
 struct PageText {
   std::string title;
   std::string command_line;
-  bool verdict = false;              // judge the recipes against the gates
+  bool verdict = false;              // compare the recipes with the limits
   const Benchmark* speed = nullptr;  // measured on the same machine
 };
 

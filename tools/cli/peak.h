@@ -21,8 +21,8 @@ struct Peak {
 /// Best rates of one instruction set, measured for about `seconds`.
 Peak measure_peak(const PeakLoops& loops, int threads, double seconds);
 
-/// The instruction set an implementation is held against: that of its name ("cpu-avx2"), or the
-/// first one the CPU has where the name has none. Null when the CPU has none of `loops`.
+/// The instruction set that an implementation is compared with: the one in its name ("cpu-avx2"),
+/// or else the first one that the CPU has. Null if the CPU has none of `loops`.
 const PeakLoops* loops_for(const std::vector<PeakLoops>& loops, const std::string& implementation);
 
 }  // namespace sagebwd::cli

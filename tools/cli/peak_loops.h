@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a file with vector code offers to the peak measurement. Such files are compiled with flags
-// the running CPU may not have, so this header brings in no library code that could be instantiated
-// there and used elsewhere.
+// for instructions that the running CPU may not have. This header therefore includes no library
+// code that could be instantiated there and used elsewhere.
 #pragma once
 
 #include <cstdint>

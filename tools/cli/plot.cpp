@@ -63,7 +63,7 @@ struct Frame {
 std::string draw(const Series& s, const Frame& f) {
   std::string path, marks;
   for (const auto& [x, y] : s.points) {
-    // What a logarithmic axis cannot show is left out; the table beside the chart has it.
+    // A logarithmic axis cannot show zeros. The table beside the chart has them.
     if (!(y > 0) || !std::isfinite(y)) continue;
     path += cat(path.empty() ? "M" : "L", at(f.x(x)), " ", at(f.y(y)));
     marks +=
@@ -120,10 +120,10 @@ std::string to_svg(const LineChart& c) {
 }
 
 std::string to_svg(const BarChart& c) {
-  constexpr double kWidth = 340, kBar = 15, kGap = 3, kGroupGap = 16, kTop = 32, kLeft = 34,
+  constexpr double kWidth = 340, kBar = 15, kGap = 3, kClusterGap = 16, kTop = 32, kLeft = 34,
                    kRight = 52;
-  const double group = static_cast<double>(c.bars.size()) * (kBar + kGap) - kGap + kGroupGap;
-  const double bottom = kTop + group * static_cast<double>(c.groups.size());
+  const double cluster = static_cast<double>(c.bars.size()) * (kBar + kGap) - kGap + kClusterGap;
+  const double bottom = kTop + cluster * static_cast<double>(c.clusters.size());
   const double height = bottom + 26;
   const auto x = [&](double value) {
     return kLeft + std::clamp(value / c.x_high, 0.0, 1.0) * (kWidth - kLeft - kRight);
@@ -133,14 +133,15 @@ std::string to_svg(const BarChart& c) {
   for (double value : linear_ticks(c.x_high))
     out += line(x(value), kTop - 2, x(value), bottom, "grid") +
            text(x(value), bottom + 16, "middle", tick(value));
-  for (size_t g = 0; g < c.groups.size(); ++g) {
-    const double top = kTop + group * static_cast<double>(g) + kGroupGap / 2;
-    out += text(kLeft - 8, top + (group - kGroupGap) / 2 + 4, "end", c.groups[g]);
+  for (size_t g = 0; g < c.clusters.size(); ++g) {
+    const double top = kTop + cluster * static_cast<double>(g) + kClusterGap / 2;
+    out += text(kLeft - 8, top + (cluster - kClusterGap) / 2 + 4, "end", c.clusters[g]);
     for (size_t b = 0; b < c.bars.size(); ++b) {
       const double y = top + static_cast<double>(b) * (kBar + kGap), value = c.bars[b].values[g];
       const double width =
           std::isfinite(value) ? std::max(1.0, x(value) - kLeft) : kWidth - kLeft - kRight;
-      const std::string hint = cat(c.groups[g], ", ", c.bars[b].label, ": ", significant(value, 3));
+      const std::string hint =
+          cat(c.clusters[g], ", ", c.bars[b].label, ": ", significant(value, 3));
       out += cat("<g class=\"c-", c.bars[b].css, "\"><rect class=\"bar\" x=\"", at(kLeft),
                  "\" y=\"", at(y), "\" width=\"", at(width), "\" height=\"", at(kBar),
                  "\" rx=\"2\"><title>", escape(hint), "</title></rect></g>\n");

@@ -24,13 +24,13 @@ struct LineChart {
 };
 std::string to_svg(const LineChart& chart);
 
-/// Horizontal bars in groups, on a linear axis from zero, each with its value beside it.
+/// Horizontal bars in clusters, on a linear axis from zero, each with its value beside it.
 struct BarChart {
   std::string title;
-  std::vector<std::string> groups;
+  std::vector<std::string> clusters;
   struct Bars {
     std::string label, css;
-    std::vector<double> values;  // one per group
+    std::vector<double> values;  // one per cluster
   };
   std::vector<Bars> bars;
   double x_high = 0;

@@ -19,9 +19,9 @@ namespace {
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
-    R"(Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and long rows
-("sagebwd trace --help" says what they are), each under both recipes and without INT8. Ends with a
-verdict against the limits (gates) that a recipe for training has to keep. Takes a minute or two on two idle cores.
+    R"(Runs Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and long
+rows ("sagebwd trace --help" explains them), each under both recipes and without INT8. Ends with a
+verdict: which recipe meets the limits (gates) for training. Takes a minute or two on two idle cores.
 
 Examples:
   sagebwd report
@@ -114,8 +114,8 @@ void run(const ReportOptions& o, const std::string& command_line) {
   std::fflush(stdout);
   const Results results = run_trace(all, nullptr, o.run.talk());
   std::fputs(trace_table(results).c_str(), stdout);
-  for (const SourceGroup& g : groups_of(results))
-    print(g.sweep() ? sweep_words(results, g) : single_words(results, g));
+  for (const Sweep& s : sweeps_of(results))
+    print(s.has_several() ? sweep_words(results, s) : single_words(results, s));
   std::printf("\nSpeed, whole calls\n\n%s\n%s", bench_table(speed).c_str(),
               bench_note(speed).c_str());
   print_gates(results);

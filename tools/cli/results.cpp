@@ -15,23 +15,23 @@ std::vector<std::string> recipes_of(const Results& results) {
   return names;
 }
 
-std::vector<SourceGroup> groups_of(const Results& results) {
-  std::vector<SourceGroup> groups;
+std::vector<Sweep> sweeps_of(const Results& results) {
+  std::vector<Sweep> sweeps;
   for (const TraceResult& r : results) {
     const bool captured = r.source.layer.has_value();
     const std::string name = captured ? "captured" : r.source.name, label = r.source.label();
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const SourceGroup& g) { return g.name == name; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {name, captured, {}, {}});
-    if (std::find(group->labels.begin(), group->labels.end(), label) != group->labels.end())
+    auto sweep =
+        std::find_if(sweeps.begin(), sweeps.end(), [&](const Sweep& s) { return s.name == name; });
+    if (sweep == sweeps.end()) sweep = sweeps.insert(sweeps.end(), {name, captured, {}, {}});
+    if (std::find(sweep->labels.begin(), sweep->labels.end(), label) != sweep->labels.end())
       continue;
-    group->labels.push_back(label);
+    sweep->labels.push_back(label);
     const size_t dot = label.rfind('.');
-    group->x.push_back(!captured                  ? *r.source.sigma
+    sweep->x.push_back(!captured                  ? *r.source.sigma
                        : dot == std::string::npos ? 0.0
                                                   : std::atof(label.c_str() + dot + 1));
   }
-  return groups;
+  return sweeps;
 }
 
 const TraceResult* find(const Results& results, const std::string& label, const std::string& recipe,

@@ -28,16 +28,16 @@ std::vector<Shown> shown_variants(const Results& results);
 /// "vectorwise", or "no INT8" when everything is lifted.
 std::string display_name(const Variant& variant);
 
-/// The sources of one input name (a sweep over sigma), or all layers of a capture, in order.
-struct SourceGroup {
+/// The sources of one input name, one per sigma, or all layers of a capture, in order.
+struct Sweep {
   std::string name;  // "gaussian", "captured"
   bool captured = false;
   std::vector<std::string> labels;  // Source::label() of each
   std::vector<double> x;            // sigma, or the layer's number
 
-  bool sweep() const { return labels.size() > 1; }
+  bool has_several() const { return labels.size() > 1; }
 };
-std::vector<SourceGroup> groups_of(const Results& results);
+std::vector<Sweep> sweeps_of(const Results& results);
 
 /// The result of a source under a recipe; null if there is none.
 const TraceResult* find(const Results& results, const std::string& label, const std::string& recipe,

@@ -23,10 +23,10 @@ const std::vector<std::pair<std::string, bool>> kSwitch{{"on", true}, {"off", fa
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
-    R"(O, dQ, dK and dV come from the implementation a call would get; P, dS and D from the recipe oracle
-with the same tiles. All are compared with exact attention in FP64 on the same inputs, so the time
-grows with heads × n². The table shows relative L2 errors; "bias" is the projection of the error on
-the exact gradient, the part that does not average out over a batch.
+    R"(O, dQ, dK and dV come from the implementation that a call would get; P, dS and D come from the
+recipe oracle with the same tiles. All are compared with exact attention in FP64 on the same inputs,
+so the time grows with heads × n². The table shows relative L2 errors. "bias" is the projection of
+the error on the exact gradient: the part that does not average out over a batch.
 
 Inputs:
   gaussian  independent normal values
@@ -37,7 +37,7 @@ Inputs:
 
 Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several layers, and
 the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads. sagebwd.diagnose(save_to=) writes
-the mask, the scale of the logits and the documents with them. For files that do not say it, give
+the mask, the scale of the logits and the documents with them. If a file does not have these, give
 --causal or --full.
 
 Matmuls are S, O, S' (or S2), dV, dP, dQ and dK. S+S2 lifts two at once, "each" stands for all seven
@@ -54,7 +54,7 @@ struct TraceOptions {
   std::optional<int64_t> n, d, heads;
   std::optional<uint64_t> seed;
   bool causal = false;
-  std::string pv16;
+  std::string pv16_tiles;
   std::string json_path, html_path;
   RunOptions run;
 };
@@ -70,9 +70,9 @@ void resolve(TraceOptions& o) {
   if (o.seed) c.seed = *o.seed;
   if (o.causal) c.mask.causal = true;
   if (r.dtype) c.dtype = *r.dtype;
-  if (!o.pv16.empty()) {
+  if (!o.pv16_tiles.empty()) {
     RecipeSwitches& s = r.switches;
-    s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16).recipe.pv16_tiles;
+    s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16_tiles).recipe.pv16_tiles;
   }
 }
 
@@ -95,7 +95,8 @@ void run(TraceOptions o, const std::string& command_line) {
     write_file(o.html_path, trace_page(results, {"Trace of INT8 attention", command_line, false}));
 }
 
-/// A choice by name. Descriptions of the validators are left out: the type's name says it better.
+/// A choice by name. The parser's own descriptions are left out, because the type's name is
+/// clearer.
 template <typename T, typename Choices>
 CLI::Option* add_choice(CLI::App& command, const char* option, T& to, const Choices& choices,
                         const char* what) {
@@ -179,7 +180,7 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
         command.add_option("--rounding", s.rounding, "Rounding of P and dS")
             ->type_name("nearest|dither|dither:MATMUL,.."),
         command
-            .add_option("--pv16-tiles", o.pv16,
+            .add_option("--pv16-tiles", o.pv16_tiles,
                         "Leading key tiles whose P stays unquantised")
             ->type_name("N|all")})
     option->group("Recipe");

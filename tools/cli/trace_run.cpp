@@ -42,8 +42,8 @@ std::function<std::pair<int64_t, int64_t>(int64_t)> visible_keys(const AttnCase&
   };
 }
 
-/// dK and dV of a kv head that several query heads share: compare_head sees one query head at a
-/// time and cannot judge their sum.
+/// Compares dK and dV of a key head that several query heads share. compare_head sees one query
+/// head at a time, so it cannot compare their sum.
 void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outputs& out, int64_t kv,
                          ErrorStats& dk, ErrorStats& dv) {
   const int64_t group = c.h / c.hk, q_size = c.nq * c.d, k_size = c.nk * c.d;
@@ -69,8 +69,8 @@ void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outpu
   dk.finish(), dv.finish();
 }
 
-/// Errors of query head `index` out of b·h; those of shared dK and dV are filled in by the group's
-/// first head.
+/// Errors of query head `index` out of b·h. The first head of a group fills in those of the shared
+/// dK and dV.
 HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const Outputs& out, int64_t index) {
   const int64_t group = c.h / c.hk, kv = index / group;
   ref::RecipeHead head;

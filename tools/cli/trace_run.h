@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a plan: outputs from the implementation a user's call would get, intermediates from the
-// recipe oracle with the same tiles, both judged against exact attention in FP64.
+// Runs a plan. Outputs come from the implementation that a user's call would get, intermediates
+// from the recipe oracle with the same tiles. Both are compared with exact attention in FP64.
 #pragma once
 
 #include <map>

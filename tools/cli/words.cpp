@@ -58,21 +58,21 @@ std::string compare_recipes(const Results& results, const std::string& label) {
 }
 
 /// The hollow marks: how `paper` compares with what was published.
-std::string published_words(const Results& results, const SourceGroup& group) {
+std::string published_words(const Results& results, const Sweep& sweep) {
   double worst = 0, from = 0;
   std::string first;
-  for (size_t i = 0; i < group.x.size(); ++i) {
-    const TraceResult* r = find(results, group.labels[i], "paper");
+  for (size_t i = 0; i < sweep.x.size(); ++i) {
+    const TraceResult* r = find(results, sweep.labels[i], "paper");
     if (r == nullptr) continue;
     for (const char* t : {"dQ", "dK"}) {
-      const auto published = trace::published_rel_l2(t, group.x[i]);
+      const auto published = trace::published_rel_l2(t, sweep.x[i]);
       if (!published) continue;
-      if (group.x[i] >= 3) {
-        from = from == 0 ? group.x[i] : std::min(from, group.x[i]);
+      if (sweep.x[i] >= 3) {
+        from = from == 0 ? sweep.x[i] : std::min(from, sweep.x[i]);
         worst = std::max(worst, std::abs((*r)[t].rel_l2 / *published - 1));
       } else if (first.empty()) {
-        const TraceResult* fine = find(results, group.labels[i], "vectorwise");
-        first = " At σ = " + shortest(group.x[i]) + " the published " + t + " of " +
+        const TraceResult* fine = find(results, sweep.labels[i], "vectorwise");
+        first = " At σ = " + shortest(sweep.x[i]) + " the published " + t + " of " +
                 significant(*published) + " is below the " + significant((*r)[t].rel_l2) +
                 " that one scale per tile gives here" +
                 (fine ? "; scales per query and key give " + significant((*fine)[t].rel_l2) : "") +
@@ -105,11 +105,11 @@ std::string large_sigma_words(const Results& results, const std::string& label) 
          ". What helps there is finer scales of Q and K, or S in 16 bit for the heads concerned.";
 }
 
-std::string worst_layer_words(const Results& results, const SourceGroup& group) {
+std::string worst_layer_words(const Results& results, const Sweep& sweep) {
   std::string out;
   for (const std::string& recipe : recipes_of(results)) {
     const TraceResult* worst = nullptr;
-    for (const std::string& label : group.labels)
+    for (const std::string& label : sweep.labels)
       if (const TraceResult* r = find(results, label, recipe))
         if (worst == nullptr || worst_gradient(*r) > worst_gradient(*worst)) worst = r;
     if (worst == nullptr) continue;
@@ -161,27 +161,27 @@ std::string percent(double x) {
   return fixed(100 * x, std::abs(x) >= 0.0995 ? 0 : std::abs(x) >= 0.00995 ? 1 : 2) + "%";
 }
 
-Paragraphs sweep_words(const Results& results, const SourceGroup& group) {
-  if (group.captured) return {worst_layer_words(results, group)};
-  const auto first = std::min_element(group.x.begin(), group.x.end()) - group.x.begin();
-  const auto last = std::max_element(group.x.begin(), group.x.end()) - group.x.begin();
-  Paragraphs out{"At σ = " + shortest(group.x[first]) +
-                 (group.x[first] == 1 ? ", about what query-key normalisation leaves, " : ", ") +
-                 compare_recipes(results, group.labels[first]) +
-                 yardstick_words(results, group.labels[first])};
-  out.push_back(large_sigma_words(results, group.labels[last]));
-  if (group.name == "gaussian")
-    if (std::string text = published_words(results, group); !text.empty()) out.push_back(text);
+Paragraphs sweep_words(const Results& results, const Sweep& sweep) {
+  if (sweep.captured) return {worst_layer_words(results, sweep)};
+  const auto first = std::min_element(sweep.x.begin(), sweep.x.end()) - sweep.x.begin();
+  const auto last = std::max_element(sweep.x.begin(), sweep.x.end()) - sweep.x.begin();
+  Paragraphs out{"At σ = " + shortest(sweep.x[first]) +
+                 (sweep.x[first] == 1 ? ", about what query-key normalisation leaves, " : ", ") +
+                 compare_recipes(results, sweep.labels[first]) +
+                 yardstick_words(results, sweep.labels[first])};
+  out.push_back(large_sigma_words(results, sweep.labels[last]));
+  if (sweep.name == "gaussian")
+    if (std::string text = published_words(results, sweep); !text.empty()) out.push_back(text);
   return out;
 }
 
-Paragraphs single_words(const Results& results, const SourceGroup& group) {
-  std::string what = group.captured
+Paragraphs single_words(const Results& results, const Sweep& sweep) {
+  std::string what = sweep.captured
                          ? "The captured tensors"
-                         : std::string(trace::input_description(trace::input_by_name(group.name)));
+                         : std::string(trace::input_description(trace::input_by_name(sweep.name)));
   what[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(what[0])));
-  return {"`" + group.labels[0] + "`: " + what + ". Here " +
-          compare_recipes(results, group.labels[0]) + yardstick_words(results, group.labels[0])};
+  return {"`" + sweep.labels[0] + "`: " + what + ". Here " +
+          compare_recipes(results, sweep.labels[0]) + yardstick_words(results, sweep.labels[0])};
 }
 
 Paragraphs lift_words(const Results& results) {

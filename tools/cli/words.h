@@ -13,9 +13,9 @@ namespace sagebwd::cli {
 using Paragraphs = std::vector<std::string>;
 
 /// A sweep over sigma, or over the layers of a capture.
-Paragraphs sweep_words(const Results& results, const SourceGroup& group);
+Paragraphs sweep_words(const Results& results, const Sweep& sweep);
 /// One set of inputs under every recipe.
-Paragraphs single_words(const Results& results, const SourceGroup& group);
+Paragraphs single_words(const Results& results, const Sweep& sweep);
 /// Which matmul makes which error.
 Paragraphs lift_words(const Results& results);
 
@@ -29,7 +29,7 @@ struct RecipeVerdict {
   std::vector<Check> checks;
   int passed() const;
 };
-/// The limits a recipe for training has to keep, as far as these results can answer; empty without
+/// The limits that a recipe for training has to meet, as far as these results show; empty without
 /// Gaussian inputs of sigma 1.
 std::vector<RecipeVerdict> verdicts(const Results& results);
 /// A paragraph per recipe; the last one is the verdict in one sentence.

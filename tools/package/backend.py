@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build backend of the Python package: scikit-build-core, and PyTorch's headers from where they
-already are.
+"""The build backend of the Python package: scikit-build-core, with the headers of the installed
+PyTorch.
 
-The operators need headers of PyTorch and nothing else of it. An isolated build would fetch the
-whole of PyTorch for them although the environment that gets the package mostly has it. So PyTorch
-is looked for there first, and asked for as a build requirement only where it is missing.
+The operators need only headers of PyTorch. An isolated build would download all of PyTorch for
+them, although the environment that gets the package usually has it. So we look for PyTorch there
+first, and make it a build requirement only if it is missing.
 """
 
 import importlib.util

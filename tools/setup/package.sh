@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=$1
 stamp=$dir/.package
-# Without a GPU its kernels would serve nobody here, and they take minutes to compile.
+# Without a GPU the kernels would be of no use here, and they take minutes to compile.
 cuda=OFF
 if tools/setup/has_gpu.sh; then cuda=AUTO; fi
 key="$cuda $(find bindings cmake include python src tools/cli tools/package CMakeLists.txt pyproject.toml -type f \

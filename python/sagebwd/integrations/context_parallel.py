@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ring attention: one sequence over several ranks, with the rotation, the merging and the load
-balancing of PyTorch.
+"""Ring attention: one sequence spread over several ranks. PyTorch does the rotation, the merging
+and the load balancing.
 
 Inside PyTorch's own context-parallel scope:
 
@@ -12,9 +12,9 @@ Inside PyTorch's own context-parallel scope:
 
 or called directly on the local shards: :func:`ring_attention`.
 
-Each backward step sees a part of the keys and the log-sum-exp of all of them. Rows of its dS do not
-sum to zero, so the mean key that smoothing takes away must be given back (``partial_kv``); without
-that, dq is wrong by as much as the keys' mean is large.
+Each step of the backward sees part of the keys and the log-sum-exp of all of them. Rows of its dS
+do not sum to zero, so the mean key that smoothing subtracts must be added back (``partial_kv``).
+Without that, the error of dq would be as large as the mean of the keys.
 """
 
 import contextlib
@@ -135,8 +135,8 @@ def ring_attention(
     [b, h, s, d].
 
     Rank r holds the r-th piece. With ``load_balance`` (causal only) the sequence is cut into twice
-    as many pieces and rank r holds pieces r and 2·ranks - 1 - r, as PyTorch's ``context_parallel``
-    deals them.
+    as many pieces, and rank r holds pieces r and 2·ranks - 1 - r, as in PyTorch's
+    ``context_parallel``.
     """
     return _Ring.apply(
         q, k, v, group, _options(causal, softmax_scale, recipe, backward), load_balance
@@ -148,10 +148,9 @@ def ring_attention(
 
 @contextlib.contextmanager
 def enabled(*, recipe="vectorwise", backward="int8"):
-    """Makes PyTorch's ``context_parallel`` compute its ring steps here, on the CPU and on CUDA, for
-    the time of a ``with`` block. Enter it before ``context_parallel``; the backward must run
-    inside. The block gets a :class:`~sagebwd.integrations.report.Report`, and warns at its end if
-    no ring ran."""
+    """Within a ``with`` block, PyTorch's ``context_parallel`` computes its ring steps here, on the
+    CPU and on CUDA. Enter it before ``context_parallel``; the backward must run inside. The block
+    gets a :class:`~sagebwd.integrations.report.Report`, and warns at its end if no ring ran."""
     from torch.distributed.tensor import DTensor
 
     aten = torch.ops.aten

@@ -7,19 +7,18 @@
         loss.backward()
     print(seen)                           # how many calls ran here, which did not and why
 
-diffusers has two ways to attention, and both come here. Newer models ask a table of backends with a
-closed list of names; :func:`enable` puts this library in the place of one of them, ``"native"``
-unless told otherwise. Older ones (DiT, SD3, UNets, PixArt, …) call
-``F.scaled_dot_product_attention`` in their attention processors; in those modules of diffusers, and
-nowhere else, ``F`` is replaced. :func:`disable` puts everything back. docs/diffusers.md lists the
-families of models.
+Models of diffusers reach attention in two ways, and the hook covers both. Newer models use a table
+of backends with a closed list of names; :func:`enable` replaces one of them, ``"native"`` by
+default. Older models (DiT, SD3, UNets, PixArt, …) call ``F.scaled_dot_product_attention`` in their
+attention processors; the hook replaces ``F`` in those modules of diffusers and nowhere else.
+:func:`disable` undoes everything. docs/diffusers.md lists the families of models.
 
-Masks run that hold padding (of texts, also as additive -10000 or -inf), a causal mask, a window,
-documents, or few groups of queries that see the same keys. Other masks, dropout, context
-parallelism and processors that compute attention weights themselves raise NotImplementedError that
-names the remedy; with ``fallback=True`` such calls run diffusers' own attention, with one warning
-per reason. Heads of more than 256 channels, as autoencoders have, are left to diffusers with a
-warning. A block of :func:`enabled` that saw no call warns at its end.
+Masks may describe padding (of texts, also as additive -10000 or -inf), a causal mask, a window,
+documents, or few sets of queries that see the same keys. Other masks, dropout, context parallelism
+and processors that compute attention weights themselves raise a NotImplementedError that names the
+remedy. With ``fallback=True`` such calls run diffusers' own attention, with one warning per reason.
+Heads of more than 256 channels, as autoencoders have, are left to diffusers with a warning. A block
+of :func:`enabled` that saw no call warns at its end.
 """
 
 import contextlib
@@ -72,9 +71,10 @@ _traced = False  # whether torch.compile saw a call; it does not run again in la
 
 
 def enable(name="native", *, recipe="vectorwise", backward="int8", fallback=False):
-    """Runs attention of diffusers here until :func:`disable`: the backend ``name``, and processors
-    without a choice of backends. Returns the :class:`~sagebwd.integrations.report.Report` of what
-    it sees. A second call replaces the settings."""
+    """Runs attention of diffusers here until :func:`disable`: calls of the backend ``name``, and of
+    processors that cannot choose a backend. Returns the
+    :class:`~sagebwd.integrations.report.Report` of what it sees. A second call replaces the
+    settings."""
     return _push(False, name, recipe, backward, fallback).seen
 
 
@@ -141,7 +141,7 @@ def _run_masked(*args):
 
 
 def _note(activation, reason, deliberate=False):
-    """Counts a call: one that ran, or one that is passed on for a reason, or raises."""
+    """Counts a call that ran, or that is passed on for a reason; or raises."""
     if torch.compiler.is_compiling():
         _count_traced(_active.index(activation), reason, deliberate)
     else:
@@ -165,7 +165,7 @@ def _count_traced(index, reason, deliberate):
 
 
 def _backend_function(backend):
-    """What stands in diffusers' table: [b, s, h, d] tensors."""
+    """The function in diffusers' table: [b, s, h, d] tensors."""
 
     def sagebwd_attention(
         query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
@@ -223,7 +223,7 @@ def _multi_head_attention_forward(*args, **kwargs):
 
 
 def _get_attention_scores(self, query, key, attention_mask=None):
-    """``Attention.get_attention_scores``: processors that write softmax attention out."""
+    """``Attention.get_attention_scores``: for processors that compute the softmax themselves."""
     _note(_active[-1], _SCORES)
     return _replaced["scores"](self, query, key, attention_mask)
 
@@ -246,8 +246,8 @@ def _follow():
     wanted = {a.backend for a in _active}
     for backend in wanted - set(_replaced):
         _replaced[backend] = tuple(table[backend] for table in tables)
-        # diffusers drops arguments a backend does not name; this one names all, and refuses what it
-        # cannot do.
+        # diffusers drops arguments that a backend does not name. This one names all of them, and
+        # refuses what it cannot do.
         for table, entry in zip(tables, (_backend_function(backend), [], set(_ARGUMENTS))):
             table[backend] = entry
     for backend in set(_replaced) - wanted - {"scores"}:
@@ -270,7 +270,7 @@ def _follow():
 
 def _direct_callers():
     """Modules of diffusers' models that call F.scaled_dot_product_attention themselves and whose F
-    is PyTorch's. Autoencoders of a kind of their own are left out."""
+    is PyTorch's. Autoencoders with attention code of their own are left out."""
     for name, module in list(sys.modules.items()):
         if name.startswith("diffusers.") and not name.startswith("diffusers.models.autoencoders"):
             if vars(module).get("F") is F and _calls_sdpa(name):

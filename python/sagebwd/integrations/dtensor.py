@@ -6,13 +6,13 @@ sharded.
     sage.register()
     out = sagebwd.attention(q, k, v, causal=True)     # q, k, v are DTensors
 
-Batch entries and heads do not touch each other, so that shards compute what one process would: bit
-for bit in out, dk and dv, and in dq but for the order of its float32 sums, which follows the number
-of heads. (With ``rounding="dither"`` the noise counts heads from the first of a shard.)
+Batch entries and heads are independent, so shards compute what one process would: out, dk and dv
+bit for bit, and dq except for the order of its float32 sums, which depends on the number of heads.
+(With ``rounding="dither"`` the noise counts heads from the first head of a shard.)
 
-Grouped queries stay with their keys: heads are sharded where every shard gets whole groups, else
-gathered. A sharded sequence is gathered too; to keep it apart is the work of
-:mod:`sagebwd.integrations.context_parallel`.
+Grouped queries stay with their keys: heads are sharded if every shard gets whole groups, and
+gathered otherwise. A sharded sequence is gathered too; use
+:mod:`sagebwd.integrations.context_parallel` to keep it sharded.
 """
 
 import math
@@ -68,7 +68,7 @@ def _whole(offsets):
 
 
 def _placements(q, k, v):
-    """How q and all tensors of its layout, lse and max_logit may lie over one dimension of a
+    """How q (and all tensors of its layout), lse and max_logit may be placed on one dimension of a
     mesh."""
     from torch.distributed.tensor import Shard
 

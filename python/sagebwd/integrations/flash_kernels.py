@@ -2,8 +2,9 @@
 """Kernels for the operators behind ``F.scaled_dot_product_attention``: flash attention on the CPU
 and on CUDA, forward and backward, with the signatures PyTorch gives them.
 
-:mod:`torch_sdpa` installs them. They serve what does not come through the front: graphs of
-torch.compile, ``varlen_attn``, distributed tensors, calls under a dispatch mode.
+:mod:`torch_sdpa` installs them. They serve calls that do not go through
+``F.scaled_dot_product_attention`` itself: graphs of torch.compile, ``varlen_attn``, distributed
+tensors, calls under a dispatch mode.
 """
 
 import torch
@@ -35,7 +36,7 @@ class Kernels:
             f"{SDPA}_backward": self.sdpa_backward,
             f"{FLASH}_forward": self.flash_forward,
             f"{FLASH}_backward": self.flash_backward,
-            # Newer PyTorch only. Left alone it would quietly run PyTorch's kernel.
+            # Newer PyTorch only. If we left it alone, it would quietly run PyTorch's kernel.
             f"{FLASH}_forward_no_dropout_inplace": _flash_out_variant,
         }
 
@@ -167,7 +168,7 @@ class Kernels:
 
 
 def _reason(tensors, dropout_p, extra):
-    """Why a call cannot run here, as far as that shows without asking the library; else None."""
+    """Why a call cannot run here, as far as that is known without asking the library; else None."""
     if dropout_p != 0.0:
         return sdpa_call.dropout_reason(dropout_p)
     for name, value in extra.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a hook saw: the calls that ran here, and those that ran elsewhere, each with its reason.
 
-A hook that does nothing must not look like one that works. Hooks give their user a :class:`Report`,
-and say once per reason why a call did not run here and what would change that.
+A hook that does nothing must not look like one that works. Each hook therefore gives its user a
+:class:`Report`, and warns once per reason why a call did not run here and what would change that.
 """
 
 import threading
@@ -11,10 +11,10 @@ from collections import Counter
 
 
 class Report:
-    """``calls`` counts attention calls that ran in INT8. ``passed_on`` maps the reason of every
-    call that ran elsewhere to how often it came; ``refused`` does so for those that raised.
+    """``calls`` counts attention calls that ran in INT8. ``passed_on`` counts calls that ran
+    elsewhere, by reason; ``refused`` counts those that raised, by reason.
 
-    Compiled code is counted when it is traced, and with torch_sdpa its calls when they run.
+    Calls of compiled code are counted when they are traced; with torch_sdpa, when they run.
     """
 
     def __init__(self, hook):
@@ -37,7 +37,7 @@ class Report:
             self.calls += 1
 
     def pass_on(self, reason, *, warn=True):
-        """Notes a call that runs elsewhere, and says so the first time."""
+        """Counts a call that runs elsewhere, and warns the first time."""
         with self._lock:
             self.passed_on[reason] += 1
             first = self.passed_on[reason] == 1

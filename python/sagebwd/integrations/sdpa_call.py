@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of scaled dot-product attention, in PyTorch's terms: whether it can run here, in what
-form, and its result. The hooks for PyTorch and for diffusers share it.
+"""One call of scaled dot-product attention in PyTorch's terms: whether it can run here, the form
+that the kernels take, and its result. The hooks for PyTorch and for diffusers share this file.
 
-A call that cannot run here has a reason: a string that says what came and what to do about it.
+If a call cannot run here, the reason is a string that says what came and what to do about it.
 """
 
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 
 def refusal(q, k, v, mask, dropout_p):
-    """The reason why a call cannot run here, as far as it shows without looking at numbers; else
+    """The reason why a call cannot run here, as far as it is known without reading values; else
     None."""
     if dropout_p:
         return dropout_reason(dropout_p)
@@ -94,8 +94,8 @@ def strict_tensor_reason(q, k, v):
 
 
 def padded(q, k, v, scale):
-    """q, k, v with one head dim that is a multiple of 8, and the scale that belongs to the head dim
-    they came with. Channels of zeros change no logit; the result is cut to v's width again."""
+    """q, k, v padded to one head dim that is a multiple of 8, and the scale of their original head
+    dim. Channels of zeros change no logit, and the result is cut to v's width again."""
     width = -(-max(t.shape[-1] for t in (q, k, v)) // 8) * 8
     if scale is None and width != q.shape[-1]:
         scale = q.shape[-1] ** -0.5

@@ -8,32 +8,33 @@
 
 **What runs here.** Calls of ``F.scaled_dot_product_attention``, from Python or from C++
 (nn.MultiheadAttention, nn.Transformer, transformers with ``attn_implementation="sdpa"``, …), on
-the CPU and on CUDA, whichever kernel PyTorch would have chosen. Masks run that hold padding, a
-causal mask, a window, documents, or few groups of queries that see the same keys
-(:mod:`sagebwd.masks`). Head dims are padded to a multiple of 8. For the time of the hook PyTorch's
-inference fast path of nn.MultiheadAttention and nn.TransformerEncoder is switched off, which would
-go around it.
+the CPU and on CUDA, whichever kernel PyTorch would have chosen. Masks may describe padding, a
+causal mask, a window, documents, or few sets of queries that see the same keys
+(:mod:`sagebwd.masks`). Head dims are padded to a multiple of 8. While the hook is active, PyTorch's
+inference fast path of nn.MultiheadAttention and nn.TransformerEncoder is switched off, because it
+would bypass the hook.
 
 **What does not.** Dropout, other masks and biases, float64, head dims above 256, nested tensors and
-``nn.MultiheadAttention(need_weights=True)`` raise NotImplementedError that names the remedy. With
-``fallback=True`` such calls run PyTorch's attention, with one warning per reason. Where
-``sdpa_kernel`` or ``torch.backends.cuda.enable_flash_sdp(False)`` excludes flash attention, calls
-are PyTorch's, with a warning. A block of :func:`enabled` that saw no call at all warns at its end.
+``nn.MultiheadAttention(need_weights=True)`` raise a NotImplementedError that names the remedy. With
+``fallback=True`` such calls run PyTorch's attention, with one warning per reason. If
+``sdpa_kernel`` or ``torch.backends.cuda.enable_flash_sdp(False)`` excludes flash attention, PyTorch
+runs the calls, with a warning. A block of :func:`enabled` that saw no call at all warns at its end.
 
-**torch.compile.** Compiled graphs hold PyTorch's flash operator, whose kernels are ours meanwhile.
-The backward of a compiled graph must run inside the block as well, else PyTorch's kernel computes
-it; that of eager code may run anywhere, except with activation checkpointing, whose backward
-computes the forward again. Code is compiled once for inside and once for outside,
-where it says ``F.scaled_dot_product_attention``; with a name imported from there, one graph serves
-both, and then what it gives to other kernels than flash attention (dropout) is not seen. On CUDA,
-PyTorch gives no masked, float32 or unequal causal call to flash attention: such calls are refused
-in compiled code.
+**torch.compile.** Compiled graphs contain PyTorch's flash operator; while the hook is active, its
+kernels are ours. The backward of a compiled graph must therefore run inside the block too, or
+PyTorch's kernel computes it. The backward of eager code may run anywhere, except with activation
+checkpointing, whose backward computes the forward again.
 
-**Scope.** The hook is one for the whole process. Blocks may be nested, and overlap in several
+Code that calls ``F.scaled_dot_product_attention`` is compiled once for inside the block and once
+for outside. Code that imported the function by name has one graph for both; calls in it that
+PyTorch does not give to flash attention (dropout) are not seen. On CUDA, PyTorch never gives
+masked, float32 or unequal causal calls to flash attention, so they are refused in compiled code.
+
+**Scope.** There is one hook for the whole process. Blocks may be nested, and may overlap in several
 threads; the one entered last gives the settings. On CUDA the flash operators are replaced through
-PyTorch's own registry (``torch.nn.attention``: after :func:`register`,
-``activate_flash_attention_impl("sagebwd")`` works as well, for what PyTorch gives to flash
-attention), and cuDNN's attention is switched off meanwhile.
+PyTorch's own registry (``torch.nn.attention``), and cuDNN's attention is switched off meanwhile.
+After :func:`register`, ``activate_flash_attention_impl("sagebwd")`` works too, for the calls that
+PyTorch gives to flash attention.
 """
 
 import contextlib
@@ -132,7 +133,7 @@ def _push(scoped, recipe, backward, fallback, devices):
 
 
 def _current():
-    """The activation that counts. Without one, kernels run that PyTorch's registry activated."""
+    """The activation in effect. Without one, the kernels were activated by PyTorch's registry."""
     try:
         return _active[-1]
     except IndexError:
@@ -175,7 +176,8 @@ def _sdpa(
 
 
 def _plain(*tensors):
-    """Whether a call is eager and of ordinary tensors: nobody records or replaces operators."""
+    """Whether a call is eager and of ordinary tensors, so that nothing records or replaces
+    operators."""
     return (
         not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0
@@ -184,8 +186,8 @@ def _plain(*tensors):
 
 
 def _routed(activation, q, k, v, mask, is_causal, scale, enable_gqa):
-    """A call that is traced, or of tensors with a will of their own (DTensor): PyTorch's way down
-    to the flash operator, whose kernel is ours."""
+    """A call that is traced, or of tensors that handle operators themselves (DTensor). It takes
+    PyTorch's path down to the flash operator, whose kernel is ours."""
     name = "scaled_dot_product_attention"
     kwargs = dict(enable_gqa=enable_gqa)
     reason = _not_for_flash(q, k, v, mask, is_causal)
@@ -229,8 +231,8 @@ def _math(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, dropout_mask=None, *,
     scale=None, enable_gqa=False,
 ):  # fmt: skip
-    """``aten::_scaled_dot_product_attention_math`` while the hook is active: where PyTorch goes
-    with what no other kernel takes."""
+    """``aten::_scaled_dot_product_attention_math`` while the hook is active: PyTorch's kernel for
+    calls that no other kernel takes."""
     args = (query, key, value, attn_mask, dropout_p, is_causal, dropout_mask)
     kwargs = dict(scale=scale, enable_gqa=enable_gqa)
     original = lambda: _call_original("_scaled_dot_product_attention_math", query, args, kwargs)
@@ -284,7 +286,7 @@ def _note_need_weights(device):
 
 
 def _elsewhere(activation, reason, original, *, deliberate=False):
-    """original(), for a call that cannot run here; an error unless that was asked for."""
+    """original() for a call that cannot run here, if a fallback was asked for; else an error."""
     if not (activation.settings.fallback or deliberate):
         raise activation.seen.refuse(reason)
     activation.seen.pass_on(reason)
@@ -302,7 +304,8 @@ def _other_device(activation, device, original):
 
 def _guarded(device, name, args, kwargs, reason, compute):
     """A flash operator: compute(), or the replaced kernel if the call cannot run here and a
-    fallback was asked for. The backward decides like its forward: by the same arguments."""
+    fallback was asked for. The backward decides by the same arguments as its forward, so both
+    decide alike."""
     activation = _current()
     counts = not name.endswith("_backward")
     key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device))
@@ -353,7 +356,7 @@ def _follow():
 
 
 def _patch(name, original, ours):
-    """Puts our function in the place of PyTorch's, or back; leaves alone what others put there."""
+    """Replaces PyTorch's function by ours, or the reverse, unless somebody else has replaced it."""
     before, after = (original, ours) if _active else (ours, original)
     if getattr(F, name) is before:
         setattr(F, name, after)
@@ -390,7 +393,8 @@ def _install(device, kernels):
 
 def _install_front():
     """Replaces the functions that PyTorch makes of other operators, for all devices at once."""
-    # AutogradCPU: such functions have one kernel for all keys, and an alias cannot be asked for.
+    # AutogradCPU stands for all keys: such functions have one kernel for all of them, and PyTorch
+    # cannot be asked for the kernel of an alias key.
     _originals["front"] = {
         name: torch.library.get_kernel(f"aten::{name}", "AutogradCPU") for name in _FRONT
     }

@@ -58,9 +58,9 @@ def register(
         CLIP, ...) need :func:`number_layers` first.
     packed
         Whether ``position_ids`` may hold several documents per row. Outside of compiled graphs they
-        are looked at once per forward. A compiled graph has room for a document per 64 tokens, or
-        for as many as a number given here, and raises if there are more. False promises that there
-        are none, which saves both. Offsets given as ``cu_seq_lens_*`` are always obeyed.
+        are read once per forward. A compiled graph has room for one document per 64 tokens, or for
+        the number given here, and raises if there are more. False promises that no row is packed,
+        which saves both. Offsets given as ``cu_seq_lens_*`` are always obeyed.
     ignore
         Names of further keywords that reach the attention call and do not concern it.
 
@@ -94,7 +94,7 @@ def register(
 
 
 def unregister(name="sagebwd"):
-    """Takes a registered name back. Models that use it must be switched first."""
+    """Removes a registered name. Models that use it must be switched to another one first."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface._global_mapping.pop(name, None)
@@ -105,9 +105,9 @@ def unregister(name="sagebwd"):
 
 
 def number_layers(model):
-    """Tells every attention module of a model its layer: the last number in its name, as
-    ``encoder.layer.3.attention`` is layer 3. Needed for ``exact_layers`` where transformers does
-    not do so. Returns {name: layer}."""
+    """Tells every attention module of a model its layer, which is the last number in its name:
+    ``encoder.layer.3.attention`` is layer 3. ``exact_layers`` needs this for models where
+    transformers does not do so. Returns {name: layer}."""
     layers = {}
     for name, module in model.named_modules():
         code = inspect.unwrap(type(module).forward).__code__
@@ -249,8 +249,8 @@ def _dropout_remedy(module):
 
 
 def _one_dtype(*tensors):
-    """PEFT may leave queries and keys in float32 while the layer runs in 16 bit; the values have
-    the layer's dtype."""
+    """q, k, v in one dtype. PEFT may leave queries and keys in float32 while the layer runs in 16
+    bit; the values have the layer's dtype."""
     dtype = tensors[-1].dtype
     return tuple(t.to(dtype) for t in tensors)
 
@@ -335,9 +335,9 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
         return pattern.known[2]
     starts = None
     if packed is not False and position_ids is not None and pattern.causal and s == kv:
-        # Several position axes, as vision models have, do not tell documents.
+        # Several position axes, as vision models have, say nothing about documents.
         if position_ids.dim() == 2 and position_ids.shape[1] == s:
-            # Only a 0 starts a document: positions may have gaps without meaning one.
+            # Only a position of 0 starts a document; a gap between positions does not.
             starts = F.pad(position_ids[:, 1:] == 0, (1, 0))
     if seq_idx is not None:
         if s != kv:

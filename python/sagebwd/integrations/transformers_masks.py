@@ -3,8 +3,8 @@
 
 transformers describes a mask by a function of (query, key), by the slots that queries and keys take
 in the sequence, and by a padding mask over the slots. :func:`mask` keeps that description as a
-:class:`Pattern`, and the attention call gets it in place of a drawn mask. A pattern is never None:
-model code that would read the mask as a tensor fails, rather than run without one.
+:class:`Pattern`, and the attention call gets it instead of a mask tensor. A pattern is never None,
+so model code that reads the mask as a tensor fails instead of running without one.
 """
 
 import torch
@@ -23,7 +23,7 @@ class Rows:
     """Which tokens make up which document, for ``attention_varlen``.
 
     ``order`` lists the tokens of the flattened batch document by document, those of no document
-    last; None means that they lie so already. ``cu`` holds the offsets into that order.
+    last; None means that they are in this order already. ``cu`` holds the offsets into that order.
     """
 
     def __init__(self, cu_q, cu_k, order_q=None, order_k=None):
@@ -46,7 +46,7 @@ class Pattern:
         bool [b, kv], the keys that are neither padding nor empty slots of a cache; None: all.
     first
         Slot of the first query among the keys, an int or a tensor. None: the queries have no slots
-        (cross-attention), and padding of the keys says nothing about them.
+        (cross-attention), so padding of the keys does not concern them.
     documents
         int [b, kv]: keys are seen by the queries of the same document only. None: one per row.
     count
@@ -73,7 +73,7 @@ class Pattern:
     def contiguous(self):
         return self
 
-    # Code that takes the mask for a tensor would run without it or fail in words of its own.
+    # Code that takes the mask for a tensor must fail with an error that names the remedy.
 
     def __getattr__(self, name):
         raise _MaskIsRead(f"reads the {name!r} of its attention mask")
@@ -86,7 +86,7 @@ class Pattern:
         raise _MaskIsRead(f"computes with its attention mask ({function.__name__})")
 
     def rows(self):
-        """None if every query sees every key but for causality and the window."""
+        """The documents as :class:`Rows`; None if only causality and the window hide keys."""
         if self.visible is None and self.documents is None:
             return None
         if self._rows is not None:
@@ -117,11 +117,11 @@ class Pattern:
         return Rows(queries[0], keys[0], queries[1], keys[1])
 
     def split(self, starts, room):
-        """This pattern with a document more at every True of ``starts``, bool [b, s].
+        """This pattern with one more document at every True of ``starts``, bool [b, s].
 
-        Only without padding: positions that start again mean documents where there is none, as in
-        transformers' flash attention. In a compiled graph, which cannot look whether there is
-        any, the choice is left to the device.
+        As in transformers' flash attention, positions that start again mean documents only where
+        there is no padding. A compiled graph cannot see whether there is any, so the device
+        decides.
         """
         b, _, s, kv = self.shape
         if self.visible is not None:
@@ -140,7 +140,7 @@ class Pattern:
 
 
 def room_for(b, s, packed):
-    """How many documents a compiled graph has room for. Each costs memory of up to a tile."""
+    """How many documents a compiled graph has room for. Each costs up to a tile of memory."""
     if packed is not True:
         return min(b * s, packed)
     return min(b * s, b + max(64, b * s // TOKENS_PER_DOCUMENT))
@@ -227,7 +227,7 @@ class _Kind:
             elif name == "bidirectional_mask_function":
                 pass
             elif name.startswith("sliding_window_overlay."):
-                # Keys behind the query are hidden by causality, which always comes with it.
+                # This window always comes with causality, which hides the later keys.
                 self.window = (max(_captured(leaf, "sliding_window") - 1, 0), -1)
             elif name.startswith("sliding_window_bidirectional_overlay."):
                 self.window = (_captured(leaf, "sliding_window"),) * 2
@@ -248,7 +248,8 @@ def _leaves(function):
     if name.startswith("and_masks."):
         return [leaf for part in _captured(function, "mask_functions") for leaf in _leaves(part)]
     if name.startswith("or_masks."):
-        # Blocks that see each other both ways, as images do; without any, the rest is left.
+        # One part may be blocks that see each other both ways, as images do. If the batch has no
+        # such blocks, only the other part counts.
         parts = _captured(function, "mask_functions")
         rest = [f for f in parts if not f.__qualname__.startswith("blockwise_overlay.")]
         if len(rest) == 1 and len(parts) == 2:

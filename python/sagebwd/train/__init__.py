@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer for small Llamas, and the instruments that show how INT8 attention does in it.
+"""A trainer for small Llamas, and instruments that show how well INT8 attention does in training.
 
-``python -m sagebwd.train --help`` is the way in; :func:`train` and :class:`Config` are the same
-from Python.
+Start with ``python -m sagebwd.train --help``. :func:`train` and :class:`Config` do the same from
+Python.
 """
 
 from .config import Config, preset

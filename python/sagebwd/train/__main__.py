@@ -8,16 +8,16 @@
   python -m sagebwd.train --report DIR DIR ...              a report of runs that are done
   torchrun --nproc-per-node 8 -m sagebwd.train --parallel fsdp ...
 
-A run writes its directory --out: config.json, log.jsonl (every number of every step), summary.json
-and checkpoints/. Run the same command again with --resume auto to go on after an interruption: the
+A run writes to the directory --out: config.json, log.jsonl (every number of every step),
+summary.json and checkpoints/. After an interruption, run the same command with --resume auto: the
 result is the same to the last bit. A larger --steps then extends a run.
 
 An arm of --compare is a name, alone or with changes: paper, vectorwise, fpa,
-"dither=paper:rounding=dither". Arms differ in nothing but what they name: same data in the same
-order, same initial weights.
+"dither=paper:rounding=dither". Arms have the same data in the same order and the same initial
+weights; they differ only in what they name.
 
-`python -m sagebwd.train.sample RUN --prompt TEXT` shows what a run has learned, and
-`python -m sagebwd.train.export RUN` makes a model for transformers of it.
+`python -m sagebwd.train.sample RUN --prompt TEXT` shows what a run has learned.
+`python -m sagebwd.train.export RUN` turns it into a model for transformers.
 """
 
 import argparse
@@ -44,19 +44,19 @@ def _parser():
     parser.add_argument("--config", metavar="FILE", help="a config.json instead of a preset")
     parser.add_argument("--compare", metavar="ARMS", help="several arms, one report")
     parser.add_argument("--report", nargs="+", metavar="DIR", help="only a report, of these runs")
-    groups = {}
+    sections = {}
     for name, f in FIELDS.items():
-        group = f.metadata["group"]
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
+        section = f.metadata["section"]
+        if section not in sections:
+            sections[section] = parser.add_argument_group(section)
         kind = f.type.__name__
         options = dict(default=argparse.SUPPRESS, help=_help(f, kind))
         flag = "--" + name.replace("_", "-")
         if kind == "bool":
-            groups[group].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            sections[section].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
             metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else kind.upper()
-            groups[group].add_argument(flag, metavar=metavar, **options)
+            sections[section].add_argument(flag, metavar=metavar, **options)
     return parser
 
 

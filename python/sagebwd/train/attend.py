@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention of a layer, chosen by the configuration: the one place where full precision and
-INT8 differ."""
+"""Causal attention of a layer, chosen by the configuration. Full precision and INT8 differ only in
+this file."""
 
 import functools
 
@@ -13,7 +13,7 @@ _MASK = (1 << 63) - 1
 
 
 class Clock:
-    """Where training stands: what dithered rounding draws its seeds from. One per model."""
+    """How far training has come. Dithered rounding draws its seeds from it. One per model."""
 
     def __init__(self):
         self.step = 0
@@ -21,8 +21,8 @@ class Clock:
 
 
 def dither_seed(seed, step, micro, layer):
-    """One number per (run, step, micro-batch, layer), well spread: a linear step, then mixing as in
-    SplitMix64."""
+    """One well-spread number per (run, step, micro-batch, layer): a linear combination, then the
+    mixing of SplitMix64."""
     x = ((seed * 0x9E3779B97F4A7C15) ^ (step << 24) ^ (micro << 10) ^ layer) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -32,8 +32,8 @@ def dither_seed(seed, step, micro, layer):
 def make_attend(config, layer, clock):
     """A function of q [b, s, h, d] and k, v [b, s, hk, d]."""
     if config.context_parallel > 1:
-        # PyTorch's context parallel takes F.scaled_dot_product_attention over, and runs its ring
-        # steps in INT8 where the loop has asked for that.
+        # PyTorch's context parallel replaces F.scaled_dot_product_attention, and runs its ring
+        # steps in INT8 if the loop has asked for that.
         return _ring
     if config.attention == "fpa":
         return _sdpa

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient audit: every k steps one attention layer, in turn, is computed again on a held-out
-sequence in float64 and compared with what the run's attention gives for the same q, k, v and dO.
+"""The gradient audit. Every k steps it takes one attention layer in turn, computes it in float64 on
+a held-out sequence, and compares that with the run's attention for the same q, k, v and dO.
 
-It costs one forward and backward of one sequence and touches neither gradients nor random numbers,
+It costs one forward and backward of one sequence. It touches neither gradients nor random numbers,
 so a run with audits has the same losses as one without.
 """
 
@@ -15,7 +15,8 @@ from ..capture import Layer
 from ..diagnosis import _exact, _rebuilt_p
 from .attend import make_attend
 
-#: Alarms. Projection: the part of the error along the true gradient, which no batch averages out.
+#: Limits of the alarms. The projection is the part of the error along the true gradient, which does
+#: not average out over a batch.
 PROJECTION, COSINE, ROW_SUM = -0.01, 0.99, 0.02
 _HEADS = 2  # audited of a layer: float64 attention of all would cost more than the step
 

@@ -3,8 +3,9 @@
 ``optimizer.safetensors`` and ``state.json``, which holds everything else, the SHA-256 of the other
 files and one of its own content.
 
-A directory is written under a temporary name, every file flushed to the disk, and renamed last: one
-that has its name is complete. Nothing in it is ever executed; there is no pickle.
+A directory is written under a temporary name, every file is flushed to the disk, and the directory
+is renamed last. So a directory with the final name is complete. Nothing in it is ever executed;
+there is no pickle.
 """
 
 import hashlib
@@ -55,8 +56,8 @@ def save(root, step, tensors, state, keep, name=None):
 
 
 def _put_in_place(temporary, final):
-    """The same step again, after a resume: the older checkpoint keeps a name that is found until
-    the new one has its own."""
+    """Replaces a checkpoint of the same step, after a resume. The older one can be found until the
+    new one has its name."""
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():
         if replaced.exists():  # left by a process that was killed here; ``final`` is the newer
@@ -79,14 +80,14 @@ def put_aside(path):
 
 
 def remove(path):
-    """Under another name first: a directory half removed must not look complete."""
+    """Removes a directory, after renaming it: one that is half removed must not look complete."""
     doomed = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove_leftovers(root):
-    """Of processes that were killed while saving."""
+    """Removes what processes left that were killed while saving."""
     for path in root.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -137,7 +138,7 @@ def parse_state(raw, path):
 
 
 def _problem(state, name):
-    """What contradicts itself, in words. A field that is missing raises."""
+    """What contradicts itself, in words. A missing field raises."""
     step, seconds, config = state["step"], state["seconds"], state["config"]
     named = _NAME.fullmatch(name)
     if type(step) is not int or step < 0:
@@ -156,7 +157,7 @@ def _problem(state, name):
 
 
 def _checksum(state):
-    """Of the content, not of the text: what is read is what is checked."""
+    """A checksum of the content, not of the text: it covers what is read."""
     return hashlib.sha256(dumps(state, sort_keys=True).encode()).hexdigest()
 
 
@@ -180,9 +181,9 @@ def step_of(path):
 
 
 def load_newest(root, warn=print):
-    """(path, state, tensors) of the newest sound checkpoint, or None where there are none. One that
-    cannot be read is named through ``warn`` and passed over. Raises BadInput where none of them can
-    be read: starting anew is not for us to decide."""
+    """(path, state, tensors) of the newest sound checkpoint, or None if there are none. One that
+    cannot be read is named through ``warn`` and passed over. Raises BadInput if none of them can be
+    read, because only the user can decide to start anew."""
     found = list_checkpoints(root)
     for path in reversed(found):
         try:

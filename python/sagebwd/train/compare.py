@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several configurations on the same data: trained in step, so that a busy machine slows all alike,
-and put into one report."""
+"""Trains several configurations on the same data and puts them into one report. They take turns
+step by step, so that a busy machine slows all of them alike."""
 
 import os
 import re

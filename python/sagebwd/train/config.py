@@ -14,8 +14,8 @@ from .presets import PRESETS
 SMOOTHING = ("recipe", "none", "k", "qk")
 
 
-def _option(default, group, text, choices=None):
-    return field(default=default, metadata={"group": group, "help": text, "choices": choices})
+def _option(default, section, text, choices=None):
+    return field(default=default, metadata={"section": section, "help": text, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,11 @@ class Config:
 FIELDS = {f.name: f for f in fields(Config)}
 
 #: Fields that say what is computed. Two runs that agree in these (and in their data) compute the
-#: same losses; a checkpoint resumes only into a run that agrees with it.
+#: same losses. A run can resume only from a checkpoint that agrees with it.
 NUMERIC = tuple(
     name
     for name, f in FIELDS.items()
-    if f.metadata["group"] in ("model", "attention", "optimizer", "seeds")
+    if f.metadata["section"] in ("model", "attention", "optimizer", "seeds")
     and name not in ("micro_batch", "deterministic")
 ) + ("context_parallel",)
 
@@ -260,7 +260,7 @@ def count(value):
         text = value.strip().replace("_", "").replace(",", "")
         factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper(), 1)
         if factor > 1:
-            # People write 2.1M and 262K for 2^21 and 2^18: the power of two within 3 %, if any.
+            # People write 2.1M and 262K for 2^21 and 2^18: take a power of two within 3 %.
             exact = float(text[:-1]) * factor
             plain = float(text[:-1]) * (1000 if factor == 1 << 10 else 10**6)
             for power in range(10, 40):

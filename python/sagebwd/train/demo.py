@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make demo``: a small Llama with full-precision attention, `paper` and `vectorwise`, side by
-side, on whatever this machine has, and one page that tells what came out. On a CPU some minutes; on
-a GPU a bigger model.
+"""``make demo``: trains a small Llama with full-precision attention, `paper` and `vectorwise`, side
+by side, and writes one page with the results. It takes some minutes on a CPU. On a GPU the model is
+bigger.
 
     python -m sagebwd.train.demo [--accuracy FILE] [--out DIR] [options of sagebwd.train]
 
-A second full-precision run has other seeds: how far the two end apart, in loss and in speed, is the
-noise that a recipe is held against. After training, the error of gradients that are added up over
-more and more tokens is measured at the full-precision model. FILE is the record of ``sagebwd
-report``: accuracy on easy and hard inputs, for the same page.
+A second full-precision run has other seeds. How far the two end apart, in loss and in speed, is the
+noise that the recipes are compared with. After training, the full-precision model shows how the
+error of gradients grows or shrinks as they are added up over more tokens. FILE is the record of
+``sagebwd report``: accuracy on easy and hard inputs, for the same page.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from ..bias import measure
 from .__main__ import main as train
+from .bias import measure
 from .compare import make_report
 from .config import count
 from .errors import BadInput, RunError
@@ -37,7 +37,7 @@ _GPU = [
     "--log-every", "20", "--eval-every", "25", "--audit-every", "10", "--eval-tokens", "512K",
     "--sample-tokens", "240", "--prompt", "def ",
 ]  # fmt: skip
-# In float32 `fpa` is exact: it has no error to show.
+# In float32 `fpa` is exact and has no error to show.
 _BIAS = {"cpu": ("paper,vectorwise", "8K,16K,32K,64K"),
          "cuda": ("fpa,paper,vectorwise", "16K,64K,256K,1M")}  # fmt: skip
 

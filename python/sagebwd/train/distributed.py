@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process or many, on PyTorch's own engine: torchrun starts the ranks, DDP copies or FSDP2
-shards the model, context parallel spreads one sequence over a ring.
+"""One process or many, with PyTorch's own tools: torchrun starts the ranks, DDP copies the model or
+FSDP2 shards it, and context parallel spreads one sequence over a ring.
 
-``context_parallel`` neighbouring ranks share a sequence; the rest of the ranks read different ones.
-Gradients are averaged over all ranks: every rank sees the same number of tokens.
+``context_parallel`` neighbouring ranks share a sequence; other ranks read other sequences.
+Gradients are averaged over all ranks, because every rank sees the same number of tokens.
 """
 
 import contextlib
@@ -72,8 +72,8 @@ class World:
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids)
 
     def settle(self, model):
-        """After a forward without a backward: FSDP2 would keep the whole weights until the next
-        one."""
+        """Call this after a forward without a backward: FSDP2 would otherwise keep the whole
+        weights until the next forward."""
         if self.size > 1 and self.config.parallel == "fsdp":
             for module in (*model.blocks, model):
                 module.reshard()
@@ -126,8 +126,8 @@ class World:
         return values
 
     def check_same(self, step):
-        """Every rank has chosen its checkpoint alone: a disk that failed one of them would make it
-        begin elsewhere."""
+        """Checks that all ranks chose the same checkpoint. Each chooses alone, and a disk error on
+        one of them would make it begin elsewhere."""
         mean = self.mean(torch.tensor(float(step), dtype=torch.float64, device=self.device))
         if mean.item() != step:
             raise BadInput(

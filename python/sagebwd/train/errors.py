@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run can end. The exit codes are a promise: scripts that start runs may rely on them. This
-table is the one place; ``--help`` prints it, and docs/training.md is tested against it."""
+"""How a run can end. Scripts that start runs may rely on the exit codes. They are defined only in
+this table; ``--help`` prints it, and a test compares docs/training.md with it."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ EXIT_CODES = {
     130: "interrupted by Ctrl-C outside of training: reading data, writing a report",
 }
 
-#: The disk's refusals that no other path or permission would cure.
+#: Errors of the disk that no other path or permission would cure.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -40,8 +40,7 @@ class NonFinite(RunError):
 
 
 class NotSaved(RunError):
-    """Something that must not be lost could not be written. Checkpoints written before are as they
-    were."""
+    """Something that must not be lost could not be written. Earlier checkpoints are unchanged."""
 
     exit_code = 4
 
@@ -65,7 +64,8 @@ def is_disk_error(error):
 
 @contextlib.contextmanager
 def writing(path):
-    """What the disk refuses within ends the run with the exit code of NotSaved."""
+    """If the disk refuses to write inside this block, the run ends with the exit code of
+    NotSaved."""
     try:
         yield
     except OSError as error:

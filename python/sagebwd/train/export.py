@@ -55,7 +55,7 @@ def _default_out(checkpoint):
 
 
 def _write(out, tensors, texts, files):
-    """Under a temporary name first: what has its name is complete."""
+    """Writes under a temporary name and renames last, so that the final name means complete."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -77,8 +77,8 @@ def _write(out, tensors, texts, files):
 
 
 def _weights(model):
-    """By the names of transformers, one matrix each; rows that only fill the vocabulary up to a
-    round number are left out."""
+    """Weights under the names of transformers, one matrix each. Rows that only fill the vocabulary
+    up to a round number are left out."""
     c, own = model.config, {n: p.detach() for n, p in model.named_parameters()}
     out = {"model.embed_tokens.weight": own["embedding.weight"][: model.vocab]}
     for i, block in enumerate(model.blocks):
@@ -126,7 +126,7 @@ def _config(loaded, dtype):
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_base},
         "torch_dtype": dtype,
         "dtype": dtype,
-        # Said even where there are none: the defaults would stop at the bytes 1 and 2.
+        # Written even if there are none, because the defaults would stop at the bytes 1 and 2.
         "bos_token_id": end,
         "eos_token_id": end,
         "pad_token_id": None,

@@ -11,8 +11,8 @@ _BF16_PEAKS = {
 
 
 def per_token(config, padded_vocab):
-    """Forward and backward: 6 per weight of a matmul, and the six matmuls of causal attention
-    (what recomputes a result counts nothing)."""
+    """Forward and backward: 6 per weight of a matmul, and the six matmuls of causal attention.
+    Recomputation is not counted."""
     c = config
     kv = (c.kv_heads or c.heads) * c.head_dim
     weights = c.layers * (c.width * (2 * c.width + 2 * kv) + 3 * c.width * c.ffn)
@@ -23,8 +23,8 @@ def per_token(config, padded_vocab):
 
 def peak(device, dtype):
     """(operations per second or None, where the figure comes from or why there is none). Only a
-    stated peak will do: what a matmul reaches at some moment on a shared or turbo-clocked machine
-    is no bound, and a share of it can exceed 100 %."""
+    stated peak is used. What a matmul reaches at some moment on a shared or turbo-clocked machine
+    is no bound, so a share of that could exceed 100 %."""
     if device.type != "cuda":
         return None, "a CPU has no stated peak"
     name = torch.cuda.get_device_name(device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a model: plain sampling, the whole context again for every token."""
+"""Text from a model by plain sampling. The whole context is computed again for every token."""
 
 import math
 
@@ -45,6 +45,6 @@ def _choose(logits, temperature, top_k, generator):
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    # The largest first: no temperature, however small, overflows.
+    # Subtract the largest first, so that no temperature, however small, overflows.
     share = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, -1)
     return torch.multinomial(share, 1, generator=generator)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output matrix and cross-entropy in one, over slices of tokens: the logits of a whole micro-batch
-(tokens x vocabulary) never exist. Gradients are computed in the forward, where the logits are."""
+"""Output matrix and cross-entropy in one, over slices of tokens, so that the logits of a whole
+micro-batch (tokens x vocabulary) never exist. Gradients are computed in the forward, while the
+logits are there."""
 
 import torch
 
@@ -29,8 +30,8 @@ def slice_loss(x, weight, targets, scale, with_grad):
 
 
 def slice_rows(tokens, vocab):
-    """Tokens of a slice: equal slices where that costs few more of them, so that a compiled slice
-    is compiled once."""
+    """Tokens of a slice. Slices are equal if that takes only a few more of them, because equal
+    slices are compiled once."""
     least = -(-tokens * vocab // _LOGITS)
     equal = next((n for n in range(least, 2 * least + 1) if tokens % n == 0), least)
     return -(-tokens // equal)

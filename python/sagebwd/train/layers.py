@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every attention layer of a checkpoint on one held-out sequence: what INT8 attention computes,
-against float64.
+"""The errors of INT8 attention against float64 in every layer of a checkpoint, on one held-out
+sequence.
 
     python -m sagebwd.train.layers RUN                          both recipes
     python -m sagebwd.train.layers RUN --arms vectorwise:lift=dQ+dK --captures layers.safetensors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model from its checkpoint, with its configuration and data: where instruments begin."""
+"""Loads a trained model from its checkpoint, with its configuration and data, for instruments."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,8 +68,7 @@ def load_weights(run, **changes):
 
 
 def _tokenizer(saved, config, is_given):
-    """What the ids of a run stand for. The checkpoint says it; those of format 1 leave it to the
-    vocabulary."""
+    """What the ids of a run stand for. The checkpoint says so; in format 1 the vocabulary does."""
     if is_given:
         return make_tokenizer(config.tokenizer)
     name = saved.get("tokenizer", "bytes" if saved["vocab"] == 256 else "gpt2")

@@ -25,8 +25,8 @@ class Log:
             self._wandb = _wandb(config)
 
     def open(self, from_step):
-        """Goes on after the lines of steps before ``from_step``; later ones are of a run that was
-        cut off, and are dropped. Returns the entries that stay."""
+        """Continues the log behind the lines of steps before ``from_step``. Later lines, of a run
+        that was cut off, are dropped. Returns the entries that stay."""
         if self.quiet:
             return []
         kept = []
@@ -86,8 +86,8 @@ class Log:
 
 
 def read_log(path):
-    """The entries of a log.jsonl. Lines that are not whole are left out: a killed process, or a
-    crash of the machine, leaves such."""
+    """The entries of a log.jsonl. Incomplete lines, which a killed process or a crash of the
+    machine may leave, are ignored."""
     entries = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -100,7 +100,8 @@ def read_log(path):
 
 
 def _drop_standard_output():
-    """Or Python would try to flush it when it ends, fail again, and exit with a code of its own."""
+    """Detaches the console. Otherwise Python would try to flush it at exit, fail again, and return
+    an exit code of its own."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop: one process on a CPU, one GPU, or many ranks, all the same code.
 
-A step reads its batch, accumulates gradients over micro-batches, and looks at the loss and the
-gradient norm once, before the optimizer moves: what is not finite stops the run with the weights
-still good. That look is the only time the host waits for the device.
+A step reads its batch, accumulates gradients over micro-batches, and reads the loss and the
+gradient norm once, before the optimizer changes a weight. If one of them is not finite, the run
+stops with the weights still good. This is the only time the host waits for the device.
 """
 
 import math
@@ -31,8 +31,8 @@ from .stop import StopRequest
 
 
 class Trainer:
-    """A run: model, data, optimizer and where it stands. ``source`` may be shared by several.
-    ``began``: when the time limit started to count, if before the first step."""
+    """A run: model, data, optimizer and progress. Several runs may share a ``source``. ``began``:
+    when the time limit started to count, if before the first step."""
 
     def __init__(self, config, source=None, label="", stream=None, began=None):
         check(config)
@@ -80,8 +80,8 @@ class Trainer:
         self._begin()
 
     def _begin(self):
-        """From a checkpoint, from given weights, or from random ones; and makes room for what
-        follows."""
+        """Starts from a checkpoint, from given weights or from random ones, and clears the
+        directory of later steps."""
         config, steps_before = self.config, None
         found = open_checkpoint(config, self.checkpoints, self.log.say)
         if found is not None:
@@ -135,9 +135,8 @@ class Trainer:
     # --- a step -----------------------------------------------------------------------------------
 
     def step(self, stop=None):
-        """One optimizer step. ``stop``: a StopRequest; true is returned where any rank has one, or
-        the time limit has passed. Whether a checkpoint is due is decided here too, for all
-        ranks."""
+        """One optimizer step. ``stop``: a StopRequest. Returns true if any rank has one or the time
+        limit has passed. It also decides, for all ranks, whether a checkpoint is due."""
         began = time.perf_counter()
         config, step = self.config, self.step_count
         self.model.train()
@@ -278,7 +277,8 @@ class Trainer:
         return self.directory.checkpoints
 
     def save(self):
-        """A failed save is said and remembered; training goes on and the older checkpoints stay."""
+        """Saves a checkpoint. A failure is printed and remembered; training continues, and the
+        older checkpoints stay."""
         if self.config.keep == 0:
             return None
         path = self._write()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama: RMSNorm, rotary positions, SwiGLU, tied embeddings; grouped queries and QK-norm by a
-switch.
+"""A Llama: RMSNorm, rotary positions, SwiGLU, tied embeddings; optionally grouped queries and
+QK-norm.
 
 Shapes: b sequences, s tokens, c width, h heads, d head dim.
 """
@@ -102,7 +102,7 @@ class Llama(nn.Module):
 
     def init_weights(self, seed):
         """Normal weights of deviation 0.02; those that write to the residual stream are smaller,
-        by depth. From a generator of its own, on the CPU: the same on every device."""
+        by depth. They come from a generator on the CPU, so they are the same on every device."""
         g = torch.Generator().manual_seed(seed)
         deep = (2 * self.config.layers) ** -0.5
         with torch.no_grad():
@@ -130,7 +130,7 @@ class Llama(nn.Module):
         return head_loss(x.flatten(0, 1), weight, targets.flatten(), self.slice_loss)
 
     def set_attention(self, config):
-        """Replaces how every layer attends, by the fields of ``config``."""
+        """Gives every layer the attention that ``config`` describes."""
         for i, block in enumerate(self.blocks):
             block.attention.attend = make_attend(config, i, self.clock)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run may go on from a checkpoint: same configuration in all that is computed, same data.
-Only the number of steps may differ, and what that does to the schedule is said."""
+"""Whether a run may resume from a checkpoint. Everything that changes the result must be the same,
+the data too. Only the number of steps may differ; the run then says how the schedule changes."""
 
 from . import checkpoint
 from .config import NUMERIC
@@ -18,7 +18,7 @@ def open_checkpoint(config, checkpoints, say):
 
 
 def check_fits(config, path, saved, fingerprint):
-    """Raises BadInput where going on from ``path`` would silently be another run."""
+    """Raises BadInput if the run that continues from ``path`` would silently be another one."""
     was = saved["config"]
     differ = [n for n in NUMERIC if n != "steps" and was.get(n) != getattr(config, n)]
     if differ:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a run: one process at a time writes to it, and what a former run has left there
-is kept unless the user says otherwise."""
+"""The directory of a run. One process at a time writes to it. What an earlier run has left there is
+kept unless the user says otherwise."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from .json_text import dumps, load_figures
 
 
 class RunDirectory:
-    """``claim`` before anything else is read or written. Only the first rank claims and writes."""
+    """Call ``claim`` before reading or writing anything. Only the first rank claims and writes."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -59,10 +59,10 @@ class RunDirectory:
     # --- what a former run has left ---------------------------------------------------------------
 
     def clear_after(self, step, overwrite, going_on):
-        """What lies beyond the step this run begins at would be taken for its own. Checkpoints
-        that could not be read are put aside under another name (``going_on``: the run goes on from
-        the newest sound one), those of a run that is started anew are removed if ``overwrite``
-        says so. Returns the new paths of what was put aside."""
+        """Clears checkpoints beyond the step at which this run begins, which would be taken for its
+        own. If the run resumes (``going_on``), they could not be read, and are put aside under
+        another name. If it starts anew, they are removed if ``overwrite`` says so. Returns the new
+        paths of what was put aside."""
         found = checkpoint.list_checkpoints(self.checkpoints)
         later = [p for p in found if checkpoint.step_of(p) > step]
         if going_on:

@@ -8,8 +8,8 @@ import torch
 
 
 def learning_rate(config, step):
-    """Of the step with this index: linear warm-up to the peak, then a cosine down to its last
-    share."""
+    """The learning rate of the step with this index: linear warm-up to the peak, then a cosine down
+    to the last share of it."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     rest = max(1, config.steps - config.warmup)

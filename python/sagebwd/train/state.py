@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds of the model, the optimizer and the random number generators, as whole
-CPU tensors by name: the same files whether one process or many wrote them, and readable by any
-number."""
+CPU tensors by name. The files do not depend on the number of processes that wrote them, and any
+number can read them."""
 
 import torch
 

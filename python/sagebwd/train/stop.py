@@ -6,8 +6,8 @@ import signal
 
 
 class StopRequest:
-    """Turns SIGTERM and SIGINT into a wish that the loop grants between two steps. More signals
-    change nothing: torchrun sends its ranks what the terminal has already sent."""
+    """Turns SIGTERM and SIGINT into a request that the loop obeys between two steps. Further
+    signals change nothing: torchrun sends its ranks again what the terminal has already sent."""
 
     def __init__(self):
         self.wanted = None

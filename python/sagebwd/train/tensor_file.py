@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in safetensors files: an 8-byte length, a JSON header, raw bytes. Written here rather
-than by the library of that name, so that one pass writes and hashes, an error of the disk is an
-OSError, and a file that is read is checked in every offset."""
+"""Tensors in safetensors files: an 8-byte length, a JSON header, raw bytes. We do not use the
+library of that name, so that one pass writes and hashes, an error of the disk is an OSError, and
+every offset is checked when a file is read."""
 
 import hashlib
 import math

@@ -33,9 +33,11 @@ constexpr int resident(std::size_t bytes, int most) {
 
 /// Whether the target runs a kernel that takes so much of a multiprocessor's shared memory, but
 /// another one with `larger` where that fits (0: there is none). Elsewhere its code is not made.
+/// Code for sm_80 also runs on GPUs that have as little as sm_86.
 constexpr bool runs_here(int taken, int larger) {
-  constexpr int all = shared_memory_of(kTarget);
-  return taken <= all && (larger == 0 || larger > all);
+  constexpr int all = shared_memory_of(kTarget),
+                least = kTarget == 800 ? shared_memory_of(860) : all;
+  return taken <= all && (larger == 0 || larger > least);
 }
 
 }  // namespace sagebwd::cuda::arch

@@ -302,7 +302,7 @@ TEST_P(BadBackward, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(Api, BadForward, ::testing::ValuesIn(forward_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Api, BadBackward, ::testing::ValuesIn(backward_cases()), case_name);
 
-/// The table above proves nothing if the unspoilt arguments are refused as well.
+/// The table above proves nothing unless the unspoilt arguments are accepted.
 TEST(BadInput, UnspoiltArgumentsAreAccepted) {
   SmallProblem problem;
   EXPECT_NO_THROW(forward(problem.forward_args()));
@@ -320,8 +320,8 @@ TEST(BadInput, BroadcastInputsAreAccepted) {
   EXPECT_NO_THROW(forward(args));
 }
 
-/// Views of packed buffers interleave: their ranges overlap while their elements do not. Results
-/// are those of buffers of their own.
+/// Views of packed buffers interleave: their ranges overlap, but their elements do not. The results
+/// equal those of separate buffers.
 TEST(BadInput, InterleavedViewsAreAccepted) {
   const testing::Sizes s{.b = 2, .h = 4, .hk = 2, .nq = 7, .nk = 7, .d = 16};
   SmallProblem own(s), packed(s);
@@ -366,7 +366,7 @@ TEST(BadInput, InterleavedViewsAreAccepted) {
   EXPECT_THROW(backward(pb), Error);
 }
 
-/// Nobody takes a step in a tensor without elements.
+/// The strides of a tensor without elements do not matter.
 TEST(BadInput, EmptyTensorsMayHaveAnyStrides) {
   SmallProblem problem({.b = 2, .h = 4, .hk = 2, .nq = 5, .nk = 0, .d = 16});
   ForwardArgs args = problem.forward_args();
@@ -387,7 +387,7 @@ TEST(BadInput, WorkspaceSizeChecksShapesButNotMemory) {
   EXPECT_THROW((void)workspace_size(args), Error);
 }
 
-/// A valid call that nobody here can serve is a different kind of error, and names every
+/// A valid call that no implementation can serve is a different kind of error, and names every
 /// implementation.
 TEST(BadInput, UnservedCallListsRefusals) {
   SmallProblem problem;

@@ -18,7 +18,8 @@ using testing::CBackward;
 using testing::CForward;
 using testing::SmallProblem;
 
-// Growth works by size alone only if the structs have no padding, whose bytes nobody sets.
+// Structs grow by their size alone. This works only if they have no padding, whose bytes nobody
+// sets.
 static_assert(sizeof(sagebwd_tensor) == 8 + 2 * 32 + 2 * 4);
 static_assert(sizeof(sagebwd_stats) == 8 + 24);
 static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 6 * 4);

@@ -101,7 +101,7 @@ TEST(EmptyProblem, HugeBatchesOfNothingAreFree) {
   }
 }
 
-/// A batch that is too large to run can still be asked about: at once, and in bytes that are right.
+/// workspace_size answers at once for a batch that is too large to run, and the number is right.
 TEST(EmptyProblem, HugeBatchesAreMeasuredAtOnce) {
   ForwardArgs f;
   const auto ask = [&](int64_t b) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K1, the codes: the micro-kernels are given the recipe oracle's own operands, tile by tile. Codes
-// of Q, K, V and dO must be equal; codes of P and dS may be off by one where exp2 or a sum rounded
+// The codes of the micro-kernels, given the recipe oracle's own operands, tile by tile. Codes of Q,
+// K, V and dO must be equal. Codes of P and dS may be off by one where exp2 or a sum rounded
 // differently, in at most one code of ten thousand.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K14: the same inputs give the same bits, from run to run, for any number of threads and any order
-// in which the caller's pool runs the work.
+// The same inputs give the same bits, from run to run, for any number of threads and any order in
+// which the caller's pool runs the work.
 #include <gtest/gtest.h>
 
 #include <algorithm>

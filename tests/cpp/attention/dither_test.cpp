@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K18: rounding by dither, seen from outside. It replays bit for bit from its seed, and the mean of
-// 64 draws is nearer to the gradient without rounding than nearest rounding is. (Unbiasedness and
-// variance of a single code are tested on the tile kernel.)
+// Rounding by dither, seen from outside. It replays bit for bit from its seed. The mean of 64 draws
+// is nearer to the gradient without rounding than nearest rounding is. (The tests of the tile
+// kernel check that a single code is unbiased and has the right variance.)
 #include <gtest/gtest.h>
 
 #include <vector>

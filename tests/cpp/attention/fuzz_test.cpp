@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K9: random problems, each a pure function of its number. Every implementation must agree with the
+// Random problems, each a pure function of its number. Every implementation must agree with the
 // recipe oracle, and with exact attention where the problem is large enough to have an accuracy.
 // SAGEBWD_FUZZ_CASES sets how many (256), SAGEBWD_FUZZ_FIRST the number of the first one; a failure
 // prints the line that repeats it.
@@ -30,7 +30,7 @@ int64_t from_environment(const char* name, int64_t otherwise) {
   return text != nullptr && *text != '\0' ? std::strtoll(text, nullptr, 10) : otherwise;
 }
 
-/// A length that likes the edges of tiles.
+/// A random length, often near the edge of a tile.
 int64_t random_length(Random& r) {
   if (r.chance(0.02)) return 0;
   if (r.chance(0.2)) return r.integer(1, 20);
@@ -173,8 +173,8 @@ void check_case(int64_t number) {
   const Results want = run(reference(), p);
   Exact truth;
   if (f.has_accuracy) truth = exact(p);
-  // Dither has 1.5 times the error of nearest rounding, scales of one tile three times that of a
-  // line.
+  // Dither has 1.5 times the error of nearest rounding. One scale per tile has three times the
+  // error of one scale per line.
   const double gate = (p.c.recipe.scheme == Scheme::paper ? 0.12 : 0.06) *
                       (p.c.recipe.rounding == Rounding::dither ? 1.5 : 1.0);
   // FP32 logits of size x carry an error of 6e-8·x into P.
@@ -189,8 +189,9 @@ void check_case(int64_t number) {
         << impl->name << repro(number, f);
     ::testing::AssertionResult same = agrees(got, want, parity, p);
     if (!same) {
-      // One code of dS that rounds the other way is a large part of a gradient that is mostly
-      // quantisation error (a large mean key left unsmoothed, say), but a small part of that error.
+      // Some gradients are mostly quantisation error, for example where a large mean key is not
+      // smoothed. One code of dS that rounds the other way is a large part of such a gradient, but
+      // a small part of its error.
       if (truth.o.empty()) truth = exact(p);
       if (differs_less_than_its_error(got, want, truth, 0.15, p))
         same = ::testing::AssertionSuccess();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K8: lengths around every tile boundary, queries and keys of different number, batches and heads.
+// Lengths around every tile boundary, queries and keys of different number, batches and heads.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,8 +22,9 @@ bool all_finite(const Results& r) {
   return true;
 }
 
-/// The budgets hold from 64 visible keys up. Below, the errors of a few rows do not average, and a
-/// single key has no gradient of Q and K at all: results are held to the recipe oracle instead.
+/// The budgets hold from 64 visible keys up. With fewer, the errors of a few rows do not average,
+/// and with a single key Q and K have no gradient at all. Those results are compared with the
+/// recipe oracle instead.
 void check(const dispatch::Implementation& impl, const AttentionProblem& p) {
   const Results got = run(impl, p);
   EXPECT_TRUE(all_finite(got)) << impl.name << " " << p.describe();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K2: inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, scales
-// are powers of two, so that the result must equal FP64 to one unit in the last place. What is left
-// to go wrong is indexing.
+// Inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, and scales
+// are powers of two, so the result must equal FP64 to one unit in the last place. Only indexing can
+// go wrong.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -55,7 +55,7 @@ AttentionProblem one_hot(const std::string& text) {
 
 class Lossless : public PerImplementation {};
 
-/// With one-hot P only dLSE makes dS, and it makes it exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
+/// With one-hot P, dS comes from dLSE alone and is exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
 TEST_P(Lossless, OneHotProbabilities) {
   for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32", "h2 nq150 nk64 d32 f32 tile=64x64",
                            "h2 n128 d64 f32 paper pv16=all"}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LSE of the true logits, its gradient, calls that see part of the keys, and the largest logit: all
-// of them with a large mean key, which K-smoothing takes out and has to put back.
+// LSE of the true logits, its gradient, calls that see part of the keys, and the largest logit. All
+// tests have a large mean key, which K-smoothing subtracts and has to add back.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,7 +31,7 @@ TEST_P(Lse, IsOfTheTrueLogits) {
   for (float offset : {0.0f, 10.0f, 100.0f})
     for (const char* text : {"h2 n200 d64 f32 causal", "h2 n200 d64 f32 paper"}) {
       const AttentionProblem p = with_key_offset(text, offset);
-      // INT8 logits: an error of the logits' own quantisation, whatever the offset.
+      // The error is that of INT8 logits, whatever the offset.
       EXPECT_TRUE(
           elementwise("LSE", run(impl(), p).lse, exact(p).lse, p.row_shape(), 0.05, 1e-6, p))
           << offset;
@@ -72,7 +72,7 @@ TEST_P(Lse, ItsGradientReachesQueriesAndKeys) {
       q.dlse = p.dlse;
       EXPECT_TRUE(
           accurate(run(impl(), q), exact(q), {.o = 2e-5, .dq = 2e-5, .dk = 2e-5, .dv = 2e-5}, q));
-      // Without the gradient the answer is another one: the term cannot have been dropped.
+      // Without dLSE the answer differs, so the term cannot have been dropped.
       AttentionProblem without = q;
       without.dlse.clear();
       EXPECT_FALSE(

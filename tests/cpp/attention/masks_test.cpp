@@ -82,8 +82,8 @@ TEST_P(Masks, AccurateInInt8) {
   }
 }
 
-/// What a hidden key holds changes a causal row only through the shared mean and scales: within the
-/// rounding bound, never more. (With per-token scales and no smoothing it changes nothing at all.)
+/// The content of a hidden key changes a causal row only through the shared mean and scales, which
+/// is within rounding. (With per-token scales and no smoothing it changes nothing at all.)
 TEST_P(Masks, TheFutureDoesNotLeak) {
   for (const char* text : {"n300 d32 f32 causal", "n300 d32 f32 causal paper",
                            "n300 d32 f32 causal smooth_k=off smooth_v=off pv16=all"}) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// K10: nothing is read that was not written, and nothing is written that is not an output. Outputs
-// and workspaces start as NaN, as 0x7F and as 0x80 bytes and the results are those of a clean run,
-// bit for bit; `run` itself checks the 512-element guards, the gaps between strides and that
-// inputs, O and LSE stay as they were.
+// No call reads memory that it has not written, and none writes memory that is not an output.
+// Outputs and workspaces start as NaN, as 0x7F and as 0x80 bytes; the results must be those of a
+// clean run, bit for bit. `run` itself checks the 512-element guards and the gaps between strides,
+// and that inputs, O and LSE stay as they were.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K13: one NaN or Inf in an input reaches exactly the outputs it influences. FP64 attention over
-// the visible pairs says which those are; every other output stays finite, and other heads and
-// batches keep their bits.
+// One NaN or Inf in an input reaches exactly the outputs it influences. FP64 attention over the
+// visible pairs says which those are. Every other output stays finite, and other heads and batches
+// keep their bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -141,8 +141,8 @@ TEST_P(NonFinite, InfinityIsNeverHidden) {
   }
 }
 
-/// A lifted matmul multiplies the zeros of masked pairs as well, so a NaN may reach the rest of its
-/// tile; it is never hidden and never leaves its head.
+/// A lifted matmul also multiplies the zeros of masked pairs, so a NaN may reach the rest of its
+/// tile. It is never hidden and never leaves its head.
 TEST_P(NonFinite, LiftedMatmulsKeepItInItsHead) {
   for (const char* lift : {"dV", "dQ", "dK", "S,O,S',dV,dP,dQ,dK"}) {
     const AttentionProblem p = make_problem(std::string("b2 h2 n150 d32 f32 causal lift=") + lift);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K1: every implementation computes what the recipe oracle computes, with every feature. Compared
-// twice: with a backward that starts from the oracle's O and LSE, so that a difference in the
-// forward cannot hide one in the backward, and as a whole.
+// Every implementation computes what the recipe oracle computes, with every feature. They are
+// compared twice: as a whole, and with a backward that starts from the oracle's O and LSE, so that
+// a difference in the forward cannot hide one in the backward.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// K15: the problems that run under the sanitizers. Small, every code path at least once, memory
-// blocks of exactly the size the library asked for, and more threads than there are items.
+// The problems that run under the sanitizers. They are small and reach every code path at least
+// once. Memory blocks have exactly the size the library asked for, and there are more threads than
+// items.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// K7: the published table over the deviation of Q and K (arXiv 2603.02170, table 1; its shapes are
+// The published table over the deviation of Q and K (arXiv 2603.02170, table 1; its shapes are
 // not stated).
 //
 // `vectorwise` must not be worse than the published figures at any deviation. With key tiles of 128
 // its dQ at deviation 1 is .0210: the per-query scale of dS spans twice the keys of a 64-wide tile,
 // where it is .0176. The budget of the default tiles at that one place is therefore .0225.
 // `paper` follows the method's text, one scale per tile, which cannot give the published .0184 at
-// deviation 1 (docs/numerics.md); from 3 up it must be within 10 % of the published figures.
+// deviation 1 (docs/results.md); from 3 up it must be within 10 % of the published figures.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K11 and K12: zeros give exact zeros and never NaN, gradients are linear in dO over ninety binary
-// orders of magnitude, and large and tiny inputs stay finite.
+// Zeros give exact zeros and never NaN. Gradients are linear in dO over ninety binary orders of
+// magnitude. Large and tiny inputs stay finite.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -225,7 +225,7 @@ TEST(Parallel, ExceptionDoesNotPassThroughTheCallersPool) {
   EXPECT_FALSE(unwound);
 }
 
-/// Items that a pool leaves out would be results that nobody wrote.
+/// If a pool left out items, their results would silently be missing.
 TEST(Parallel, PoolThatDoesNotDoItsWorkIsAnError) {
   using Pooled = void (*)(void*, int64_t, void (*)(void*, int64_t), void*);
   const Pooled forgets = [](void*, int64_t count, void (*body)(void*, int64_t), void* user) {

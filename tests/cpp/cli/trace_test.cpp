@@ -152,10 +152,10 @@ TEST(Words, SayWhatTheFiguresSay) {
   TraceRequest r = small("h1 n256 d64");
   r.sigmas = {1, 3};
   const Results results = run(r);
-  const auto groups = groups_of(results);
-  ASSERT_EQ(groups.size(), 1u);
-  EXPECT_TRUE(groups[0].sweep());
-  const std::string text = sweep_words(results, groups[0])[0];
+  const auto sweeps = sweeps_of(results);
+  ASSERT_EQ(sweeps.size(), 1u);
+  EXPECT_TRUE(sweeps[0].has_several());
+  const std::string text = sweep_words(results, sweeps[0])[0];
   const TraceResult* paper = find(results, "gaussian σ=1", "paper");
   EXPECT_NE(text.find("`paper` misses dQ by " + percent((*paper)["dQ"].rel_l2)), std::string::npos)
       << text;

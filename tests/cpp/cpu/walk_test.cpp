@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block visits a block of the other side if, and only if, the two have a visible pair; each once.
+// A block visits a block of the other side exactly once if the two have a visible pair, else never.
 #include "cpu/walk.h"
 
 #include <gtest/gtest.h>

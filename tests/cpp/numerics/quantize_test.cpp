@@ -29,7 +29,7 @@ TEST(Quantize, GroupsBelowTheThresholdAreZero) {
   EXPECT_EQ(scale_of(std::nextafter(0x1p-100f, 0.0f)), 0.0f);
   EXPECT_EQ(scale_of(std::numeric_limits<float>::denorm_min()), 0.0f);
   EXPECT_EQ(scale_of(0x1p-100f), 0x1p-100f / 127.0f);
-  // The inverse of the smallest scale is finite, and its group still reaches code 127.
+  // The inverse of the smallest scale is finite, and its largest value still reaches code 127.
   const float inverse = inverse_of(scale_of(0x1p-100f));
   EXPECT_LT(inverse, kInf);
   EXPECT_EQ(code_nearest(0x1p-100f, inverse), 127);
@@ -58,11 +58,11 @@ TEST(Quantize, NearestRoundsTiesToEven) {
   for (const auto& c : cases) EXPECT_EQ(code_nearest(c.x, 1.0f), c.code) << c.x;
 }
 
-/// Any group: no code leaves [-127, 127], the largest value reaches ±127, no error exceeds half a
-/// step.
+/// For any values that share a scale: no code leaves [-127, 127], the largest value reaches ±127,
+/// and no error exceeds half a step.
 TEST(Quantize, NearestIsWithinHalfAStep) {
   testing::Random random(3);
-  for (int group = 0; group < 2000; ++group) {
+  for (int round = 0; round < 2000; ++round) {
     const float size =
         std::ldexp(random.between(1.0f, 2.0f), static_cast<int>(random.integer(-99, 120)));
     float values[16], amax = 0;

@@ -147,7 +147,7 @@ TEST(ExactOracle, RowWithoutKeysIsZero) {
   RandomHead h = RandomHead(4, 2, 8).causal();
   h.dlse = {1, 2, 3, 4};
   for (int64_t c = 0; c < 8; ++c)
-    h.dout[c] = h.q[c] = kNan;  // row 0 sees nothing, so this is nobody's business
+    h.dout[c] = h.q[c] = kNan;  // row 0 sees nothing, so this must not matter
   const ExactResult r = ExactAnswer(h).result;
   for (int64_t i : {0, 1}) {
     EXPECT_EQ(r.lse[i], -kInf);

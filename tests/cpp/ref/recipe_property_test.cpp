@@ -256,7 +256,7 @@ TEST(RecipeProperty, NanSpreadsAsInExactMaths) {
       }
 }
 
-/// The values of tokens beside a bad one are as good as ever.
+/// A bad token does not change the accuracy of the tokens beside it.
 TEST(RecipeProperty, NeighboursOfABadTokenKeepTheirAccuracy) {
   for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()})
     for (bool bad_value : {false, true}) {

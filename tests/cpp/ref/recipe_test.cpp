@@ -106,17 +106,17 @@ TEST_P(RecipeScheme, BackwardSeesTheForwardsCodes) {
   EXPECT_EQ(a.forward.inputs.k_scale, a.backward.inputs.k_scale);
 }
 
-/// Groups as the scheme says: a block of tokens, or a token.
-TEST_P(RecipeScheme, InputScalesCoverTheirGroups) {
+/// A scale covers what the scheme says: a block of tokens, or a token.
+TEST_P(RecipeScheme, InputScalesCoverBlocksOrTokens) {
   RandomHead h(200, 200, 32);
   Recipe r = recipe();
   r.smooth_k = false;
   const RecipeAnswer a(h, r);
   const bool paper = GetParam() == Scheme::paper;
   const auto check = [&](const std::vector<float>& x, const std::vector<int8_t>& codes,
-                         const std::vector<float>& scales, int64_t group) {
-    for (int64_t begin = 0; begin < 200; begin += group) {
-      const int64_t end = std::min<int64_t>(begin + group, 200);
+                         const std::vector<float>& scales, int64_t tokens) {
+    for (int64_t begin = 0; begin < 200; begin += tokens) {
+      const int64_t end = std::min<int64_t>(begin + tokens, 200);
       float amax = 0;
       for (int64_t n = begin * 32; n < end * 32; ++n) amax = std::max(amax, std::fabs(x[n]));
       for (int64_t i = begin; i < end; ++i) {
@@ -337,7 +337,7 @@ TEST_P(RecipeScheme, RowsWithoutKeys) {
   EXPECT_EQ(c.backward.dv, std::vector<float>(5 * 32, 0.0f));
 }
 
-/// LSE = -inf says that the row saw nothing anywhere, whatever the mask of this call says.
+/// LSE = -inf means that the row saw no key anywhere, whatever the mask of this call is.
 TEST_P(RecipeScheme, LseOfMinusInfinitySwitchesARowOff) {
   RandomHead h(70, 90, 32);
   const ref::RecipeHead head = h.recipe(recipe());

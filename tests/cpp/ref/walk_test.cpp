@@ -51,8 +51,8 @@ TEST(RefWalk, VisitsTilesWithAVisiblePair) {
 
 TEST(RefWalk, LeadingStepsAreThoseOfTheLeadingTiles) {
   RecipeHead head = head_of([](int64_t i) { return Pair(i + 60, i + 130); });
-  const auto leading = [&](int pv16, int64_t q_index) {
-    head.recipe.pv16_tiles = pv16;
+  const auto leading = [&](int pv16_tiles, int64_t q_index) {
+    head.recipe.pv16_tiles = pv16_tiles;
     return KeyWalk(head, q_index).leading;
   };
   EXPECT_EQ(leading(0, 1), 0);

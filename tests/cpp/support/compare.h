@@ -17,8 +17,8 @@ namespace sagebwd::testing {
 struct Budget {
   double rel_l2 = std::numeric_limits<double>::infinity();
   double one_minus_cosine = std::numeric_limits<double>::infinity();
-  /// An error below this norm is fine whatever the reference: rounding noise where it cancels to
-  /// zero.
+  /// An error below this norm is accepted whatever the reference is: where the reference cancels to
+  /// zero, rounding noise is left.
   double floor_norm = 0;
 };
 

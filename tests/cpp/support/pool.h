@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread pool of the caller's, as the library may meet it: any number of threads, any order.
+// A thread pool such as a caller may bring: any number of threads, any order of items.
 #pragma once
 
 #include <atomic>

@@ -8,6 +8,7 @@
 
 #include "emulator/options.h"
 #include "emulator/shared_memory.h"
+#include "emulator/target.h"
 #include "emulator/turns.h"
 
 namespace sagebwd::emulator {
@@ -30,7 +31,7 @@ Block::Block(dim3 g, int threads, int shared_bytes)
       shared_bytes_(shared_bytes),
       warps_(static_cast<size_t>(threads / kLanes)) {
   if (threads % kLanes != 0 || threads > 1024) fail("a thread block of odd size");
-  if (shared_bytes > options().shared_memory) fail("more shared memory than there is");
+  if (shared_bytes > shared_memory_of_block()) fail("more shared memory than there is");
   for (int i = 0; i < threads; ++i) {
     auto& t = *threads_.emplace_back(std::make_unique<Thread>(entry));
     t.index = {static_cast<unsigned>(i), 0, 0};

@@ -133,6 +133,9 @@ void start_copy(uint32_t to, const void* from, uint32_t bytes, bool real);
 void close_copies();
 void wait_for_copies(size_t pending);
 
+/// Remembers which kernels ran (SAGEBWD_EMULATOR_LAUNCHES).
+void note_launch(void (*kernel)());
+
 /// Runs all blocks of a grid, several at the same time.
 void run_grid(dim3 grid, int threads, int shared_bytes, void (*kernel)(const void*),
               const void* params);

@@ -28,8 +28,8 @@ const Options& options() {
   static const Options all{
       .late_copies = late_copies(),
       .seed = std::strtoull(from_environment("SAGEBWD_EMULATOR_SEED", "1"), nullptr, 10),
-      .shared_memory =
-          std::atoi(from_environment("SAGEBWD_EMULATOR_SHARED_MEMORY", "232448")),  // of an H200
+      .shared_memory = std::atoi(from_environment("SAGEBWD_EMULATOR_SHARED_MEMORY", "0")),
+      .launches = from_environment("SAGEBWD_EMULATOR_LAUNCHES", nullptr),
   };
   return all;
 }

@@ -13,8 +13,10 @@ struct Options {
   bool late_copies;
   /// SAGEBWD_EMULATOR_SEED: another order of warps.
   uint64_t seed;
-  /// SAGEBWD_EMULATOR_SHARED_MEMORY: what a thread block may have, in bytes.
+  /// SAGEBWD_EMULATOR_SHARED_MEMORY: of a multiprocessor, in bytes; 0: what the target has.
   int shared_memory;
+  /// SAGEBWD_EMULATOR_LAUNCHES: a file to which the address of every kernel that ran is written.
+  const char* launches;
 };
 
 const Options& options();

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of the CUDA runtime that the library and its tests make. Device memory is the heap's,
-// where the address sanitizer watches it; every call is done when it returns. At the end, what
-// stands in for host/target.cu.
+// where the address sanitizer watches it; every call is done when it returns.
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda/arch/target.cuh"
-#include "cuda/host/target.h"
-#include "emulator/options.h"
+#include "emulator/target.h"
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -45,15 +42,18 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
+      *value = sagebwd::emulator::target() / 100;
       break;
     case cudaDevAttrMultiProcessorCount:
       *value = 2;
       break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = sagebwd::emulator::shared_memory();
+      break;
   }
   return cudaSuccess;
 }
-
-int sagebwd::cuda::shared_memory() {
-  return arch::shared_memory_for(static_cast<size_t>(emulator::options().shared_memory));
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)()) {
+  attributes->ptxVersion = sagebwd::emulator::target() / 10;
+  return cudaSuccess;
 }

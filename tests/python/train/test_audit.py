@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient audit (T5): right figures, no side effects, and faults that it must find (T7)."""
+"""The gradient audit: its figures are right, it has no side effects, and it finds faults."""
 
 import json
 from pathlib import Path
@@ -129,7 +129,7 @@ def _stuck_bit(real, tile):
 
 @pytest.mark.parametrize("tile", [slice(0, 64), slice(64, 128)])
 def test_flipped_bits_in_a_tile_are_found(trained, monkeypatch, tile, capsys):
-    """T7: a broken tile raises an alarm in the next audit of its layer."""
+    """A broken tile raises an alarm in the next audit of its layer."""
     _, trainer = trained
     monkeypatch.setattr(attend, "attention", _stuck_bit(attend.attention, tile))
     result = trainer.audit()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m sagebwd.bias``: the error of accumulated gradients, and the noise beside it."""
+"""``python -m sagebwd.train.bias``: the error of accumulated gradients, and the gradient noise."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import tiny
-from sagebwd import bias
-from sagebwd.train import train
+from sagebwd.train import bias, train
 from test_compare import check_page
 
 LIFTED = "lifted=vectorwise:lift=S+O+S'+dV+dP+dQ+dK"
@@ -36,7 +35,7 @@ def test_the_systematic_part_shows(record):
         ours, paper = errors(record, "vectorwise", projection), errors(record, "paper", projection)
         assert max(ours) < 0.04
         assert paper[-1] > 2 * ours[-1]
-    # What is no bias averages out: four times the tokens halve it. The bias of `paper` does not.
+    # Noise averages out: four times the tokens halve it. The bias of `paper` does not shrink.
     assert errors(record, "paper", "Wk")[-1] > 0.8 * errors(record, "paper", "Wk")[0]
 
 
@@ -86,7 +85,7 @@ def test_rows_are_kept_as_they_come(record, tmp_path, monkeypatch):
 
 
 def test_scatter():
-    """Against the scatter of sums written out: parts with a common mean and a known deviation."""
+    """Compared with the known value for parts with a common mean and a given deviation."""
     g = torch.Generator().manual_seed(0)
     parts = torch.randn(200, 300, generator=g) * 2 + 1
     squares, whole = parts.square().sum().item(), parts.sum(0).square().sum().item()

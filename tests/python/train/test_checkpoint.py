@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints survive what can happen to them: kill -9 while saving, a full or read-only disk,
-damaged bytes, crafted files."""
+"""Checkpoints survive kill -9 while saving, a full or read-only disk, damaged bytes and crafted
+files."""
 
 import errno
 import json
@@ -57,8 +57,7 @@ def _saved_steps(pipe):
 
 
 def test_kill_while_saving(tmp_path):
-    """T3: a hundred processes are killed at random moments of saving; what they had saved is
-    there."""
+    """A hundred processes are killed while they save; what they had saved before is kept."""
     rng = random.Random(3)
     began = time.perf_counter()
     for first in range(5):
@@ -136,7 +135,7 @@ def test_keeps_the_last(tmp_path):
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors"])
 def test_any_damaged_bit_of_a_tensor_file_is_found(tmp_path, file):
-    """T7: the damaged checkpoint is refused by name, and the one before it is used."""
+    """The damaged checkpoint is refused by name, and the one before it is used."""
     rng = random.Random(file)
     for step in (1, 2):
         _save(tmp_path, step)
@@ -153,7 +152,7 @@ def test_any_damaged_bit_of_a_tensor_file_is_found(tmp_path, file):
 
 
 def test_every_damaged_bit_of_the_state_is_found(tmp_path):
-    """All of them: refused, or the same in every field."""
+    """Every damaged file is refused, or read the same in every field."""
     path = _save(tmp_path, 2) / "state.json"
     good, want = path.read_bytes(), checkpoint.read_state(path.parent)
     same = 0
@@ -183,7 +182,7 @@ def test_every_damaged_bit_of_the_state_is_found(tmp_path):
     ],
 )
 def test_a_state_that_contradicts_itself(tmp_path, changes, words):
-    """With a checksum that is right: by a bug, or by hand."""
+    """Wrong content with a right checksum, which a bug or a user may produce."""
     path = _save(tmp_path, 2)
     state = {**checkpoint.read_state(path), **changes}
     state["checksum"] = checkpoint._checksum(state)

@@ -121,7 +121,7 @@ def _torchrun(config, *more):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_killed_rank_ends_the_run_and_resume_goes_on(tmp_path):
-    """T7, and torchrun."""
+    """A rank that is killed under torchrun ends the other ranks too."""
     config = tiny.config(tmp_path, steps=40_000)  # more than there is time for
     process = _torchrun(config)
     log = Path(config.out) / "log.jsonl"

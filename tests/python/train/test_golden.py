@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T8: the loss curves in golden_curve.json come out again: every bit on the hardware and versions
-the file names, within 5 % elsewhere.
+"""The loss curves of golden_curve.json are reproduced: bit for bit on the hardware and versions
+that the file names, within 5 % elsewhere.
 
 ``python tests/python/train/test_golden.py`` writes the file anew.
 """
@@ -75,7 +75,7 @@ def test_golden_curve(tmp_path, name):
 
 
 def test_curves_tell_the_arms_apart():
-    """A golden file whose arms were mixed up would not show it otherwise."""
+    """Without this test nobody would notice a golden file whose arms are mixed up."""
     curves = {n: c["loss"] for n, c in json.loads(FILE.read_text())["curves"].items()}
     assert len({tuple(c) for c in curves.values()}) == len(ARMS)
     for name, losses in curves.items():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can happen to the directory of a run: damaged and unreadable files, a second process, a full
-disk, a larger number of steps. No checkpoint is lost, and nothing goes on as if nothing were."""
+disk, a larger number of steps. No checkpoint is lost, and no fault passes unnoticed."""
 
 import errno
 import json
@@ -96,7 +96,7 @@ def test_a_checkpoint_that_cannot_be_read_is_kept(copy, monkeypatch, capsys, har
 
 
 def test_keeping_few_does_not_cost_the_new_one(copy, monkeypatch):
-    """With the unreadable one counted, --keep 1 would remove what was just saved."""
+    """If the unreadable checkpoint counted, --keep 1 would remove the one that was just saved."""
     _cut_off(_checkpoints(copy) / "step-00000006", monkeypatch)
     trainer = Trainer(replace(copy, keep=1))
     trainer.start_clock()

@@ -70,7 +70,7 @@ def test_attention_can_be_chosen(run):
 
 
 def test_importing_the_trainer_leaves_the_tools_alone():
-    """Or ``python -m`` would warn that it runs a module for the second time."""
+    """Otherwise ``python -m`` would warn that it runs a module for the second time."""
     code = (
         "import sys, sagebwd.train; "
         "sys.exit(any(f'sagebwd.train.{n}' in sys.modules for n in ('sample', 'export')))"

@@ -22,7 +22,7 @@ from sagebwd.train.errors import BadInput, NonFinite, NotSaved, Stopped
     ids=["vectorwise", "paper-dither", "fpa"],
 )
 def test_two_runs_are_equal(tmp_path, changes):
-    """T1: a hundred steps, the same bits twice."""
+    """A hundred steps give the same bits twice."""
     runs = [tiny.config(tmp_path, steps=100, out=str(tmp_path / n), **changes) for n in "ab"]
     for config in runs:
         train(config)
@@ -53,7 +53,7 @@ def _arguments(config):
 
 
 def test_kill_and_resume(tmp_path):
-    """T2: kill -9 at a random moment of a real run, resume, and it is as if nothing happened."""
+    """kill -9 at a random moment of a real run, then resume: as if nothing had happened."""
     config = tiny.config(tmp_path, steps=60, save_every=7, rounding="dither", keep=3)
     straight = replace(config, out=str(tmp_path / "straight"))
     train(straight)
@@ -76,7 +76,7 @@ def test_kill_and_resume(tmp_path):
 
 
 def test_resume_from_damage(tmp_path):
-    """T7: a corrupt byte in the newest checkpoint costs the steps since the one before, no more."""
+    """A corrupt byte in the newest checkpoint costs the steps since the one before, no more."""
     config = tiny.config(tmp_path, steps=12, save_every=4, keep=3)
     train(config)
     want, bits = tiny.losses(config.out), tiny.weights(config.out)
@@ -159,7 +159,6 @@ def test_a_run_in_the_way_is_not_lost(tmp_path):
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_non_finite_stops_before_the_optimizer(tmp_path, what):
-    """T6."""
     config = tiny.config(tmp_path, steps=9)
     trainer = Trainer(config)
     trainer.start_clock()

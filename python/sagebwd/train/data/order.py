@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which sequences are read: a function of the seed and the step alone, so that a run
-that is resumed, or spread over more ranks, reads what it would have read.
+"""The order in which sequences are read. It depends only on the seed and the step, so a run that is
+resumed, or spread over more ranks, reads the same sequences.
 
 An epoch cuts every shard into windows of ``context`` tokens, beginning at an offset of its own, and
-deals them in a random order.
+takes them in a random order.
 """
 
 import bisect
@@ -59,7 +59,7 @@ class Batches:
         return epoch, index
 
     def _offset(self, epoch):
-        # The first epoch begins at 0; the others wherever, as far as every shard keeps a window.
+        # The first epoch begins at 0. The others begin anywhere that leaves every shard a window.
         slack = min(self.context - 1, min(map(len, self.shards)) - self.context - 1)
         if epoch == 0 or slack < 1:
             return 0

@@ -41,7 +41,7 @@ def read_shard(path, unpack_limit):
 
 
 def _read_xz(path, limit):
-    """In pieces: a few kilobytes can unpack to more than any memory holds."""
+    """Unpacks in pieces, because a few kilobytes can unpack to more than any memory holds."""
     raw = bytearray()
     try:
         with lzma.open(path) as file:

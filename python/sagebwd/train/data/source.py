@@ -89,7 +89,7 @@ def _read(path, config, tokenizer):
 
 
 def _check_ids(shard, vocab):
-    # In pieces: a comparison over a whole memory map would make a copy of it.
+    # Compare in pieces, because a comparison over a whole memory map would copy it.
     for at in range(0, len(shard.tokens), 1 << 24):
         piece = shard.tokens[at : at + (1 << 24)]
         if piece.max() >= vocab:

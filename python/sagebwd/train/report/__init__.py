@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs side by side as one HTML page that needs nothing beside itself, and its figures as JSON."""
+"""Runs side by side as one self-contained HTML page, and its figures as JSON."""
 
 from .page import write_report
 from .runs import Run, read_runs

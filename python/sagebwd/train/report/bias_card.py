@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the gradient error average out over a batch? What ``sagebwd.bias`` found, as a card."""
+"""A card that shows what ``sagebwd.train.bias`` found: does the gradient error average out?"""
 
 from . import html
 from .svg import Chart, Line, share, to_svg

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a difference between two runs has to exceed before it means anything.
 
-A *repeat* is a full-precision run that differs from the reference in nothing but its seeds, or by
-rounding. How far repeats end apart is luck, and no comparison of single runs resolves less. Runs
-that share start and data can be compared more closely, step by step on the same batch: that
-difference has an error bar of its own.
+A *repeat* is a full-precision run that differs from the reference only in its seeds or by rounding.
+How far repeats end apart is chance, so comparing single runs cannot resolve a smaller difference.
+Runs that share start and data can be compared more closely, step by step on the same batch; that
+difference has its own error bar.
 """
 
 import math
@@ -41,7 +41,7 @@ def repeats_of(runs):
 
 
 def compared_with(runs):
-    """Runs that are held against the reference: neither it nor its repeats."""
+    """Runs that are compared with the reference: neither it nor its repeats."""
     apart = [reference_of(runs), *repeats_of(runs)]
     return [r for r in runs if all(r is not a for a in apart)]
 
@@ -73,8 +73,8 @@ def late_evals(run, base):
 
 def late_mean(run, base):
     """(mean, error bar) of the difference in training loss over the second half of the steps, on
-    the same batches. The bar is a 95 % interval from the means of five blocks: neighbouring steps
-    are alike and must not count as independent. None where there are too few steps."""
+    the same batches. The bar is a 95 % interval from the means of five blocks of steps, because
+    neighbouring steps are not independent. None if there are too few steps."""
     late = [d for _, d in differences(run, base)]
     late = late[len(late) // 2 :]
     size = len(late) // _BLOCKS

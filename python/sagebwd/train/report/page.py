@@ -26,7 +26,7 @@ from .svg import Band, Chart, Line, smoothed, thinned, to_svg
 from .verdict import noise_words, paired_words, signed, speed_words, table_rows, verdict
 
 _TENSORS = ("O", "dQ", "dK", "dV")
-_ATTENTION = {name for name, f in FIELDS.items() if f.metadata["group"] == "attention"}
+_ATTENTION = {name for name, f in FIELDS.items() if f.metadata["section"] == "attention"}
 #: Nats per character of held-out text up to which a model writes words worth reading.
 READABLE = 1.5
 
@@ -37,7 +37,7 @@ def write_report(
 ):  # fmt: skip
     """Writes ``path`` (HTML) and, beside it, its figures as JSON. ``layers``: {recipe: [{"layer",
     "errors", "max_logit", "verdict"}, ...]} from ``sagebwd.diagnose``; ``accuracy``: the record of
-    ``sagebwd report``; ``bias``: that of ``sagebwd.bias``. Returns the verdict."""
+    ``sagebwd report``; ``bias``: that of ``sagebwd.train.bias``. Returns the verdict."""
     css = html.colours([r.name for r in runs])
     said = verdict(runs)
     body = (

@@ -42,11 +42,11 @@ class Chart:
 
 @dataclass
 class Bars:
-    """Horizontal bars in groups, from zero, each with its value beside it."""
+    """Horizontal bars in clusters, from zero, each with its value beside it."""
 
     title: str
-    groups: list  # names
-    bars: list  # of (label, colour, one value per group)
+    clusters: list  # names
+    bars: list  # of (label, colour, one value per cluster)
 
 
 def ticks(low, high, count=5):
@@ -143,22 +143,22 @@ def to_svg(chart):
 def bars_to_svg(chart):
     width, left, right, top, bar, gap = 480, 118, 62, 34, 20, 22
     tall = len(chart.bars) * (bar + 3) - 3 + gap
-    bottom = top + tall * len(chart.groups)
+    bottom = top + tall * len(chart.clusters)
     most = max((v for *_, values in chart.bars for v in values if math.isfinite(v)), default=1.0)
     length = lambda v: (width - left - right) * (min(v / most, 1.0) if math.isfinite(v) else 1.0)
     out = [_open(width, bottom + 8, chart.title), _text(0, 18, "start", chart.title, "title")]
-    for g, name in enumerate(chart.groups):
-        y = top + tall * g + gap / 2
+    for i, name in enumerate(chart.clusters):
+        y = top + tall * i + gap / 2
         out.append(_text(left - 10, y + (tall - gap) / 2 + 4, "end", name))
         for label, colour, values in chart.bars:
-            hint = escape(f"{name}, {label}: {values[g]:.3g}")
+            hint = escape(f"{name}, {label}: {values[i]:.3g}")
             out.append(
                 f'<g class="c-{colour}"><rect class="bar" x="{left}" y="{y:.1f}" '
-                f'width="{max(1.0, length(values[g])):.1f}" height="{bar}" rx="2">'
+                f'width="{max(1.0, length(values[i])):.1f}" height="{bar}" rx="2">'
                 f"<title>{hint}</title></rect></g>"
             )
-            end = left + length(values[g]) + 6
-            out.append(_text(end, y + bar - 3, "start", share(values[g]), "value"))
+            end = left + length(values[i]) + 6
+            out.append(_text(end, y + bar - 3, "start", share(values[i]), "value"))
             y += bar + 3
     out.append(_rule(left, top - 2, left, bottom, "axis"))
     return "<figure>" + "\n".join(out) + "\n</svg></figure>\n"

@@ -9,7 +9,7 @@ from .runs import reference_of
 
 
 def signed(difference):
-    """Four digits and a sign; what rounds to nothing has none."""
+    """Four digits and a sign; a number that rounds to zero has no sign."""
     text = f"{difference:+.4f}"
     return "0.0000" if float(text) == 0 else text.replace("-", "−")
 
@@ -26,11 +26,11 @@ def verdict(runs):
     if base is None:
         best = min(runs, key=lambda r: r.eval_loss)
         return f"`{best.name}` has the lowest held-out loss, {best.eval_loss:.4f}."
-    noise, groups = noise_of(runs), {}
+    noise, by_level = noise_of(runs), {}
     for run in compared_with(runs):
         gap = signed(run.eval_loss - base.eval_loss)
-        groups.setdefault(level(run, base, noise), []).append(f"`{run.name}` ({gap})")
-    if not groups:
+        by_level.setdefault(level(run, base, noise), []).append(f"`{run.name}` ({gap})")
+    if not by_level:
         return "Nothing to compare with."
     ends = {
         "within": ("is", "are", "within the noise of full precision"),
@@ -38,7 +38,7 @@ def verdict(runs):
         "behind": ("ends", "end", "behind full precision, beyond the noise"),
     }
     parts = []
-    for how, names in groups.items():
+    for how, names in by_level.items():
         one, many, rest = ends[how]
         parts.append(f"{_list(names)} {one if len(names) == 1 else many} {rest}")
     return f"{'; '.join(parts)} (± {noise.loss:.4f})."

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA language as C++: its keywords, built-in variables and functions. Like nvcc, the build
-// includes this before every kernel file.
+// The CUDA language as C++: its keywords, built-in variables and functions.
 //
 // A thread block runs on one thread of the system, so its shared memory is `thread_local`, which
 // C++ allows in front of `extern` arrays and of variables inside functions alike.
@@ -14,6 +13,11 @@
 
 #include "cuda_runtime_api.h"
 #include "emulator/block.h"
+
+// Kernels that all targets share are compiled once, and may not ask for the target.
+#ifndef __CUDA_ARCH__
+#pragma GCC poison __CUDA_ARCH__
+#endif
 
 #define __global__
 #define __device__

@@ -8,7 +8,14 @@
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75 };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+};
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
 using cudaStream_t = struct CUstream_st*;
 
 cudaError_t cudaMalloc(void** data, size_t bytes);
@@ -21,3 +28,5 @@ const char* cudaGetErrorString(cudaError_t status);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+/// All kernels of a program are made for the same target.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)());

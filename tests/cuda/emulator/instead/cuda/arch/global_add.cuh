@@ -6,7 +6,13 @@
 
 namespace sagebwd::cuda::arch {
 
-inline uint32_t sum_at(uint32_t lane, uint32_t e) { return lane * 4 + e; }
+inline uint32_t sum_at(uint32_t lane, uint32_t e) {
+#if __CUDA_ARCH__ >= 900
+  return lane * 4 + e;
+#else
+  return e * 32 + lane;
+#endif
+}
 
 inline void global_add(float* block, uint32_t lane, float x0, float x1, float x2, float x3) {
   const float x[4] = {x0, x1, x2, x3};

@@ -11,6 +11,7 @@ namespace sagebwd::cuda {
 template <typename Params>
 void launch(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes, const Params& params,
             cudaStream_t) {
+  emulator::note_launch(reinterpret_cast<void (*)()>(kernel));
   struct Call {
     void (*kernel)(Params);
     const Params& params;

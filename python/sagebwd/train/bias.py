@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the gradient error average out over a batch? The error of the accumulated weight gradients
-of every attention projection against exact attention, at a checkpoint, as tokens grow.
+"""Does the gradient error average out over a batch? Measures, at a checkpoint, the error of the
+weight gradients of every attention projection, accumulated over more and more tokens.
 
-    python -m sagebwd.bias RUN                              16K to 1M tokens of the run's own data
-    python -m sagebwd.bias RUN --tokens 16K,256K,2M
-    python -m sagebwd.bias RUN --recipes fpa,vectorwise,dither=paper:rounding=dither
+    python -m sagebwd.train.bias RUN                        16K to 1M tokens of the run's own data
+    python -m sagebwd.train.bias RUN --tokens 16K,256K,2M
+    python -m sagebwd.train.bias RUN --recipes fpa,vectorwise,dither=paper:rounding=dither
 
-For each batch the model runs once with exact (float32) attention and once with every recipe; the
-gradients of Wq, Wk, Wv and Wo are added up, and at every number of tokens the relative error
-|g - g_exact| / |g_exact| is noted: over all layers, and the worst layer. Rounding noise shrinks as
-tokens grow; what stays or grows is bias. The gradient noise of the batch itself, estimated from the
-scatter of the parts, stands beside it: an error far below it cannot be seen in training.
+For each batch the model runs once with exact (float32) attention and once with every recipe. The
+gradients of Wq, Wk, Wv and Wo are added up. At every number of tokens the relative error
+|g - g_exact| / |g_exact| is recorded, over all layers and of the worst layer. Rounding noise
+shrinks as tokens grow; what stays or grows is bias. For comparison, the gradient noise of the batch
+itself is estimated from the scatter of its parts: an error far below it cannot be seen in training.
 
 Writes bias.json and bias.html to the run's directory, or to --out.
 """
@@ -24,17 +24,17 @@ from pathlib import Path
 
 import torch
 
-from .suggest import Parser
-from .train import checkpoint
-from .train.batch_plan import plan_batch
-from .train.compare import parse_arms
-from .train.config import count
-from .train.errors import RunError
-from .train.json_text import dumps
-from .train.load import load_model
-from .train.machine import describe_machine
-from .train.report import html
-from .train.report.bias_card import PROJECTIONS, bias_card, tokens_text, verdict
+from ..suggest import Parser
+from . import checkpoint
+from .batch_plan import plan_batch
+from .compare import parse_arms
+from .config import count
+from .errors import RunError
+from .json_text import dumps
+from .load import load_model
+from .machine import describe_machine
+from .report import html
+from .report.bias_card import PROJECTIONS, bias_card, tokens_text, verdict
 
 DEFAULT_TOKENS = "16K,32K,64K,128K,256K,512K,1M"
 
@@ -111,8 +111,8 @@ class Measurement:
 
 
 def scatter(squares, whole, parts):
-    """Squared deviation of a sum of ``parts`` random vectors, estimated without bias from the sum
-    of their squared norms and the squared norm of their sum."""
+    """An unbiased estimate of the squared deviation of a sum of ``parts`` random vectors, from the
+    sum of their squared norms and the squared norm of their sum."""
     return max(0.0, parts * (squares - whole / parts) / (parts - 1))
 
 
@@ -213,7 +213,7 @@ def write_page(record, path):
 
 def main(arguments=None):
     parser = Parser(
-        prog="python -m sagebwd.bias",
+        prog="python -m sagebwd.train.bias",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -235,7 +235,7 @@ def main(arguments=None):
             (out / "bias.json").write_text(dumps(record, indent=1) + "\n")
             write_page(record, out / "bias.html")
     except RunError as error:
-        print(f"sagebwd.bias: {error}", file=sys.stderr)
+        print(f"sagebwd.train.bias: {error}", file=sys.stderr)
         return error.exit_code
     print(f"{verdict(record).replace('`', '')}\nThe page is {out / 'bias.html'}.")
     return 0
