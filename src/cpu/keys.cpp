@@ -147,8 +147,7 @@ void Preparation::encode_v(const Block& b, int64_t hk, int64_t at, float* rows,
   std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
 
-  const bool poisoned =
-      std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
+  const bool poisoned = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
   data.v_poisoned[at] = poisoned;
   for (int j = 0; j < plan.bk; ++j) {
     data.v_log2[at * plan.bk + j] = folds && !poisoned ? std::log2(scale[j]) : 0.0f;
@@ -169,8 +168,8 @@ void Preparation::encode_v(const Block& b, int64_t hk, int64_t at, float* rows,
     return;
   }
   std::fill(scale, scale + plan.bk, 1.0f);  // dP takes V as it is
-  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first),
-                    a.v.stride[2], b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
+  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first), a.v.stride[2],
+                    b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
   std::fill(v_rows + static_cast<int64_t>(b.rows) * plan.dl, v_rows + tile(), 0.0f);
 }
 

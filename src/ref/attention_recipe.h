@@ -31,8 +31,8 @@ struct RecipeInputs {
   // Per token, a block's scale repeated; NaN for a token that holds NaN or Inf. Never zero where it
   // is folded into P.
   std::vector<float> v_scale;
-  std::vector<float> mu_k, mu_v;        // [d], zero when smoothing is off
-  std::vector<float> mu_q;              // [query tiles, d]
+  std::vector<float> mu_k, mu_v;  // [d], zero when smoothing is off
+  std::vector<float> mu_q;        // [query tiles, d]
 };
 
 /// One tile as the forward or the backward saw it, row-major [rows, cols]; rows are queries.

@@ -148,8 +148,8 @@ RecipeOperands make_operands(const RecipeHead& head) {
   x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
   x.k8_t = transposed(x.k8, nk, d);
   x.k_smooth_t = transposed(x.k_smooth, nk, d);
-  x.v_t = transposed(
-      spec::folds_v(recipe) ? x.v8 : std::vector<float>(head.v, head.v + nk * d), nk, d);
+  x.v_t =
+      transposed(spec::folds_v(recipe) ? x.v8 : std::vector<float>(head.v, head.v + nk * d), nk, d);
   return x;
 }
 
