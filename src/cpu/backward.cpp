@@ -306,8 +306,8 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
     kernels.store_ss({keys, plan.bq, plan.dk, data.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
                       kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
-  kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq},
-                    t.dp, plan.bq);
+  kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq}, t.dp,
+                    plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
   const bool smooth_q = p.recipe.smooth_q;
@@ -315,8 +315,9 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
   const auto dither = [&](Matmul matmul, numerics::DitherOperand operand) {
     const bool on = p.recipe.dithers(matmul);
     return isa::BackwardTile::Dither{
-        on, on ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index, operand)
-               : 0.0f};
+        on,
+        on ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index, operand)
+           : 0.0f};
   };
   const float* k_scale = data.k_scale + key_at * plan.bk;
   kernels.backward_tile({

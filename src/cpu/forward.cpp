@@ -76,8 +76,7 @@ Buffers::Buffers(Plan& plan, Arena& arena) {
   scratch.s = arena.take<float>(plan.slots * tile);
   scratch.p8 = arena.take<int8_t>(plan.slots * tile);
   scratch.ot = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.dl * plan.bq);
-  for (float** x :
-       {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta, &scratch.logit_max})
+  for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta, &scratch.logit_max})
     *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.begin = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.end = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
@@ -149,8 +148,8 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
   }
   // A scale of V that is not folded into P, and the levels of P, are left to multiply.
   const bool block_scale = !spec::folds_v(plan.p.recipe) && !plan.p.lifted(kMatmulO);
-  const float unit = (block_scale ? keys.v_scale[key_at * plan.bk] : 1.0f) /
-                     (tile.p_float ? 1.0f : plan.p_levels);
+  const float unit =
+      (block_scale ? keys.v_scale[key_at * plan.bk] : 1.0f) / (tile.p_float ? 1.0f : plan.p_levels);
   for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
   if (tile.p_float) {
     kernels.blend_f32({plan.dl, plan.bq, tile.tile_k, keys.vt_rows + at, plan.bk,

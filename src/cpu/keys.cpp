@@ -184,8 +184,8 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
     return;
   }
   std::fill(scale, scale + plan.bk, 1.0f);  // dP takes V as it is
-  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first),
-                    a.v.stride[2], b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
+  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first), a.v.stride[2],
+                    b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
   std::fill(v_rows + static_cast<int64_t>(b.rows) * plan.dl, v_rows + tile(), 0.0f);
 }
 

@@ -26,12 +26,12 @@ struct KeyData {
   // V's scale is not folded into P.
   float *v_log2 = nullptr, *v_inverse = nullptr;
   uint8_t* v_poisoned = nullptr;  // one a block: it holds NaN or Inf, codes are no use
-  float* k_float = nullptr;                // [bk][dl] a block, mean removed
-  float* kt_float = nullptr;               // [dl][bk] a block, mean removed
-  float* v_rows = nullptr;                 // [bk][dl] a block: codes of V, or V as given
-  float* vt_rows = nullptr;                // [dl][bk] a block: codes of V, or V with its mean removed
-  float* rows = nullptr;                   // [slots][bk][dl] scratch
-  int8_t* codes = nullptr;                 // [slots][bk][dk] scratch
+  float* k_float = nullptr;       // [bk][dl] a block, mean removed
+  float* kt_float = nullptr;      // [dl][bk] a block, mean removed
+  float* v_rows = nullptr;        // [bk][dl] a block: codes of V, or V as given
+  float* vt_rows = nullptr;       // [dl][bk] a block: codes of V, or V with its mean removed
+  float* rows = nullptr;          // [slots][bk][dl] scratch
+  int8_t* codes = nullptr;        // [slots][bk][dk] scratch
 
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
   const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {

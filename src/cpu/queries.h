@@ -10,13 +10,13 @@ namespace sagebwd::cpu {
 /// One block of queries, ready for S. Arrays have bq entries unless said otherwise; padding queries
 /// are zero.
 struct QueryBlock {
-  int8_t* q8 = nullptr;       // quads along d: [bq/16][dk/4][16][4]
-  float* scale = nullptr;     // of the codes; NaN for a token that is not finite
-  float* logit_factor = nullptr;      // what turns K-scaled sums into logits in log2 units
-  int32_t* start = nullptr;   // accumulator start of S (Kernels::flip)
-  float* mean = nullptr;      // [dl] mean query of the block; zero unless smooth_q
-  float* turned_mean = nullptr;  // [dl] the same, rotated as the codes are
-  float* qt_float = nullptr;  // [dl][bq], only when S is lifted
+  int8_t* q8 = nullptr;           // quads along d: [bq/16][dk/4][16][4]
+  float* scale = nullptr;         // of the codes; NaN for a token that is not finite
+  float* logit_factor = nullptr;  // what turns K-scaled sums into logits in log2 units
+  int32_t* start = nullptr;       // accumulator start of S (Kernels::flip)
+  float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
+  float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
+  float* qt_float = nullptr;      // [dl][bq], only when S is lifted
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
   QueryBlock at(const Plan& plan, int64_t block) const;
@@ -37,7 +37,8 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
                      const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
                      const QueryScratch& scratch);
 
-/// Codes [bq][dk] and scales [bq] of the first `count` rows of a block of Q or dO; zero behind them.
+/// Codes [bq][dk] and scales [bq] of the first `count` rows of a block of Q or dO; zero behind
+/// them.
 void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int count,
                     float* scale, int8_t* codes);
 

@@ -94,9 +94,8 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
     weight[at] = s2[at] + std::log2(v_scale[j]);
     tile_top[i] = std::max(tile_top[i], weight[at]);
   });
-  t.for_visible([&](int64_t i, int64_t, int64_t at) {
-    weight[at] = std::exp2(weight[at] - tile_top[i]);
-  });
+  t.for_visible(
+      [&](int64_t i, int64_t, int64_t at) { weight[at] = std::exp2(weight[at] - tile_top[i]); });
 
   const bool has_codes = !lifted(head, kMatmulO) && !poisoned;
   const std::vector<float>& values = has_codes ? x.v8 : x.v_smooth;
@@ -274,8 +273,8 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
     if (head.recipe.smooth_q)  // the codes are of Q - mu_q
       for (int64_t r = 0; r < t.rows; ++r) {
         const auto [begin, end] = t.seen[r];
-        matmul_add(end - begin, d, 1, ds.data() + r * t.cols + begin, 1, 0,
-                   &x.mu_q[t.q_index * d], d, out.dk.data() + (t.k0 + begin) * d, d);
+        matmul_add(end - begin, d, 1, ds.data() + r * t.cols + begin, 1, 0, &x.mu_q[t.q_index * d],
+                   d, out.dk.data() + (t.k0 + begin) * d, d);
       }
   }
 
@@ -286,9 +285,8 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
                  x.k_smooth.data() + (t.k0 + begin) * d, d, &out.dq[(t.q0 + r) * d], d);
     }
   } else {
-    query_codes =
-        quantize_tile(head, t, ds_fold_k, Axis::query, kMatmulDQ, DitherOperand::ds_query,
-                      numerics::kLevels);
+    query_codes = quantize_tile(head, t, ds_fold_k, Axis::query, kMatmulDQ, DitherOperand::ds_query,
+                                numerics::kLevels);
     std::vector<float> part(size(t.rows * d), 0.0f);
     matmul_add(t.rows, d, t.cols, query_codes.codes.data(), t.cols, 1, &x.k8[t.k0 * d], d,
                part.data(), d);

@@ -57,17 +57,17 @@ struct ForwardTile {
   void* s;  // [tile_k][tile_q]: int32 sums in (FP32 if s_is_float); probabilities out if p_float
   bool s_is_float;
   const float* k_scale;        // [tile_k]
-  const float* logit_factor;           // [tile_q] query scale · logit scale · log2 e
+  const float* logit_factor;   // [tile_q] query scale · logit scale · log2 e
   const float* bias;           // [tile_k] logits of the mean query, or null
   const int32_t *begin, *end;  // [tile_q] visible keys relative to the tile, or null when all are
   // V's scale, folded into P: its logarithm and its inverse, [tile_k]; zeros and ones where nothing
   // is folded.
   const float *v_log2, *v_inverse;
-  float *m, *l;      // [tile_q] running maximum (log2 units, with v_log2) and sum
-  float* logit_max;  // [tile_q] running maximum of the logits, or null
-  float *alpha, *beta;         // [tile_q] out: factors of the old output and of this tile's product
-  bool p_float;                // keep p as FP32 in s instead of codes
-  void* p8;                    // quads along keys
+  float *m, *l;         // [tile_q] running maximum (log2 units, with v_log2) and sum
+  float* logit_max;     // [tile_q] running maximum of the logits, or null
+  float *alpha, *beta;  // [tile_q] out: factors of the old output and of this tile's product
+  bool p_float;         // keep p as FP32 in s instead of codes
+  void* p8;             // quads along keys
   float p_levels;
   const float* dither_query;  // [tile_q] dither terms, or null for nearest rounding
   float dither_u;
@@ -79,11 +79,11 @@ struct BackwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
   bool s_is_float;
-  float* dp;             // [tile_k][tile_q] dP / v_scale in; dS out
-  const float* v_scale;  // [tile_k]
-  const float* k_scale;  // [tile_k], for the logits
-  const float* logit_factor;     // [tile_q]
-  const float* bias;     // [tile_k] or null
+  float* dp;                  // [tile_k][tile_q] dP / v_scale in; dS out
+  const float* v_scale;       // [tile_k]
+  const float* k_scale;       // [tile_k], for the logits
+  const float* logit_factor;  // [tile_q]
+  const float* bias;          // [tile_k] or null
   const int32_t *begin, *end;
   const float *lse2, *delta;          // [tile_q]
   const float *q_scale, *do_scale;    // [tile_q] folded into dS for dK and into P for dV

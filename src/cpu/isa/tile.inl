@@ -38,7 +38,7 @@ inline Scales scales_of(IVec amax_bits, float levels) {
   const Vec zero = set1(0.0f);
   const Mask alive =
       greater(amax, set1(numerics::kZeroAmax * (1.0f - 0x1p-24f)));  // amax >= 2^-100
-  const Mask small = greater(set1(__builtin_inff()), amax);         // finite
+  const Mask small = greater(set1(__builtin_inff()), amax);          // finite
   Vec s = select(alive, div(amax, set1(levels)), zero);
   const Vec inverse = select(small, select(alive, div(set1(1.0f), s), zero), zero);
   // Inf and NaN: neither zero nor finite.
@@ -104,8 +104,8 @@ inline void track_logits(const ForwardTile& t, int g) {
   }
 }
 
-/// exp2(logit - maximum), its sum without V's scale, and either codes (quads along keys) or, with kKeepFloat, the
-/// values themselves.
+/// exp2(logit - maximum), its sum without V's scale, and either codes (quads along keys) or, with
+/// kKeepFloat, the values themselves.
 template <bool kKeepFloat, bool kDither>
 inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_max)[kVecs],
                                   Vec (&sum)[kVecs]) {
@@ -182,7 +182,8 @@ inline void forward_tile(const ForwardTile& t) {
 /// maxima each).
 template <bool kFloatScores, bool kMasked>
 inline void backward_gradients(const BackwardTile& t, int g) {
-  Vec logit_factor[kVecs], lse2[kVecs], minus_delta[kVecs], q_scale[kVecs], do_scale[kVecs], sum[kVecs];
+  Vec logit_factor[kVecs], lse2[kVecs], minus_delta[kVecs], q_scale[kVecs], do_scale[kVecs],
+      sum[kVecs];
   IVec begin[kVecs], end[kVecs], query_max[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
@@ -294,7 +295,7 @@ inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
       const Vec ds = load(t.dp + row + v * kPanel);
       p8[v] = make_code<kDitherP>(mul(p, p_factor), dither[v], p_term, t.p_levels);
       ds8[v] = make_code<kDitherDs>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term,
-                                  numerics::kLevels);
+                                    numerics::kLevels);
     }
     store_unsigned(static_cast<uint8_t*>(t.p8) + row, p8);
     store_codes(static_cast<int8_t*>(t.ds8_key) + row, ds8, kFlip);

@@ -86,7 +86,8 @@ TEST_P(Masks, AccurateInInt8) {
 /// is within rounding. (With per-token scales and no smoothing it changes nothing at all.)
 TEST_P(Masks, TheFutureDoesNotLeak) {
   for (const char* text : {"n300 d32 f32 causal", "n300 d32 f32 causal paper",
-                           "n300 d32 f32 causal smooth_k=off smooth_v=off pv16=all"}) {
+                           "n300 d32 f32 causal smooth_k=off smooth_v=off k_per_token=on",
+                           "n300 d32 f32 causal smooth_k=off smooth_v=off k_per_token=on rotate=off"}) {
     const AttentionProblem p = make_problem(text);
     AttentionProblem q = p;
     const int64_t cut = 137 * p.c.d;
