@@ -45,6 +45,11 @@ __device__ inline Walk walk_keys(const MaskParams& m, const Sequence& s, int fir
   return walk_of(keys_seen(m, s, first, last), tile);
 }
 
+/// The last tile of walk_keys for queries that see a key, in few instructions.
+__device__ inline int last_key_tile(const Band& band, const Sequence& s, int last, int tile) {
+  return (min(last + band.end, s.nk) - 1) / tile;
+}
+
 /// Tiles in which nothing is masked.
 struct WholeTiles {
   int begin, end;
