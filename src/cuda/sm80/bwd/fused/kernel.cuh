@@ -141,7 +141,8 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     const auto make_dq = [&] {
       Turns<kConfig>::wait(me, done);
       add_to_dq(done.row, me, codes.query, scales.of_queries(poisoned));
-      RowSums<kConfig>::add(me, done, left & 1);
+      // `left` inside the lambda changes the order of other instructions even if nothing uses it.
+      if constexpr (kConfig.policy != Policy::fast) RowSums<kConfig>::add(me, done, left & 1);
     };
     if constexpr (kChoices.dq_early) make_dq();
     // S and P of the next tile. Behind the last this works on what lies there, to no effect.
