@@ -2,8 +2,8 @@
 // Rounding by dither in the fused backward (tile/dither.cuh): recipe `paper`.
 //
 // Codes of dS for dK and for dQ are rounded apart, each with an offset of its own. The terms of the
-// queries are the same for every tile. The uniforms are the same for all warps: one warp draws those
-// of eight tiles at a time, because their hash is long.
+// queries are the same for every tile. The uniforms are the same for all warps: one warp draws
+// those of eight tiles at a time, because their hash is long.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,8 @@ struct Dither {
     }
   }
   /// Between the barriers: x·inverse with the offsets of an operand, ready for rounding to nearest.
-  __device__ static void apply(Scores& y, const Scores& x, float inverse,
-                               const Thread<kConfig>& me, int left, Operand operand) {
+  __device__ static void apply(Scores& y, const Scores& x, float inverse, const Thread<kConfig>& me,
+                               int left, Operand operand) {
     const uint32_t slot = (me.walk().steps - left) % kTiles * kOperands + uint32_t(operand);
     const float u = at<float>(uniforms_at(me) + slot * 4);
     float key[kKeyBlocks][2];
@@ -97,9 +97,8 @@ struct DitheredScales : TileScales<kConfig> {
 
 /// The scales and codes of an instance.
 template <Config kConfig>
-using Scales = std::conditional_t<
-    kConfig.scheme == Scheme::vectorwise, RowScales<kConfig>,
-    std::conditional_t<kConfig.policy == Policy::dither, DitheredScales<kConfig>,
-                       TileScales<kConfig>>>;
+using Scales = std::conditional_t<kConfig.scheme == Scheme::vectorwise, RowScales<kConfig>,
+                                  std::conditional_t<kConfig.policy == Policy::dither,
+                                                     DitheredScales<kConfig>, TileScales<kConfig>>>;
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

@@ -20,8 +20,8 @@
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
-/// A warp's turns. The one it has and has not passed on lies in shared memory, because the loop has no
-/// register for it. Passing on waits for the additions to arrive, so it comes late: in the next
+/// A warp's turns. The one it has and has not passed on lies in shared memory, because the loop has
+/// no register for it. Passing on waits for the additions to arrive, so it comes late: in the next
 /// round of the loop, when they have.
 template <Config kConfig>
 struct Turns {

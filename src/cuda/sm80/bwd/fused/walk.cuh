@@ -113,18 +113,14 @@ __device__ Walk walk_of(const BackwardParams& p, const Place<kConfig>& place) {
   w.kv_head = place.kv_head();
   w.band = tile::band_of(p.mask, w.s);
   const int last_key = min(w.key0 + kTileK, w.s.nk) - 1;
-  const tile::QueryRange range = tile::visible_to(p.mask, w.s, w.key0, last_key);
-  const tile::QueryRange of_first = tile::visible_to(p.mask, w.s, w.key0, w.key0);
-  const tile::QueryRange of_last = w.key0 + kTileK <= w.s.nk
-                                       ? tile::visible_to(p.mask, w.s, last_key, last_key)
-                                       : tile::QueryRange{0, 0};
-  const int whole_begin = max(of_first.begin, of_last.begin),
-            whole = min(of_first.end, of_last.end) - kTileQ - whole_begin;
-  w.whole_begin = whole < 0 ? 0x7fffffff : whole_begin, w.whole = whole < 0 ? 0 : whole;
-  w.first = range.begin / kTileQ * kTileQ;
-  const int per_head = range.begin < range.end ? (range.end - w.first + kTileQ - 1) / kTileQ : 0;
-  w.end = w.first + per_head * kTileQ, w.steps = per_head * p.group;
-  w.next_head = static_cast<uint32_t>(p.tq - per_head * kTileQ);
+  const tile::QueryRange seen = tile::visible_to(p.mask, w.s, w.key0, last_key);
+  const tile::WholeQueries whole =
+      tile::whole_queries(p.mask, w.s, w.key0, last_key, w.key0 + kTileK <= w.s.nk, kTileQ);
+  w.whole_begin = whole.begin, w.whole = whole.more;
+  const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
+  w.first = tiles.first;
+  w.end = w.first + tiles.steps * kTileQ, w.steps = tiles.steps * p.group;
+  w.next_head = static_cast<uint32_t>(p.tq - tiles.steps * kTileQ);
   return w;
 }
 
