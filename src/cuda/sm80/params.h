@@ -65,8 +65,12 @@ struct BackwardParams {
   StridedStats dlse;    // data null: none
   bool partial_kv;
   Strided dq, dk, dv;
-  bool dq_chunks;  // rows of dQ start at multiples of 16 bytes
-  uint64_t seed;   // of the dither
+  bool dq_chunks;     // rows of dQ start at multiples of 16 bytes
+  uint64_t seed;      // of the dither
+  uint32_t* tickets;  // the next thread block's keys; zero at the start
+  uint32_t* turns;    // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
+                      // zero at the start; null: they add in any order
+  float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: not wanted
 };
 
 }  // namespace sagebwd::cuda::sm80

@@ -204,7 +204,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dk = output(args.dk),
                               .dv = output(args.dv),
                               .dq_chunks = input(args.dq).vector,
-                              .seed = p.recipe.seed};
+                              .seed = p.recipe.seed,
+                              .tickets = ws.tickets,
+                              .turns = fused(p) ? ws.turns : nullptr,
+                              .row_sum = fused(p) ? ws.row_sum : nullptr};
   launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(

@@ -14,7 +14,7 @@ template <typename T, int D>
 void run(const BackwardParams& p, Scheme scheme, Rounding rounding, int q_blocks, int k_blocks,
          cudaStream_t stream) {
   if (p.dq_sum != nullptr) {
-    launch_fused<T, D>(p, scheme == Scheme::paper, k_blocks, stream);
+    launch_fused<T, D>(p, scheme, rounding, k_blocks, stream);
     launch_query_sums<T, D>(p, q_blocks, stream);
     return;
   }
@@ -30,7 +30,7 @@ void run(const BackwardParams& p, Scheme scheme, Rounding rounding, int q_blocks
 }  // namespace
 
 BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused) {
-  if (fused) return fused_tiles(scheme == Scheme::paper, padded_d);
+  if (fused) return fused_tiles(scheme, padded_d);
   if (scheme == Scheme::paper) return {128, 64};
   return {64, padded_d == 64 ? kQueryTileK<64> : kQueryTileK<128>};
 }

@@ -17,8 +17,6 @@ struct BackwardTiles {
   int q, k;
 };
 BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused);
-/// Whether the current device has the shared memory for one kernel that makes all three.
-bool fused_fits(bool paper, int padded_d);
 
 /// Dither is of recipe `paper` only.
 void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, Rounding rounding,

@@ -13,7 +13,8 @@ namespace sagebwd::cuda::sm80 {
 template <typename T, int D>
 void launch_key_blocks(const BackwardParams& params, bool paper, int k_blocks, cudaStream_t stream);
 template <typename T, int D>
-void launch_fused(const BackwardParams& params, bool paper, int k_blocks, cudaStream_t stream);
+void launch_fused(const BackwardParams& params, Scheme scheme, Rounding rounding, int k_blocks,
+                  cudaStream_t stream);
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& params, int q_blocks, cudaStream_t stream);
 template <typename T, int D>
@@ -25,7 +26,7 @@ template <typename T, int D>
 void launch_dithered(const BackwardParams& params, int q_blocks, int k_blocks, cudaStream_t stream);
 
 /// Tiles of the fused kernel on the current device.
-BackwardTiles fused_tiles(bool paper, int padded_d);
+BackwardTiles fused_tiles(Scheme scheme, int padded_d);
 
 /// Keys per tile of dQ in `vectorwise`, when it has its own kernel.
 template <int D>
