@@ -7,7 +7,8 @@ namespace sagebwd::cuda {
 
 /// Scale of a key's codes. An integer sum s arrives as the float 1.5·2^23 + s (tile/codes.cuh). One
 /// multiply-add makes scale·s of it, with `offset` = -1.5·2^23·scale. That product is exact,
-/// because the scale is rounded to 22 bits.
+/// because the scale is rounded to 22 bits. A poisoned key has the scale NaN and the offset of the
+/// keys that it shares a scale with.
 struct KeyScale {
   float scale, offset;
 };

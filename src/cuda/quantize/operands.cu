@@ -100,9 +100,9 @@ struct Worker {
     return static_cast<int>(static_cast<int64_t>(item.block) * kBlock -
                             (queries ? item.s.q_pad : item.s.k_pad));
   }
-  __device__ Block key_block(int64_t& row0) const {
-    row0 = item.head * job.tk + static_cast<int64_t>(item.block) * kBlock;
-    return Block(shared.block, first(false), item.s.nk, row0);
+  __device__ Block key_block() const {
+    return Block(shared.block, first(false), item.s.nk,
+                 item.head * job.tk + static_cast<int64_t>(item.block) * kBlock);
   }
   /// The row of the thread's first token in one of the caller's tensors.
   __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
@@ -128,35 +128,42 @@ struct Worker {
       b.template measure_tokens<kValues>();
   }
 
+  /// Rounded to 22 significant bits, so that the offset of a KeyScale is exact; never 0.
+  __device__ static float exact_scale(float scale) {
+    if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
+    return scale == 0.0f ? kZeroScale : scale;
+  }
+
   __device__ void keys() const {
-    int64_t row0;
-    Block b = key_block(row0);
+    Block b = key_block();
     b.load(b.chunk, row(job.k, b, false), job.k, job.d);
     load_mean(b, job.k_mean, item.head);
     b.template make<true>();
     if (job.rotation > 0) b.rotate(job.rotation);
-    if (kScheme == Scheme::vectorwise && job.k_per_token)
+    float common;  // of the keys that share a scale, poisoned or not
+    if (kScheme == Scheme::vectorwise && job.k_per_token) {
       b.template measure_tokens<Values::made>();
-    else
-      b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens : kBlock);
+      common = b.scale;
+    } else {
+      common = b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens
+                                                                                 : kBlock)
+                   .scale;
+    }
     if (b.owns()) {
-      // Rounded to 22 significant bits, so that the offset is exact.
-      float scale = b.scale;
-      if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
-      if (scale == 0.0f) scale = kZeroScale;
-      job.k_scale[b.token0 + b.own()] = {scale, -tile::kMagicFloat * scale};
+      common = exact_scale(common);
+      job.k_scale[b.token0() + b.own()] = {b.scale != b.scale ? b.scale : common,
+                                         -tile::kMagicFloat * common};
     }
     b.template write_codes<Values::made>(job.k8, kBackward);
     if constexpr (kBackward) {
       __syncthreads();
-      job.k8t_turned ? b.template write_transposed<true>(job.k8t, row0)
-                     : b.template write_transposed<false>(job.k8t, row0);
+      job.k8t_turned ? b.template write_transposed<true>(job.k8t)
+                     : b.template write_transposed<false>(job.k8t);
     }
   }
 
   __device__ void values() const {
-    int64_t row0;
-    Block b = key_block(row0);
+    Block b = key_block();
     b.load(b.chunk, row(job.v, b, false), job.v, job.d);
     if (kBackward && !job.folds_v) {
       b.write_loaded(job.v16);
@@ -174,18 +181,18 @@ struct Worker {
       poisoned = of_tile.poisoned, unit = of_tile.scale;
     }
     if constexpr (kBackward) {
-      if (b.owns()) job.v_scale[b.token0 + b.own()] = b.scale;
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
       b.write_codes_16(job.v16);
     } else {
       const int mine = static_cast<int>(b.slot()) * kSteps;
-      const int tile = static_cast<int>(row0 / kSlab) + mine / kSlab;  // of 64 keys
+      const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
       if (mine % job.tile_k == 0 && b.member() == 0)
         job.tile_v_scale[job.tile_k == kSlab ? tile : tile / 2] =
             poisoned ? __int_as_float(0x7fffffff) : unit;
       if (job.v_log2 != nullptr && b.owns()) {
         const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
-        job.v_log2[b.token0 + b.own()] = log2f(folded);
-        job.v_inverse[b.token0 + b.own()] = arch::reciprocal_approx(folded);
+        job.v_log2[b.token0() + b.own()] = log2f(folded);
+        job.v_inverse[b.token0() + b.own()] = arch::reciprocal_approx(folded);
       }
       const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k;
       if (poisoned || (leading && job.v16_is_v)) {
@@ -196,16 +203,16 @@ struct Worker {
         b.write_codes_16(job.v16);
       b.template write_codes<Values::made>(nullptr, true);
       __syncthreads();
-      b.template write_transposed<false>(job.v8t, row0);
+      b.template write_transposed<false>(job.v8t);
     }
   }
 
   __device__ void queries() const {
-    const int64_t row0 = item.head * job.tq + static_cast<int64_t>(item.block) * kBlock;
-    Block b(shared.block, first(true), item.s.nq, row0);
+    Block b(shared.block, first(true), item.s.nq,
+            item.head * job.tq + static_cast<int64_t>(item.block) * kBlock);
     b.load(b.chunk, row(job.q, b, true), job.q, job.d);
-    const int64_t own = b.token0 + b.own();
-    if constexpr (kBackward) clear_sums(row0);
+    const int64_t own = b.token0() + b.own();
+    if constexpr (kBackward) clear_sums(b.row0);
     load_mean(b, job.k_mean, item.head / job.group);
     // The forward adds this number to LSE and the backward subtracts it again. Both need the same
     // bits, so the product is rounded by itself and not as part of a multiply-add.
@@ -229,7 +236,7 @@ struct Worker {
     } else {
       b.template write_codes<Values::made>(job.q8, true);
       __syncthreads();
-      b.template write_transposed<false>(job.q8t, row0);
+      b.template write_transposed<false>(job.q8t);
       __syncthreads();
       const int64_t token = item.s.q_begin + first(true) + b.slot() * kSteps + b.own();
       float lse = -INFINITY, dlse = 0.0f;
@@ -238,13 +245,12 @@ struct Worker {
         dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
-      douts(b, row0, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
+      douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
     }
   }
 
   /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
-  __device__ void douts(Block& b, int64_t row0, int64_t own, float logit_factor, float lse2,
-                        float dlse) const {
+  __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
     Chunk<T> out[kSteps];
     b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
     b.load(out, row(job.o, b, true), job.o, job.d);
@@ -268,7 +274,7 @@ struct Worker {
     }
     b.template write_codes<Values::loaded>(nullptr, true);
     __syncthreads();
-    b.template write_transposed<false>(job.do8t, row0);
+    b.template write_transposed<false>(job.do8t);
   }
 
   /// The dot product of the token that this lane owns with `other`. other(step, y) gives y the

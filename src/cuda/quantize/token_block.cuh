@@ -16,8 +16,8 @@
 #include "cuda/quantize/quantize.h"
 #include "cuda/quantize/rows.cuh"
 #include "cuda/tile/codes.cuh"
+#include "cuda/tile/rotate.cuh"
 #include "cuda/tile/sequence.cuh"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cuda {
 
@@ -36,20 +36,21 @@ struct TokenBlock {
   };
 
   Shared& shared;
-  int64_t token0;                  // first token of the thread in the workspace, heads included
-  int left;                        // tokens from there to the end of the sequence
+  int64_t row0;  // first token of the block in the workspace, heads included
+  int left;      // tokens from the thread's first to the end of the sequence
   Chunk<T> chunk[kSteps];
   float made[kSteps][8];
   float mean[8];
   float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
   float scale;            // of the token that this lane owns; 0 after the end
 
-  /// `first`: the block's first token inside its sequence of `count` tokens. `row0`: the same token
+  /// `first`: the block's first token inside its sequence of `count` tokens. `row`: the same token
   /// in the workspace.
-  __device__ TokenBlock(Shared& s, int first, int count, int64_t row0) : shared(s) {
-    const int mine = static_cast<int>(slot() * kSteps);
-    token0 = row0 + mine, left = count - first - mine;
-  }
+  __device__ TokenBlock(Shared& s, int first, int count, int64_t row)
+      : shared(s), row0(row), left(count - first - static_cast<int>(slot() * kSteps)) {}
+
+  /// The thread's first token in the workspace.
+  __device__ int64_t token0() const { return row0 + slot() * kSteps; }
 
   /// Which of the lanes that share tokens this is, and which tokens and channels they are.
   __device__ static uint32_t member() { return threadIdx.x % kLanes; }
@@ -80,34 +81,15 @@ struct TokenBlock {
   /// Rotates them: numerics::rotate with blocks of `size` channels, in the same order of additions.
   /// The lanes of a slot are neighbours, and so are their channels.
   __device__ void rotate(int size) {
-    const uint32_t signs = numerics::rotation_signs(static_cast<int>(channel() / 32)) >> channel() % 32;
-    const float unit = numerics::rotation_unit(size);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      float(&x)[8] = made[step];
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        x[e] = __uint_as_float(__float_as_uint(x[e]) ^ ((signs >> e & 1u) << 31));
-#pragma unroll
-      for (int h = 1; h < 8; h *= 2)
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          if ((e & h) == 0) {
-            const float a = x[e], b = x[e + h];
-            x[e] = a + b, x[e + h] = a - b;
-          }
-    }
+    for (int step = 0; step < kSteps; ++step)
+      tile::flip_signs(made[step], channel()), tile::hadamard_inside(made[step]);
 #pragma unroll 1
-    for (int h = 8; h < size; h *= 2) {
-      const bool upper = (channel() & static_cast<uint32_t>(h)) != 0;
+    for (int h = 8; h < size; h *= 2)
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float mine = made[step][e], other = __shfl_xor_sync(0xffffffffu, mine, h / 8);
-          made[step][e] = upper ? other - mine : mine + other;
-        }
-    }
+        tile::hadamard_across(made[step], h / 8, (channel() & static_cast<uint32_t>(h)) != 0);
+    const float unit = numerics::rotation_unit(size);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
@@ -228,7 +210,7 @@ struct TokenBlock {
   /// Writes codes to global memory, unless `rows` is null, and to shared memory if `transpose`.
   template <Values kValues>
   __device__ void write_codes(int8_t* rows, bool transpose) const {
-    int8_t* row = rows + token0 * D + channel();
+    int8_t* row = rows + token0() * D + channel();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float x[8];
@@ -260,9 +242,8 @@ struct TokenBlock {
 
   /// Writes transposed rows, after a barrier. Each thread turns 16 tokens x 4 channels into four
   /// 16-byte pieces, in the order that matches A operands made from accumulators (tile/codes.cuh).
-  /// `row0`: the block's first token in the workspace.
   template <bool kTurned>
-  __device__ void write_transposed(int8_t* to, int64_t row0) const {
+  __device__ void write_transposed(int8_t* to) const {
     constexpr uint32_t kItems = D / 4 * (kBlock / 16);
     static_assert(kItems <= Shape::kThreads);
     if (threadIdx.x >= kItems) return;
@@ -305,7 +286,7 @@ struct TokenBlock {
         const float scaled = __fmul_rn(made[step][e], inverse[step]);
         code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled));
       }
-      *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel()) =
+      *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0() + step) * D + channel()) =
           *reinterpret_cast<const uint4*>(code);
     }
   }
@@ -314,7 +295,7 @@ struct TokenBlock {
   __device__ void write_loaded(void* to) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel()) =
+      *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0() + step) * D + channel()) =
           chunk[step].bits;
   }
 };

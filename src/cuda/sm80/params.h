@@ -56,7 +56,10 @@ struct BackwardParams {
   const int8_t* k8;                 // [hk, tk, D]
   const int8_t* k8t;                // [hk, tk / kSlab, D, kSlab]
   const KeyScale* k_scale;          // [hk, tk]
+  bool k_per_token;                 // else the keys of a tile share a scale
   const void* v16;                  // [hk, tk, D]; null: V is as the kernel wants it
+  const float* v_scale;             // [hk, tk]: v16 holds codes with these scales; null: V itself
+  int rotation;                     // channels that the rotation of Q and K mixes; 0: none
   const void* do16;                 // [h, tq, D]; null: so is dO
   Strided v, dout;
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]

@@ -158,7 +158,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   // the distance of its rows, times as many as a copy covers, is a number of 32 bits.
   constexpr int64_t kFarApart = int64_t{1} << 26;
   const Strided v = input(args.v), dout = input(args.dout);
-  const bool v_as_is = fused(p) && (p.d == 64 || p.d == 128) && v.vector,
+  const bool v_as_is = fused(p) && !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
              dout_as_is = fused(p) && p.d == 64 && dout.vector && dout.token < kFarApart;
   OperandJob job = call.start(ws);
   job.backward = true;
@@ -167,6 +167,9 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
   if (v_as_is) job.v16 = nullptr;
+  job.v_scale = ws.v_scale;
+  if (p.recipe.smooth_v && spec::folds_v(p.recipe))
+    job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
   if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
@@ -191,7 +194,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .k8 = ws.k8,
                               .k8t = ws.k8t,
                               .k_scale = ws.k_scale,
+                              .k_per_token = job.k_per_token,
                               .v16 = job.v16,
+                              .v_scale = ws.v_scale,
+                              .rotation = job.rotation,
                               .do16 = job.do16,
                               .v = v,
                               .dout = dout,

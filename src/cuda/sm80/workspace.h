@@ -87,6 +87,7 @@ struct BackwardSpace : SharedSpace {
     q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    if (spec::folds_v(p.recipe)) v_scale = arena.take<float>(p.hk * plan.tk);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
@@ -95,6 +96,7 @@ struct BackwardSpace : SharedSpace {
   }
   int8_t *q8t, *k8t, *do8t;
   uint16_t* do16;
+  float* v_scale = nullptr;
   QueryRow* row;
   QueryExponent* exponent;
   QueryGradient* gradient;

@@ -77,7 +77,7 @@ void launch_fused(const BackwardParams& p, Scheme scheme, Rounding rounding, int
   const auto use = [&](auto choice) { run<T, decltype(choice)>(p, k_blocks, stream); };
   if (rounding == Rounding::dither)
     with_paper<D, Policy::dither>(use);
-  else if (p.turns != nullptr || p.row_sum != nullptr)
+  else if (p.turns != nullptr || p.row_sum != nullptr || p.k_per_token)
     with_choice<D, Policy::general>(scheme, use);
   else
     with_choice<D, Policy::fast>(scheme, use);

@@ -14,7 +14,7 @@
 // dK and dV. For dQ the codes are turned around in registers: the warps of a query strip hand them
 // to each other, and each owns a part of the channels of dQ.
 //
-// What is quantised is y = dS·(logit factor of the query)·(scale of K). Codes for dK have one scale
+// What is quantised is y = dS·(logit factor of the query). Codes for dK have one scale
 // per key and codes for dQ one per query, so either factor can be taken out again at the very end,
 // and one y serves both products.
 //
@@ -175,7 +175,8 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Turns<kConfig>::pass(me);
   arch::cp_async_wait<0>();
   Starts<kConfig>::settle_last(sums, me);
-  store<T>(sums, me);
+  store_dv<T>(sums, me);
+  store_dk<T>(sums, me);
 }
 
 /// Shared memory of a multiprocessor that an instance takes.

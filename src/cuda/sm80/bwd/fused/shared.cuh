@@ -76,6 +76,8 @@ struct SharedPlan {
   alignas(128) uint8_t k8t[kTileK * D];
   std::conditional_t<kConfig.one_place, OnePlace, Ring> tiles;
   alignas(16) float k_scale[kTileK];
+  alignas(16) float v_scale[kTileK];  // `vectorwise`: of the codes of V
+  float tile_k_scale;                 // of all keys that are finite, unless each has its own
   alignas(16) Maxima maxima[2];  // tiles take turns
   // What has to come off dV and dK again (products.cuh).
   alignas(16) float starts[2][2 * kTileK];
@@ -226,6 +228,11 @@ struct Thread {
   /// Read anew for every tile: registers are scarcer than loads.
   __device__ void get_key_scales(PerKey& scale) const {
     get_four(scale, keys_of(shared + offsetof(Plan, k_scale)));
+  }
+
+  /// The same for the scales of V.
+  __device__ void get_value_scales(PerKey& scale) const {
+    get_four(scale, keys_of(shared + offsetof(Plan, v_scale)));
   }
 
   // Codes as A operands. For dV and dK a contraction step is a query strip, and m a block of 16
