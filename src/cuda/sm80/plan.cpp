@@ -15,16 +15,11 @@ Plan::Plan(const spec::Problem& p)
       tq(blocks.q * kBlock),
       tk(blocks.k * kBlock) {}
 
-bool fused(const spec::Problem& p) {
-  return !p.deterministic && !p.partial_kv && p.recipe.rounding == Rounding::nearest &&
-         fused_fits(p.recipe.scheme == Scheme::paper, p.d <= 64 ? 64 : 128);
-}
-
 backend::Tiles tiles_of(const spec::Problem& p) {
   const bool paper = p.recipe.scheme == Scheme::paper;
   if (p.direction == spec::Direction::forward)
     return {128, paper ? 64 : 128, spec::p_levels(p.recipe, 255)};
-  const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128, fused(p));
+  const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128);
   return {t.q, t.k, spec::p_levels(p.recipe, 255)};
 }
 

@@ -14,6 +14,9 @@
 
 namespace sagebwd::cuda::sm80 {
 
+/// Warps that share the channels of dQ, at most.
+inline constexpr int kDqParts = 4;
+
 /// Pieces that both directions have.
 struct SharedSpace {
   SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena) {
@@ -28,6 +31,10 @@ struct SharedSpace {
       v_arrived = arena.take<uint32_t>(heads);
       v_mean = arena.take<float>(heads * plan.padded_d);
       max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
+    } else {
+      tickets = arena.take<uint32_t>(1);
+      if (p.deterministic) turns = arena.take<uint32_t>(p.h * plan.tq / 32 * kDqParts);
+      if (p.partial_kv) row_sum = arena.take<float>(p.h * plan.tq);
     }
     zero_bytes = arena.used() - before;
     documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
@@ -38,11 +45,13 @@ struct SharedSpace {
     k_scale = arena.take<KeyScale>(p.hk * plan.tk);
     v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
   }
-  std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … max_logit
+  std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
   uint32_t *next, *k_arrived, *v_arrived = nullptr;
   float *k_mean, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
+  uint32_t *tickets = nullptr, *turns = nullptr;
+  float* row_sum = nullptr;
   DocumentStart* documents;
   double* k_part;
   int* k_part_tokens;
@@ -77,7 +86,7 @@ struct BackwardSpace : SharedSpace {
     row = arena.take<QueryRow>(p.h * plan.tq);
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
-    dq_sum = fused(p) ? arena.take<float>(p.h * plan.tq * plan.padded_d) : nullptr;
+    dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
   }
   int8_t *q8t, *k8t, *do8t;
   uint16_t* do16;

@@ -45,6 +45,11 @@ __device__ inline Walk walk_keys(const MaskParams& m, const Sequence& s, int fir
   return walk_of(keys_seen(m, s, first, last), tile);
 }
 
+/// The last tile of walk_keys for queries that see a key, in few instructions.
+__device__ inline int last_key_tile(const Band& band, const Sequence& s, int last, int tile) {
+  return (min(last + band.end, s.nk) - 1) / tile;
+}
+
 /// Tiles in which nothing is masked.
 struct WholeTiles {
   int begin, end;
@@ -56,6 +61,36 @@ __device__ inline WholeTiles whole_keys(const MaskParams& m, const Sequence& s, 
                                         int tile) {
   // Both ends of what a query sees grow with it.
   return {(visible(m, s, last).begin + tile - 1) / tile, visible(m, s, first).end / tile};
+}
+
+/// The query tiles that a block of keys visits. Loops over queries count tokens, so this does too.
+struct QueryWalk {
+  int first;  // query where the first tile starts
+  int steps;
+};
+
+/// Tiles of `tile` queries that hold some of the range.
+__device__ inline QueryWalk query_walk_of(const QueryRange& seen, int tile) {
+  const int begin = seen.begin / tile * tile;
+  return {begin, seen.begin < seen.end ? (seen.end - begin + tile - 1) / tile : 0};
+}
+
+/// Query tiles in which nothing is masked: those that start at `begin` or up to `more` queries
+/// later.
+struct WholeQueries {
+  int begin;
+  uint32_t more;
+};
+
+/// Query tiles that see each of the keys first … last. all_there: whether the block has no keys
+/// behind the last one; those would have to be masked.
+__device__ inline WholeQueries whole_queries(const MaskParams& m, const Sequence& s, int first,
+                                             int last, bool all_there, int tile) {
+  const QueryRange of_first = visible_to(m, s, first, first);
+  const QueryRange of_last = all_there ? visible_to(m, s, last, last) : QueryRange{0, 0};
+  const int begin = max(of_first.begin, of_last.begin),
+            more = min(of_first.end, of_last.end) - tile - begin;
+  return {more < 0 ? 0x7fffffff : begin, static_cast<uint32_t>(more < 0 ? 0 : more)};
 }
 
 }  // namespace sagebwd::cuda::tile

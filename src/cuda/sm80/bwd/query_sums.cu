@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, or to dLSE when that is given.
+/// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given, and
+/// to what was added up when the call sees a part of the keys.
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads)
     query_sums_kernel(const __grid_constant__ BackwardParams p) {
@@ -43,7 +44,9 @@ __global__ void __launch_bounds__(kThreads)
     const QueryRow row = p.q_row[head * p.tq + s.q_pad + query];
     const float factor = p.scale / row.logit_factor;
     float total = 0.0f;
-    if (p.dlse.data != nullptr && row.lse2 != INFINITY)
+    if (p.row_sum != nullptr)
+      total = factor * p.row_sum[head * p.tq + s.q_pad + query];
+    else if (p.dlse.data != nullptr && row.lse2 != INFINITY)
       total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
     T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query) + channel;
     uint4 bits;
@@ -51,7 +54,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       float a = x[c][2 * r] * factor, b = x[c][2 * r + 1] * factor;
-      if (p.dlse.data != nullptr) a += total * k_mean[2 * c], b += total * k_mean[2 * c + 1];
+      if (p.row_sum != nullptr || p.dlse.data != nullptr)
+        a += total * k_mean[2 * c], b += total * k_mean[2 * c + 1];
       word[c] = tile::pack_16<T>(a, b);
     }
     if (p.dq_chunks) {

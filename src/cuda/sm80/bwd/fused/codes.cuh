@@ -30,16 +30,29 @@ struct TileCodes {
   uint32_t query[2][4];  // of dS, queries are rows: for dQ. RowScales alone leaves it here.
 };
 
-/// One step of a maximum over lanes that differ in `bit`: a lane keeps half of its numbers and
+/// One step of a reduction over lanes that differ in `bit`: a lane keeps half of its numbers and
 /// gives the other half away.
-template <int kHalf, int kCount>
-__device__ void halve(float (&top)[kCount], uint32_t lane, uint32_t bit) {
+template <int kHalf, int kCount, class Join>
+__device__ void halve(float (&x)[kCount], uint32_t lane, uint32_t bit, Join join) {
   const bool upper = (lane & bit) != 0;
 #pragma unroll
   for (int c = 0; c < kHalf; ++c) {
-    const float keep = upper ? top[c + kHalf] : top[c], give = upper ? top[c] : top[c + kHalf];
-    top[c] = arch::max_nan(keep, __shfl_xor_sync(0xffffffffu, give, bit));
+    const float keep = upper ? x[c + kHalf] : x[c], give = upper ? x[c] : x[c + kHalf];
+    x[c] = join(keep, __shfl_xor_sync(0xffffffffu, give, bit));
   }
+}
+template <int kHalf, int kCount>
+__device__ void halve(float (&top)[kCount], uint32_t lane, uint32_t bit) {
+  halve<kHalf>(top, lane, bit, [](float a, float b) { return arch::max_nan(a, b); });
+}
+/// Which block and column of its warp's queries a lane is left with, behind three steps over the
+/// eight lanes that hold a query.
+struct QueryOfLane {
+  uint32_t block, column;
+};
+template <Config kConfig>
+__device__ QueryOfLane query_of_lane(const Thread<kConfig>& me) {
+  return {me.lane() / 16 % 2 * 2 + me.lane() / 8 % 2, 2 * me.t() + me.lane() / 4 % 2};
 }
 
 template <tile::Bytes kCode>
@@ -68,9 +81,31 @@ __device__ void put_key_codes(const Thread<kConfig>& me, uint32_t to, const KeyC
 /// Hands the codes of 16 queries, of the n-th two blocks of 8, to all warps of its query strip.
 template <Config kConfig>
 __device__ void put_query_codes(const Thread<kConfig>& me, int n, const uint32_t (&a)[2][2]) {
-  at<uint4>(me.shared + static_cast<uint32_t>(offsetof(SharedPlan<kConfig>, both.codes.query)) +
-            me.index * 16 + n * kConfig.threads() * 16) =
+  at<uint4>(me.shared + me.kQueryCodes + me.index * 16 + n * kConfig.threads() * 16) =
       make_uint4(a[0][0], a[0][1], a[1][0], a[1][1]);
+}
+
+/// Hands on codes with one scale per query, turned so that queries are rows.
+template <Config kConfig>
+__device__ void quantize_queries(const Thread<kConfig>& me, uint32_t (&mine)[2][4], const Scores& y,
+                                 const PerQuery& inverse) {
+#pragma unroll
+  for (int n = 0; n < kQueryBlocks; n += 2) {
+    uint32_t a[kKeyBlocks][2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float i0 = inverse[0][n + h], i1 = inverse[1][n + h];
+#pragma unroll
+      for (int m = 0; m < kKeyBlocks; ++m) {
+        const float(&v)[4] = y[m][n + h];
+        a[m][h] = arch::transpose_8x8(
+            tile::codes_of<tile::Bytes::s8>(v[0], i0, v[2], i0, v[1], i1, v[3], i1));
+      }
+    }
+    put_query_codes(me, n / 2, a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) mine[n / 2][i] = a[i / 2][i % 2];
+  }
 }
 
 /// The scales of `vectorwise`: P and dS have one per key for dV and dK, dS has one per query for
@@ -106,7 +141,7 @@ struct RowScales {
   __device__ void part_poisoned(int, const Scores&, const Scores&, float) const {}
 
   /// Between the barriers.
-  __device__ void make_codes(TileCodes& codes, const Scores& prob, const Scores& y) const {
+  __device__ void make_codes(TileCodes& codes, const Scores& prob, const Scores& y, int) const {
     // All inverses at once: one wait for shared memory and reciprocals instead of three.
     PerKey p_inverse, ds_inverse;
     PerQuery query_inverse;
@@ -117,7 +152,7 @@ struct RowScales {
     put_key_codes(me, me.kPCodes, codes.p);
     quantize<tile::Bytes::s8>(codes.ds, y, ds_inverse);
     put_key_codes(me, me.kDsCodes, codes.ds);
-    quantize_queries(codes.query, y, query_inverse);
+    quantize_queries(me, codes.query, y, query_inverse);
   }
 
   // Where a lane finds the scales of its four keys, and of its four queries as rows of dQ.
@@ -175,9 +210,8 @@ struct RowScales {
     halve<4>(top, me.lane(), 16);
     halve<2>(top, me.lane(), 8);
     halve<1>(top, me.lane(), 4);
-    const uint32_t block = me.lane() / 16 % 2 * 2 + me.lane() / 8 % 2,
-                   column = 2 * me.t() + me.lane() / 4 % 2;
-    atomicMax(&at<uint32_t>(to + (me.first_query() + column * 4 + block) * 4),
+    const QueryOfLane query = query_of_lane(me);
+    atomicMax(&at<uint32_t>(to + (me.first_query() + query.column * 4 + query.block) * 4),
               __float_as_uint(top[0] * kUnit));
   }
 
@@ -194,27 +228,6 @@ struct RowScales {
       const float4 v = at<float4>(from + me.first_query() * 4 + me.t() * 32 + e * 16);
       x[e][0] = arch::reciprocal_approx(v.x), x[e][1] = arch::reciprocal_approx(v.y);
       x[e][2] = arch::reciprocal_approx(v.z), x[e][3] = arch::reciprocal_approx(v.w);
-    }
-  }
-  /// Codes with one scale per query, turned so that queries are rows.
-  __device__ void quantize_queries(uint32_t (&mine)[2][4], const Scores& y,
-                                   const PerQuery& inverse) const {
-#pragma unroll
-    for (int n = 0; n < kQueryBlocks; n += 2) {
-      uint32_t a[kKeyBlocks][2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float i0 = inverse[0][n + h], i1 = inverse[1][n + h];
-#pragma unroll
-        for (int m = 0; m < kKeyBlocks; ++m) {
-          const float(&v)[4] = y[m][n + h];
-          a[m][h] = arch::transpose_8x8(
-              tile::codes_of<tile::Bytes::s8>(v[0], i0, v[2], i0, v[1], i1, v[3], i1));
-        }
-      }
-      put_query_codes(me, n / 2, a);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mine[n / 2][i] = a[i / 2][i % 2];
     }
   }
 };
@@ -292,7 +305,7 @@ struct TileScales {
     __syncthreads();
   }
   /// Between the barriers.
-  __device__ void make_codes(TileCodes& codes, const Scores& prob, const Scores& y) const {
+  __device__ void make_codes(TileCodes& codes, const Scores& prob, const Scores& y, int) const {
     PerKey inverse;
     fill(inverse, arch::reciprocal_approx(p_scale()));
     quantize<tile::Bytes::u8>(codes.p, prob, inverse);
@@ -314,9 +327,10 @@ struct TileScales {
     return !poisoned ? tile_scales + 16 : me.query_rows_of(maxima + Rows::kQuery);
   }
 
- private:
   __device__ float p_scale() const { return at<float>(tile_scales); }
   __device__ float ds_scale() const { return at<float>(tile_scales + 16); }
+
+ private:
   __device__ static void fill(PerKey& x, float value) {
     x[0][0] = x[0][1] = x[1][0] = x[1][1] = value;
   }
@@ -345,8 +359,5 @@ struct TileScales {
         for (int e = 0; e < 4; ++e) use(prob[m][n][e], y[m][n][e], 2 * m + e / 2, n, e % 2);
   }
 };
-
-template <Config kConfig>
-using Scales = std::conditional_t<kConfig.paper(), TileScales<kConfig>, RowScales<kConfig>>;
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

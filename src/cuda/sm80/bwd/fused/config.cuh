@@ -21,12 +21,35 @@ struct CodeGeneration {
   // Addresses that are computed again for every tile, so that they take no register in between.
   // Those of queries always are.
   bool renews_keys = false, renews_transposed = false;
+  // All that follows from the thread's number is computed again for every tile.
+  bool renews_index = false;
   // The loop reads the Walk from shared memory instead of keeping it in registers.
   bool walk_in_shared = false;
   // dQ comes before dV and dK. Their products then hide a part of its way to memory.
   bool dq_first = false;
+  // It even comes before S of the next tile.
+  bool dq_early = false;
   // A product that may not mix with its neighbours: mixed products need more registers.
   bool dv_apart = false, dk_apart = false, dq_apart = false;
+};
+
+/// By target. One that is left out takes another instance, and only the emulator runs this there.
+struct Targets {
+  CodeGeneration sm80 = {}, sm90 = {}, sm100 = {}, sm120 = {};
+
+  constexpr CodeGeneration of(int target) const {
+    if (target < 900) return sm80;
+    if (target / 100 == 10) return sm100;
+    if (target / 100 == 12) return sm120;
+    return sm90;
+  }
+};
+
+/// What a call may want of the kernel beside its recipe and head dimension.
+enum class Policy {
+  fast,     // nothing: dQ is added up in any order
+  general,  // what it asks for: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh)
+  dither,   // the same, and codes that are rounded by dither (dither.cuh)
 };
 
 /// One instance of the kernel.
@@ -40,13 +63,13 @@ struct Config {
   int fronts, backs;
   int resident;              // thread blocks on a multiprocessor
   bool holds_keys = false;   // a warp holds its rows of K and V in registers
+  bool one_place = false;    // codes and back of a query tile lie where its front was
   bool keeps_codes = false;  // a warp reads only the codes of other warps from shared memory
   // The start of integer sums is added to dV and dK and comes off later (tile/codes.cuh).
   bool starts_stay_on = false;
-  // By target. One that is left out takes another instance, and only the emulator runs this there.
-  CodeGeneration sm80 = {}, sm90 = {}, sm100 = {}, sm120 = {};
+  Policy policy = Policy::fast;
+  Targets fast = {}, general = {}, dither = {};  // by policy
 
-  constexpr bool paper() const { return scheme == Scheme::paper; }
   constexpr int warps() const { return key_strips * query_strips; }
   constexpr int threads() const { return 32 * warps(); }
   constexpr int tile_k() const { return kWarpKeys * key_strips; }
@@ -63,26 +86,27 @@ struct Config {
   constexpr int ahead() const { return backs == 3 ? 2 : 1; }
 
   constexpr CodeGeneration code_generation(int target) const {
-    if (target < 900) return sm80;
-    if (target / 100 == 10) return sm100;
-    if (target / 100 == 12) return sm120;
-    return sm90;
+    const Targets& targets = policy == Policy::fast      ? fast
+                             : policy == Policy::general ? general
+                                                         : dither;
+    return targets.of(target);
   }
   /// Whether the kernel can be built like this. Codes are kept, or starts stay on, only in the
   /// shapes that need it.
   constexpr bool valid() const {
     return kBlock % tile_k() == 0 && kBlock % tile_q() == 0 &&
            (fronts == backs || (fronts == 1 && backs == 2)) && !(holds_keys && fronts != 1) &&
+           !(one_place && (fronts != 1 || backs != 1 || holds_keys)) &&
            !(keeps_codes && (key_strips != 2 || query_strips != 2)) &&
-           !(starts_stay_on && (paper() || 2 * tile_k() != threads()));
+           !(starts_stay_on && (scheme == Scheme::paper || 2 * tile_k() != threads()));
   }
 };
 
 template <Config kConfig>
 inline constexpr CodeGeneration kCode = kConfig.code_generation(arch::kTarget);
 
-// The table. Each recipe and head dimension has two instances: a large one for sm_90 and sm_100,
-// and a small one for sm_80, 86, 89 and 120, which have less shared memory (../fused.cu chooses).
+// The table. Each recipe and head dimension has a large instance for sm_90 and sm_100, and smaller
+// ones for sm_80, 86, 89 and 120, which have less shared memory (../fused.cu chooses).
 // On sm_90 the code generation is what is fastest. On the others it is what compiles without
 // spills, found by trying.
 
@@ -96,12 +120,14 @@ inline constexpr Config kNarrow{
     .backs = 2,
     .resident = 3,
     .keeps_codes = true,
-    .sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
-    // The choices of sm_90 would spill 112 bytes here.
-    .sm100 = {.renews_transposed = true,
-              .walk_in_shared = true,
-              .dv_apart = true,
-              .dk_apart = true},
+    .fast = {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
+             // The choices of sm_90 would spill 112 bytes here.
+             .sm100 = {.renews_transposed = true,
+                       .walk_in_shared = true,
+                       .dv_apart = true,
+                       .dk_apart = true}},
+    .general = {.sm90 = {.mixes_tiles = true, .dq_early = true},
+                .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -115,8 +141,10 @@ inline constexpr Config kNarrowSmall{
     .resident = 2,
     .holds_keys = true,
     .keeps_codes = true,
-    .sm80 = {.renews_keys = true},
-    .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true},
+    .fast = {.sm80 = {.renews_keys = true},
+             .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
+    .general = {.sm80 = {.renews_keys = true},
+                .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -129,14 +157,21 @@ inline constexpr Config kWide{
     .backs = 3,
     .resident = 1,
     .starts_stay_on = true,
-    .sm90 = {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true},
-    // dV and dK mix with nothing, or this would spill.
-    .sm100 = {.whole_addresses = true,
-              .mixes_tiles = true,
-              .renews_keys = true,
-              .renews_transposed = true,
-              .dv_apart = true,
-              .dk_apart = true},
+    .fast = {.sm90 = {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true},
+             // dV and dK mix with nothing, or this would spill.
+             .sm100 = {.whole_addresses = true,
+                       .mixes_tiles = true,
+                       .renews_keys = true,
+                       .renews_transposed = true,
+                       .dv_apart = true,
+                       .dk_apart = true}},
+    .general = {.sm90 = {.mixes_tiles = true, .renews_index = true},
+                .sm100 = {.whole_addresses = true,
+                          .mixes_tiles = true,
+                          .renews_keys = true,
+                          .renews_transposed = true,
+                          .dv_apart = true,
+                          .dk_apart = true}},
 };
 // Half the keys and one stage.
 inline constexpr Config kWideSmall{
@@ -148,10 +183,11 @@ inline constexpr Config kWideSmall{
     .backs = 1,
     .resident = 1,
     .starts_stay_on = true,
-    // Tiles that mix would spill.
-    .sm80 = {.whole_addresses = true, .renews_transposed = true, .dv_apart = true},
-    // Whole addresses would spill.
-    .sm120 = {.mixes_tiles = true, .renews_transposed = true},
+    // Tiles that mix would spill on sm_80, whole addresses on sm_120.
+    .fast = {.sm80 = {.whole_addresses = true, .renews_transposed = true, .dv_apart = true},
+             .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
+    .general = {.sm80 = {.dk_apart = true},
+                .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
 };
 
 // The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.
@@ -163,12 +199,20 @@ inline constexpr Config kPaperNarrow{
     .fronts = 1,
     .backs = 2,
     .resident = 2,
-    .sm90 = {.mixes_tiles = true, .renews_keys = true},
-    // The choices of sm_90 would spill 156 bytes here.
-    .sm100 = {.renews_transposed = true,
-              .walk_in_shared = true,
-              .dk_apart = true,
-              .dq_apart = true},
+    .fast = {.sm90 = {.mixes_tiles = true, .renews_keys = true},
+             // The choices of sm_90 would spill 156 bytes here.
+             .sm100 = {.renews_transposed = true,
+                       .walk_in_shared = true,
+                       .dk_apart = true,
+                       .dq_apart = true}},
+    .general = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+                .sm100 = {.renews_transposed = true,
+                          .walk_in_shared = true,
+                          .dk_apart = true,
+                          .dq_apart = true}},
+    .dither = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
+               .sm90 = {.mixes_tiles = true, .renews_keys = true},
+               .sm100 = {.mixes_tiles = true, .renews_keys = true}},
 };
 // One thread block, whose warps hold K and V.
 inline constexpr Config kPaperNarrowSmall{
@@ -180,8 +224,12 @@ inline constexpr Config kPaperNarrowSmall{
     .backs = 2,
     .resident = 1,
     .holds_keys = true,
-    .sm80 = {.mixes_tiles = true, .renews_keys = true},
-    .sm120 = {.mixes_tiles = true, .renews_keys = true},
+    .fast = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
+             .sm120 = {.mixes_tiles = true, .renews_keys = true}},
+    .general = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
+                .sm120 = {.mixes_tiles = true, .renews_keys = true}},
+    .dither = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
+               .sm120 = {.mixes_tiles = true, .renews_keys = true}},
 };
 // One thread block of 174 KB. Tiles that mix would spill.
 inline constexpr Config kPaperWide{
@@ -192,10 +240,14 @@ inline constexpr Config kPaperWide{
     .fronts = 1,
     .backs = 2,
     .resident = 1,
-    .sm90 = {.renews_keys = true, .renews_transposed = true},
-    .sm100 = {.renews_keys = true, .renews_transposed = true},
+    .fast = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+             .sm100 = {.renews_keys = true, .renews_transposed = true}},
+    .general = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+                .sm100 = {.renews_keys = true, .renews_transposed = true}},
+    .dither = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+               .sm100 = {.renews_keys = true, .renews_transposed = true}},
 };
-// One stage in 142 KB, for sm_80. GPUs with 100 KB have no instance (fused_fits).
+// One stage in 142 KB, for sm_80.
 inline constexpr Config kPaperWideSmall{
     .scheme = Scheme::paper,
     .d = 128,
@@ -204,7 +256,27 @@ inline constexpr Config kPaperWideSmall{
     .fronts = 1,
     .backs = 1,
     .resident = 1,
-    .sm80 = {.renews_keys = true, .renews_transposed = true},
+    .fast = {.sm80 = {.renews_keys = true, .renews_transposed = true}},
+    .general = {.sm80 = {.renews_keys = true, .renews_transposed = true}},
+    .dither = {.sm80 = {.renews_keys = true, .renews_transposed = true}},
+};
+
+// One stage in 97 KB, for sm_86, 89 and 120: nothing is loaded ahead.
+inline constexpr Config kPaperWideTiny{
+    .scheme = Scheme::paper,
+    .d = 128,
+    .key_strips = 2,
+    .query_strips = 4,
+    .fronts = 1,
+    .backs = 1,
+    .resident = 1,
+    .one_place = true,
+    .fast = {.sm80 = {.renews_keys = true, .renews_transposed = true},
+             .sm120 = {.renews_index = true, .dq_early = true}},
+    .general = {.sm80 = {.renews_keys = true, .renews_transposed = true},
+                .sm120 = {.renews_index = true}},
+    .dither = {.sm80 = {.renews_keys = true, .renews_transposed = true},
+               .sm120 = {.renews_index = true}},
 };
 
 /// The names by which the host knows the instances: nvcc cannot launch a kernel whose template
@@ -218,8 +290,9 @@ enum class Instance {
   paper_narrow_small,
   paper_wide,
   paper_wide_small,
+  paper_wide_tiny,
 };
-constexpr Config config_of(Instance instance) {
+constexpr Config table(Instance instance) {
   switch (instance) {
     case Instance::narrow:
       return kNarrow;
@@ -235,9 +308,17 @@ constexpr Config config_of(Instance instance) {
       return kPaperNarrowSmall;
     case Instance::paper_wide:
       return kPaperWide;
-    default:
+    case Instance::paper_wide_small:
       return kPaperWideSmall;
+    default:
+      return kPaperWideTiny;
   }
+}
+constexpr Config config_of(Instance instance, Policy policy) {
+  Config config = table(instance);
+  config.policy = policy;
+  if (policy == Policy::dither) config.resident = 1;  // it needs more registers
+  return config;
 }
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

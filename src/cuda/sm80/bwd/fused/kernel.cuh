@@ -21,7 +21,11 @@
 // A round of the loop has two barriers. They also protect the query tiles in shared memory: the
 // next one is loaded behind the first barrier, when S and dP of this one are done, and is there at
 // the second. What dV and dK read lies there twice, or, where memory is short, is loaded behind a
-// third barrier.
+// third barrier. Where it is shortest (one_place), that and the codes lie where Q8 and dO were, and
+// nothing is loaded ahead.
+//
+// Most calls add dQ up in any order. The policies of an instance (config.cuh) are what else a call
+// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh).
 //
 // config.cuh has the instances, walk.cuh the order of the tiles, shared.cuh the shared memory.
 #pragma once
@@ -30,9 +34,12 @@
 
 #include "cuda/arch/target.cuh"
 #include "cuda/sm80/bwd/fused/codes.cuh"
+#include "cuda/sm80/bwd/fused/dither.cuh"
 #include "cuda/sm80/bwd/fused/loads.cuh"
 #include "cuda/sm80/bwd/fused/products.cuh"
+#include "cuda/sm80/bwd/fused/row_sums.cuh"
 #include "cuda/sm80/bwd/fused/scores.cuh"
+#include "cuda/sm80/bwd/fused/turn.cuh"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -60,15 +67,17 @@ template <typename T, Config kConfig>
 __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) {
   constexpr CodeGeneration kChoices = kCode<kConfig>;
   constexpr int kAhead = kConfig.ahead();
-  constexpr bool kOneBack = kConfig.backs == 1;
+  constexpr bool kOnePlace = kConfig.one_place, kOneBack = kConfig.backs == 1 && !kOnePlace;
+  static_assert(!(kOnePlace && kChoices.mixes_tiles));
   using Back = typename SharedPlan<kConfig>::Back;
-  // The first keys of a causal sequence have the most queries, and the grid starts with them.
-  const Walk own_walk = walk_of<kConfig>(p, static_cast<int>(blockIdx.x));
+  const Walk own_walk = walk_of<kConfig>(p, Place<kConfig>::take(p, memory));
   if (own_walk.has_no_keys()) return;  // the padding of a sequence
 
   State<T, kConfig> state(memory, p);
   auto& [me, keys, sums, loads] = state;
   Starts<kConfig>::reset(me);
+  Turns<kConfig>::reset(me);
+  Dither<kConfig>::start(me);
   if (me.index == 0) at<Walk>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
   load_keys<T>(me, own_walk);
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
@@ -89,7 +98,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     }
     arch::cp_async_commit();
   };
-  load_next(0, 0, true);
+  load_next(0, 0, !kOnePlace);
   if constexpr (kAhead == 2) load_next(1, 1, true);
   int stage = 0;
   arch::cp_async_wait<kAhead - 1>();
@@ -103,30 +112,45 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   for (; left > 0; --left) {
     me.renew_addresses();
     const Scales<kConfig> scales{me, me.maxima_at(left & 1), me.tile_scales_at(left & 1)};
+    Dither<kConfig>::draw(me, left);
     TileCodes codes;
     bool poisoned = false;
     {
       Scores y;
       gradients<T>(y, prob, me, keys, stage);
       if (walk.needs_mask(now)) hide(y, me, now.query);
+      RowSums<kConfig>::share(me, y, left & 1);
       scales.share(prob, y, p.p_unit);
       __syncthreads();  // the scales are there, and S and dP have read the tile
-      load_next(kAhead, kConfig.stage_before(stage), !kOneBack);
+      if constexpr (kOnePlace) {
+        loads.load_back(me, 0, now.row);
+        arch::cp_async_commit();
+      } else {
+        load_next(kAhead, kConfig.stage_before(stage), !kOneBack);
+      }
       Scales<kConfig>::reset(me, (left + 1) & 1);
       poisoned = !(scales.p_is_finite() && scales.ds_is_finite());
       if (poisoned) scales.part_poisoned(left & 1, prob, y, p.p_unit);
-      scales.make_codes(codes, prob, y);
+      scales.make_codes(codes, prob, y, left);
     }
     arch::cp_async_wait<kAhead - 1>();
     __syncthreads();  // the codes of all warps are there, and so is the next tile
+    Turns<kConfig>::pass(me);
     Starts<kConfig>::settle(sums, me, left);
-    const uint32_t back = me.back_at(stage), row = now.row;
+    const uint32_t back = me.back_at(stage);
+    const Tile done = now;
     advance(now);
     stage = kConfig.stage_after(stage);
 
+    const auto make_dq = [&] {
+      Turns<kConfig>::wait(me, done);
+      add_to_dq(done.row, me, codes.query, scales.of_queries(poisoned));
+      // `left` inside the lambda changes the order of other instructions even if nothing uses it.
+      if constexpr (kConfig.policy != Policy::fast) RowSums<kConfig>::add(me, done, left & 1);
+    };
+    if constexpr (kChoices.dq_early) make_dq();
     // S and P of the next tile. Behind the last this works on what lies there, to no effect.
     if constexpr (kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
-    const auto make_dq = [&] { add_to_dq(row, me, codes.query, scales.of_queries(poisoned)); };
     if constexpr (kChoices.dq_first) make_dq();
     apart<kChoices.dv_apart>(me, [&] {
       add_to_dv(sums, me, codes, scales.of_p(poisoned), back + offsetof(Back, do8t));
@@ -139,35 +163,44 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
       if (left > 1) loads.load_back(me, 0, now.row);
       arch::cp_async_commit();
     }
-    if constexpr (!kChoices.dq_first) apart<kChoices.dq_apart>(me, make_dq);
+    if constexpr (!kChoices.dq_first && !kChoices.dq_early) apart<kChoices.dq_apart>(me, make_dq);
+    if constexpr (kOnePlace) {
+      __syncthreads();  // the products have read the tile and the codes
+      load_next(1, 0, false);
+      arch::cp_async_wait<0>();
+      __syncthreads();  // what S and dP read of the next tile is there
+    }
     Starts<kConfig>::count(me, scales.maxima, left);
     if (kChoices.mixes_tiles || left > 1) {
       if constexpr (!kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
       if (walk.needs_mask(now)) hide(prob, me, now.query);
     }
   }
+  Turns<kConfig>::pass(me);
   arch::cp_async_wait<0>();
   Starts<kConfig>::settle_last(sums, me);
   store<T>(sums, me);
 }
 
 /// Shared memory of a multiprocessor that an instance takes.
-template <Instance kInstance>
-inline constexpr int kMemory = arch::shared_memory_for(sizeof(SharedPlan<config_of(kInstance)>),
-                                                       config_of(kInstance).resident);
+template <Config kConfig>
+inline constexpr int kMemory = arch::shared_memory_for(sizeof(SharedPlan<kConfig>),
+                                                       kConfig.resident);
 
 }  // namespace sagebwd::cuda::sm80::fused_backward
 
 namespace sagebwd::cuda::sm80 {
 
 /// kLarger: memory of the instance that is taken instead where it fits; 0: there is none.
-template <typename T, fused_backward::Instance kInstance, int kLarger>
-__global__ void __launch_bounds__(fused_backward::config_of(kInstance).threads(),
-                                  fused_backward::config_of(kInstance).resident)
+template <typename T, fused_backward::Instance kInstance, fused_backward::Policy kPolicy,
+          int kLarger>
+__global__ void __launch_bounds__(fused_backward::config_of(kInstance, kPolicy).threads(),
+                                  fused_backward::config_of(kInstance, kPolicy).resident)
     fused_kernel(const __grid_constant__ BackwardParams p) {
+  constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kPolicy);
   extern __shared__ __align__(128) uint8_t memory[];
-  if constexpr (arch::runs_here(fused_backward::kMemory<kInstance>, kLarger))
-    fused_backward::fused<T, fused_backward::config_of(kInstance)>(p, memory);
+  if constexpr (arch::runs_here(fused_backward::kMemory<kConfig>, kLarger))
+    fused_backward::fused<T, kConfig>(p, memory);
 }
 
 }  // namespace sagebwd::cuda::sm80

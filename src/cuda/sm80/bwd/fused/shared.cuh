@@ -55,10 +55,26 @@ struct SharedPlan {
     Keys keys;
     Codes codes;
   };
-  std::conditional_t<kConfig.holds_keys, KeysThenCodes, KeysAndCodes> both;
+  struct KeysAlone {
+    Keys keys;
+  };
+  struct Ring {
+    Front front[kConfig.fronts];
+    Back back[kConfig.backs];
+  };
+  struct BackAndCodes {
+    Back back;
+    Codes codes;
+  };
+  union OnePlace {  // once S and dP have read the front
+    Front front;
+    BackAndCodes after;
+  };
+  std::conditional_t<kConfig.one_place, KeysAlone,
+                     std::conditional_t<kConfig.holds_keys, KeysThenCodes, KeysAndCodes>>
+      both;
   alignas(128) uint8_t k8t[kTileK * D];
-  Front front[kConfig.fronts];
-  Back back[kConfig.backs];
+  std::conditional_t<kConfig.one_place, OnePlace, Ring> tiles;
   alignas(16) float k_scale[kTileK];
   alignas(16) Maxima maxima[2];  // tiles take turns
   // What has to come off dV and dK again (products.cuh).
@@ -67,6 +83,18 @@ struct SharedPlan {
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
+  // What the policies need; tiles take turns in the row sums.
+  struct Nothing {};
+  struct Extras {
+    uint32_t turn[kConfig.warps()];
+    float row_sums[2][kConfig.key_strips][kTileQ];
+  };
+  struct DitherTerms {
+    alignas(8) float query_terms[kTileQ];
+    float uniforms[32];
+  };
+  std::conditional_t<kConfig.policy == Policy::fast, Nothing, Extras> extras;
+  std::conditional_t<kConfig.policy == Policy::dither, DitherTerms, Nothing> dither;
 };
 
 /// What lies at an address in shared memory.
@@ -122,6 +150,7 @@ struct Thread {
   __device__ void renew_addresses() {
     constexpr CodeGeneration kChoices = kCode<kConfig>;
     const uint32_t zero = walk().zero;
+    if constexpr (kChoices.renews_index) index += zero;
     if constexpr (kChoices.renews_keys) key8 += zero;
     if constexpr (kChoices.renews_transposed) transposed += zero;
     if constexpr (D == 64) {
@@ -130,7 +159,8 @@ struct Thread {
       const uint32_t in_tile = tile::b_lane<D>((lane() + zero) & 31);
       query8 = kWhole ? first_query8() + in_tile : in_tile;
       // The same row and chunk where rows are twice as long.
-      if constexpr (!kConfig.paper()) query16 = query8 + ((query8 - (kWhole ? shared : 0)) & ~127u);
+      if constexpr (kConfig.scheme == Scheme::vectorwise)
+        query16 = query8 + ((query8 - (kWhole ? shared : 0)) & ~127u);
     }
   }
 
@@ -149,11 +179,14 @@ struct Thread {
 
   // Offsets of a stage of the query tiles.
   __device__ static constexpr uint32_t front_at(int stage) {
-    return static_cast<uint32_t>(offsetof(Plan, front) +
+    return static_cast<uint32_t>(offsetof(Plan, tiles.front) +
                                  (kConfig.fronts > 1 ? stage * sizeof(Front) : 0));
   }
   __device__ static constexpr uint32_t back_at(int stage) {
-    return static_cast<uint32_t>(offsetof(Plan, back) + stage * sizeof(Back));
+    if constexpr (kConfig.one_place)
+      return offsetof(Plan, tiles.after.back);
+    else
+      return static_cast<uint32_t>(offsetof(Plan, tiles.back) + stage * sizeof(Back));
   }
 
   // Fragments of contraction step k; m and n are blocks of 16 rows, `front` is front_at.
@@ -197,15 +230,22 @@ struct Thread {
 
   // Codes as A operands. For dV and dK a contraction step is a query strip, and m a block of 16
   // keys of this warp's key strip. `codes` is one of these offsets.
-  static constexpr uint32_t kPCodes = offsetof(Plan, both.codes.p),
-                            kDsCodes = offsetof(Plan, both.codes.ds);
+  __device__ static constexpr uint32_t codes_start() {
+    if constexpr (kConfig.one_place)
+      return offsetof(Plan, tiles.after.codes);
+    else
+      return offsetof(Plan, both.codes);
+  }
+  using Codes = typename Plan::Codes;
+  static constexpr uint32_t kPCodes = codes_start() + offsetof(Codes, p),
+                            kDsCodes = codes_start() + offsetof(Codes, ds),
+                            kQueryCodes = codes_start() + offsetof(Codes, query);
   __device__ uint32_t codes_at(uint32_t codes, uint32_t step, int m) const {
     return shared + codes + (m * kConfig.warps() + key_strip() * kConfig.query_strips + step) * 512;
   }
   /// For dQ a contraction step is a key strip, and j a block of 16 queries of a query strip.
   __device__ uint32_t query_codes_at(uint32_t strip, int j, int step) const {
-    return shared + static_cast<uint32_t>(offsetof(Plan, both.codes.query)) +
-           (j * kConfig.warps() + step * kConfig.query_strips + strip) * 512;
+    return shared + kQueryCodes + (j * kConfig.warps() + step * kConfig.query_strips + strip) * 512;
   }
   __device__ void get_codes(uint32_t (&a)[4], uint32_t operand) const {
     const uint4 v = at<uint4>(operand + lane() * 16);

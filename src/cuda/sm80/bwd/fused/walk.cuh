@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles of queries a thread block of the fused backward visits, and in which order.
+// Which keys a thread block of the fused backward has, which tiles of queries it visits, and in
+// which order.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,40 @@
 #include "cuda/sm80/bwd/fused/config.cuh"
 #include "cuda/sm80/params.h"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tile/walk.cuh"
 
 namespace sagebwd::cuda::sm80::fused_backward {
+
+/// Which keys a thread block has: the block-th tile_k of a key head.
+template <Config kConfig>
+struct Place {
+  uint32_t drawn_block, drawn_head;
+
+  /// All threads come here. `memory` is free again when it returns.
+  __device__ static Place take(const BackwardParams& p, uint8_t* memory) {
+    if constexpr (kConfig.policy == Policy::fast) return {0, 0};
+    uint32_t& shared = *reinterpret_cast<uint32_t*>(memory);
+    if (threadIdx.x == 0) shared = atomicAdd(p.tickets, 1u);
+    __syncthreads();
+    const uint32_t ticket = shared, head = ticket / gridDim.x;
+    __syncthreads();
+    return {uniform(gridDim.x - 1 - (ticket - head * gridDim.x)), uniform(head)};
+  }
+  /// In any order the grid starts with the first keys: in a causal sequence they have the most
+  /// queries.
+  __device__ int block() const {
+    return static_cast<int>(kConfig.policy == Policy::fast ? blockIdx.x : drawn_block);
+  }
+  __device__ int kv_head() const {
+    return static_cast<int>(kConfig.policy == Policy::fast ? blockIdx.y : drawn_head);
+  }
+
+ private:
+  /// The same number, but the compiler knows that all lanes have it: lane i votes for bit i.
+  __device__ static uint32_t uniform(uint32_t x) {
+    return __ballot_sync(0xffffffffu, x >> (threadIdx.x % 32) & 1);
+  }
+};
 
 /// A tile of queries: where its first query is in the sequence, and where in the workspace.
 struct Tile {
@@ -40,6 +73,24 @@ struct Walk {
   __device__ bool needs_mask(const Tile& t) const {
     return static_cast<uint32_t>(t.query - whole_begin) > whole;
   }
+  /// How many thread blocks add to the tile's dQ before this one: those of the keys behind that
+  /// one of its queries sees.
+  template <Config kConfig>
+  __device__ uint32_t turn(const Tile& t) const {
+    constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
+    const int last = min(t.query + kTileQ, s.nq) - 1;
+    return static_cast<uint32_t>(tile::last_key_tile(band, s, last, kTileK) - key0 / kTileK);
+  }
+  /// What the uniforms of the dither depend on.
+  struct Coordinates {
+    int head, query_tile;
+  };
+  template <Config kConfig>
+  __device__ Coordinates coordinates(const BackwardParams& p, int step) const {
+    constexpr int kTileQ = kConfig.tile_q();
+    const int per_head = (end - first) / kTileQ;
+    return {first_head(p) + step / per_head, first / kTileQ + step % per_head};
+  }
   /// Goes on to the next tile. True if that is the first of the next head.
   template <Config kConfig>
   __device__ bool advance(Tile& t) const {
@@ -50,29 +101,26 @@ struct Walk {
   }
 };
 
-/// The walk over the queries of the block-th kTileK keys.
+/// The walk over the queries that see the keys of a place.
 template <Config kConfig>
-__device__ Walk walk_of(const BackwardParams& p, int block) {
+__device__ Walk walk_of(const BackwardParams& p, const Place<kConfig>& place) {
   constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
+  const int block = place.block();
   Walk w;
   w.s = tile::sequence_of_block<kBlock>(p.seq, block * kTileK / kBlock, false);
   w.key0 = static_cast<int>(static_cast<int64_t>(block) * kTileK - w.s.k_pad);
   w.zero = 0;
-  w.kv_head = static_cast<int>(blockIdx.y);
+  w.kv_head = place.kv_head();
   w.band = tile::band_of(p.mask, w.s);
   const int last_key = min(w.key0 + kTileK, w.s.nk) - 1;
-  const tile::QueryRange range = tile::visible_to(p.mask, w.s, w.key0, last_key);
-  const tile::QueryRange of_first = tile::visible_to(p.mask, w.s, w.key0, w.key0);
-  const tile::QueryRange of_last = w.key0 + kTileK <= w.s.nk
-                                       ? tile::visible_to(p.mask, w.s, last_key, last_key)
-                                       : tile::QueryRange{0, 0};
-  const int whole_begin = max(of_first.begin, of_last.begin),
-            whole = min(of_first.end, of_last.end) - kTileQ - whole_begin;
-  w.whole_begin = whole < 0 ? 0x7fffffff : whole_begin, w.whole = whole < 0 ? 0 : whole;
-  w.first = range.begin / kTileQ * kTileQ;
-  const int per_head = range.begin < range.end ? (range.end - w.first + kTileQ - 1) / kTileQ : 0;
-  w.end = w.first + per_head * kTileQ, w.steps = per_head * p.group;
-  w.next_head = static_cast<uint32_t>(p.tq - per_head * kTileQ);
+  const tile::QueryRange seen = tile::visible_to(p.mask, w.s, w.key0, last_key);
+  const tile::WholeQueries whole =
+      tile::whole_queries(p.mask, w.s, w.key0, last_key, w.key0 + kTileK <= w.s.nk, kTileQ);
+  w.whole_begin = whole.begin, w.whole = whole.more;
+  const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
+  w.first = tiles.first;
+  w.end = w.first + tiles.steps * kTileQ, w.steps = tiles.steps * p.group;
+  w.next_head = static_cast<uint32_t>(p.tq - tiles.steps * kTileQ);
   return w;
 }
 
