@@ -47,7 +47,8 @@ struct BackwardParams {
   int d, h, hk, group;
   int64_t tq, tk;
   float scale;
-  float p_levels, p_unit;           // as in the forward
+  bool dq_chunks;                   // rows of dQ start at multiples of 16 bytes
+  float p_unit;                     // as in the forward
   const int8_t* q8;                 // [h, tq, D]
   const int8_t* q8t;                // [h, tq / kSlab, D, kSlab]
   const QueryRow* q_row;            // [h, tq]
@@ -63,17 +64,16 @@ struct BackwardParams {
   const void* do16;                 // [h, tq, D]; null: so is dO
   Strided v, dout;
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
-  float* dq_sum;  // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c (arch/global_add.cuh), or null
+  // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c, from zero on (arch/global_add.cuh).
+  float* dq_sum;
   const float* k_mean;  // [sequences, hk, D]
   StridedStats dlse;    // data null: none
-  bool partial_kv;
+  float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: unwanted
   Strided dq, dk, dv;
-  bool dq_chunks;     // rows of dQ start at multiples of 16 bytes
   uint64_t seed;      // of the dither
   uint32_t* tickets;  // the next thread block's keys; zero at the start
   uint32_t* turns;    // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
                       // zero at the start; null: they add in any order
-  float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: not wanted
 };
 
 }  // namespace sagebwd::cuda::sm80

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm80/plan.h"
 
-#include <cstdlib>
-
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/tile/layout.h"
 
@@ -17,16 +15,11 @@ Plan::Plan(const spec::Problem& p)
       tq(blocks.q * kBlock),
       tk(blocks.k * kBlock) {}
 
-bool fused(const spec::Problem& p) {
-  static const bool old = std::getenv("SAGEBWD_OLD_BACKWARD") != nullptr;
-  return !(old && (p.deterministic || p.partial_kv || p.recipe.rounding == Rounding::dither));
-}
-
 backend::Tiles tiles_of(const spec::Problem& p) {
   const bool paper = p.recipe.scheme == Scheme::paper;
   if (p.direction == spec::Direction::forward)
     return {128, paper ? 64 : 128, spec::p_levels(p.recipe, 255)};
-  const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128, fused(p));
+  const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128);
   return {t.q, t.k, spec::p_levels(p.recipe, 255)};
 }
 

@@ -22,9 +22,6 @@ struct Plan {
   int64_t tq, tk;          // padded tokens
 };
 
-/// Whether dQ is added up in memory by the kernel that makes dK and dV, rather than by its own.
-bool fused(const spec::Problem& p);
-
 backend::Tiles tiles_of(const spec::Problem& p);
 
 }  // namespace sagebwd::cuda::sm80

@@ -158,11 +158,11 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   // the distance of its rows, times as many as a copy covers, is a number of 32 bits.
   constexpr int64_t kFarApart = int64_t{1} << 26;
   const Strided v = input(args.v), dout = input(args.dout);
-  const bool v_as_is = fused(p) && !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
-             dout_as_is = fused(p) && p.d == 64 && dout.vector && dout.token < kFarApart;
+  const bool v_as_is = !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
+             dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart;
   OperandJob job = call.start(ws);
   job.backward = true;
-  job.k8t = ws.k8t, job.k8t_turned = fused(p);
+  job.k8t = ws.k8t, job.k8t_turned = true;
   job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
@@ -184,7 +184,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .tq = plan.tq,
                               .tk = plan.tk,
                               .scale = p.scale,
-                              .p_levels = call.p_levels(),
+                              .dq_chunks = input(args.dq).vector,
                               .p_unit = 1.0f / call.p_levels(),
                               .q8 = ws.q8,
                               .q8t = ws.q8t,
@@ -205,15 +205,13 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dq_sum = ws.dq_sum,
                               .k_mean = ws.k_mean,
                               .dlse = stats(args.dlse),
-                              .partial_kv = p.partial_kv,
+                              .row_sum = ws.row_sum,
                               .dq = output(args.dq),
                               .dk = output(args.dk),
                               .dv = output(args.dv),
-                              .dq_chunks = input(args.dq).vector,
                               .seed = p.recipe.seed,
                               .tickets = ws.tickets,
-                              .turns = fused(p) ? ws.turns : nullptr,
-                              .row_sum = fused(p) ? ws.row_sum : nullptr};
+                              .turns = ws.turns};
   launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(

@@ -92,7 +92,7 @@ struct BackwardSpace : SharedSpace {
     row = arena.take<QueryRow>(p.h * plan.tq);
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
-    dq_sum = fused(p) ? arena.take<float>(p.h * plan.tq * plan.padded_d) : nullptr;
+    dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
   }
   int8_t *q8t, *k8t, *do8t;
   uint16_t* do16;

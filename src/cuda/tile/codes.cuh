@@ -13,8 +13,6 @@
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/scalar.cuh"
-#include "cuda/tile/layout.h"
-#include "cuda/tile/shared_tile.cuh"
 
 namespace sagebwd::cuda::tile {
 
@@ -88,24 +86,7 @@ __device__ __forceinline__ uint32_t codes_of(float a, float fa, float b, float f
 #endif
 }
 
-/// Factor to codes and scale of a group with largest magnitude `amax`. Below 2^-100 the scale is
-/// zero. NaN and Inf stay in the scale, and so reach whatever is made from the codes.
-struct Scale {
-  float scale, inverse;
-};
-__device__ __forceinline__ Scale scale_of(float amax, float levels) {
-  constexpr float kSmallest = 0x1p-100f;
-  Scale s;
-  s.inverse = levels * arch::reciprocal_approx(arch::max_nan(amax, kSmallest));
-  s.scale = amax < kSmallest ? 0.0f : amax * (1.0f / levels);
-  return s;
-}
-
-/// Largest value of the four lanes that share a row; keeps NaN.
-__device__ __forceinline__ float quad_max_nan(float x) {
-  x = arch::max_nan(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return arch::max_nan(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
+/// Largest value of the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -129,66 +110,6 @@ __device__ __forceinline__ void quantize_rows(uint32_t (&a)[kBlocks / 4][4],
       a[b / 4][(b & 2) + r] = codes_of<kCode>(x[b][2 * r], i, x[b][2 * r + 1], i, x[b + 1][2 * r],
                                               i, x[b + 1][2 * r + 1], i);
     }
-  }
-}
-
-/// acc += weight · codes·B for kM blocks of 16 rows. The rows' codes are kSteps contraction steps
-/// of 32 of this warp and as many of the other warp of its pair. B lies transposed in shared
-/// memory, rows of kSlab contraction indices; `b` points at the first of this warp's channels.
-/// weight[m][r] belongs to row 16m + g + 8r.
-template <Bytes kA, int kM, int kSteps, int kChannelBlocks, int D>
-__device__ __forceinline__ void multiply_codes(float (&acc)[kM][kChannelBlocks][4],
-                                               const uint32_t (&mine)[kM][kSteps][4],
-                                               const uint32_t (&other)[kM][kSteps][4],
-                                               const float (&weight)[kM][2], uint32_t b,
-                                               uint32_t member, uint32_t lane) {
-  // Two blocks of channels at a time: four chains of products that do not wait for each other.
-#pragma unroll
-  for (int c = 0; c < kChannelBlocks; c += 2) {
-    int sum[2][kM][4];
-    uint32_t f[2][4];
-    if constexpr (kSteps == 2) {  // a row of 64 is one warp's share, the next sub-tile the other's
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        load_b<kSlab>(f[h], b + member * D * kSlab + (c + h) * 8 * kSlab, 0, lane);
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int m = 0; m < kM; ++m)
-            k == 0 ? start_sum<kA>(sum[h][m], mine[m][0], f[h][0], f[h][1])
-                   : arch::mma_8<kA>(sum[h][m], mine[m][1], f[h][2], f[h][3]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        load_b<kSlab>(f[h], b + (member ^ 1) * D * kSlab + (c + h) * 8 * kSlab, 0, lane);
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int m = 0; m < kM; ++m)
-            arch::mma_8<kA>(sum[h][m], other[m][k], f[h][2 * k], f[h][2 * k + 1]);
-    } else {  // a row of 64 holds both shares: this warp's first
-      static_assert(kSteps == 1);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) load_b<kSlab>(f[h], b + (c + h) * 8 * kSlab, 0, lane, member * 2);
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int m = 0; m < kM; ++m)
-            k == 0 ? start_sum<kA>(sum[h][m], mine[m][0], f[h][0], f[h][1])
-                   : arch::mma_8<kA>(sum[h][m], other[m][0], f[h][2], f[h][3]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          acc[m][c + h][e] = fmaf(sum_of(sum[h][m][e]), weight[m][e >> 1], acc[m][c + h][e]);
   }
 }
 

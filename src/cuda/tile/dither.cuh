@@ -34,22 +34,22 @@ __device__ __forceinline__ float dither_offset(float query_term, float key_term)
   return t >= 0.5f ? t - 1.0f : t;
 }
 
-/// Uniforms of kOperands operands in the next tiles, one per lane. All lanes call with the same
-/// tile.
+/// Uniforms of kOperands operands in the next tiles of a walk, one per lane. All lanes call with
+/// the same step. Steps go up one by one; which tile a step is, `uniform` knows alone.
 template <int kOperands>
 class Uniforms {
  public:
-  /// Before the uniforms of a tile are asked for; tiles go up from the `first` one.
-  /// uniform(tile, operand) works one out.
+  /// Before the uniforms of a step are asked for; `first`: of the walk.
+  /// uniform(step, operand) works one out.
   template <typename Uniform>
-  __device__ void draw(int tile, bool first, Uniform uniform) {
-    constexpr int kTiles = 32 / kOperands;
-    if (!first && tile % kTiles != 0) return;
+  __device__ void draw(int step, bool first, Uniform uniform) {
+    constexpr int kSteps = 32 / kOperands;
+    if (!first && step % kSteps != 0) return;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    held_ = uniform(tile / kTiles * kTiles + lane / kOperands, lane % kOperands);
+    held_ = uniform(step / kSteps * kSteps + lane / kOperands, lane % kOperands);
   }
-  __device__ float operator()(int tile, int operand) const {
-    return __shfl_sync(0xffffffffu, held_, (tile * kOperands + operand) % 32);
+  __device__ float operator()(int step, int operand) const {
+    return __shfl_sync(0xffffffffu, held_, (step * kOperands + operand) % 32);
   }
 
  private:

@@ -81,14 +81,6 @@ __device__ __forceinline__ uint32_t step_of(uint32_t at, int step) {
   return (at ^ ((step & 3) << 5)) + (step >> 2) * 128;
 }
 
-/// B operand of one block of 8 columns (rows of the tile), 64 bytes from chunk `chunk` on: {b0, b1}
-/// of two k-steps. `flip` 2 exchanges the two steps.
-template <int kRowBytes>
-__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, uint32_t chunk,
-                                       uint32_t lane, uint32_t flip = 0) {
-  arch::ldmatrix_x4(b, tile + swizzled<kRowBytes>(lane & 7, chunk + ((lane >> 3) ^ flip)));
-}
-
 /// B operand of a 16-bit tile [k, n] that has the contraction along its rows: rows 0 … 15 of `tile`
 /// (one k16 step), 16 columns from chunk `chunk` on: {b0, b1} of two blocks of 8 columns.
 template <int kRowBytes>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// INT8 attention backward on mma.sync. With dq_sum, dQ is added up in memory by the kernel that
-// makes dK and dV, in any order. Without, it has a kernel of its own, and every result is bit-equal
-// from run to run.
+// INT8 attention backward on mma.sync. One kernel makes dK and dV and adds dQ up in memory, another
+// one scales and casts dQ.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,11 +11,12 @@
 
 namespace sagebwd::cuda::sm80 {
 
-/// Queries that share a scale of P and dS in dV and dK, and keys that share a scale of dS in dQ.
+/// Queries that share a scale of P and dS in dV and dK, and keys that share a scale of dS in dQ, on
+/// the current device.
 struct BackwardTiles {
   int q, k;
 };
-BackwardTiles backward_tiles(Scheme scheme, int padded_d, bool fused);
+BackwardTiles backward_tiles(Scheme scheme, int padded_d);
 
 /// Dither is of recipe `paper` only.
 void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, Rounding rounding,

@@ -131,7 +131,8 @@ inline constexpr Config kNarrow{
                        .walk_in_shared = true,
                        .dv_apart = true,
                        .dk_apart = true}},
-    .general = {.sm90 = {.mixes_tiles = true, .dq_early = true}, .sm100 = {}},
+    .general = {.sm90 = {.mixes_tiles = true, .dq_early = true},
+                .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -147,7 +148,8 @@ inline constexpr Config kNarrowSmall{
     .keeps_codes = true,
     .fast = {.sm80 = {.renews_keys = true},
              .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
-    .general = {.sm80 = {}, .sm120 = {}},
+    .general = {.sm80 = {.renews_keys = true},
+                .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -168,7 +170,13 @@ inline constexpr Config kWide{
                        .renews_transposed = true,
                        .dv_apart = true,
                        .dk_apart = true}},
-    .general = {.sm90 = {.mixes_tiles = true, .renews_index = true}, .sm100 = {}},
+    .general = {.sm90 = {.mixes_tiles = true, .renews_index = true},
+                .sm100 = {.whole_addresses = true,
+                          .mixes_tiles = true,
+                          .renews_keys = true,
+                          .renews_transposed = true,
+                          .dv_apart = true,
+                          .dk_apart = true}},
 };
 // Half the keys and one stage.
 inline constexpr Config kWideSmall{
@@ -183,7 +191,8 @@ inline constexpr Config kWideSmall{
     // Tiles that mix would spill on sm_80, whole addresses on sm_120.
     .fast = {.sm80 = {.whole_addresses = true, .renews_transposed = true, .dv_apart = true},
              .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
-    .general = {.sm80 = {}, .sm120 = {}},
+    .general = {.sm80 = {.dk_apart = true},
+                .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
 };
 
 // The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.
@@ -201,7 +210,11 @@ inline constexpr Config kPaperNarrow{
                        .walk_in_shared = true,
                        .dk_apart = true,
                        .dq_apart = true}},
-    .general = {.sm90 = {.renews_keys = true, .renews_transposed = true}, .sm100 = {}},
+    .general = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+                .sm100 = {.renews_transposed = true,
+                          .walk_in_shared = true,
+                          .dk_apart = true,
+                          .dq_apart = true}},
     .dither = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
                .sm90 = {.mixes_tiles = true, .renews_keys = true},
                .sm100 = {.mixes_tiles = true, .renews_keys = true}},
@@ -218,8 +231,10 @@ inline constexpr Config kPaperNarrowSmall{
     .holds_keys = true,
     .fast = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
              .sm120 = {.mixes_tiles = true, .renews_keys = true}},
-    .general = {.sm80 = {}, .sm120 = {}},
-    .dither = {.sm80 = {}, .sm120 = {}},
+    .general = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
+                .sm120 = {.mixes_tiles = true, .renews_keys = true}},
+    .dither = {.sm80 = {.mixes_tiles = true, .renews_keys = true},
+               .sm120 = {.mixes_tiles = true, .renews_keys = true}},
 };
 // One thread block of 174 KB. Tiles that mix would spill.
 inline constexpr Config kPaperWide{
@@ -232,8 +247,10 @@ inline constexpr Config kPaperWide{
     .resident = 1,
     .fast = {.sm90 = {.renews_keys = true, .renews_transposed = true},
              .sm100 = {.renews_keys = true, .renews_transposed = true}},
-    .general = {.sm90 = {.renews_keys = true, .renews_transposed = true}, .sm100 = {}},
-    .dither = {.sm90 = {.renews_keys = true, .renews_transposed = true}, .sm100 = {}},
+    .general = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+                .sm100 = {.renews_keys = true, .renews_transposed = true}},
+    .dither = {.sm90 = {.renews_keys = true, .renews_transposed = true},
+               .sm100 = {.renews_keys = true, .renews_transposed = true}},
 };
 // One stage in 142 KB, for sm_80.
 inline constexpr Config kPaperWideSmall{
@@ -245,8 +262,8 @@ inline constexpr Config kPaperWideSmall{
     .backs = 1,
     .resident = 1,
     .fast = {.sm80 = {.renews_keys = true, .renews_transposed = true}},
-    .general = {.sm80 = {}},
-    .dither = {.sm80 = {}},
+    .general = {.sm80 = {.renews_keys = true, .renews_transposed = true}},
+    .dither = {.sm80 = {.renews_keys = true, .renews_transposed = true}},
 };
 
 // One stage in 97 KB, for sm_86, 89 and 120: nothing is loaded ahead.
@@ -260,11 +277,11 @@ inline constexpr Config kPaperWideTiny{
     .resident = 1,
     .one_place = true,
     .fast = {.sm80 = {.renews_keys = true, .renews_transposed = true},
-             .sm120 = {.renews_keys = true, .renews_transposed = true}},
+             .sm120 = {.renews_index = true, .dq_early = true}},
     .general = {.sm80 = {.renews_keys = true, .renews_transposed = true},
-                .sm120 = {.renews_keys = true, .renews_transposed = true}},
+                .sm120 = {.renews_index = true}},
     .dither = {.sm80 = {.renews_keys = true, .renews_transposed = true},
-               .sm120 = {.renews_keys = true, .renews_transposed = true}},
+               .sm120 = {.renews_index = true}},
 };
 
 /// The names by which the host knows the instances: nvcc cannot launch a kernel whose template

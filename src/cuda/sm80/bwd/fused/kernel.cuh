@@ -21,7 +21,11 @@
 // A round of the loop has two barriers. They also protect the query tiles in shared memory: the
 // next one is loaded behind the first barrier, when S and dP of this one are done, and is there at
 // the second. What dV and dK read lies there twice, or, where memory is short, is loaded behind a
-// third barrier.
+// third barrier. Where it is shortest (one_place), that and the codes lie where Q8 and dO were, and
+// nothing is loaded ahead.
+//
+// Most calls add dQ up in any order. The policies of an instance (config.cuh) are what else a call
+// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh).
 //
 // config.cuh has the instances, walk.cuh the order of the tiles, shared.cuh the shared memory.
 #pragma once
