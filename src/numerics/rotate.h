@@ -13,13 +13,13 @@
 
 namespace sagebwd::numerics {
 
-/// Signs of the channels, the bit c % 32 of word c / 32: 1 is minus. Fractional bits of √2, √3, √5,
-/// √7, √11, √13, √17 and √19, 32 each: fixed for ever, since codes are saved.
-inline constexpr uint32_t kRotationSigns[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
-                                               0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
-
+/// Whether a channel changes its sign. The signs are fractional bits of √2, √3, √5, √7, √11, √13,
+/// √17 and √19, 32 each from the lowest bit on: fixed for ever, since codes are saved.
 SAGE_INLINE bool rotation_flips(int channel) {
-  return (kRotationSigns[channel / 32] >> (channel % 32) & 1) != 0;
+  // Inside the function, because device code cannot index an array of the host.
+  constexpr uint32_t kSigns[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                                  0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+  return (kSigns[channel / 32] >> (channel % 32) & 1) != 0;
 }
 
 /// Channels that are mixed with one another.
