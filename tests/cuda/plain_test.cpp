@@ -247,11 +247,11 @@ TEST(Plain, UnevenValues) {
   for (const char* text :
        {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off pv16=1",
         "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50", "h1 n520 d64 f32 paper"})
-    for (float size : {1.0f, 1e-20f, 1e20f}) {
+    for (float size : {1.0f, 1e-20f}) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
       for (size_t i = 0; i < in.x.v.size(); ++i) {
-        const size_t token = i / static_cast<size_t>(dc.c.d) % 520;
+        const size_t token = i / static_cast<size_t>(dc.c.d) % 400;
         in.x.v[i] *= token % 7 == 3 ? 0.0f : token % 50 == 49 ? 2e3f * size : size;
         if (token >= 256 && token < 384) in.x.v[i] = 0.0f;
       }
@@ -630,9 +630,9 @@ void expect_saved_codes(const DeviceCase& dc, const CaseInputs& in) {
 TEST(Plain, SavedCodes) {
   NEED_DEVICE();
   for (const char* text :
-       {"b2 h4 hk2 n200 d40 f32 causal", "h2 nq70 nk300 d64 f32 k_per_token=on",
-        "h1 n150 d256 f32 rotate=off smooth_k=off", "h2 n200 d72 f32 smooth_v=off pv16=1",
-        "h2 n200 d64 f32 rounding=dither lift=dV tile=64x192"}) {
+       {"b2 h2 hk1 n140 d40 f32 causal", "h2 nq70 nk300 d64 f32 k_per_token=on",
+        "h1 n150 d256 f32 rotate=off smooth_k=off", "h1 n200 d72 f32 smooth_v=off pv16=1",
+        "h1 n200 d64 f32 rounding=dither lift=dV tile=64x192"}) {
     const DeviceCase dc = plain_case(text);
     expect_saved_codes(dc, make_case_inputs(dc));
   }
@@ -651,7 +651,7 @@ TEST(Plain, SavedCodesOfDocuments) {
 
 TEST(Plain, SavedCodesOfNanAndInf) {
   NEED_DEVICE();
-  const DeviceCase dc = plain_case("h2 n300 d40 f32 causal");
+  const DeviceCase dc = plain_case("h1 n300 d40 f32 causal");
   for (int tensor = 0; tensor < 3; ++tensor) {
     SCOPED_TRACE(tensor);
     CaseInputs in = make_case_inputs(dc);
