@@ -134,7 +134,8 @@ struct Inside {
       if (std::isfinite(scale))
         scale = std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 2u) & ~3u);
       const cuda::KeyScale got = ws.k_scale[row0 + i];
-      diff.expect(same(got.scale, scale) && same(got.offset, -12582912.0f * scale), "k_scale", head,
+      const bool poisoned = std::isnan(scale);  // the offset is then that of its neighbours
+      diff.expect(same(got.scale, scale) && (poisoned || same(got.offset, -12582912.0f * scale)), "k_scale", head,
                   i, 0);
     }
   }
@@ -177,14 +178,31 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
                               c < p.d ? want.mu_v[static_cast<size_t>(c)] : 0.0f),
                     "v_mean", kv, t, c);
       x.transposed_equal("v8t", ws.v8t, k0, want.v8, s.nk, kv, false);
+      const bool folds = spec::folds_v(p.recipe), lifted = p.lifted(kMatmulO);
       for (int64_t tile = 0; tile * x.tiles.k < s.nk; ++tile) {
-        const bool poisoned = want.v_block_poisoned[static_cast<size_t>(tile)];
-        diff.expect(same(ws.v_scale[k0 / x.tiles.k + tile],
-                         poisoned ? NAN : want.v_scale[static_cast<size_t>(tile)]),
-                    "v_scale", kv, tile, 0);
-        if (poisoned || p.recipe.pv16_tiles < 0 || tile < p.recipe.pv16_tiles)
+        const int64_t begin = tile * x.tiles.k, end = std::min(begin + x.tiles.k, s.nk);
+        const auto scale = [&](int64_t j) { return want.v_scale[static_cast<size_t>(j)]; };
+        bool poisoned = false;
+        float unit = 1.0f;  // of a tile whose keys share a scale
+        for (int64_t j = begin; j < end; ++j) {
+          poisoned = poisoned || std::isnan(scale(j));
+          if (!folds && !std::isnan(scale(j))) unit = scale(j);
+        }
+        diff.expect(same(ws.tile_v_scale[k0 / x.tiles.k + tile], poisoned ? NAN : unit),
+                    "tile_v_scale", kv, tile, 0);
+        for (int64_t j = begin; j < end && ws.v_log2 != nullptr; ++j) {
+          const float folded = folds && !poisoned ? scale(j) : 1.0f;
+          diff.expect(near(ws.v_log2[k0 + j], std::log2(folded), 1.0f) &&
+                          near(ws.v_inverse[k0 + j], 1.0f / folded, 1.0f / folded),
+                      "v_log2, v_inverse", kv, j, 0);
+        }
+        const bool leading = lifted || p.recipe.pv16_tiles < 0 || tile < p.recipe.pv16_tiles;
+        if (poisoned || (leading && lifted))
           x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
-                         tile * x.tiles.k, std::min((tile + 1) * x.tiles.k, s.nk), kv);
+                         begin, end, kv);
+        else if (leading)
+          x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), begin, end,
+                         kv);
       }
     }
 }
@@ -193,7 +211,8 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
 void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs& in,
                     const Results& out, bool aligned, Differences& diff) {
   const spec::Problem& p = w.backward.problem;
-  const bool dout_as_is = aligned && p.d == 64, v_as_is = aligned && (p.d == 64 || p.d == 128);
+  const bool dout_as_is = aligned && p.d == 64, folds = spec::folds_v(p.recipe),
+             v_as_is = aligned && !folds && (p.d == 64 || p.d == 128);
   const Inside x{p, cuda::sm80::Plan(p), in, cuda::sm80::tiles_of(p), diff};
   cuda::Arena arena(const_cast<std::byte*>(w.backward.bytes.data())),
       forward_arena(const_cast<std::byte*>(w.forward.bytes.data()));
@@ -223,8 +242,10 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
         double delta = 0, size = 0;
         for (int64_t c = 0; c < p.d; ++c) {
-          const double product =
-              static_cast<double>(dout[i * p.d + c]) * out.o[static_cast<size_t>(row * p.d + c)];
+          // Where dP is made from codes of V, D lacks dO·mean(V) as dP does.
+          const double mean = folds ? want.mu_v[static_cast<size_t>(c)] : 0.0f;
+          const double product = static_cast<double>(dout[i * p.d + c]) *
+                                 (out.o[static_cast<size_t>(row * p.d + c)] - mean);
           delta += product, size += std::fabs(product);
         }
         if (dc.dlse) delta -= in.dlse[static_cast<size_t>(row)];
@@ -244,9 +265,15 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
       x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, true);
-      if (!v_as_is)
+      if (folds) {
+        x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), 0, s.nk, kv);
+        for (int64_t j = 0; j < s.nk; ++j)
+          diff.expect(same(ws.v_scale[k0 + j], want.v_scale[static_cast<size_t>(j)]), "v_scale", kv,
+                      j, 0);
+      } else if (!v_as_is) {
         x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk), 0,
                        s.nk, kv);
+      }
     }
 }
 
@@ -269,7 +296,8 @@ TEST(GpuCodes, EqualTheOracles) {
         "h4 hk2 nq65 nk1025 d72", "h6 hk2 n257 d40 f16 pv16=all", "h1 n127 d8",
         "h2 n640 d128 pv16=3", "b2 h2 n300 d64 paper", "h4 hk2 nq129 nk515 d128 paper f16",
         "h2 n200 d96 paper causal", "h2 n300 d64 smooth_k=off smooth_v=off",
-        "h2 n300 d128 f16 paper smooth_v=on"}) {
+        "h2 n300 d128 f16 paper smooth_v=on", "h2 n300 d64 k_per_token=on", "h2 n300 d128 rotate=off",
+        "h2 n200 d80 paper rotate=on", "h2 n300 d64 lift=O"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;  // means that matter
     expect_equal_codes(dc, make_case_inputs(dc));

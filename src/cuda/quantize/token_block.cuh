@@ -284,7 +284,8 @@ struct TokenBlock {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float scaled = __fmul_rn(made[step][e], inverse[step]);
-        code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled));
+        // Adding zero makes +0 of -0.
+        code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled) + 0.0f);
       }
       *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0() + step) * D + channel()) =
           *reinterpret_cast<const uint4*>(code);

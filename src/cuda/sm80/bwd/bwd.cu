@@ -15,7 +15,7 @@ void run(const BackwardParams& p, Scheme scheme, Rounding rounding, int q_blocks
          cudaStream_t stream) {
   if (rounding == Rounding::dither)
     launch_dithered<T, D>(p, k_blocks, stream);
-  else if (p.turns != nullptr || p.row_sum != nullptr)
+  else if (p.turns != nullptr || p.row_sum != nullptr || p.k_per_token)
     launch_general<T, D>(p, scheme, k_blocks, stream);
   else
     launch_fast<T, D>(p, scheme, k_blocks, stream);

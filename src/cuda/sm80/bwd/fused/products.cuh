@@ -335,7 +335,7 @@ __device__ void store_dk(const Accumulators<kConfig>& sums, const Thread<kConfig
 #pragma unroll
       for (int c = 0; c < kConfig.channel_blocks(); ++c)
         at<float2>(to + ((16 * m + 8 * r) * kStride + c * 8) * 4) =
-            make_float2(sums.dk[m][c][2 * r] * factor, sums.dk[m][c][2 * r + 1] * factor);
+            float2{sums.dk[m][c][2 * r] * factor, sums.dk[m][c][2 * r + 1] * factor};
     }
   __syncthreads();
   const tile::Sequence& s = me.walk().s;
