@@ -242,9 +242,8 @@ void Family::place_delimiters(int64_t batch, int64_t head, std::span<const float
                            along_v = unit_direction(c_.seed, kTailValue, batch, head, c_.d);
   for (int64_t j = 0; j < k.count(); ++j) {
     const bool delimiter = is_delimiter(j);
-    // Delimiters take turns, so that their sum says little and each dP - D of theirs counts.
-    const uint64_t turn =
-        delimiter ? static_cast<uint64_t>(j / kDelimiterEvery) : row_key(kTailSide, batch, head, j);
+    // They take turns, so that O is small and its error with it: what counts is dS.
+    const int64_t turn = delimiter ? j / kDelimiterEvery : j;
     const double side = turn % 2 == 0 ? 1.0 : -1.0;
     for (float& x : v[j]) x = static_cast<float>(kTailNoise * x);
     add_scaled(v[j], side * root_d(), along_v);

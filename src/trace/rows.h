@@ -25,7 +25,6 @@ enum Stream : uint64_t {
   kPeakKey,
   kTailKey,
   kTailValue,
-  kTailSide,
 };
 
 /// Independent normal numbers by index: Box-Muller on two 32-bit uniforms of one hash.
