@@ -163,42 +163,41 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
       for (int64_t j = 0; j < t.cols; ++j) dp[j * o.tile_q + i] = t.dp[i * t.cols + j];
     }
     using enum numerics::DitherOperand;
-    kernels.backward_tile(
-        {.tile_q = o.tile_q,
-         .tile_k = o.tile_k,
-         .s = o.sums.data(),
-         .s_is_float = false,
-         .dp = dp.data(),
-         .v_scale = ones.data(),
-         .k_scale = o.k_scale.data(),
-         .logit_factor = o.logit_factor.data(),
-         .bias = nullptr,
-         .begin = o.begin.data(),
-         .end = o.end.data(),
-         .lse2 = lse2.data(),
-         .delta = delta.data(),
-         .q_scale = q_scale.data(),
-         .do_scale = do_scale.data(),
-         .k_fold = o.k_scale.data(),
-         .per_vector = recipe.scheme == Scheme::vectorwise,
-         .dv_float = false,
-         .dq_float = false,
-         .dk_float = false,
-         .query_sum = nullptr,
-         .key_sum = nullptr,
-         .key_max = key_max.data(),
-         .p8 = p8.data(),
-         .ds8_key = ds8_key.data(),
-         .ds8_query = ds8_query.data(),
-         .p_scale = p_scale.data(),
-         .ds_key_scale = key_scale.data(),
-         .ds_query_scale = query_scale.data(),
-         .ds_query_start = start.data(),
-         .dither_p = {recipe.dithers(kMatmulDV), uniform(x, t, p_backward)},
-         .dither_ds_query = {recipe.dithers(kMatmulDQ), uniform(x, t, ds_query)},
-         .dither_ds_key = {recipe.dithers(kMatmulDK), uniform(x, t, ds_key)},
-         .dither_query = o.dither.data(),
-         .p_levels = p_levels(x)});
+    kernels.backward_tile({.tile_q = o.tile_q,
+                           .tile_k = o.tile_k,
+                           .s = o.sums.data(),
+                           .s_is_float = false,
+                           .dp = dp.data(),
+                           .v_scale = ones.data(),
+                           .k_scale = o.k_scale.data(),
+                           .logit_factor = o.logit_factor.data(),
+                           .bias = nullptr,
+                           .begin = o.begin.data(),
+                           .end = o.end.data(),
+                           .lse2 = lse2.data(),
+                           .delta = delta.data(),
+                           .q_scale = q_scale.data(),
+                           .do_scale = do_scale.data(),
+                           .k_fold = o.k_scale.data(),
+                           .per_vector = recipe.scheme == Scheme::vectorwise,
+                           .dv_float = false,
+                           .dq_float = false,
+                           .dk_float = false,
+                           .query_sum = nullptr,
+                           .key_sum = nullptr,
+                           .key_max = key_max.data(),
+                           .p8 = p8.data(),
+                           .ds8_key = ds8_key.data(),
+                           .ds8_query = ds8_query.data(),
+                           .p_scale = p_scale.data(),
+                           .ds_key_scale = key_scale.data(),
+                           .ds_query_scale = query_scale.data(),
+                           .ds_query_start = start.data(),
+                           .dither_p = {recipe.dithers(kMatmulDV), uniform(x, t, p_backward)},
+                           .dither_ds_query = {recipe.dithers(kMatmulDQ), uniform(x, t, ds_query)},
+                           .dither_ds_key = {recipe.dithers(kMatmulDK), uniform(x, t, ds_key)},
+                           .dither_query = o.dither.data(),
+                           .p_levels = p_levels(x)});
     for (int64_t i = 0; i < t.rows; ++i)
       for (int64_t j = 0; j < t.cols; ++j) {
         const int64_t at = j * o.tile_q + i, want = i * t.cols + j;
@@ -300,8 +299,8 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
       check_rows(kernels(), h.d, per_token ? kKeysPerScale : r.tile_k,
                  {"V", x.one.v, in.v8, in.v_scale, in.mu_v.data()},
                  per_token ? cpu::scale_values : cpu::scale_together);
-      check_rows(kernels(), h.d, q_tokens,
-                 {"dO", x.one.dout, x.backward.do8, x.backward.do_scale}, cpu::scale_together);
+      check_rows(kernels(), h.d, q_tokens, {"dO", x.one.dout, x.backward.do8, x.backward.do_scale},
+                 cpu::scale_together);
       if (HasFatalFailure()) return;
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, scales
 // are powers of two, so that the result must equal FP64 to one unit in the last place. What is left
-// to go wrong is indexing. Rotated channels are no multiples of a scale, so Q and K are not rotated.
+// to go wrong is indexing. Rotated channels are no multiples of a scale, so Q and K are not
+// rotated.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -61,11 +62,10 @@ class Lossless : public PerImplementation {};
 /// With one-hot P only dLSE makes dS, and it makes it exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
 /// Codes of P would leave a unit in the last place of O, hence of D, which is larger than dLSE.
 TEST_P(Lossless, OneHotProbabilities) {
-  for (const char* text :
-       {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off pv16=all",
-        "h2 nq150 nk64 d32 f32 tile=64x64 rotate=off pv16=all",
-        "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off pv16=all k_per_token=on",
-        "h2 n128 d64 f32 paper pv16=all"}) {
+  for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off pv16=all",
+                           "h2 nq150 nk64 d32 f32 tile=64x64 rotate=off pv16=all",
+                           "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off pv16=all k_per_token=on",
+                           "h2 n128 d64 f32 paper pv16=all"}) {
     const AttentionProblem p = one_hot(text);
     const Results got = run(impl(), p);
     const Exact want = exact(p);
@@ -79,8 +79,9 @@ TEST_P(Lossless, OneHotProbabilities) {
 
 /// Codes of P are exact too: one is the largest code.
 TEST_P(Lossless, CodesOfOneHotProbabilities) {
-  for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off",
-                           "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off", "h2 n128 d64 f32 paper"}) {
+  for (const char* text :
+       {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off", "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off",
+        "h2 n128 d64 f32 paper"}) {
     const AttentionProblem p = one_hot(text);
     const Results got = run(impl(), p);
     const Exact want = exact(p);

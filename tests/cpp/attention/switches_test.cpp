@@ -123,8 +123,9 @@ TEST_P(Switches, EachLiftRemovesItsOwnError) {
 }
 
 /// An attention sink costs its tile the codes of the other keys in `paper`, as long as P is
-/// quantised; the codes of the sink's value, with the scale of its block, are the rest of the error.
-/// `vectorwise` folds the small value of the sink into P and needs no tile in floating point.
+/// quantised; the codes of the sink's value, with the scale of its block, are the rest of the
+/// error. `vectorwise` folds the small value of the sink into P and needs no tile in floating
+/// point.
 TEST_P(Switches, LeadingTilesInFloatingPoint) {
   AttentionProblem p = make_problem("h2 n512 d64 bf16 paper", InputKind::sink);
   const Exact want = exact(p);
@@ -216,8 +217,8 @@ TEST_P(Switches, DitherOfOneOperand) {
   }
 }
 
-/// One key is much longer than its neighbours, though nobody looks at it: with a scale of its own it
-/// does not spoil theirs.
+/// One key is much longer than its neighbours, though nobody looks at it: with a scale of its own
+/// it does not spoil theirs.
 TEST_P(Switches, KeyScalesPerToken) {
   for (const char* recipe : {"", "paper "}) {
     AttentionProblem p = make_problem(std::string("n300 d64 f32 ") + recipe);

@@ -75,7 +75,8 @@ TEST(Rotate, SpreadsOneChannel) {
       x[channel] = 100.0f;
       rotate(x.data(), d);
       for (int c = 0; c < d; ++c)
-        ASSERT_NEAR(std::fabs(x[c]), c / block == channel / block ? 100 / std::sqrt(block) : 0, 1e-5)
+        ASSERT_NEAR(std::fabs(x[c]), c / block == channel / block ? 100 / std::sqrt(block) : 0,
+                    1e-5)
             << d << ", channel " << channel << " in " << c;
     }
   }

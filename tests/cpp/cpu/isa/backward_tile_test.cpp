@@ -125,9 +125,9 @@ struct Tile {
 
   Options options;
   std::vector<int32_t> sums;
-  std::vector<float> scores, scores_in, dp, dp_in, k_scale, v_scale, logit_factor, bias, lse2, delta, q_scale,
-      do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale, ds_query_scale,
-      dither_query, p_fold;
+  std::vector<float> scores, scores_in, dp, dp_in, k_scale, v_scale, logit_factor, bias, lse2,
+      delta, q_scale, do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale,
+      ds_query_scale, dither_query, p_fold;
   std::vector<int32_t> begin, end, key_max, ds_query_start;
   std::vector<uint8_t> p8;
   std::vector<int8_t> ds8_key, ds8_query;
@@ -141,7 +141,8 @@ void check_gradients(const Tile& t) {
   for (int j = 0; j < o.tile_k; ++j)
     for (int i = 0; i < o.tile_q; ++i) {
       const int at = t.at(i, j);
-      const double s2 = static_cast<double>(t.scores_in[at]) * t.k_scale[j] * t.logit_factor[i] + t.bias[j];
+      const double s2 =
+          static_cast<double>(t.scores_in[at]) * t.k_scale[j] * t.logit_factor[i] + t.bias[j];
       const double p = t.visible(i, j) ? std::exp2(s2 - t.lse2[i]) : 0.0;
       const double dp = static_cast<double>(t.dp_in[at]) * t.v_scale[j];
       const double ds = p * (dp - t.delta[i]);

@@ -73,7 +73,8 @@ struct Tile {
   int tile_q, tile_k;
   std::vector<float> scores;
   std::vector<int32_t> sums;
-  std::vector<float> k_scale, logit_factor, bias, v_log2, v_inverse, m, l, logit_max, alpha, beta, dither;
+  std::vector<float> k_scale, logit_factor, bias, v_log2, v_inverse, m, l, logit_max, alpha, beta,
+      dither;
   std::vector<int32_t> begin, end;
   std::vector<uint8_t> p8;
 };
@@ -163,9 +164,7 @@ TEST_P(ForwardTiles, ScalesOfValuesAreFoldedIntoP) {
   t.run(kernels(), true, true);
   for (int i = 0; i < t.tile_q; ++i) {
     double top = -1e30, logit_max = -1e30, sum = 0;
-    const auto logit = [&](int j) {
-      return static_cast<double>(given.scores[j * t.tile_q + i]);
-    };
+    const auto logit = [&](int j) { return static_cast<double>(given.scores[j * t.tile_q + i]); };
     for (int j = 0; j < t.tile_k; ++j) {
       top = std::max(top, logit(j) + given.v_log2[j]);
       logit_max = std::max(logit_max, logit(j));
