@@ -88,7 +88,8 @@ Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k,
 }
 
 /// The codes of a call, if there are any.
-void set_codes(AttentionArgs& args, const Tensor& codes) {
+void set_codes(AttentionArgs& args, const Tensor& codes, const Tensor& q) {
+  check_bytes("codes", codes, q);
   if (codes.size(0) == 0) return;
   args.codes = const_cast<void*>(codes.const_data_ptr());
   args.codes_bytes = static_cast<size_t>(codes.size(0));
@@ -121,7 +122,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(const Tensor& q, const Tensor& k,
       if (return_max_logit && rows * heads > 0)
         args.max_logit = static_cast<float*>(max_logit.mutable_data_ptr());
       const Tensor codes = save_codes ? new_codes(args, q, k, packing) : workspace(q, 0);
-      set_codes(args, codes);
+      set_codes(args, codes, q);
       run(args, q, [](const ForwardArgs& a) { forward(a); });
       if (packing.packed()) {
         fill_rest(out, 0, packing.tokens_q(), 0.0);
@@ -161,7 +162,7 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
       if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
       args.partial_kv = partial_kv;
       args.deterministic = deterministic;
-      if (codes.has_value()) set_codes(args, *codes);
+      if (codes.has_value()) set_codes(args, *codes, q);
       run(args, q, [](const BackwardArgs& a) { backward(a); });
       if (packing.packed()) {
         fill_rest(dq, 0, packing.tokens_q(), 0.0);
@@ -225,12 +226,12 @@ std::string library_build() { return describe_build(); }
 
 STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS
-        "bool deterministic, bool return_max_logit, bool save_codes=False) -> "
+        "bool deterministic, bool return_max_logit, bool save_codes) -> "
         "(Tensor out, Tensor lse, Tensor max_logit, Tensor codes)");
   m.def(
       "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? "
       "dlse, " SAGEBWD_OPTIONS
-      "bool deterministic, bool partial_kv, Tensor? codes=None) -> "
+      "bool deterministic, bool partial_kv, Tensor? codes) -> "
       "(Tensor dq, Tensor dk, Tensor dv)");
   m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
   m.def("version() -> str");

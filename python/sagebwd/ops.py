@@ -8,7 +8,6 @@ made of q, k and v, 3 bytes per channel, and autograd keeps them instead of q, k
 gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets.
 """
 
-import functools
 from typing import NamedTuple, Optional
 
 import torch
@@ -75,26 +74,33 @@ def forward(
     q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True
 ):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
-    gradients are wanted and the recipe allows it, keep codes for the backward instead of q, k, v."""
+    gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    save = save_codes and wanted and _codes_replace_inputs(options.recipe)
+    save = save_codes and wanted and _writes_codes(q) and codes_suffice(options.recipe)
     switches = (deterministic, return_max_logit, save)
     return _call(_ops.fwd.default, q, k, v, *options.signed(), *switches)[:3]
 
 
-@functools.lru_cache(maxsize=64)
-def _codes_replace_inputs(recipe):
-    """Whether the codes of a recipe are all that its backward needs of q, k and v."""
-    scheme, *words = recipe.split()
-    switches = dict(word.split("=", 1) for word in words)
-    from_inputs = ~(MATMULS["dV"] | MATMULS["dP"])
-    return (
-        scheme == "vectorwise"
-        and switches.get("smooth_q", "0") == "0"
-        and int(switches.get("high_precision", "0")) & from_inputs == 0
-    )
+def _writes_codes(q):
+    """Whether the kernels for a tensor write codes. Those of the CPU do. On a GPU the plain kernels
+    do and the tuned ones do not yet, so that calls there keep q, k and v."""
+    return q.device.type == "cpu"
+
+
+def codes_suffice(recipe):
+    """Whether codes are all that the backward of a recipe needs of q, k and v. With malformed
+    recipes they do not, so that the library is the one to refuse those."""
+    scheme, *words = recipe.split() or [""]
+    lifted = 0
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "smooth_q" and value != "0":
+            return False
+        if key == "high_precision":
+            lifted = int(value) if value.isdecimal() else -1
+    return scheme == "vectorwise" and lifted & ~(MATMULS["dV"] | MATMULS["dP"]) == 0
 
 
 def codes_bytes(q, k, cu_seqlens_q, recipe):
@@ -172,10 +178,16 @@ def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
             )
 
 
+def _forward_arguments(rest):
+    """(options, deterministic, return_max_logit, save_codes) of what follows v in a forward."""
+    return Options(*rest[: len(Options._fields)]), *rest[len(Options._fields) :]
+
+
 @torch.library.register_fake("sagebwd::fwd")
-def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
-    _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    options, (_, return_max_logit, save_codes) = rest[: len(Options._fields) - 2], rest[-3:]
+def _fwd_fake(q, k, v, *rest):
+    options, _, return_max_logit, save_codes = _forward_arguments(rest)
+    cu_seqlens_q = options.cu_seqlens_q
+    _check_shapes(q, k, v, cu_seqlens_q, options.cu_seqlens_k)
     out = torch.empty_like(q)
     if cu_seqlens_q is None:
         rows, heads = q.shape[0], q.shape[1]
@@ -184,8 +196,7 @@ def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
         rows, heads = cu_seqlens_q.shape[0] - 1, q.shape[1]
         lse = q.new_empty((heads, q.shape[0]), dtype=torch.float32)
     max_logit = q.new_empty((rows, heads) if return_max_logit else (0,), dtype=torch.float32)
-    recipe = Options(None, None, *options).recipe
-    size = codes_bytes(q, k, cu_seqlens_q, recipe) if save_codes else 0
+    size = codes_bytes(q, k, cu_seqlens_q, options.recipe) if save_codes else 0
     return out, lse, max_logit, q.new_empty((size,), dtype=torch.uint8)
 
 
@@ -207,11 +218,10 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
 def _setup_context(ctx, inputs, output):
     q, k, v, *rest = inputs
     out, lse, max_logit, codes = output
-    options = Options(*rest[: len(Options._fields)])
-    ctx.deterministic, _, ctx.saves_codes = rest[len(Options._fields) :]
+    options, ctx.deterministic, _, ctx.saves_codes = _forward_arguments(rest)
     kept = (codes,) if ctx.saves_codes else (q, k, v)
     ctx.save_for_backward(out, lse, options.cu_seqlens_q, options.cu_seqlens_k, *kept)
-    ctx.key_shape = k.shape
+    ctx.key_shape, ctx.key_order = k.shape, _order(k)
     ctx.options = tuple(options[2:])
     ctx.mark_non_differentiable(max_logit, codes)
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
@@ -228,13 +238,26 @@ def _fwd_backward(ctx, dout, dlse, *_):
         dout = torch.zeros_like(out)
     options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
     codes = kept[0] if ctx.saves_codes else None
-    # Only shapes are looked at beside codes: one element, repeated, has them without memory.
-    keys = out.new_empty(1).expand(ctx.key_shape) if ctx.saves_codes else None
-    q, k, v = (out, keys, keys) if ctx.saves_codes else kept
+    if ctx.saves_codes:
+        keys = _stand_in(out, ctx.key_shape, ctx.key_order)
+        kept = (out, keys, keys)  # out has the shape and the strides of q
+    q, k, v = kept
     grads = backward(
         dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic, codes=codes
     )
     return (*grads, *nones)
+
+
+def _order(t):
+    """The dimensions of a tensor but the channels, from the largest stride to the smallest."""
+    return sorted(range(t.dim() - 1), key=t.stride, reverse=True)
+
+
+def _stand_in(like, shape, order):
+    """For k and v beside codes: only their shape is looked at, and the order of strides, which the
+    gradients take over. There is one element per token and head."""
+    t = like.new_empty([shape[dim] for dim in order] + [1])
+    return t.permute([*(order.index(dim) for dim in range(len(order))), -1]).expand(shape)
 
 
 def _bwd_backward(ctx, *grads):

@@ -37,6 +37,14 @@ def _dithered(rounding):
     return tuple(dict.fromkeys(names))
 
 
+def _rounding_text(rounding):
+    """The form that the operators take, with bits in place of names."""
+    names = _dithered(rounding)
+    if set(names) in (set(), set(_DITHERABLE)):
+        return "dither" if names else "nearest"
+    return f"dither:{sum(MATMULS[name] for name in names)}"
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method.
@@ -141,8 +149,7 @@ class Recipe:
             if getattr(self, key) != getattr(preset, key):
                 words.append(f"{key}={int(getattr(self, key))}")
         if self.rounding != preset.rounding:
-            bits = sum(MATMULS[name] for name in _dithered(self.rounding))
-            words.append(f"rounding=dither:{bits}" if bits else "rounding=nearest")
+            words.append(f"rounding={_rounding_text(self.rounding)}")
         mask = 0
         for name in (*self.high_precision, *lifted):
             mask |= MATMULS[name]

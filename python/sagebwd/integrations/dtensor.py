@@ -30,7 +30,7 @@ def register():
 
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
-    _, return_max_logit, save_codes = rest[-3:]
+    *_, return_max_logit, save_codes = rest
     choices = []
     for tensor, lse, max_logit in _placements(q, k, v):
         codes = _codes(tensor) if save_codes else _replicate()
