@@ -257,6 +257,8 @@ def test_recipes_pass_options_by_name():
     assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), smooth_v=False, seed=7)
     name, recipe = recipes.parse_recipe("paper:rounding=dither")
     assert name == "paper:rounding=dither" and recipe == sagebwd.Recipe.paper(rounding="dither")
+    _, recipe = recipes.parse_recipe("vectorwise:rounding=dither:dQ+dK,k_per_token=on")
+    assert recipe == sagebwd.Recipe(rounding="dither:dQ,dK", k_per_token=True)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_recipes_pass_options_by_name():
     [
         ("papr", "did you mean 'paper'"),
         ("paper:roundin=dither", "did you mean 'rounding'"),
-        ("paper:rounding=up", "expected one of"),
+        ("paper:rounding=up", "expected 'nearest', 'dither'"),
         ("paper:smooth_v=maybe", "expected on or off"),
         ("paper:tile_q=many", "expected a whole number"),
         ("paper", "two arms are named 'paper'"),
