@@ -13,8 +13,8 @@
 #include <tuple>
 
 #include "arguments.h"
-#include "sagebwd/codes.h"
 #include "sagebwd/build.h"
+#include "sagebwd/codes.h"
 #include "sagebwd/version.h"
 
 namespace sagebwd::binding {
@@ -95,14 +95,12 @@ void set_codes(AttentionArgs& args, const Tensor& codes, const Tensor& q) {
   args.codes_bytes = static_cast<size_t>(codes.size(0));
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const Tensor& v,
-                                       std::optional<Tensor> cu_seqlens_q,
-                                       std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q,
-                                       int64_t max_seqlen_k, std::optional<double> softmax_scale,
-                                       bool causal, bool top_left, int64_t window_left,
-                                       int64_t window_right, std::string recipe, int64_t seed,
-                                       bool /*deterministic: the backward reads it*/,
-                                       bool return_max_logit, bool save_codes) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
+    const Tensor& q, const Tensor& k, const Tensor& v, std::optional<Tensor> cu_seqlens_q,
+    std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
+    int64_t window_right, std::string recipe, int64_t seed,
+    bool /*deterministic: the backward reads it*/, bool return_max_logit, bool save_codes) {
   return translated([&] {
     const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                           softmax_scale, causal,       top_left,     window_left,

@@ -70,9 +70,7 @@ def _refuse_transforms():
         )
 
 
-def forward(
-    q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True
-):
+def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
     gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v."""
     if not torch.compiler.is_compiling():
@@ -85,8 +83,9 @@ def forward(
 
 def _writes_codes(q):
     """Whether the kernels for a tensor write codes. Those of the CPU do. On a GPU the plain kernels
-    do and the tuned ones do not yet, so that calls there keep q, k and v."""
-    return q.device.type == "cpu"
+    do and the tuned ones do not yet, so that calls there keep q, k and v. So do distributed tensors
+    (which have a mesh): codes cannot be cut or gathered as PyTorch may want to."""
+    return q.device.type == "cpu" and not hasattr(q, "device_mesh")
 
 
 def codes_suffice(recipe):

@@ -50,9 +50,9 @@ class Recipe:
     """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method.
 
     scheme
-        ``"vectorwise"``: one scale per token of Q, V and dO, per 128 keys of K, and per query or key
-        of each tile of P and dS. ``"paper"``: one scale per block and per tile (arXiv 2603.02170).
-        Its gradient error grows with the batch.
+        ``"vectorwise"``: one scale per token of Q, V and dO, per 128 keys of K, and per query or
+        key of each tile of P and dS. ``"paper"``: one scale per block and per tile (arXiv
+        2603.02170). Its gradient error grows with the batch.
     smooth_k, smooth_q, smooth_v
         Subtract a mean before quantising and correct for it exactly: only rounding changes.
     rotate
@@ -75,7 +75,8 @@ class Recipe:
     save_codes
         Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
         and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
-        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8).
+        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8). So do, for now, calls
+        on a GPU and on distributed tensors.
     """
 
     scheme: str = "vectorwise"
@@ -126,8 +127,8 @@ class Recipe:
 
     @staticmethod
     def vectorwise(**changes):
-        """The default: gradient error that does not grow with the batch, robust to attention
-        sinks and to outlier channels."""
+        """The default: a gradient error that does not grow with the batch, and that attention sinks
+        and outlier channels hardly raise."""
         return replace(Recipe(), **changes)
 
     def text(self, lifted=()):

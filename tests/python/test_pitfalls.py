@@ -120,8 +120,8 @@ def test_04_ring_step_with_large_key_mean():
         for partial in (True, False)
     ]
     dq, wrong = (sum(s[0] for s in step) for step in steps)
-    # A step adds the row sum of its dS times its mean key, so the error of the sum weighs as much as
-    # the mean is large.
+    # A step adds the row sum of its dS times its mean key, so the error of the sum weighs as much
+    # as the mean is large.
     check("dq", dq, want[2], gate=0.08)
     assert rel(wrong, want[2]) > 0.2, "the test would not see the pitfall"
     check("dk", torch.cat([s[1] for s in steps[0]], 2), want[3])
