@@ -212,7 +212,8 @@ void parse_rounding(std::string_view text, Recipe& r) {
   const size_t colon = text.find(':');
   const std::string_view word = text.substr(0, colon);
   SAGE_CHECK(word == "dither" || text == "nearest",
-             "rounding: expected nearest, dither or dither:<matmul>[,…], got \"" << text << "\"");
+             "rounding: expected nearest, dither or dither:<matmul>[,…], got \""
+                 << text << "\"" << did_you_mean(word, {"nearest", "dither"}));
   r.rounding = word == "dither" ? Rounding::dither : Rounding::nearest;
   r.dithered = kMatmulDitherable;
   if (colon == std::string_view::npos) return;

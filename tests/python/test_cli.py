@@ -109,7 +109,7 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
         (["trace", "--sgima", "3"], "--sigma"),
         (["bench", "--rep=3", "n64"], "--reps"),
         (["trace", "--recipe", "vectorwize"], "vectorwise"),
-        (["trace", "--inputs", "sinks"], "sink"),
+        (["trace", "--inputs", "sinc"], "sink"),
         (["trace", "--impl", "cpu-scaler"], "cpu-scalar"),
         (["trace", "--dtype", "bf61"], "bf16"),
         (["trace", "--rounding", "diter"], "dither"),
