@@ -131,9 +131,10 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float dp = kConfig.has_v_codes() ? y[m][n][e] * value[m][e >> 1] : y[m][n][e],
-                    p = kConfig.folds_k() ? prob[m][n][e] * key[m][e >> 1] : prob[m][n][e];
-        y[m][n][e] = p * fmaf(dp, e & 1 ? q.z : q.x, e & 1 ? q.w : q.y);
+        // What does not need dP comes first, so that it can be done while dP is on its way.
+        const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
+                    p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
+        y[m][n][e] = p * fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
       }
   }
 }
