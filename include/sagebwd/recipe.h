@@ -10,7 +10,7 @@
 
 namespace sagebwd {
 
-/// Which group of values each INT8 scale covers.
+/// Which values each INT8 scale covers.
 enum class Scheme : int {
   paper = 0,  // one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)
   vectorwise =

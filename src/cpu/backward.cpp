@@ -18,6 +18,7 @@
 #include "cpu/keys.h"
 #include "cpu/plan.h"
 #include "cpu/queries.h"
+#include "cpu/query_sums.h"
 #include "cpu/walk.h"
 #include "numerics/quantize.h"
 
@@ -82,7 +83,7 @@ struct Scratch {
     s = arena.take<float>(tile);
     dp = arena.take<float>(tile);
     for (int8_t** x : {&p8, &ds8_key, &ds8_query}) *x = arena.take<int8_t>(tile);
-    key_max = arena.take<int32_t>(plan.slots * 2 * static_cast<int64_t>(plan.bk) * isa::kLanes);
+    key_max = arena.take<int32_t>(plan.slots * 2 * static_cast<int64_t>(plan.bk) * isa::kPanel);
     for (float** x : {&p_scale, &ds_key_scale, &key_sum, &bias})
       *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk);
     ds_query_scale = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
@@ -97,7 +98,7 @@ struct Scratch {
     t.s = static_cast<float*>(t.s) + slot * tile;
     t.dp += slot * tile;
     for (int8_t** x : {&t.p8, &t.ds8_key, &t.ds8_query}) *x += slot * tile;
-    t.key_max += slot * 2 * plan.bk * isa::kLanes;
+    t.key_max += slot * 2 * plan.bk * isa::kPanel;
     for (float** x : {&t.p_scale, &t.ds_key_scale, &t.key_sum, &t.bias}) *x += slot * plan.bk;
     t.ds_query_scale += slot * plan.bq;
     for (int32_t** x : {&t.ds_query_start, &t.begin, &t.end}) *x += slot * plan.bq;
@@ -144,34 +145,6 @@ struct Buffers {
   float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS (partial_kv)
   float* chunk_dq = nullptr;      // [slots][group][query blocks][dl][bq] when an item has chunks
   float* chunk_query_sum = nullptr;
-};
-
-/// Sums over keys for the query blocks of one group of heads of one sequence.
-struct QuerySums {
-  float *dq, *query_sum;  // of the first block; query_sum may be null
-  int64_t heads, blocks;
-  int64_t head_step;  // blocks from one head to the next
-
-  QuerySums at(const Plan& plan, int64_t head, int64_t block) const {
-    const int64_t skip = head * head_step + block;
-    return {dq + skip * plan.dl * plan.bq,
-            query_sum == nullptr ? nullptr : query_sum + skip * plan.bq, 1, 1, 0};
-  }
-  void clear(const Plan& plan) const {
-    for (int64_t h = 0; h < heads; ++h) {
-      const QuerySums s = at(plan, h, 0);
-      std::fill_n(s.dq, blocks * plan.dl * plan.bq, 0.0f);
-      if (query_sum != nullptr) std::fill_n(s.query_sum, blocks * plan.bq, 0.0f);
-    }
-  }
-  void add(const Plan& plan, const QuerySums& other) const {
-    for (int64_t h = 0; h < heads; ++h) {
-      const QuerySums s = at(plan, h, 0), o = other.at(plan, h, 0);
-      for (int64_t i = 0; i < blocks * plan.dl * plan.bq; ++i) s.dq[i] += o.dq[i];
-      for (int64_t i = 0; query_sum != nullptr && i < blocks * plan.bq; ++i)
-        s.query_sum[i] += o.query_sum[i];
-    }
-  }
 };
 
 /// One backward call.
@@ -318,7 +291,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .s_is_float = lifted,
       .dp = t.dp,
       .k_scale = lifted ? buffers.ones : k_scale,
-      .lane = q.lane,
+      .logit_factor = q.logit_factor,
       .bias = smooth_q && !lifted ? t.bias : nullptr,
       .begin = masked ? t.begin : nullptr,
       .end = masked ? t.end : nullptr,

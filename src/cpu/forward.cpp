@@ -191,7 +191,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .s = t.s,
         .s_is_float = lifted,
         .k_scale = lifted ? buffers.ones : buffers.keys.k_scale + key_at * plan.bk,
-        .lane = q.lane,
+        .logit_factor = q.logit_factor,
         .bias = smooth_q ? t.bias : nullptr,
         .begin = masked ? t.begin : nullptr,
         .end = masked ? t.end : nullptr,

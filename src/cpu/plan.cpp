@@ -27,7 +27,7 @@ backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
 Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(problem) {
   const backend::Tiles tiles = tiles_of(problem, kernels);
   bq = tiles.q, bk = tiles.k, p_levels = static_cast<float>(tiles.p_levels);
-  dl = static_cast<int>(round_up(p.d, isa::kLanes));
+  dl = static_cast<int>(round_up(p.d, isa::kPanel));
   dk = static_cast<int>(round_up(p.d, isa::kContract));
   num_sequences = p.num_sequences();
   int64_t most_key_blocks = 0;

@@ -11,7 +11,7 @@ namespace sagebwd::cpu {
 void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted) {
   q8 = arena.take<int8_t>(blocks * plan.bq * plan.dk);
   scale = arena.take<float>(blocks * plan.bq);
-  lane = arena.take<float>(blocks * plan.bq);
+  logit_factor = arena.take<float>(blocks * plan.bq);
   start = arena.take<int32_t>(blocks * plan.bq);
   mean = arena.take<float>(blocks * plan.dl);
   if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
@@ -21,7 +21,7 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
   QueryBlock b = *this;
   b.q8 += block * plan.bq * plan.dk;
   b.scale += block * plan.bq;
-  b.lane += block * plan.bq;
+  b.logit_factor += block * plan.bq;
   b.start += block * plan.bq;
   b.mean += block * plan.dl;
   if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
@@ -64,7 +64,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
   std::fill(out.mean, out.mean + plan.dl, 0.0f);
   if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
     kernels.transpose_f32(scratch.rows, plan.dl, plan.bq, plan.dl, out.qt_float, plan.bq);
-    std::fill(out.lane, out.lane + plan.bq, unit);
+    std::fill(out.logit_factor, out.logit_factor + plan.bq, unit);
   }
 
   const float* rows = scratch.rows;
@@ -88,7 +88,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     int32_t sum = 0;
     for (int c = 0; c < plan.dl; ++c) sum += scratch.codes[static_cast<int64_t>(i) * plan.dk + c];
     out.start[i] = -sum * kernels.flip;
-    if (out.qt_float == nullptr) out.lane[i] = out.scale[i] * unit;
+    if (out.qt_float == nullptr) out.logit_factor[i] = out.scale[i] * unit;
   }
 }
 

@@ -10,12 +10,12 @@ namespace sagebwd::cpu {
 /// One block of queries, ready for S. Arrays have bq entries unless said otherwise; padding queries
 /// are zero.
 struct QueryBlock {
-  int8_t* q8 = nullptr;       // quads along d: [bq/16][dk/4][16][4]
-  float* scale = nullptr;     // of the codes; NaN for a token that is not finite
-  float* lane = nullptr;      // what turns K-scaled sums into logits in log2 units
-  int32_t* start = nullptr;   // accumulator start of S (Kernels::flip)
-  float* mean = nullptr;      // [dl] mean query of the block; zero unless smooth_q
-  float* qt_float = nullptr;  // [dl][bq], only when S is lifted
+  int8_t* q8 = nullptr;           // quads along d: [bq/16][dk/4][16][4]
+  float* scale = nullptr;         // of the codes; NaN for a token that is not finite
+  float* logit_factor = nullptr;  // what turns K-scaled sums into logits in log2 units
+  int32_t* start = nullptr;       // accumulator start of S (Kernels::flip)
+  float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
+  float* qt_float = nullptr;      // [dl][bq], only when S is lifted
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
   QueryBlock at(const Plan& plan, int64_t block) const;

@@ -74,8 +74,8 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
   }
   matmul_add(t.rows, t.cols, d, &x.q8[t.q0 * d], d, 1, &x.k8_t[t.k0], head.nk, dot.data(), t.cols);
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
-    const float lane = x.inputs.q_scale[t.q0 + i] * factor;
-    s2[at] = dot[at] * x.inputs.k_scale[t.k0 + j] * lane;
+    const float logit_factor = x.inputs.q_scale[t.q0 + i] * factor;
+    s2[at] = dot[at] * x.inputs.k_scale[t.k0 + j] * logit_factor;
     if (!bias.empty()) s2[at] += bias[t.k0 + j];
   });
   return s2;

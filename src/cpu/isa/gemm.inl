@@ -27,19 +27,19 @@ struct StoredRows {
 template <int N, typename Rows, typename Epilogue>
 SAGE_INLINE void int8_block(const Int8Product& p, const Rows& left, int row, int panel,
                             const Epilogue& epilogue) {
-  const int64_t panel_bytes = static_cast<int64_t>(p.k) * kLanes;
+  const int64_t panel_bytes = static_cast<int64_t>(p.k) * kPanel;
   const auto* right = static_cast<const int8_t*>(p.right) + panel * panel_bytes;
   IVec acc[kRows][N];
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) {
-    const IVec start = p.start != nullptr ? load(p.start + (panel + n) * kLanes) : set1(0);
+    const IVec start = p.start != nullptr ? load(p.start + (panel + n) * kPanel) : set1(0);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) acc[r][n] = left.start(r, start);
   }
   for (int k = 0; k < p.k; k += 4) {
     Quads b[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) b[n] = load_quads(right + n * panel_bytes + k * kLanes);
+    for (int n = 0; n < N; ++n) b[n] = load_quads(right + n * panel_bytes + k * kPanel);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto a = left.quad(r, k);
@@ -50,7 +50,7 @@ SAGE_INLINE void int8_block(const Int8Product& p, const Rows& left, int row, int
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kLanes, acc[r][n]);
+    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kPanel, acc[r][n]);
 }
 
 template <Signs kSigns, int N, typename Epilogue>
@@ -61,7 +61,7 @@ inline void int8_rows(const Int8Product& p, int panel, const Epilogue& epilogue)
 
 template <Signs kSigns, typename Epilogue>
 inline void stored_product(const Int8Product& p, const Epilogue& epilogue) {
-  const int panels = p.n / kLanes;
+  const int panels = p.n / kPanel;
   int panel = 0;
   for (; panel + kPanels <= panels; panel += kPanels)
     int8_rows<kSigns, kPanels>(p, panel, epilogue);
@@ -83,7 +83,7 @@ inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
     // Rows outside, so that each is split once.
     for (int row = 0; row < p.m; row += kRows) {
       const SplitRows left(p, row);
-      for (int panel = 0; panel < p.n / kLanes; ++panel)
+      for (int panel = 0; panel < p.n / kPanel; ++panel)
         int8_block<1>(p, left, row, panel, epilogue);
     }
   } else
@@ -96,7 +96,7 @@ inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
 template <int R, int N, typename Epilogue>
 SAGE_INLINE void float_block(const FloatProduct& p, int row, int panel, const Epilogue& epilogue) {
   const float* left = p.left + row * p.left_stride;
-  const float* right = p.right + panel * kLanes;
+  const float* right = p.right + panel * kPanel;
   Vec acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -105,7 +105,7 @@ SAGE_INLINE void float_block(const FloatProduct& p, int row, int panel, const Ep
   for (int k = 0; k < p.k; ++k) {
     Vec b[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) b[n] = load(right + k * p.right_stride + n * kLanes);
+    for (int n = 0; n < N; ++n) b[n] = load(right + k * p.right_stride + n * kPanel);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Vec a = set1(left[r * p.left_stride + k]);
@@ -116,7 +116,7 @@ SAGE_INLINE void float_block(const FloatProduct& p, int row, int panel, const Ep
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kLanes, acc[r][n]);
+    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kPanel, acc[r][n]);
 }
 
 template <int N, typename Epilogue>
@@ -129,7 +129,7 @@ inline void float_rows(const FloatProduct& p, int panel, const Epilogue& epilogu
 
 template <typename Epilogue>
 inline void float_product(const FloatProduct& p, const Epilogue& epilogue) {
-  const int panels = p.n / kLanes;
+  const int panels = p.n / kPanel;
   int panel = 0;
   for (; panel + kPanels <= panels; panel += kPanels) float_rows<kPanels>(p, panel, epilogue);
   for (; panel < panels; ++panel) float_rows<1>(p, panel, epilogue);

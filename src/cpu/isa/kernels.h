@@ -25,11 +25,11 @@
 
 namespace sagebwd::cpu::isa {
 
-inline constexpr int kLanes = 16;  // columns of a panel
-inline constexpr int kGroup = 64;  // queries a tile kernel keeps in registers; tile_q is a multiple
-inline constexpr int kContract =
-    64;  // INT8 contractions are padded with zero codes to a multiple of this
-inline constexpr int kMostContract = 256;  // and none is longer
+inline constexpr int kPanel = 16;  // columns of a panel
+inline constexpr int kStrip = 64;  // queries a tile kernel keeps in registers; tile_q is a multiple
+/// INT8 contractions are padded with zero codes to a multiple of kContract.
+inline constexpr int kContract = 64;
+inline constexpr int kMostContract = 256;
 
 /// An INT8 product of left [m][k] and right panels [n/16][k/4][16][4]; m a multiple of 4, n of 16,
 /// k of 64
@@ -57,7 +57,7 @@ struct ForwardTile {
   void* s;  // [tile_k][tile_q]: int32 sums in (FP32 if s_is_float); probabilities out if p_float
   bool s_is_float;
   const float* k_scale;        // [tile_k]
-  const float* lane;           // [tile_q] query scale · logit scale · log2 e
+  const float* logit_factor;   // [tile_q] query scale · logit scale · log2 e
   const float* bias;           // [tile_k] logits of the mean query, or null
   const int32_t *begin, *end;  // [tile_q] visible keys relative to the tile, or null when all are
   float *m, *l;                // [tile_q] running maximum (log2 units) and sum
@@ -69,16 +69,16 @@ struct ForwardTile {
   float dither_u;
 };
 
-/// One score tile of the backward. Two steps: gradients of the softmax and group maxima, then
-/// codes.
+/// One score tile of the backward. Two steps: gradients of the softmax and the maxima of
+/// each query and key, then codes.
 struct BackwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
   bool s_is_float;
-  float* dp;             // [tile_k][tile_q] dP in; dS out
-  const float* k_scale;  // [tile_k], for the logits
-  const float* lane;     // [tile_q]
-  const float* bias;     // [tile_k] or null
+  float* dp;                  // [tile_k][tile_q] dP in; dS out
+  const float* k_scale;       // [tile_k], for the logits
+  const float* logit_factor;  // [tile_q]
+  const float* bias;          // [tile_k] or null
   const int32_t *begin, *end;
   const float *lse2, *delta;          // [tile_q]
   const float *q_scale, *do_scale;    // [tile_q] folded into dS for dK and into P for dV

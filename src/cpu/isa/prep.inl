@@ -32,7 +32,7 @@ inline void store_rows(Dtype dtype, void* dst, int64_t stride, int rows, int d, 
 /// Largest magnitude of a row as bits; at or above 0x7f800000 when something is not finite.
 inline uint32_t row_magnitude(const float* x, int ld) {
   IVec m = set1(0);
-  for (int c = 0; c < ld; c += kLanes) m = max_unsigned(m, magnitude_bits(load(x + c)));
+  for (int c = 0; c < ld; c += kPanel) m = max_unsigned(m, magnitude_bits(load(x + c)));
   return reduce_max_unsigned(m);
 }
 
@@ -71,7 +71,7 @@ inline bool quantize_rows(const float* x, int ld, int rows, bool per_row, float*
     }
     const Vec inverse = set1(numerics::inverse_of(s));
     const float* row = x + static_cast<int64_t>(r) * ld;
-    for (int c = 0; c < ld; c += kLanes)
+    for (int c = 0; c < ld; c += kPanel)
       store_bytes(out + c, round_to_int(mul(load(row + c), inverse)));
   }
   return poisoned;
@@ -79,18 +79,18 @@ inline bool quantize_rows(const float* x, int ld, int rows, bool per_row, float*
 
 inline void pack_along_rows(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst) {
   auto* out = static_cast<int8_t*>(dst);
-  for (int panel = 0; panel < rows; panel += kLanes)
+  for (int panel = 0; panel < rows; panel += kPanel)
     for (int k = 0; k < cols; k += 4)
-      for (int lane = 0; lane < kLanes; ++lane, out += 4)
-        std::memcpy(out, codes + (panel + lane) * ldc + k, 4);
+      for (int column = 0; column < kPanel; ++column, out += 4)
+        std::memcpy(out, codes + (panel + column) * ldc + k, 4);
 }
 
 inline void pack_along_columns(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst) {
   auto* out = static_cast<int8_t*>(dst);
-  for (int panel = 0; panel < cols; panel += kLanes)
-    for (int k = 0; k < rows; k += 4, out += 4 * kLanes)
-      for (int lane = 0; lane < kLanes; ++lane)
-        for (int r = 0; r < 4; ++r) out[4 * lane + r] = codes[(k + r) * ldc + panel + lane];
+  for (int panel = 0; panel < cols; panel += kPanel)
+    for (int k = 0; k < rows; k += 4, out += 4 * kPanel)
+      for (int column = 0; column < kPanel; ++column)
+        for (int r = 0; r < 4; ++r) out[4 * column + r] = codes[(k + r) * ldc + panel + column];
 }
 
 inline void transpose_codes(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip,

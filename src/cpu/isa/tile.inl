@@ -2,10 +2,10 @@
 // The work between the products: softmax, its gradient, and quantisation of P and dS. Included once
 // per instruction set, inside its namespace, after its vec_*.h.
 //
-// A tile is processed in groups of 64 queries: four vectors of per-query state stay in registers
+// A tile is processed in strips of 64 queries: four vectors of per-query state stay in registers
 // while the loop runs down the keys.
 
-inline constexpr int kVecs = kGroup / kLanes;
+inline constexpr int kVecs = kStrip / kPanel;
 
 /// 2^x, relative error about 1e-7; exactly 0 below -126.5; NaN stays NaN. x must not exceed 127.
 inline Vec exp2_nonpositive(Vec x) {
@@ -36,9 +36,9 @@ struct Scales {
 inline Scales scales_of(IVec amax_bits, float levels) {
   const Vec amax = as_float(amax_bits);
   const Vec zero = set1(0.0f);
-  const Lanes alive =
+  const Mask alive =
       greater(amax, set1(numerics::kZeroAmax * (1.0f - 0x1p-24f)));  // amax >= 2^-100
-  const Lanes small = greater(set1(__builtin_inff()), amax);         // finite
+  const Mask small = greater(set1(__builtin_inff()), amax);          // finite
   Vec s = select(alive, div(amax, set1(levels)), zero);
   const Vec inverse = select(small, select(alive, div(set1(1.0f), s), zero), zero);
   // Inf and NaN: neither zero nor finite.
@@ -61,21 +61,20 @@ inline Vec load_scores(const void* s, int64_t at) {
   return to_float(load(static_cast<const int32_t*>(s) + at));
 }
 
-// ---- forward
-// ----------------------------------------------------------------------------------------------------
+// The forward.
 
 /// Logits in log2 units into t.s, and their maximum per query.
 template <bool kFloatScores, bool kMasked>
 inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
-  Vec lane[kVecs];
+  Vec logit_factor[kVecs];
   IVec begin[kVecs], end[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
-    lane[v] = load(t.lane + g + v * kLanes);
+    logit_factor[v] = load(t.logit_factor + g + v * kPanel);
     tile_max[v] = set1(-__builtin_inff());
     if constexpr (kMasked) {
-      begin[v] = load(t.begin + g + v * kLanes);
-      end[v] = load(t.end + g + v * kLanes);
+      begin[v] = load(t.begin + g + v * kPanel);
+      end[v] = load(t.end + g + v * kPanel);
     }
   }
   for (int j = 0; j < t.tile_k; ++j) {
@@ -84,11 +83,11 @@ inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) 
     const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      Vec x = load_scores<kFloatScores>(t.s, row + v * kLanes);
-      x = fma(mul(x, k_scale), lane[v], bias);
+      Vec x = load_scores<kFloatScores>(t.s, row + v * kPanel);
+      x = fma(mul(x, k_scale), logit_factor[v], bias);
       if constexpr (kMasked) x = select(in_range(begin[v], end[v], j), x, set1(-__builtin_inff()));
       tile_max[v] = max(x, tile_max[v]);  // a NaN is dropped here and comes back through the sum
-      store(static_cast<float*>(t.s) + row + v * kLanes, x);
+      store(static_cast<float*>(t.s) + row + v * kPanel, x);
     }
   }
 }
@@ -104,18 +103,18 @@ inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_
     // A query that sees no key of this tile has maximum -inf; 0 keeps -inf - max at -inf.
     shift[v] = select(greater(tile_max[v], set1(-__builtin_inff())), tile_max[v], set1(0.0f));
     sum[v] = set1(0.0f);
-    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kLanes);
+    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kPanel);
   }
   float* s = static_cast<float*>(t.s);
   const Vec levels = set1(t.p_levels);
-  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
+  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kPanel;
   for (int j = 0; j < t.tile_k; j += 4) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
       IVec code[4];
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) {
-        const int64_t at = static_cast<int64_t>(j + r) * t.tile_q + g + v * kLanes;
+        const int64_t at = static_cast<int64_t>(j + r) * t.tile_q + g + v * kPanel;
         const Vec p = exp2_nonpositive(sub(load(s + at), shift[v]));
         sum[v] = add(sum[v], p);
         if constexpr (kKeepFloat) {
@@ -126,7 +125,7 @@ inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_
         }
       }
       if constexpr (!kKeepFloat) {
-        char* quads = static_cast<char*>(t.p8) + (g / kLanes + v) * panel_bytes + j * kLanes;
+        char* quads = static_cast<char*>(t.p8) + (g / kPanel + v) * panel_bytes + j * kPanel;
         store_quads(quads, code[0], code[1], code[2], code[3]);
       }
     }
@@ -134,7 +133,7 @@ inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_
 }
 
 inline void forward_tile(const ForwardTile& t) {
-  for (int g = 0; g < t.tile_q; g += kGroup) {
+  for (int g = 0; g < t.tile_q; g += kStrip) {
     Vec tile_max[kVecs], sum[kVecs];
     const bool masked = t.begin != nullptr;
     if (t.s_is_float)
@@ -150,7 +149,7 @@ inline void forward_tile(const ForwardTile& t) {
     else
       forward_probabilities<false, false>(t, g, tile_max, sum);
     for (int v = 0; v < kVecs; ++v) {
-      const int at = g + v * kLanes;
+      const int at = g + v * kPanel;
       const Vec m = load(t.m + at);
       const Vec m_new = max(tile_max[v], m);
       const Vec shift = select(greater(m_new, set1(-__builtin_inff())), m_new, set1(0.0f));
@@ -164,19 +163,18 @@ inline void forward_tile(const ForwardTile& t) {
   }
 }
 
-// ---- backward
-// ---------------------------------------------------------------------------------------------------
+// The backward.
 
 /// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial
 /// maxima each).
 template <bool kFloatScores, bool kMasked>
 inline void backward_gradients(const BackwardTile& t, int g) {
-  Vec lane[kVecs], lse2[kVecs], delta[kVecs], q_scale[kVecs], do_scale[kVecs], sum[kVecs];
+  Vec logit_factor[kVecs], lse2[kVecs], delta[kVecs], q_scale[kVecs], do_scale[kVecs], sum[kVecs];
   IVec begin[kVecs], end[kVecs], query_max[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
-    const int at = g + v * kLanes;
-    lane[v] = load(t.lane + at);
+    const int at = g + v * kPanel;
+    logit_factor[v] = load(t.logit_factor + at);
     lse2[v] = load(t.lse2 + at);
     delta[v] = load(t.delta + at);
     q_scale[v] = t.dk_float ? set1(1.0f) : load(t.q_scale + at);
@@ -197,8 +195,8 @@ inline void backward_gradients(const BackwardTile& t, int g) {
     Vec key_sum = set1(0.0f);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      const int64_t at = row + v * kLanes;
-      const Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), lane[v], bias);
+      const int64_t at = row + v * kPanel;
+      const Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), logit_factor[v], bias);
       const Vec p = exp2_any(sub(x, lse2[v]));
       Vec p_fold = mul(p, do_scale[v]);
       Vec ds = mul(p, sub(load(t.dp + at), delta[v]));
@@ -207,7 +205,7 @@ inline void backward_gradients(const BackwardTile& t, int g) {
       Vec ds_query = mul(magnitude, k_fold);
       if constexpr (kMasked) {
         // After every product, so that 0 · NaN of a masked pair cannot leak.
-        const Lanes visible = in_range(begin[v], end[v], j);
+        const Mask visible = in_range(begin[v], end[v], j);
         const Vec zero = set1(0.0f);
         p_fold = select(visible, p_fold, zero);
         ds = select(visible, ds, zero);
@@ -223,8 +221,8 @@ inline void backward_gradients(const BackwardTile& t, int g) {
       store(static_cast<float*>(t.s) + at, p_fold);
       store(t.dp + at, ds);
     }
-    int32_t* partial = t.key_max + j * kLanes;
-    int32_t* partial_ds = partial + t.tile_k * kLanes;
+    int32_t* partial = t.key_max + j * kPanel;
+    int32_t* partial_ds = partial + t.tile_k * kPanel;
     if (g > 0) {
       p_max = max_unsigned(p_max, load(partial));
       ds_max = max_unsigned(ds_max, load(partial_ds));
@@ -234,14 +232,14 @@ inline void backward_gradients(const BackwardTile& t, int g) {
     if (t.key_sum != nullptr) t.key_sum[j] = (g > 0 ? t.key_sum[j] : 0.0f) + reduce_add(key_sum);
   }
   for (int v = 0; v < kVecs; ++v) {
-    const int at = g + v * kLanes;
+    const int at = g + v * kPanel;
     store(reinterpret_cast<int32_t*>(t.ds_query_scale) + at, query_max[v]);  // maxima for now
     if (t.query_sum != nullptr) store(t.query_sum + at, add(load(t.query_sum + at), sum[v]));
   }
 }
 
-/// In `paper` all groups of a tile share the largest finite maximum; a poisoned group keeps its
-/// NaN.
+/// In `paper` all keys or queries of a tile share the largest finite maximum; a poisoned one keeps
+/// its NaN.
 inline void share_maximum(int32_t* bits, int n) {
   int32_t largest = 0;
   for (int i = 0; i < n; ++i)
@@ -254,7 +252,7 @@ inline void share_maximum(int32_t* bits, int n) {
 inline void finish_scales(float* scale, float* inverse, int n, bool per_vector, float levels) {
   int32_t* bits = reinterpret_cast<int32_t*>(scale);
   if (!per_vector) share_maximum(bits, n);
-  for (int i = 0; i < n; i += kLanes) {
+  for (int i = 0; i < n; i += kPanel) {
     const Scales s = scales_of(load(bits + i), levels);
     store(scale + i, s.scale);
     store(inverse + i, s.inverse);
@@ -268,8 +266,8 @@ inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
   Vec q_scale[kVecs], dither[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
-    q_scale[v] = load(t.q_scale + g + v * kLanes);
-    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kLanes);
+    q_scale[v] = load(t.q_scale + g + v * kPanel);
+    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kPanel);
   }
   for (int j = 0; j < t.tile_k; ++j) {
     const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
@@ -279,8 +277,8 @@ inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
     IVec p8[kVecs], ds8[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      const Vec p = load(static_cast<const float*>(t.s) + row + v * kLanes);
-      const Vec ds = load(t.dp + row + v * kLanes);
+      const Vec p = load(static_cast<const float*>(t.s) + row + v * kPanel);
+      const Vec ds = load(t.dp + row + v * kPanel);
       p8[v] = make_code<kDither>(mul(p, p_factor), dither[v], p_term, t.p_levels);
       ds8[v] = make_code<kDither>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term,
                                   numerics::kLevels);
@@ -293,11 +291,11 @@ inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
 /// Codes of dS for dQ, right operand: quads along keys.
 template <bool kDither>
 inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
-  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kLanes;
-  for (int at = g; at < g + kGroup; at += kLanes) {
+  const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kPanel;
+  for (int at = g; at < g + kStrip; at += kPanel) {
     const Vec factor = load(inverse + at);
     const Vec dither = kDither ? load(t.dither_query + at) : factor;
-    char* quads = static_cast<char*>(t.ds8_query) + at / kLanes * panel_bytes;
+    char* quads = static_cast<char*>(t.ds8_query) + at / kPanel * panel_bytes;
     IVec code_sum = set1(0);
     for (int j = 0; j < t.tile_k; j += 4) {
       IVec code[4];
@@ -308,7 +306,7 @@ inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
         code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[j + r])), factor), dither, term,
                                      numerics::kLevels);
       }
-      store_quads(quads + j * kLanes, code[0], code[1], code[2], code[3]);
+      store_quads(quads + j * kPanel, code[0], code[1], code[2], code[3]);
       if constexpr (kFlip != 0)
         code_sum = add(code_sum, add(add(code[0], code[1]), add(code[2], code[3])));
     }
@@ -319,7 +317,7 @@ inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
 template <bool kDither>
 inline void backward_codes(const BackwardTile& t, const float* p_inverse, const float* key_inverse,
                            const float* query_inverse) {
-  for (int g = 0; g < t.tile_q; g += kGroup) {
+  for (int g = 0; g < t.tile_q; g += kStrip) {
     key_codes<kDither>(t, g, p_inverse, key_inverse);
     query_codes<kDither>(t, g, query_inverse);
   }
@@ -327,7 +325,7 @@ inline void backward_codes(const BackwardTile& t, const float* p_inverse, const 
 
 inline void backward_tile(const BackwardTile& t) {
   const bool masked = t.begin != nullptr;
-  for (int g = 0; g < t.tile_q; g += kGroup) {
+  for (int g = 0; g < t.tile_q; g += kStrip) {
     if (t.s_is_float)
       masked ? backward_gradients<true, true>(t, g) : backward_gradients<true, false>(t, g);
     else
@@ -335,10 +333,10 @@ inline void backward_tile(const BackwardTile& t) {
   }
   if (t.dv_float && t.dk_float && t.dq_float) return;
   for (int j = 0; j < t.tile_k; ++j) {
-    const int32_t* partial = t.key_max + j * kLanes;
+    const int32_t* partial = t.key_max + j * kPanel;
     reinterpret_cast<uint32_t*>(t.p_scale)[j] = reduce_max_unsigned(load(partial));
     reinterpret_cast<uint32_t*>(t.ds_key_scale)[j] =
-        reduce_max_unsigned(load(partial + t.tile_k * kLanes));
+        reduce_max_unsigned(load(partial + t.tile_k * kPanel));
   }
   float p_inverse[256], key_inverse[256], query_inverse[256];
   finish_scales(t.p_scale, p_inverse, t.tile_k, t.per_vector, t.p_levels);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen lanes as two 256-bit registers. Meanings are those of vec_scalar.h.
+// Sixteen elements as two 256-bit registers. Meanings are those of vec_scalar.h.
 #pragma once
 
 #include <immintrin.h>
@@ -15,7 +15,7 @@ struct Vec {
 struct IVec {
   __m256i lo, hi;
 };
-struct Lanes {
+struct Mask {
   __m256 lo, hi;
 };
 
@@ -63,7 +63,7 @@ inline IVec round_to_int(Vec a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps
 inline IVec shift_left_23(IVec a) {
   return {_mm256_slli_epi32(a.lo, 23), _mm256_slli_epi32(a.hi, 23)};
 }
-inline Lanes in_range(IVec lo, IVec hi, int32_t x) {
+inline Mask in_range(IVec lo, IVec hi, int32_t x) {
   const __m256i v = _mm256_set1_epi32(x);
   // lo <= x  is  not (lo > x)
   return {_mm256_castsi256_ps(
@@ -71,14 +71,14 @@ inline Lanes in_range(IVec lo, IVec hi, int32_t x) {
           _mm256_castsi256_ps(
               _mm256_andnot_si256(_mm256_cmpgt_epi32(lo.hi, v), _mm256_cmpgt_epi32(hi.hi, v)))};
 }
-inline Lanes greater(Vec a, Vec b) {
+inline Mask greater(Vec a, Vec b) {
   return {_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)};
 }
-inline Vec select(Lanes m, Vec a, Vec b) {
+inline Vec select(Mask m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }
 inline void store_bytes(void* p, IVec x) {
-  // The low byte of each lane to the front of its 128-bit half, then the four 32-bit pieces
+  // The low byte of each element to the front of its 128-bit half, then the four 32-bit pieces
   // together.
   const __m256i pick =
       _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
@@ -92,7 +92,7 @@ inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), mixed);
 }
 inline __m256i narrow(__m256i a, __m256i b, __m256i c, __m256i d) {
-  // The packs work inside 128-bit halves; the permutation restores the order of the groups of four.
+  // The packs work inside 128-bit halves; the permutation restores the order of the fours.
   const __m256i x = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
   return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }

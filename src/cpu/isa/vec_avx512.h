@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen lanes as one 512-bit register. Meanings are those of vec_scalar.h.
+// Sixteen elements as one 512-bit register. Meanings are those of vec_scalar.h.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@ namespace sagebwd::cpu::isa::avx512 {
 
 using Vec = __m512;
 using IVec = __m512i;
-using Lanes = __mmask16;
+using Mask = __mmask16;
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline IVec load(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -39,16 +39,16 @@ inline IVec magnitude_bits(Vec a) {
 inline Vec to_float(IVec a) { return _mm512_cvtepi32_ps(a); }
 inline IVec round_to_int(Vec a) { return _mm512_cvtps_epi32(a); }
 inline IVec shift_left_23(IVec a) { return _mm512_slli_epi32(a, 23); }
-inline Lanes in_range(IVec lo, IVec hi, int32_t x) {
+inline Mask in_range(IVec lo, IVec hi, int32_t x) {
   const IVec v = _mm512_set1_epi32(x);
   return _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(lo, v), v, hi);
 }
-inline Lanes greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
-inline Vec select(Lanes m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
+inline Mask greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
 inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
-// The packs work inside 128-bit quarters; this restores the order of the groups of four.
+// The packs work inside 128-bit quarters; this restores the order of the fours.
 inline IVec in_order(IVec x) {
   return _mm512_permutexvar_epi32(
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);

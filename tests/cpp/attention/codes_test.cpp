@@ -68,10 +68,10 @@ struct Operands {
     const ref::RecipeInputs& in = x.inputs();
     const float unit = head.scale * numerics::kLog2e;
     sums.assign(static_cast<size_t>(tile_q * tile_k), 0);
-    lane.assign(tile_q, 0.0f), k_scale.assign(tile_k, 0.0f);
+    logit_factor.assign(tile_q, 0.0f), k_scale.assign(tile_k, 0.0f);
     begin.assign(tile_q, 0), end.assign(tile_q, 0);
     for (int64_t i = 0; i < t.rows; ++i) {
-      lane[i] = in.q_scale[t.q0 + i] * unit;
+      logit_factor[i] = in.q_scale[t.q0 + i] * unit;
       const ref::Span seen = head.visible.inside(t.q0 + i, t.k0, t.k0 + t.cols);
       begin[i] = static_cast<int32_t>(seen.begin - t.k0);
       end[i] = static_cast<int32_t>(seen.end - t.k0);
@@ -90,7 +90,7 @@ struct Operands {
 
   int tile_q, tile_k;
   std::vector<int32_t> sums;
-  std::vector<float> lane, k_scale, dither;
+  std::vector<float> logit_factor, k_scale, dither;
   std::vector<int32_t> begin, end;
 };
 
@@ -114,7 +114,7 @@ void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) 
                           .s = o.sums.data(),
                           .s_is_float = false,
                           .k_scale = o.k_scale.data(),
-                          .lane = o.lane.data(),
+                          .logit_factor = o.logit_factor.data(),
                           .bias = nullptr,
                           .begin = o.begin.data(),
                           .end = o.end.data(),
@@ -161,7 +161,7 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
          .s_is_float = false,
          .dp = dp.data(),
          .k_scale = o.k_scale.data(),
-         .lane = o.lane.data(),
+         .logit_factor = o.logit_factor.data(),
          .bias = nullptr,
          .begin = o.begin.data(),
          .end = o.end.data(),

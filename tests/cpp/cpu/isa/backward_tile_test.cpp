@@ -46,7 +46,7 @@ struct Tile {
     scores.assign(sums.begin(), sums.end());
     for (int j = 0; j < k; ++j) k_scale.push_back(std::exp2(random.between(-8.0f, -7.0f)));
     for (int i = 0; i < q; ++i) {
-      lane.push_back(std::exp2(random.between(-8.0f, -7.0f)));
+      logit_factor.push_back(std::exp2(random.between(-8.0f, -7.0f)));
       do_scale.push_back(std::exp2(random.between(-14.0f, 0.0f)));
       q_scale.push_back(std::exp2(random.between(-14.0f, 0.0f)));
       dither_query.push_back(numerics::dither_query_term(i));
@@ -83,7 +83,7 @@ struct Tile {
                            .s_is_float = options.s_is_float,
                            .dp = dp.data(),
                            .k_scale = k_scale.data(),
-                           .lane = lane.data(),
+                           .logit_factor = logit_factor.data(),
                            .bias = bias.data(),
                            .begin = options.masked ? begin.data() : nullptr,
                            .end = options.masked ? end.data() : nullptr,
@@ -120,9 +120,9 @@ struct Tile {
 
   Options options;
   std::vector<int32_t> sums;
-  std::vector<float> scores, scores_in, dp, dp_in, k_scale, lane, bias, lse2, delta, q_scale,
-      do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale, ds_query_scale,
-      dither_query, p_fold;
+  std::vector<float> scores, scores_in, dp, dp_in, k_scale, logit_factor, bias, lse2, delta,
+      q_scale, do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale,
+      ds_query_scale, dither_query, p_fold;
   std::vector<int32_t> begin, end, key_max, ds_query_start;
   std::vector<uint8_t> p8;
   std::vector<int8_t> ds8_key, ds8_query;
@@ -136,7 +136,8 @@ void check_gradients(const Tile& t) {
   for (int j = 0; j < o.tile_k; ++j)
     for (int i = 0; i < o.tile_q; ++i) {
       const int at = t.at(i, j);
-      const double s2 = static_cast<double>(t.scores_in[at]) * t.k_scale[j] * t.lane[i] + t.bias[j];
+      const double s2 =
+          static_cast<double>(t.scores_in[at]) * t.k_scale[j] * t.logit_factor[i] + t.bias[j];
       const double p = t.visible(i, j) ? std::exp2(s2 - t.lse2[i]) : 0.0;
       const double ds = p * (static_cast<double>(t.dp_in[at]) - t.delta[i]);
       const double fold = o.dv_float ? 1.0 : t.do_scale[i];

@@ -26,7 +26,7 @@ struct Tile {
         scores(static_cast<size_t>(q * k), 0.0f),
         sums(static_cast<size_t>(q * k), 0),
         k_scale(k, 1.0f),
-        lane(q, 1.0f),
+        logit_factor(q, 1.0f),
         m(q, -kInf),
         l(q, 0.0f),
         alpha(q, -7.0f),
@@ -42,7 +42,7 @@ struct Tile {
                           .s = s_is_float ? static_cast<void*>(scores.data()) : sums.data(),
                           .s_is_float = s_is_float,
                           .k_scale = k_scale.data(),
-                          .lane = lane.data(),
+                          .logit_factor = logit_factor.data(),
                           .bias = bias.empty() ? nullptr : bias.data(),
                           .begin = begin.empty() ? nullptr : begin.data(),
                           .end = end.empty() ? nullptr : end.data(),
@@ -67,7 +67,7 @@ struct Tile {
   int tile_q, tile_k;
   std::vector<float> scores;
   std::vector<int32_t> sums;
-  std::vector<float> k_scale, lane, bias, m, l, alpha, beta, dither;
+  std::vector<float> k_scale, logit_factor, bias, m, l, alpha, beta, dither;
   std::vector<int32_t> begin, end;
   std::vector<uint8_t> p8;
 };
@@ -121,7 +121,7 @@ TEST_P(ForwardTiles, LogitsCombineScalesAndBias) {
   Tile t(128, 64);
   for (int32_t& s : t.sums) s = static_cast<int32_t>(random.integer(-20000, 20000));
   for (float& s : t.k_scale) s = std::exp2(random.between(-9.0f, -5.0f));
-  for (float& s : t.lane) s = std::exp2(random.between(-9.0f, -5.0f));
+  for (float& s : t.logit_factor) s = std::exp2(random.between(-9.0f, -5.0f));
   for (int j = 0; j < t.tile_k; ++j) t.bias.push_back(random.between(-3.0f, 3.0f));
   const std::vector<int32_t> sums = t.sums;
   t.run(kernels(), false, true);
@@ -130,7 +130,7 @@ TEST_P(ForwardTiles, LogitsCombineScalesAndBias) {
     std::vector<double> s2;
     double top = -1e30, sum = 0;
     for (int j = 0; j < t.tile_k; ++j) {
-      s2.push_back(static_cast<double>(sums[j * t.tile_q + i]) * t.k_scale[j] * t.lane[i] +
+      s2.push_back(static_cast<double>(sums[j * t.tile_q + i]) * t.k_scale[j] * t.logit_factor[i] +
                    t.bias[j]);
       top = std::max(top, s2.back());
     }

@@ -16,7 +16,7 @@ namespace {
 
 using cpu::isa::Int8Product;
 using cpu::isa::Kernels;
-using cpu::isa::kLanes;
+using cpu::isa::kPanel;
 
 constexpr int kGap = 32;  // bytes or elements between rows, which must not matter
 
@@ -65,11 +65,11 @@ struct Operands {
   /// [n/16][k/4][16][4]
   std::vector<uint8_t> right_panels() const {
     std::vector<uint8_t> out;
-    for (int panel = 0; panel < n; panel += kLanes)
+    for (int panel = 0; panel < n; panel += kPanel)
       for (int t = 0; t < k; t += 4)
-        for (int lane = 0; lane < kLanes; ++lane)
+        for (int column = 0; column < kPanel; ++column)
           for (int r = 0; r < 4; ++r)
-            out.push_back(static_cast<uint8_t>(right[(t + r) * n + panel + lane]));
+            out.push_back(static_cast<uint8_t>(right[(t + r) * n + panel + column]));
     return out;
   }
   /// What a flipped left operand wants the accumulators to start at, plus `extra`.
