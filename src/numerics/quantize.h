@@ -2,9 +2,9 @@
 // The quantiser: symmetric INT8 with an FP32 scale. Scalar maths shared by the recipe oracle and
 // all backends.
 //
-// A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. There is no
-// additive floor, because the softmax gradient of a real model has an RMS near 1e-7. A group that
-// holds NaN or Inf gets the scale NaN, so that whatever is made from its codes is NaN as well.
+// Values that share a scale count as zero if the largest magnitude is below 2^-100: scale 0, codes
+// 0. There is no additive floor, because the softmax gradient of a real model has an RMS near 1e-7.
+// If one of them is NaN or Inf, the scale is NaN, so that whatever is made from the codes is NaN.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,7 @@ inline constexpr float kZeroAmax = 0x1p-100f;
 inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr double kLn2 = 0.693147180559945309417;
 
-/// Scale of a group with largest magnitude `amax` (Inf or NaN: poisoned).
+/// Scale of values with largest magnitude `amax` (Inf or NaN: poisoned).
 SAGE_INLINE float scale_of(float amax, float levels = kLevels) {
   if (!(amax <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
   return amax < kZeroAmax ? 0.0f : amax / levels;
@@ -37,7 +37,7 @@ SAGE_INLINE float value_scale(float scale, float top) {
   return scale < least ? least : scale;
 }
 
-/// Factor that maps a value onto codes. 0 for zero and poisoned groups.
+/// Factor that maps a value onto codes. 0 for scales that are 0 or NaN.
 SAGE_INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
 /// Code under nearest rounding (ties to even).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen lanes as two 256-bit registers. Meanings are those of vec_scalar.h.
+// Sixteen elements as two 256-bit registers. Meanings are those of vec_scalar.h.
 #pragma once
 
 #include <immintrin.h>
@@ -92,7 +92,7 @@ inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), mixed);
 }
 inline __m256i narrow(__m256i a, __m256i b, __m256i c, __m256i d) {
-  // The packs work inside 128-bit halves; the permutation restores the order of the groups of four.
+  // The packs work inside 128-bit halves; the permutation restores the order of the fours.
   const __m256i x = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
   return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen lanes as one 512-bit register. Meanings are those of vec_scalar.h.
+// Sixteen elements as one 512-bit register. Meanings are those of vec_scalar.h.
 #pragma once
 
 #include <immintrin.h>
@@ -48,7 +48,7 @@ inline Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); 
 inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
-// The packs work inside 128-bit quarters; this restores the order of the groups of four.
+// The packs work inside 128-bit quarters; this restores the order of the fours.
 inline IVec in_order(IVec x) {
   return _mm512_permutexvar_epi32(
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);

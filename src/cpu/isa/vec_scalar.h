@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen lanes in plain C++. The portable member of the vec_* family: the same names mean the same
-// thing in each, and the tile code is written once on top of them.
+// Sixteen elements in plain C++. The portable member of the vec_* family: the same names mean the
+// same thing in each, and the tile code is written once on top of them.
 #pragma once
 
 #include <bit>
@@ -127,7 +127,7 @@ inline Vec select(Mask m, Vec a, Vec b) {
   SAGE_LANES b.v[i] = m.v[i] ? a.v[i] : b.v[i];
   return b;
 }
-/// The low bytes of the lanes, in order.
+/// The low bytes of the elements, in order.
 inline void store_bytes(void* p, IVec x) {
   SAGE_LANES static_cast<int8_t*>(p)[i] = static_cast<int8_t>(x.v[i]);
 }
@@ -139,7 +139,7 @@ inline void store_codes(void* p, const IVec (&x)[4], uint8_t flip) {
 }
 /// The same for codes within [0, 255].
 inline void store_unsigned(void* p, const IVec (&x)[4]) { store_codes(p, x, 0); }
-/// Lane i gets the low bytes of its four values, first one lowest: 64 bytes [16 lanes][4].
+/// Element i gets the low bytes of its four values, first one lowest: 64 bytes [16 elements][4].
 inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
   SAGE_LANES {
     const uint32_t w =
@@ -161,7 +161,7 @@ inline float reduce_add(Vec a) {
 }
 
 // Dot products of four bytes per element with four broadcast bytes of the left operand.
-using Quads = IVec;  // 64 bytes [16 lanes][4]
+using Quads = IVec;  // 64 bytes [16 elements][4]
 inline Quads load_quads(const void* p) { return load(static_cast<const int32_t*>(p)); }
 inline IVec broadcast_quad(const void* a) {
   int32_t w;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/sm80/bwd/fused/config.cuh"
+#include "cuda/sm80/bwd/fused/tickets.cuh"
 #include "cuda/sm80/params.h"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/walk.cuh"
@@ -20,12 +21,15 @@ struct Place {
   /// All threads come here. `memory` is free again when it returns.
   __device__ static Place take(const BackwardParams& p, uint8_t* memory) {
     if constexpr (kConfig.policy == Policy::fast) return {0, 0};
-    uint32_t& shared = *reinterpret_cast<uint32_t*>(memory);
-    if (threadIdx.x == 0) shared = atomicAdd(p.tickets, 1u);
+    Tickets::Keys& shared = *reinterpret_cast<Tickets::Keys*>(memory);
+    if (threadIdx.x == 0) {
+      const Tickets tickets(p, gridDim, kConfig.tile_q(), kConfig.resident);
+      shared = tickets.keys_of(atomicAdd(p.tickets, 1u));
+    }
     __syncthreads();
-    const uint32_t ticket = shared, head = ticket / gridDim.x;
+    const Tickets::Keys drawn = shared;
     __syncthreads();
-    return {uniform(gridDim.x - 1 - (ticket - head * gridDim.x)), uniform(head)};
+    return {uniform(drawn.block), uniform(drawn.head)};
   }
   /// In any order the grid starts with the first keys: in a causal sequence they have the most
   /// queries.
