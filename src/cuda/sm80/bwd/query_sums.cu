@@ -30,6 +30,10 @@ __global__ void __launch_bounds__(kThreads)
   const float* from = p.dq_sum + (head * p.tq + padded) * D + part * 4 * 128;
   const int channel = static_cast<int>(part * 32 + lane % 4 * 8);
   if (padded - s.q_pad >= s.nq || channel >= p.d) return;
+  // Before the sums are loaded: a division may call a function, which would spill some of them.
+  const int first = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4);
+  const QueryRow* rows = p.q_row + head * p.tq + s.q_pad + first;
+  const float factors[2] = {p.scale / rows[0].logit_factor, p.scale / rows[8].logit_factor};
   float x[4][4];  // [block of channels][row g: 0, 1; row g + 8: 2, 3]
 #pragma unroll
   for (int c = 0; c < 4; ++c)
@@ -39,14 +43,13 @@ __global__ void __launch_bounds__(kThreads)
       p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * D + channel;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int query = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4) + 8 * r;
+    const int query = first + 8 * r;
     if (query >= s.nq) continue;
-    const QueryRow row = p.q_row[head * p.tq + s.q_pad + query];
-    const float factor = p.scale / row.logit_factor;
+    const float factor = factors[r];
     float total = 0.0f;
     if (p.row_sum != nullptr)
       total = factor * p.row_sum[head * p.tq + s.q_pad + query];
-    else if (p.dlse.data != nullptr && row.lse2 != INFINITY)
+    else if (p.dlse.data != nullptr && rows[8 * r].lse2 != INFINITY)
       total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
     T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query) + channel;
     uint4 bits;
