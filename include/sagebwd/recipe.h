@@ -42,7 +42,8 @@ struct Recipe {
   bool smooth_q = false;  // subtract the mean query of each block (exact; costs a bias row)
   bool smooth_v = true;   // subtract the mean value (exact)
   Rounding rounding = Rounding::nearest;
-  uint64_t seed = 0;  // of dither; the same seed gives the same bits
+  uint64_t seed = 0;  // of dither; the same seed gives the same bits (dQ on a GPU: in
+                      // deterministic mode)
   int pv16_tiles =
       1;  // leading key tiles of each document whose P·V stays in floating point; -1: all
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8

@@ -31,7 +31,8 @@ class Recipe:
     smooth_k, smooth_q, smooth_v
         Subtract a mean before quantising and correct for it exactly: only rounding changes.
     rounding, seed
-        ``"dither"`` rounds P and dS without bias; the same seed gives the same bits.
+        ``"dither"`` rounds P and dS without bias; the same seed gives the same bits (dq on a GPU:
+        with ``deterministic=True``).
     pv16_tiles
         Leading key tiles whose P·V stays in floating point, where attention sinks sit; -1: all.
     high_precision
