@@ -61,7 +61,8 @@ class Recipe:
     k_per_token
         One scale per token of K instead of one per block of keys.
     rounding, seed
-        ``"dither"`` rounds P and dS without bias; the same seed gives the same bits.
+        ``"dither"`` rounds P and dS without bias; the same seed gives the same bits (dq on a GPU:
+        with ``deterministic=True``).
         ``"dither:dQ"`` does so for the operand of dQ alone; ``dither:dQ,dK`` for two of
         ``O dV dQ dK``.
     pv16_tiles

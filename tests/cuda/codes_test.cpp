@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K1: the codes, scales and means that the tuned backend hands to its main kernels, read from the
+// The codes, scales and means that the tuned backend hands to its main kernels, read from the
 // workspace and compared with the recipe oracle's bit for bit, in every form they are stored in.
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model of transformers as evidence for INT8 attention, on real text.
 
-    python -m sagebwd.evidence             # all parts, SmolLM2-135M, some 10 minutes on four cores
+    python -m sagebwd.evidence             # all parts, SmolLM2-135M
     python -m sagebwd.evidence layers      # one part; page makes the page again
     python -m sagebwd.evidence --device cuda --full
     python -m sagebwd.evidence --recipe vectorwise:rounding=dither --recipe mine=paper:smooth_v=on

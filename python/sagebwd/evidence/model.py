@@ -59,9 +59,9 @@ def load(source, device):
 
     where, options = str(path), dict(local_files_only=True)
     if path.suffix == ".gguf":
-        require("gguf")
         if not path.is_file():
             raise BadInput(f"model: {path} does not exist")
+        require("gguf")
         where, options["gguf_file"] = str(path.parent), path.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)

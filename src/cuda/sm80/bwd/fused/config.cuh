@@ -111,7 +111,7 @@ template <Config kConfig>
 inline constexpr CodeGeneration kCode = kConfig.code_generation(arch::kTarget);
 
 // The table. Each recipe and head dimension has a large instance for sm_90 and sm_100, and smaller
-// ones for sm_80, 86, 89 and 120, which have less shared memory (../fused.cu chooses).
+// ones for sm_80, 86, 89 and 120, which have less shared memory (choose.cuh takes one).
 // On sm_90 the code generation is what is fastest. On the others it is what compiles without
 // spills, found by trying.
 

@@ -31,7 +31,7 @@ struct Place {
     __syncthreads();
     return {uniform(drawn.block), uniform(drawn.head)};
   }
-  /// In any order the grid starts with the first keys: in a causal sequence they have the most
+  /// Without turns the grid starts with the first keys: in a causal sequence they have the most
   /// queries.
   __device__ int block() const {
     return static_cast<int>(kConfig.policy == Policy::fast ? blockIdx.x : drawn_block);
