@@ -31,4 +31,15 @@ struct QueryGradient {
   float slope, offset;
 };
 
+/// What a block of kBlock keys has for the kernels of sm90: the scale of its K, the largest scale
+/// of its V, and whether a key holds NaN or Inf. 16 bytes, because copies have so many at least.
+struct BlockScales {
+  float k, v;
+  int k_poisoned, v_poisoned;
+};
+
+/// Beside that every key has its share: its scale of V, divided by the block's largest, in half
+/// precision. That of a poisoned key is -0.
+inline constexpr unsigned short kPoisonedShare = 0x8000;
+
 }  // namespace sagebwd::cuda

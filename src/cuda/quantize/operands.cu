@@ -141,13 +141,18 @@ struct Worker {
     b.template make<true>();
     if (job.rotation > 0) b.rotate(job.rotation);
     float common;  // of the keys that share a scale, poisoned or not
+    bool poisoned = false;
     if (kScheme == Scheme::vectorwise && job.k_per_token) {
       b.template measure_tokens<Values::made>();
       common = b.scale;
     } else {
-      common = b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens
-                                                                                 : kBlock)
-                   .scale;
+      const typename Block::SharedScale of_block = b.template measure_shared<Values::made>(
+          kScheme == Scheme::paper ? job.k_tokens : kBlock);
+      common = of_block.scale, poisoned = of_block.poisoned;
+    }
+    if (job.block_scales != nullptr && threadIdx.x == 0) {
+      BlockScales& of_block = job.block_scales[b.row0 / kBlock];
+      of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
     }
     if (b.owns()) {
       common = exact_scale(common);
@@ -189,7 +194,19 @@ struct Worker {
       if (mine % job.tile_k == 0 && b.member() == 0)
         job.tile_v_scale[job.tile_k == kSlab ? tile : tile / 2] =
             poisoned ? __int_as_float(0x7fffffff) : unit;
-      if (job.v_log2 != nullptr && b.owns()) {
+      if (job.v_share != nullptr) {
+        if (threadIdx.x == 0) {
+          BlockScales& of_block = job.block_scales[b.row0 / kBlock];
+          of_block.v = b.value_scale, of_block.v_poisoned = poisoned;
+        }
+        if (b.owns()) {
+          const int64_t token = b.token0() + b.own();
+          const int i = static_cast<int>(token % 16);
+          const float share = b.value_scale == 0.0f ? 0.0f : b.scale / b.value_scale;
+          job.v_share[token - i + i % 8 / 2 * 4 + i / 8 * 2 + i % 2] =
+              share != share ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
+        }
+      } else if (job.v_log2 != nullptr && b.owns()) {
         const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
         job.v_log2[b.token0() + b.own()] = log2f(folded);
         job.v_inverse[b.token0() + b.own()] = arch::reciprocal_approx(folded);

@@ -54,6 +54,9 @@ struct OperandJob {
   int tile_k;
   // Forward: log2 and inverse of the scale that is folded into P; 0 and 1 where none is.
   float *v_log2 = nullptr, *v_inverse = nullptr;  // [hk, tk]
+  // For sm90. Shares are in the order of tile::permuted.
+  BlockScales* block_scales = nullptr;  // [hk, tk / kBlock]
+  uint16_t* v_share = nullptr;          // [hk, tk], halves
   float* v_scale = nullptr;                       // [hk, tk]; backward: NaN for a poisoned token
   // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
   // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.

@@ -43,6 +43,7 @@ struct TokenBlock {
   float mean[8];
   float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
   float scale;            // of the token that this lane owns; 0 after the end
+  float value_scale;      // the largest of the block, behind measure_values
 
   /// `first`: the block's first token inside its sequence of `count` tokens. `row`: the same token
   /// in the workspace.
@@ -147,8 +148,8 @@ struct TokenBlock {
     const float top = own_top<Values::made>();
     const bool poisoned = !numerics::is_finite(top);
     const float most = __uint_as_float(share_top(0, poisoned ? 0.0f : top, kBlock));
-    scale = numerics::scale_of(top);
-    if (!poisoned) scale = numerics::value_scale(scale, numerics::scale_of(most));
+    scale = numerics::scale_of(top), value_scale = numerics::scale_of(most);
+    if (!poisoned) scale = numerics::value_scale(scale, value_scale);
     share_inverses();
     return __syncthreads_or(poisoned);
   }

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptions of matrices for the copies of Hopper (arch/mbarrier.cuh).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace sagebwd::cuda {
+
+/// A matrix of bytes with `rows` rows of `row_bytes` (64 or 128) bytes behind one another. A copy
+/// takes `box_rows` rows and swizzles them over row_bytes. Rows outside are zeros.
+CUtensorMap byte_matrix(const void* data, int64_t rows, int row_bytes, int box_rows);
+
+}  // namespace sagebwd::cuda

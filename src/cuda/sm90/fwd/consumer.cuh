@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer: a warpgroup with 64 of the queries.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/fwd/results.cuh"
+#include "cuda/sm90/fwd/shared.cuh"
+#include "cuda/sm90/fwd/softmax.cuh"
+
+namespace sagebwd::cuda::sm90::fwd {
+
+template <typename T, int D>
+struct Consumer {
+  using Plan = SharedPlan<D>;
+  using Stage = typename Plan::Stage;
+
+  const ForwardParams& p;
+  Plan& shared;
+  int group;             // the warpgroup's number
+  uint32_t warp, lane;   // warp: inside the warpgroup
+  Ring<kStages> stage{0};
+  Ring<kSlots> slot{0};
+
+  __device__ int first_row() const {
+    return group * 64 + static_cast<int>(warp * 16 + lane / 4);
+  }
+
+  /// S = Q8·K8ᵀ of the tile in the stage.
+  __device__ __forceinline__ void multiply_qk(Scores& x) const {
+    const uint64_t q = arch::operand_at<D>(arch::shared_address(&shared.slot[slot.place]) +
+                                           static_cast<uint32_t>(group * 64 * D)),
+                   k = arch::operand_at<D>(arch::shared_address(&shared.stage[stage.place]));
+    arch::settle(x);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 32; ++step)
+      arch::wgmma_8(x, q + 2 * step, k + 2 * step, step > 0);
+    arch::wgmma_commit();
+    arch::wgmma_wait<0>();
+    arch::settle(x);
+  }
+
+  /// Hides what the mask hides. `tile`: of keys, inside the sequence.
+  __device__ void hide(Scores& x, int tile) const {
+    const Work& w = shared.work[slot.place];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const int key0 = tile * kKeys + static_cast<int>(lane % 4 * 2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
+      const uint32_t here = static_cast<uint32_t>(key0 - begin);
+      const uint32_t seen =
+          query < w.s.nq
+              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
+              : 0;
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (here + 8 * j + e >= seen) x[4 * j + 2 * r + e] = kHidden;
+    }
+  }
+
+  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
+  __device__ void note_logits(const Scores& x, const PerRow& factor) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = row_top(x, r, factor[r]);
+      float& most = shared.logit_top[first_row() + 8 * r];
+      if (lane % 4 == 0 && !(top <= most)) most = top;
+    }
+  }
+
+  /// Rows that see a poisoned key, which holds NaN or Inf, are NaN.
+  __device__ void spread_poison(Sums<D>& sums, int tile) const {
+    const Work& w = shared.work[slot.place];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const __half* share = shared.v_share[stage.place];
+    const int end = min((tile + 1) * kKeys, w.s.nk);
+    for (int key = tile * kKeys; key < end; ++key) {
+      const int place = key % 16;  // where tile::permuted has it
+      const int at = key % kKeys / 16 * 16 + (place % 8 / 2 * 4 + place / 8 * 2 + place % 2);
+      const float scale = p.k_scale[static_cast<uint64_t>(w.keys) + key].scale;
+      if (scale == scale && __half_as_ushort(share[at]) != kPoisonedShare) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int query = w.q0 + first_row() + 8 * r;
+        if (key - query >= band.begin && key - query < band.end) sums.sum[r] = NAN;
+      }
+    }
+  }
+
+  /// O += unit·P8·V8. `release`: called when the stage has been read.
+  template <typename Release>
+  __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
+                                              const PerRow& unit, Release release) const {
+    const uint32_t v =
+        arch::shared_address(&shared.stage[stage.place]) + static_cast<uint32_t>(kKeys * D);
+    arch::settle(codes);
+#pragma unroll
+    for (int part = 0; part < D / 64; ++part) {  // 64 channels
+      int acc[32];
+      const uint64_t b = arch::operand_at<kSlab>(v + part * 64 * kSlab);
+      arch::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        arch::wgmma_u8(acc, codes + 4 * step, b + step / 2 * (D * kSlab / 16) + 2 * (step % 2),
+                       step > 0);
+      arch::wgmma_commit();
+      arch::wgmma_wait<0>();
+      arch::settle(acc);
+      if (part == D / 64 - 1) {
+        arch::settle(codes);
+        release();
+      }
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        sums.o[part * 32 + i] =
+            fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * 32 + i]);
+    }
+  }
+
+  /// Adds a tile to the sums.
+  template <bool kMasked>
+  __device__ __forceinline__ void visit(Sums<D>& sums, const PerRow& logit_factor, int tile,
+                                        bool first) {
+    Scores x;
+    Halves halves;
+    PerRow sum, factor, unit;
+    uint32_t codes[16];
+    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    multiply_qk(x);
+    if constexpr (kMasked) hide(x, tile);
+    const BlockScales scales = shared.scales[stage.place];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = logit_factor[r] * scales.k;
+    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (first) sums.raise(x, factor);
+    for (;;) {
+      exponentials(halves, sum, x, factor, sums.reference);
+      // The warpgroup decides together, because its four warps multiply together.
+      if (!arch::any_of_group(fmaxf(sum[0], sum[1]) >= kTooLarge, group + 1)) break;
+      // Again, with a reference that suits. The scores are gone: there are no registers for both.
+      multiply_qk(x);
+      if constexpr (kMasked) hide(x, tile);
+      sums.raise(x, factor);
+    }
+    quantize(codes, unit, halves, shared.v_share[stage.place], lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] *= scales.v;
+    if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
+    multiply_pv(sums, codes, unit, [&] { release(); });
+    stage.advance();
+  }
+
+  __device__ __forceinline__ void release() {
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[stage.place]));
+  }
+  /// A tile that this warpgroup's queries do not see.
+  __device__ void skip() {
+    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    __syncwarp();
+    release();
+    stage.advance();
+  }
+
+  __device__ void run() {
+    for (;; slot.advance()) {
+      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
+      const Work& w = shared.work[slot.place];
+      if (w.last) return;
+      const int first = w.q0 + group * 64, last = min(first + 64, w.s.nq) - 1;
+      const bool any = first < w.s.nq;
+      const tile::Walk seen = any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
+      const tile::WholeTiles whole = tile::whole_keys(p.mask, w.s, first, first + 63, kKeys);
+      PerRow logit_factor;
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        logit_factor[r] = shared.logit_factor[slot.place][first_row() + 8 * r];
+      if (p.max_logit != nullptr && lane % 4 == 0)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
+      Sums<D> sums;
+      bool fresh = true;
+#pragma unroll 1
+      for (int step = 0; step < w.walk.steps; ++step) {
+        const int tile = w.walk.tile(step);
+        if (tile < seen.first || tile >= seen.first + seen.steps) {
+          skip();
+          continue;
+        }
+        if (whole.holds(tile))
+          visit<false>(sums, logit_factor, tile, fresh);
+        else
+          visit<true>(sums, logit_factor, tile, fresh);
+        fresh = false;
+      }
+      if (any) store<T>(sums, p, w, shared.logit_top, first_row(), lane);
+      __syncwarp();
+      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot.place]));
+    }
+  }
+};
+
+}  // namespace sagebwd::cuda::sm90::fwd

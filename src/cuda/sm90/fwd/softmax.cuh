@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of one tile, 64 queries x 128 keys of a warpgroup.
+//
+// P is relative to a reference exponent of its row, as O and the row sum are: P = 2^(logit -
+// reference + kBias). The reference is the row's largest logit at some earlier time. It moves only
+// when half-precision sums would grow too large, so most tiles need no maximum before their
+// exponentials, and O is rarely rescaled. P is rounded to half precision; its codes need the
+// largest P·(share of V's scale) of the row in this tile, which packed instructions find.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/arch/half2.cuh"
+#include "cuda/arch/scalar.cuh"
+#include "cuda/sm90/fwd/shared.cuh"
+#include "cuda/tile/codes.cuh"
+
+namespace sagebwd::cuda::sm90::fwd {
+
+using PerRow = float[2];  // rows lane/4 and lane/4 + 8 of the warp's 16
+using Scores = int[64];   // element 4·j + 2·r + e: row r, key 8·j + 2·(lane % 4) + e
+
+/// log2 of P at the reference: half precision then keeps 11 bits down to 2^-19 of the largest P and
+/// some bits to 2^-29. A thread adds 16 of them in half precision: kTooLarge leaves room.
+inline constexpr float kBias = 5.0f, kTooLarge = 0x1p15f;
+/// A reference that no row has: exponentials relative to it are infinite, hence too large.
+inline constexpr float kNoReference = -1e30f;
+/// A masked score. Adding kMagic makes the bits of -inf of it.
+inline constexpr int kHidden = static_cast<int>(0xff800000u - static_cast<uint32_t>(tile::kMagic));
+
+/// The largest logit of row r in a tile; all lanes of the row get it. kNoReference if there is none.
+__device__ inline float row_top(const Scores& x, int r, float factor) {
+  int most = kHidden;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) most = max(most, max(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+  return most == kHidden ? kNoReference : static_cast<float>(most) * factor;
+}
+
+/// What a thread's two rows carry from tile to tile.
+template <int D>
+struct Sums {
+  float o[D / 2];    // element 4·j + 2·r + e: row r, channel 8·j + 2·(lane % 4) + e
+  PerRow sum;        // this lane's share of the sum of P
+  PerRow reference;  // in log2 units
+
+  __device__ Sums() {
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = 0.0f, reference[r] = kNoReference;
+  }
+
+  /// Raises the references to the largest logits of a tile. factor: from scores to logits.
+  __device__ void raise(const Scores& x, const PerRow& factor) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = row_top(x, r, factor[r]);
+      const float now = top > reference[r] ? top : reference[r];
+      const float shrink = arch::exp2_approx(reference[r] - now);
+      reference[r] = now, sum[r] *= shrink;
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i)
+        if ((i & 2) == 2 * r) o[i] *= shrink;
+    }
+  }
+};
+
+/// P of a tile in half precision: element 2·j + r is row r, keys 8·j + 2·(lane % 4) and the next.
+using Halves = uint32_t[32];
+
+/// Scores become P. `sum`: this lane's sums.
+__device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Scores& x,
+                                             const PerRow& factor, const PerRow& reference) {
+  PerRow shift;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    shift[r] = fmaf(-tile::kMagicFloat, factor[r], kBias - reference[r]);
+  uint32_t total[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float y[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        y[e] = arch::exp2_approx(fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic),
+                                      factor[r], shift[r]));
+      p[2 * j + r] = arch::half2_of(y[0], y[1]);
+      total[r] = arch::half2_add(total[r], p[2 * j + r]);
+    }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(total[r]);
+}
+
+/// P times V's share, as codes: A operands. unit: what one code is worth.
+__device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Halves& p,
+                                         const __half* share, uint32_t lane) {
+  uint32_t most[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // 16 keys
+    const uint2 s = *reinterpret_cast<const uint2*>(share + i * 16 + lane % 4 * 4);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        p[4 * i + 2 * e + r] = arch::half2_mul(p[4 * i + 2 * e + r], e == 0 ? s.x : s.y);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      most[r] = arch::half2_max(arch::half2_max(most[r], p[4 * i + r]), p[4 * i + 2 + r]);
+  }
+  // Both rows in one register.
+  uint32_t top = arch::half2_max(arch::byte_permute(most[0], most[1], 0x5410),
+                                 arch::byte_permute(most[0], most[1], 0x7632));
+  top = arch::half2_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+  top = arch::half2_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+  const float2 tops = arch::half2_unpack(top);
+  PerRow most_of = {tops.x, tops.y}, by = {1.0f, 1.0f};
+  // Factors of codes are halves too and end at kMostFactor. Rows whose P is too small for that are
+  // multiplied first. That is rare: such a tile adds 2^-12 of what the row's best tile does.
+  constexpr float kMostFactor = 60000.0f;
+  if (__any_sync(0xffffffffu, fminf(tops.x, tops.y) < 255.0f / kMostFactor))
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (most_of[r] < 255.0f / kMostFactor) by[r] = 0x1p10f;
+      most_of[r] *= by[r];
+      const uint32_t pair = arch::half2_of(by[r], by[r]);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) p[2 * i + r] = arch::half2_mul(p[2 * i + r], pair);
+    }
+  const uint32_t factors =
+      arch::half2_of(fminf(255.0f * arch::reciprocal_approx(most_of[0]), kMostFactor),
+                     fminf(255.0f * arch::reciprocal_approx(most_of[1]), kMostFactor));
+  const float2 rounded = arch::half2_unpack(factors);
+  unit[0] = arch::reciprocal_approx(rounded.x * by[0]);
+  unit[1] = arch::reciprocal_approx(rounded.y * by[1]);
+  const uint32_t factor[2] = {arch::byte_permute(factors, factors, 0x1010),
+                              arch::byte_permute(factors, factors, 0x3232)};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      codes[2 * i + r] = arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], factor[r]);
+}
+
+}  // namespace sagebwd::cuda::sm90::fwd
