@@ -56,96 +56,69 @@ __device__ __forceinline__ uint64_t operand_at(uint32_t address) {
   return kHigh | 1u << 16 | (address & 0x3ffff) >> 4;
 }
 
-/// c = A·B, or c += A·B if `add`. INT8, both operands in shared memory, 32 contraction indices.
-__device__ __forceinline__ void wgmma_8(int (&c)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-      "}, %64, %65, p;}"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15]), "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]), "+r"(c[22]), "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]), "+r"(c[29]), "+r"(c[30]), "+r"(c[31]), "+r"(c[32]), "+r"(c[33]), "+r"(c[34]), "+r"(c[35]), "+r"(c[36]), "+r"(c[37]), "+r"(c[38]), "+r"(c[39]), "+r"(c[40]), "+r"(c[41]), "+r"(c[42]), "+r"(c[43]), "+r"(c[44]), "+r"(c[45]), "+r"(c[46]), "+r"(c[47]), "+r"(c[48]), "+r"(c[49]), "+r"(c[50]), "+r"(c[51]), "+r"(c[52]), "+r"(c[53]), "+r"(c[54]), "+r"(c[55]), "+r"(c[56]), "+r"(c[57]), "+r"(c[58]), "+r"(c[59]), "+r"(c[60]), "+r"(c[61]), "+r"(c[62]), "+r"(c[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+/// Where the byte at `offset` of such an operand lies.
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t swizzled(uint32_t offset) {
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  return offset ^ (offset >> 7 & (kRowBytes == 128 ? 7 : 3)) << 4;
 }
 
-__device__ __forceinline__ void wgmma_8(int (&c)[32], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, p;}"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15]), "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]), "+r"(c[22]), "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]), "+r"(c[29]), "+r"(c[30]), "+r"(c[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
+// Lists of operands. An instruction names its sums %0 … %(N/2 - 1), and then the rest.
+#define SAGE_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define SAGE_NAMES_32 \
+  SAGE_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define SAGE_NAMES_64                                                              \
+  SAGE_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+                ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SAGE_SUMS_4(how, c, i) how(c[i]), how(c[i + 1]), how(c[i + 2]), how(c[i + 3])
+#define SAGE_SUMS_16(how, c, i)                                                           \
+  SAGE_SUMS_4(how, c, i), SAGE_SUMS_4(how, c, i + 4), SAGE_SUMS_4(how, c, i + 8), \
+      SAGE_SUMS_4(how, c, i + 12)
+#define SAGE_SUMS_32(how, c, i) SAGE_SUMS_16(how, c, i), SAGE_SUMS_16(how, c, i + 16)
+#define SAGE_SUMS_64(how, c, i) SAGE_SUMS_32(how, c, i), SAGE_SUMS_32(how, c, i + 32)
 
+// Both operands in shared memory.
+#define SAGE_WGMMA_SS(name, columns, count, kind, how, type, first, second, third, tail)      \
+  __device__ __forceinline__ void name(type (&c)[count], uint64_t a, uint64_t b, bool add) {  \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" third ", 0;\n"                            \
+                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count     \
+                 "}, %" first ", %" second ", p" tail "; }"                                   \
+                 : SAGE_SUMS_##count(how, c, 0)                                               \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));                               \
+  }
+// A in registers.
+#define SAGE_WGMMA_RS(name, columns, count, kind, a_names, b_name, add_name)                       \
+  __device__ __forceinline__ void name(int (&c)[count], const uint32_t* a, uint64_t b, bool add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_name ", 0;\n"                              \
+                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count          \
+                 "}, {" a_names "}, %" b_name ", p; }"                                             \
+                 : SAGE_SUMS_##count("+r", c, 0)                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
+                   "r"(static_cast<int>(add)));                                                    \
+  }
+
+/// c = A·B, or c += A·B if `add`. INT8, 32 contraction indices.
+SAGE_WGMMA_SS(wgmma_8, "128", 64, "k32.s32.s8.s8", "+r", int, "64", "65", "66", "")
+SAGE_WGMMA_SS(wgmma_8, "64", 32, "k32.s32.s8.s8", "+r", int, "32", "33", "34", "")
 /// The same with A in registers: codes of P (unsigned) or of dS (signed).
-__device__ __forceinline__ void wgmma_u8(int (&c)[32], const uint32_t* a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %37, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, {%32,%33,%34,%35}, %36, p;}"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15]), "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]), "+r"(c[22]), "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]), "+r"(c[29]), "+r"(c[30]), "+r"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-}
+SAGE_WGMMA_RS(wgmma_u8, "128", 64, "k32.s32.u8.s8", "%64,%65,%66,%67", "68", "69")
+SAGE_WGMMA_RS(wgmma_u8, "64", 32, "k32.s32.u8.s8", "%32,%33,%34,%35", "36", "37")
+SAGE_WGMMA_RS(wgmma_s8, "64", 32, "k32.s32.s8.s8", "%32,%33,%34,%35", "36", "37")
+SAGE_WGMMA_RS(wgmma_u8, "32", 16, "k32.s32.u8.s8", "%16,%17,%18,%19", "20", "21")
+SAGE_WGMMA_RS(wgmma_s8, "32", 16, "k32.s32.s8.s8", "%16,%17,%18,%19", "20", "21")
+/// In 16 bit, 16 contraction indices.
+SAGE_WGMMA_SS(wgmma_bf16, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34", ", 1, 1, 0, 0")
+SAGE_WGMMA_SS(wgmma_f16, "64", 32, "k16.f32.f16.f16", "+f", float, "32", "33", "34", ", 1, 1, 0, 0")
 
-__device__ __forceinline__ void wgmma_s8(int (&c)[32], const uint32_t* a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %37, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, {%32,%33,%34,%35}, %36, p;}"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15]), "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]), "+r"(c[22]), "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]), "+r"(c[29]), "+r"(c[30]), "+r"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-}
-
-__device__ __forceinline__ void wgmma_u8(int (&c)[16], const uint32_t* a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %21, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, {%16,%17,%18,%19}, %20, p;}"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-}
-
-__device__ __forceinline__ void wgmma_s8(int (&c)[16], const uint32_t* a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %21, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, {%16,%17,%18,%19}, %20, p;}"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-}
-
-/// The same in 16 bit, 16 contraction indices.
-__device__ __forceinline__ void wgmma_bf16(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, p, 1, 1, 0, 0;}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
-
-__device__ __forceinline__ void wgmma_f16(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, p, 1, 1, 0, 0;}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
+#undef SAGE_WGMMA_RS
+#undef SAGE_WGMMA_SS
+#undef SAGE_SUMS_64
+#undef SAGE_SUMS_32
+#undef SAGE_SUMS_16
+#undef SAGE_SUMS_4
+#undef SAGE_NAMES_64
+#undef SAGE_NAMES_32
+#undef SAGE_NAMES_16
 
 template <typename T>
 __device__ __forceinline__ void wgmma_16(float (&c)[32], uint64_t a, uint64_t b, bool add) {
@@ -153,19 +126,6 @@ __device__ __forceinline__ void wgmma_16(float (&c)[32], uint64_t a, uint64_t b,
     wgmma_bf16(c, a, b, add);
   else
     wgmma_f16(c, a, b, add);
-}
-
-/// Whether the condition holds in some thread of the warpgroup. barrier: a number from 1 to 15 that
-/// only this warpgroup uses.
-__device__ __forceinline__ bool any_of_group(bool condition, int barrier) {
-  int any;
-  asm volatile(
-      "{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, 128, p; "
-      "selp.s32 %0, 1, 0, q; }"
-      : "=r"(any)
-      : "r"(static_cast<int>(condition)), "r"(barrier)
-      : "memory");
-  return any != 0;
 }
 
 /// How many registers each thread of the warpgroup has from here on.

@@ -38,7 +38,20 @@ struct BlockScales {
   int k_poisoned, v_poisoned;
 };
 
-/// Beside that every key has its share: its scale of V, divided by the block's largest, in half
+/// What 64 queries (a slab) have for the backward of sm90, where P and dS are halves. Numbers of the
+/// queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale of K,
+///   2^15·P·φ/φ̂ = 2^(factor·x + exponent)      2^15·σ·dS·L/L̂ = that·(slope·dP + offset)
+/// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the 64, and σ
+/// keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
+/// slope 0.
+struct QueryStats {
+  float factor[64], exponent[64], slope[64], offset[64];
+  float dv_unit;  // φ̂/2^15
+  float dq_unit;  // L̂/(2^15·σ)
+  float unused[2];
+};
+
+/// Every key of the forward of sm90 has its share: its scale of V, divided by the block's largest, in half
 /// precision. That of a poisoned key is -0.
 inline constexpr unsigned short kPoisonedShare = 0x8000;
 

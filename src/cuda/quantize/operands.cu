@@ -202,7 +202,7 @@ struct Worker {
         if (b.owns()) {
           const int64_t token = b.token0() + b.own();
           const int i = static_cast<int>(token % 16);
-          const float share = b.value_scale == 0.0f ? 0.0f : b.scale / b.value_scale;
+          const float share = b.value_scale == 0.0f ? 0.0f : __fdividef(b.scale, b.value_scale);
           job.v_share[token - i + i % 8 / 2 * 4 + i / 8 * 2 + i % 2] =
               share != share ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
         }

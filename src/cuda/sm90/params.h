@@ -39,4 +39,25 @@ struct ForwardParams {
   uint32_t* next;  // the next piece of work; 0 at the start
 };
 
+struct BackwardParams {
+  CUtensorMap q8;    // [h·tq, D]
+  CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
+  CUtensorMap do16;  // [h·tq, D] in 16 bit
+  CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
+  CUtensorMap k8;    // [hk·tk, D]
+  CUtensorMap k8t;   // [hk·tk / kSlab·D, kSlab]
+  CUtensorMap v16;   // [hk·tk, D]: codes in 16 bit
+  Sequences seq;
+  MaskParams mask;
+  int hk, group;
+  int64_t tq, tk;
+  const QueryStats* stats;    // [h, tq / kSlab]
+  const BlockScales* scales;  // [hk, tk / kBlock]
+  const float* v_scale;       // [hk, tk]
+  int rotation;               // channels that the rotation of Q and K mixes; 0: none
+  float* dq_sum;              // [h, tq / 16, D / 8, 128]: as in sm80/params.h
+  Strided dk, dv;
+  bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
+};
+
 }  // namespace sagebwd::cuda::sm90

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
@@ -17,6 +18,10 @@ template <typename T, int D>
 struct Consumer {
   using Plan = SharedPlan<D>;
   using Stage = typename Plan::Stage;
+#ifndef PVN
+#define PVN 64
+#endif
+  static constexpr int kChannels = D == 64 ? 64 : PVN;  // of a product P8·V8
 
   const ForwardParams& p;
   Plan& shared;
@@ -42,6 +47,31 @@ struct Consumer {
     arch::wgmma_commit();
     arch::wgmma_wait<0>();
     arch::settle(x);
+  }
+
+  /// The same for the 16 queries of one warp, while the others go on. Slow, and rarely needed.
+  __device__ void multiply_qk_again(Scores& x) const {
+    const auto word = [](const uint8_t* operand, uint32_t row, uint32_t byte) {
+      return *reinterpret_cast<const uint32_t*>(operand + arch::swizzled<D>(row * D + byte));
+    };
+    const uint8_t* q = shared.slot[slot.place].q8;
+    const uint8_t* k = shared.stage[stage.place].k8;
+    const uint32_t row = static_cast<uint32_t>(first_row());
+    int sums[16][4];  // in local memory: a loop that is not unrolled takes few registers
+#pragma unroll 1
+    for (uint32_t j = 0; j < 16; ++j) {
+      const uint32_t key = j * 8 + lane / 4;
+      int acc[4] = {0, 0, 0, 0};
+#pragma unroll 1
+      for (uint32_t byte = lane % 4 * 4; byte < D; byte += 32) {
+        const uint32_t a[4] = {word(q, row, byte), word(q, row + 8, byte), word(q, row, byte + 16),
+                               word(q, row + 8, byte + 16)};
+        arch::mma_8(acc, a, word(k, key, byte), word(k, key, byte + 16));
+      }
+      *reinterpret_cast<int4*>(sums[j]) = make_int4(acc[0], acc[1], acc[2], acc[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 64; ++i) x[i] = sums[i / 4][i % 4];
   }
 
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
@@ -102,9 +132,9 @@ struct Consumer {
         arch::shared_address(&shared.stage[stage.place]) + static_cast<uint32_t>(kKeys * D);
     arch::settle(codes);
 #pragma unroll
-    for (int part = 0; part < D / 64; ++part) {  // 64 channels
-      int acc[32];
-      const uint64_t b = arch::operand_at<kSlab>(v + part * 64 * kSlab);
+    for (int part = 0; part < D / kChannels; ++part) {
+      int acc[kChannels / 2];
+      const uint64_t b = arch::operand_at<kSlab>(v + part * kChannels * kSlab);
       arch::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
@@ -113,14 +143,14 @@ struct Consumer {
       arch::wgmma_commit();
       arch::wgmma_wait<0>();
       arch::settle(acc);
-      if (part == D / 64 - 1) {
+      if (part == D / kChannels - 1) {
         arch::settle(codes);
         release();
       }
 #pragma unroll
-      for (int i = 0; i < 32; ++i)
-        sums.o[part * 32 + i] =
-            fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * 32 + i]);
+      for (int i = 0; i < kChannels / 2; ++i)
+        sums.o[part * (kChannels / 2) + i] =
+            fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * (kChannels / 2) + i]);
     }
   }
 
@@ -142,10 +172,9 @@ struct Consumer {
     if (first) sums.raise(x, factor);
     for (;;) {
       exponentials(halves, sum, x, factor, sums.reference);
-      // The warpgroup decides together, because its four warps multiply together.
-      if (!arch::any_of_group(fmaxf(sum[0], sum[1]) >= kTooLarge, group + 1)) break;
+      if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
-      multiply_qk(x);
+      multiply_qk_again(x);
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
     }
@@ -168,6 +197,14 @@ struct Consumer {
     stage.advance();
   }
 
+  /// Adds the tiles from `tile` to `end`.
+  template <bool kMasked>
+  __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile, int end,
+                                        bool first) {
+#pragma unroll 1
+    for (; tile < end; ++tile, first = false) visit<kMasked>(sums, logit_factor, tile, first);
+  }
+
   __device__ void run() {
     for (;; slot.advance()) {
       arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
@@ -185,20 +222,18 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
       Sums<D> sums;
-      bool fresh = true;
-#pragma unroll 1
-      for (int step = 0; step < w.walk.steps; ++step) {
-        const int tile = w.walk.tile(step);
-        if (tile < seen.first || tile >= seen.first + seen.steps) {
-          skip();
-          continue;
-        }
-        if (whole.holds(tile))
-          visit<false>(sums, logit_factor, tile, fresh);
-        else
-          visit<true>(sums, logit_factor, tile, fresh);
-        fresh = false;
-      }
+      // The tiles of the walk in order: those that this warpgroup does not see, masked ones, whole
+      // ones, masked ones, and again some that it does not see. Loops of their own, because a loop
+      // with a branch between masked and whole tiles moves the sums from register to register.
+      const int begin = max(seen.first, w.walk.first), end = begin + seen.steps;
+      const int whole_begin = min(max(whole.begin, begin), end),
+                whole_end = min(max(whole.end, whole_begin), end);
+      int tile = w.walk.first;
+      for (; tile < begin; ++tile) skip();
+      if (tile < whole_begin) sweep<true>(sums, logit_factor, tile, whole_begin, true);
+      if (tile < whole_end) sweep<false>(sums, logit_factor, tile, whole_end, tile == begin);
+      if (tile < end) sweep<true>(sums, logit_factor, tile, end, tile == begin);
+      for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
       if (any) store<T>(sums, p, w, shared.logit_top, first_row(), lane);
       __syncwarp();
       if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot.place]));

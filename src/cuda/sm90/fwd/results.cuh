@@ -28,34 +28,20 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const Work& w
     const int query = w.q0 + row + 8 * r;
     const float sum = tile::quad_sum(sums.sum[r]);
     const bool any = !(sum == 0.0f), real = query < w.s.nq;  // NaN counts
-    const float inverse = any ? 1.0f / sum : 0.0f;
+    const float inverse = any ? __fdividef(1.0f, sum) : 0.0f;
     const int64_t token = w.s.q_begin + query;
     T* out = tile::row_of<T>(p.o, w.s, w.head, token);
 #pragma unroll
     for (int part = 0; part < D / 32; ++part) {
-      // A quad holds 32 channels of the row, every lane two of each eight. It exchanges them, so
-      // that a lane has eight neighbouring ones.
       uint32_t words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int i = 4 * (4 * part + j) + 2 * r, channel = 32 * part + 8 * j + lane % 4 * 2;
-        const float2 m = *reinterpret_cast<const float2*>(mean + channel);
+        const int i = 4 * (4 * part + j) + 2 * r;
+        const float2 m = *reinterpret_cast<const float2*>(mean + 32 * part + 8 * j + lane % 4 * 2);
         words[j] = tile::pack_16<T>(any ? fmaf(sums.o[i], inverse, m.x) : 0.0f,
                                     any ? fmaf(sums.o[i + 1], inverse, m.y) : 0.0f);
       }
-      if (p.o_chunks) {
-        tile::quad_transpose(words, lane);
-        if (real)
-          *reinterpret_cast<uint4*>(out + 32 * part + lane % 4 * 8) =
-              make_uint4(words[0], words[1], words[2], words[3]);
-      } else if (real) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const T* pair = reinterpret_cast<const T*>(&words[j]);
-          T* to = out + 32 * part + 8 * j + lane % 4 * 2;
-          to[0] = pair[0], to[1] = pair[1];
-        }
-      }
+      tile::store_quad(out + 32 * part, words, lane, p.o_chunks, real);
     }
     if (lane % 4 != 0 || !real) continue;
     const float mean_logit = p.q_mean_logit[static_cast<uint64_t>(w.row) + row + 8 * r];

@@ -9,6 +9,7 @@
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/sm90/fwd/work.cuh"
 #include "cuda/sm90/params.h"
+#include "cuda/sm90/ring.cuh"
 
 namespace sagebwd::cuda::sm90::fwd {
 
@@ -45,17 +46,6 @@ struct SharedPlan {
   static constexpr uint32_t kSlotBytes = sizeof(Slot::q8);
   static constexpr uint32_t kStageBytes =
       sizeof(Stage::k8) + sizeof(Stage::v8t) + sizeof(v_share[0]) + sizeof(scales[0]);
-};
-
-/// A place in a ring, and the parity of the phase in which it is waited for.
-template <int kPlaces>
-struct Ring {
-  int place = 0;
-  uint32_t parity;
-  __device__ explicit Ring(uint32_t first) : parity(first) {}
-  __device__ __forceinline__ void advance() {
-    if (++place == kPlaces) place = 0, parity ^= 1;
-  }
 };
 
 template <typename Plan>

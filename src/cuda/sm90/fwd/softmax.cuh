@@ -13,6 +13,7 @@
 
 #include "cuda/arch/half2.cuh"
 #include "cuda/arch/scalar.cuh"
+#include "cuda/sm90/codes.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/tile/codes.cuh"
 
@@ -21,9 +22,10 @@ namespace sagebwd::cuda::sm90::fwd {
 using PerRow = float[2];  // rows lane/4 and lane/4 + 8 of the warp's 16
 using Scores = int[64];   // element 4·j + 2·r + e: row r, key 8·j + 2·(lane % 4) + e
 
-/// log2 of P at the reference: half precision then keeps 11 bits down to 2^-19 of the largest P and
-/// some bits to 2^-29. A thread adds 16 of them in half precision: kTooLarge leaves room.
-inline constexpr float kBias = 5.0f, kTooLarge = 0x1p15f;
+/// log2 of P at the reference: half precision then keeps 11 bits down to 2^-22 of the largest P and
+/// some bits to 2^-32. A thread adds 16 pairs of them in half precision, so that sums are at most
+/// 2^13 at the reference; kTooLarge leaves them room to grow.
+inline constexpr float kBias = 8.0f, kTooLarge = 0x1p15f;
 /// A reference that no row has: exponentials relative to it are infinite, hence too large.
 inline constexpr float kNoReference = -1e30f;
 /// A masked score. Adding kMagic makes the bits of -inf of it.
@@ -111,38 +113,16 @@ __device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Ha
     for (int r = 0; r < 2; ++r)
       most[r] = arch::half2_max(arch::half2_max(most[r], p[4 * i + r]), p[4 * i + 2 + r]);
   }
-  // Both rows in one register.
-  uint32_t top = arch::half2_max(arch::byte_permute(most[0], most[1], 0x5410),
-                                 arch::byte_permute(most[0], most[1], 0x7632));
-  top = arch::half2_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-  top = arch::half2_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-  const float2 tops = arch::half2_unpack(top);
-  PerRow most_of = {tops.x, tops.y}, by = {1.0f, 1.0f};
-  // Factors of codes are halves too and end at kMostFactor. Rows whose P is too small for that are
-  // multiplied first. That is rare: such a tile adds 2^-12 of what the row's best tile does.
-  constexpr float kMostFactor = 60000.0f;
-  if (__any_sync(0xffffffffu, fminf(tops.x, tops.y) < 255.0f / kMostFactor))
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (most_of[r] < 255.0f / kMostFactor) by[r] = 0x1p10f;
-      most_of[r] *= by[r];
-      const uint32_t pair = arch::half2_of(by[r], by[r]);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) p[2 * i + r] = arch::half2_mul(p[2 * i + r], pair);
-    }
-  const uint32_t factors =
-      arch::half2_of(fminf(255.0f * arch::reciprocal_approx(most_of[0]), kMostFactor),
-                     fminf(255.0f * arch::reciprocal_approx(most_of[1]), kMostFactor));
-  const float2 rounded = arch::half2_unpack(factors);
-  unit[0] = arch::reciprocal_approx(rounded.x * by[0]);
-  unit[1] = arch::reciprocal_approx(rounded.y * by[1]);
-  const uint32_t factor[2] = {arch::byte_permute(factors, factors, 0x1010),
-                              arch::byte_permute(factors, factors, 0x3232)};
+  // A tile whose P is all below 2^-16 of the row's reference has fewer levels; its codes then count
+  // steps of 2^-24.
+  const RowScales scales = row_scales<255>(most[0], most[1]);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      codes[2 * i + r] = arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], factor[r]);
+      codes[2 * i + r] = arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], scales.factor[r]);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) unit[r] = scales.unit[r];
 }
 
 }  // namespace sagebwd::cuda::sm90::fwd
