@@ -3,6 +3,8 @@
 // which the main kernels read them.
 #pragma once
 
+#include "cuda/tile/layout.h"
+
 namespace sagebwd::cuda {
 
 /// Scale of a key's codes. An integer sum s arrives as the float 1.5·2^23 + s (tile/codes.cuh). One
@@ -11,6 +13,20 @@ namespace sagebwd::cuda {
 /// keys that it shares a scale with.
 struct KeyScale {
   float scale, offset;
+};
+
+/// Scales of a tile of keys, for the forward. k: of K, where all keys of a tile share one; negative
+/// if one of them is poisoned. v: factor of the codes of V; NaN if V of the tile is poisoned.
+struct TileScale {
+  float k, v;
+};
+
+/// The scales of V that are folded into P, of kBlock keys; 1 where none is. Of each 16 keys, key
+/// tile::permuted(i) has place i, so a lane reads its four with one load.
+struct FoldedScales {
+  static constexpr float kBias = 128.0f;  // log2 of any scale is larger than -kBias
+  float exponent[kBlock];                 // log2 of the scale, plus kBias
+  float inverse[kBlock];
 };
 
 /// What dQ needs of a query. logit_factor: scale of its codes times c·log2 e. lse2: log2 of the sum

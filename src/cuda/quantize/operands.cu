@@ -141,16 +141,19 @@ struct Worker {
     b.template make<true>();
     if (job.rotation > 0) b.rotate(job.rotation);
     float common;  // of the keys that share a scale, poisoned or not
+    bool poisoned = false;
     if (kScheme == Scheme::vectorwise && job.k_per_token) {
       b.template measure_tokens<Values::made>();
       common = b.scale;
     } else {
-      common = b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens
-                                                                                 : kBlock)
-                   .scale;
+      const typename Block::SharedScale shared_scale = b.template measure_shared<Values::made>(
+          kScheme == Scheme::paper ? job.k_tokens : kBlock);
+      common = shared_scale.scale, poisoned = shared_scale.poisoned;
     }
+    common = exact_scale(common);
+    if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
+      job.tile_scale[b.row0 / kBlock].k = poisoned ? -common : common;
     if (b.owns()) {
-      common = exact_scale(common);
       job.k_scale[b.token0() + b.own()] = {b.scale != b.scale ? b.scale : common,
                                          -tile::kMagicFloat * common};
     }
@@ -187,12 +190,15 @@ struct Worker {
       const int mine = static_cast<int>(b.slot()) * kSteps;
       const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
       if (mine % job.tile_k == 0 && b.member() == 0)
-        job.tile_v_scale[job.tile_k == kSlab ? tile : tile / 2] =
+        job.tile_scale[job.tile_k == kSlab ? tile : tile / 2].v =
             poisoned ? __int_as_float(0x7fffffff) : unit;
-      if (job.v_log2 != nullptr && b.owns()) {
+      if (job.folded != nullptr && b.owns()) {
         const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
-        job.v_log2[b.token0() + b.own()] = log2f(folded);
-        job.v_inverse[b.token0() + b.own()] = arch::reciprocal_approx(folded);
+        const int token = mine + static_cast<int>(b.own());
+        const int place = (token & ~15) + tile::place_of(token);
+        FoldedScales& to = job.folded[b.row0 / kBlock];
+        to.exponent[place] = log2f(folded) + FoldedScales::kBias;
+        to.inverse[place] = arch::reciprocal_approx(folded);
       }
       const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k;
       if (poisoned || (leading && job.v16_is_v)) {
@@ -228,8 +234,8 @@ struct Worker {
     if constexpr (!kBackward) {
       if (b.owns()) {
         // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
-        // -inf.
-        job.logit_factor[own] = logit_factor == 0.0f ? 1.0f : logit_factor;
+        // -inf, and next to a small one the start of the integer sums vanishes.
+        job.logit_factor[own] = logit_factor == 0.0f ? kZeroScale : logit_factor;
         job.mean_logit[own] = mean_logit;
       }
       b.template write_codes<Values::made>(job.q8, false);

@@ -49,12 +49,10 @@ struct OperandJob {
   Strided v;
   MeanJob v_mean;
   int8_t* v8t = nullptr;  // [hk, tk / kSlab, D, kSlab]
-  // Forward: factor of the codes of each tile of V, NaN if the tile is poisoned (holds NaN or Inf).
-  float* tile_v_scale;  // [hk, tk / tile_k]
+  TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]; forward
   int tile_k;
-  // Forward: log2 and inverse of the scale that is folded into P; 0 and 1 where none is.
-  float *v_log2 = nullptr, *v_inverse = nullptr;  // [hk, tk]
-  float* v_scale = nullptr;                       // [hk, tk]; backward: NaN for a poisoned token
+  FoldedScales* folded = nullptr;  // [hk, tk / kBlock]; forward
+  float* v_scale = nullptr;        // [hk, tk]; backward: NaN for a poisoned token
   // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
   // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.
   void* v16 = nullptr;

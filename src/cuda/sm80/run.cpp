@@ -110,8 +110,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
   if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-  job.v8t = ws.v8t, job.tile_v_scale = ws.tile_v_scale, job.pv16_tiles = pv16_tiles(p);
-  job.v_log2 = ws.v_log2, job.v_inverse = ws.v_inverse, job.v16_is_v = p.lifted(kMatmulO);
+  job.v8t = ws.v8t, job.tile_scale = ws.tile_scale, job.pv16_tiles = pv16_tiles(p);
+  job.folded = ws.folded, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
 
@@ -126,10 +126,10 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .q_mean_logit = ws.mean_logit,
                              .k8 = ws.k8,
                              .k_scale = ws.k_scale,
+                             .k_per_token = job.k_per_token,
                              .v8t = ws.v8t,
-                             .tile_v_scale = ws.tile_v_scale,
-                             .v_log2 = ws.v_log2,
-                             .v_inverse = ws.v_inverse,
+                             .tile_scale = ws.tile_scale,
+                             .folded = ws.folded,
                              .v16 = ws.v16,
                              .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,

@@ -69,16 +69,16 @@ struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    tile_v_scale = arena.take<float>(p.hk * plan.tk / kSlab);
-    if (p.recipe.scheme == Scheme::vectorwise) {
-      v_log2 = arena.take<float>(p.hk * plan.tk);
-      v_inverse = arena.take<float>(p.hk * plan.tk);
-    }
+    tile_scale = arena.take<TileScale>(p.hk * plan.tk / kSlab);
+    if (p.recipe.scheme == Scheme::vectorwise)
+      folded = arena.take<FoldedScales>(p.hk * plan.tk / kBlock);
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
   }
   int8_t* v8t;
-  float *tile_v_scale, *v_log2 = nullptr, *v_inverse = nullptr, *logit_factor, *mean_logit;
+  TileScale* tile_scale;
+  FoldedScales* folded = nullptr;
+  float *logit_factor, *mean_logit;
 };
 
 struct BackwardSpace : SharedSpace {

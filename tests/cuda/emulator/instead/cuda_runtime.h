@@ -47,6 +47,12 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }  // the build forbids contraction
 inline float __fadd_rn(float a, float b) { return a + b; }
+/// a·b + c rounded down.
+inline float __fmaf_rd(float a, float b, float c) {
+  const double exact = static_cast<double>(a) * b + c;
+  const float near = static_cast<float>(exact);
+  return near > exact ? std::nextafter(near, -INFINITY) : near;
+}
 inline int __float2int_rn(float x) {
   if (x != x) return 0;
   if (std::fabs(x) >= 0x1p31f) return x > 0 ? INT32_MAX : INT32_MIN;
