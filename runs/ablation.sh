@@ -17,7 +17,7 @@ case $which in
   *) echo "expected smoothing or lift, got $which" >&2; exit 2 ;;
 esac
 start "$data" "$out" --no-qk-norm 0
-per_step=$(number "${TOKENS:-1M}") total=$(number "${TOTAL:-60M}")
+read -r per_step total <<< "$(number "${TOKENS:-1M}" "${TOTAL:-60M}")"
 steps=$((total / per_step))
 name=ablation_${which}_$recipe
 compare "$name" "$arms" "$out/$name" "${begin[@]}" --data "$data" --no-qk-norm --tokens-per-step "$per_step" --steps "$steps" \

@@ -7,7 +7,8 @@
 source "$(dirname "$0")/model.sh"
 run=$1 out=$2 tokens=${3:-16K,64K,256K,1M} data=${4:-}
 if [[ ! -d $run/checkpoints ]]; then
-  per_step=$(number "${START_STEP:-260K}") steps=$(($(number "${START:-80M}") / $(number "${START_STEP:-260K}")))
+  read -r per_step total <<< "$(number "${START_STEP:-260K}" "${START:-80M}")"
+  steps=$((total / per_step))
   read -r -a size <<< "${SIZE:---preset 45m --compile inductor --micro-batch 64}"
   "$PYTHON" -m sagebwd.train "${size[@]}" --attention fpa --data "$data" --tokens-per-step "$per_step" --steps "$steps" \
     --warmup $((steps / 10 + 1)) --eval-every 0 --log-every 20 --keep 1 --out "$run"

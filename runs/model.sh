@@ -18,7 +18,7 @@ MODEL=${MODEL:---preset demo --as-bytes --tokenizer "${TOKENIZER:-data/tokenizer
   --micro-batch 256 --eval-tokens 1M}
 read -r -a model <<< "$(tr '\n' ' ' <<< "$MODEL")"
 
-number() { "$PYTHON" -c 'import sys; from sagebwd.train.config import count; print(count(sys.argv[1]))' "$1"; }
+number() { "$PYTHON" -c 'import sys; from sagebwd.train.config import count; print(*map(count, sys.argv[1:]))' "$@"; }
 
 # compare NAME ARMS OUT OPTIONS...: trains the arms side by side, or goes on where they were, and writes $RESULTS/NAME.json.
 # When the time is up, the record has the arms as far as they came, and the exit status is 5: run the script again.
@@ -35,7 +35,8 @@ compare() {
 # the options that make arms go on from it. From random weights chance decides when attention begins to help, and that hides everything else.
 start() {
   local tokens small
-  tokens=$(number "${START:-200M}") small=$(number "${START_STEP:-260K}") begin=()
+  read -r tokens small <<< "$(number "${START:-200M}" "${START_STEP:-260K}")"
+  begin=()
   ((tokens > 0)) || return 0
   begin=(--init "$2/start$3_seed$4")
   "$PYTHON" -m sagebwd.train "${model[@]}" --data "$1" "$3" --seed "$4" --data-seed $(($4 + 1000)) --attention fpa \

@@ -37,7 +37,7 @@ case $chosen in
 esac
 start "$data" "$out" "$norm" "$seed"
 [[ $tokens != start ]] || exit 0
-per_step=$(number "$tokens") total=$(number "$TOTAL")
+read -r per_step total <<< "$(number "$tokens" "$TOTAL")"
 steps=$((total / per_step))
 name=tokens_per_step_${NAME:+${NAME}_}${tokens}_${chosen//[^a-zA-Z0-9_-]/_}_seed$seed
 compare "$name" "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \

@@ -98,7 +98,12 @@ ARMS = {
 def bias():
     """Error of accumulated weight gradients at a trained checkpoint."""
     r = record("train/bias_45m.json")
-    names = {**ARMS, "vdither": "`vectorwise`, dithered", "noise": "noise of the gradient itself"}
+    names = {
+        **ARMS,
+        "dither_dQ": "`vectorwise`, dQ dithered",
+        "vdither": "`vectorwise`, dithered",
+        "noise": "noise of the gradient itself",
+    }
     rows = r["bias"]["rows"]
     pick = [rows[0], rows[-1]]
     count = lambda n: f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}K"
@@ -109,11 +114,40 @@ def bias():
         "|---|" + "---|" * 6,
     ]
     for key, label in names.items():
+        if key not in rows[0]["errors"]:
+            continue
         cells = " | ".join(
             f"{row['errors'][key][w]['all']:.3f}" for w in ("Wq", "Wk", "Wv") for row in pick
         )
         out.append(f"| {label} | {cells} |")
     return "\n".join(out) + "\n" + source(r)
+
+
+MODEL_ARMS = {
+    "16-bit": "16-bit attention",
+    "paper": "`paper`",
+    "vectorwise": "`vectorwise`",
+    "k_per_token": "`vectorwise`, K per token",
+    "dither_dQ": "`vectorwise`, dQ dithered",
+}
+
+
+def real_model():
+    """Errors inside of a trained model: its layers, and its weight gradients."""
+    layers, gradients = (record(f"model/smollm2_cpu/{n}.json") for n in ("layers", "gradients"))
+    kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
+    out = [
+        "| | O | dQ | dK | dV | loss | Wq | Wk | Wv | Wo | worst layer |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, label in MODEL_ARMS.items():
+        tensors, whole = layers["totals"][key], gradients["arms"][key]
+        cells = [f"{100 * tensors[t]:.1f} %" for t in ("O", "dQ", "dK", "dV")]
+        cells.append(f"{whole['loss_difference']:+.4f}")
+        cells += [f"{100 * whole['errors'][k]['all']:.1f} %" for k in kinds]
+        cells.append(f"{100 * max(whole['errors'][k]['worst'] for k in kinds):.0f} %")
+        out.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + source(layers) + source(gradients)
 
 
 def by_name(r):
@@ -213,12 +247,15 @@ def ablation():
 def throughput():
     """Whole training steps of the 325M model."""
     r = record("train/throughput_325m.json")
-    out = ["| | tokens per second | MFU | peak memory, GiB |", "|---|---|---|---|"]
+    out = [
+        "| | tokens per second | MFU | peak memory, GiB | kept of a sequence, GiB |",
+        "|---|---|---|---|---|",
+    ]
     for arm, run in by_name(r).items():
         s = run["summary"]
         out.append(
             f"| {ARMS[arm]} | {s['tokens_per_second']:.0f} | {100 * run['mfu']:.1f} % | "
-            f"{s['peak_memory'] / (1 << 30):.1f} |"
+            f"{s['peak_memory'] / (1 << 30):.1f} | {s['activation_bytes'] / (1 << 30):.2f} |"
         )
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
@@ -255,7 +292,9 @@ def summary():
 
     losses = [by_name(record(f"train/tokens_per_step_{name}.json")) for name in TRAINED]
     worst = lambda arm: max(
-        runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"] for runs in losses
+        runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"]
+        for runs in losses
+        if arm in runs
     )
 
     rows = [
@@ -289,6 +328,7 @@ TABLES = {
     "summary": summary,
     "gaussian": lambda: accuracy("gaussian"),
     "hard": lambda: accuracy("hard"),
+    "real_model": real_model,
     "torch_cpu": torch_cpu,
     "h200": h200,
     "bias": bias,
