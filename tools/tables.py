@@ -20,7 +20,7 @@ def record(path):
 
 
 def source(r):
-    state = "" if r["clean"] else " with changes"
+    state = " with changes" if r["clean"] is False else ""  # None: not known
     return f"\n`{r['command']}`, commit {r['commit'][:10]}{state}, {r['date']}.\n"
 
 
@@ -201,6 +201,34 @@ def tokens_per_step():
     )
 
 
+def tokens_per_step_45m():
+    """The same for the 45M model on GPT-2 tokens."""
+    r = record("train/tokens_per_step_45m_2.1M_decisive_seed0.json")
+    runs = by_name(r)
+    out = ["| | steps of 2.1M tokens | eval loss | against 16-bit attention |", "|---|---|---|---|"]
+    for arm, label in ARMS.items():
+        if arm in runs:
+            s = runs[arm]["summary"]
+            gap = "" if arm == "fpa" else difference(runs[arm], runs["fpa"])
+            out.append(f"| {label} | {s['steps']} | {s['eval_loss']:.4f} | {gap} |")
+    return "\n".join(out) + f"\n\n{r['machine']['gpu']}.\n" + source(r)
+
+
+def finetune():
+    """Held-out loss of a real model after a short fine-tuning."""
+    r = record("model/smollm2_h200/finetune.json")
+    plan, out = r["plan"], ["| | before | after | against 16-bit attention |", "|---|---|---|---|"]
+    for arm, s in r["summary"].items():
+        label = {"exact": "exact attention", **MODEL_ARMS}[arm]
+        gap = f"{s['difference_mean']:+.4f} ± {s['difference_scatter']:.4f}"
+        gap = "" if arm == "16-bit" else gap
+        after = f"{s['after']:.4f} ± {s['scatter']:.4f}"
+        out.append(f"| {label} | {s['before']:.4f} | {after} | {gap} |")
+    seeds = len({run["seed"] for run in r["runs"]})
+    words = f"{plan['steps']} steps of {plan['batch']} x {plan['context']} tokens, {seeds} seeds"
+    return "\n".join(out) + f"\n\n{r['machine']['gpu']}; {words}.\n" + source(r)
+
+
 def ablation():
     """What smoothing and single matmuls are worth, to the loss and to the gradients."""
     parts = [
@@ -333,6 +361,8 @@ TABLES = {
     "h200": h200,
     "bias": bias,
     "tokens_per_step": tokens_per_step,
+    "tokens_per_step_45m": tokens_per_step_45m,
+    "finetune": finetune,
     "ablation": ablation,
     "throughput": throughput,
 }
