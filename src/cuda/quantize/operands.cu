@@ -113,10 +113,12 @@ struct Worker {
   /// Waits for the mean of a key head. It is zero if there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) b.mean[e] = 0.0f;
+    for (int part = 0; part < Block::kParts; ++part)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
     if (mean.mean == nullptr || item.s.nk == 0) return;
     wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
-                              b.channel());
+                              b.channel(0));
   }
 
   /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
@@ -145,20 +147,19 @@ struct Worker {
       b.template measure_tokens<Values::made>();
       common = b.scale;
     } else {
-      common = b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens
-                                                                                 : kBlock)
-                   .scale;
+      common =
+          b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens : kBlock)
+              .scale;
     }
     if (b.owns()) {
       common = exact_scale(common);
       job.k_scale[b.token0() + b.own()] = {b.scale != b.scale ? b.scale : common,
-                                         -tile::kMagicFloat * common};
+                                           -tile::kMagicFloat * common};
     }
     b.template write_codes<Values::made>(job.k8, kBackward);
     if constexpr (kBackward) {
       __syncthreads();
-      job.k8t_turned ? b.template write_transposed<true>(job.k8t)
-                     : b.template write_transposed<false>(job.k8t);
+      b.template write_transposed<true>(job.k8t);
     }
   }
 
@@ -216,9 +217,9 @@ struct Worker {
     load_mean(b, job.k_mean, item.head / job.group);
     // The forward adds this number to LSE and the backward subtracts it again. Both need the same
     // bits, so the product is rounded by itself and not as part of a multiply-add.
-    const float dot = dots(b, [&](int, float(&y)[8]) {
+    const float dot = dots(b, [&](int, int part, float(&y)[8]) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] = b.mean[e];
+      for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
     });
     b.template make<false>();
     if (job.rotation > 0) b.rotate(job.rotation);
@@ -251,24 +252,24 @@ struct Worker {
 
   /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
   __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
-    Chunk<T> out[kSteps];
+    typename Block::Chunks out;
     b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
     b.load(out, row(job.o, b, true), job.o, job.d);
     if (job.do16 != nullptr) b.write_loaded(job.do16);
     measure<Values::loaded>(b, job.q_tokens);
     // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
     load_mean(b, job.v_mean, item.head / job.group);
-    float delta = dots(b, [&](int step, float(&y)[8]) {
-      out[step].unpack(y);
+    float delta = dots(b, [&](int step, int part, float(&y)[8]) {
+      out[part][step].unpack(y);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] -= b.mean[e];
+      for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
     });
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if (b.owns()) {
       // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
       const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
       const float slope = logit_factor / phi;
-      job.row[own] = {logit_factor, lse2, delta};
+      job.row[own] = {logit_factor, lse2};
       job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
     }
@@ -277,19 +278,22 @@ struct Worker {
     b.template write_transposed<false>(job.do8t);
   }
 
-  /// The dot product of the token that this lane owns with `other`. other(step, y) gives y the
-  /// thread's eight channels for its token `step`.
+  /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y
+  /// the thread's eight channels of a part for its token `step`.
   template <typename Other>
   __device__ float dots(const Block& b, Other other) const {
     float sum[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float x[8], y[8];
-      b.chunk[step].unpack(x);
-      other(step, y);
       sum[step] = 0.0f;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+      for (int part = 0; part < Block::kParts; ++part) {
+        float x[8], y[8];
+        b.chunk[part][step].unpack(x);
+        other(step, part, y);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+      }
     }
     return scatter_reduce<Block::kLanes>(sum, b.member(), [](float x, float y) { return x + y; });
   }
@@ -299,8 +303,8 @@ struct Worker {
     if (job.dq_sum == nullptr) return;
     auto* to = reinterpret_cast<float4*>(job.dq_sum + row0 * D) + threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < kBlock * D / 4 / RowShape<D>::kThreads; ++i)
-      to[i * RowShape<D>::kThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < kBlock * D / 4 / kRowThreads; ++i)
+      to[i * kRowThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 
   __device__ void run() {
@@ -318,8 +322,7 @@ struct Worker {
 };
 
 template <typename T, int D, bool kBackward, Scheme kScheme>
-__global__ void __launch_bounds__(RowShape<D>::kThreads,
-                                  Worker<T, D, kBackward, kScheme>::kResident)
+__global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
   using Work = Worker<T, D, kBackward, kScheme>;
   __shared__ typename Work::Shared shared;
@@ -344,8 +347,7 @@ void run(const OperandJob& job, cudaStream_t stream) {
   const int64_t places =
       static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme>::kResident;
   launch(operand_kernel<T, D, kBackward, kScheme>,
-         dim3(static_cast<unsigned>(items < places ? items : places)), RowShape<D>::kThreads, 0,
-         job, stream);
+         dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads, 0, job, stream);
 }
 
 template <typename T, int D, bool kBackward>

@@ -37,14 +37,13 @@ struct OperandJob {
   bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
   int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none
   bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
-  uint32_t* next;  // the next piece of work; 0 at the start
+  uint32_t* next;    // the next piece of work; 0 at the start
 
   Strided k;
   MeanJob k_mean;
-  int8_t* k8;               // [hk, tk, D]
-  int8_t* k8t = nullptr;    // [hk, tk / kSlab, D, kSlab]
-  bool k8t_turned = false;  // its order: tile::turned instead of tile::permuted
-  KeyScale* k_scale;        // [hk, tk]
+  int8_t* k8;             // [hk, tk, D]
+  int8_t* k8t = nullptr;  // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
+  KeyScale* k_scale;      // [hk, tk]
 
   Strided v;
   MeanJob v_mean;

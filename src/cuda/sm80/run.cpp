@@ -162,7 +162,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
              dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart;
   OperandJob job = call.start(ws);
   job.backward = true;
-  job.k8t = ws.k8t, job.k8t_turned = true;
+  job.k8t = ws.k8t;
   job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
