@@ -209,8 +209,9 @@ struct MeanBlock {
     if (way != 0) return;
     for (int w = 1; w < kWays; ++w) sum += shared.sums[w][c], count += shared.counts[w];
     const float value = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
-    mean.mean[(static_cast<int64_t>(s.index) * job.hk + head) * D + c] =
-        value == 0.0f ? -0.0f : value;
+    const int64_t row = static_cast<int64_t>(s.index) * job.hk + head;
+    mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
+    if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
   }
 };
 

@@ -110,6 +110,31 @@ struct Worker {
         x, item.s, item.head,
         (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot() * kSteps);
   }
+  /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
+  __device__ bool reads_codes() const {
+    return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  __device__ bool saves_codes() const {
+    return !kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  /// The thread's first token in that memory, heads included.
+  __device__ int64_t saved_row(const Block& b, bool queries) const {
+    const int64_t sequence = queries ? item.s.batch * job.seq.nq + item.s.q_begin
+                                     : item.s.batch * job.seq.nk + item.s.k_begin;
+    return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + first(queries) +
+           b.slot() * kSteps;
+  }
+  /// The place of a key's scale there.
+  __device__ float* saved_k_scale(const Block& b) const {
+    return job.saved.k_scale + (job.k_per_token ? saved_row(b, false) + b.own()
+                                                : item.head * job.saved.key_blocks + item.block);
+  }
+  using Targets = typename Block::Targets;
+  __device__ Targets with_saved(Targets to, int8_t* saved, int64_t row) const {
+    if (saves_codes()) to.saved = saved + row * job.d, to.d = job.d;
+    return to;
+  }
+
   /// Waits for the mean of a key head. It is zero if there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
 #pragma unroll
@@ -119,6 +144,23 @@ struct Worker {
     if (mean.mean == nullptr || item.s.nk == 0) return;
     wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
                               b.channel(0));
+  }
+
+  /// The mean of V that the forward saved.
+  __device__ void read_v_mean(Block& b, int kv_head) const {
+    const float* from =
+        job.saved.v_mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * job.d;
+#pragma unroll
+    for (int part = 0; part < Block::kParts; ++part) {
+      float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
+      if (static_cast<int>(b.channel(part)) < job.d) {
+        const auto* at = reinterpret_cast<const float4*>(from + b.channel(part));
+        low = at[0], high = at[1];
+      }
+      float(&to)[8] = b.mean[part];
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
   }
 
   /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
@@ -136,27 +178,43 @@ struct Worker {
     return scale == 0.0f ? kZeroScale : scale;
   }
 
+  /// Scale of the key that this lane owns. `common`: that of the keys which share one, poisoned or
+  /// not.
+  __device__ void write_k_scale(const Block& b, float common, bool poisoned) const {
+    common = exact_scale(common);
+    if (b.owns())
+      job.k_scale[b.token0() + b.own()] = {poisoned ? __int_as_float(0x7fffffff) : common,
+                                           -tile::kMagicFloat * common};
+  }
+
   __device__ void keys() const {
     Block b = key_block();
-    b.load(b.chunk, row(job.k, b, false), job.k, job.d);
-    load_mean(b, job.k_mean, item.head);
-    b.template make<true>();
-    if (job.rotation > 0) b.rotate(job.rotation);
-    float common;  // of the keys that share a scale, poisoned or not
-    if (kScheme == Scheme::vectorwise && job.k_per_token) {
-      b.template measure_tokens<Values::made>();
-      common = b.scale;
+    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.k8 + saved_row(b, false) * job.d, job.d);
+      const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
+      write_k_scale(b, common, b.take_marks(codes));
+      b.put_all(to, codes);
     } else {
-      common =
-          b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens : kBlock)
-              .scale;
+      b.load(b.chunk, row(job.k, b, false), job.k, job.d);
+      load_mean(b, job.k_mean, item.head);
+      b.template make<true>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      float common;
+      if (kScheme == Scheme::vectorwise && job.k_per_token) {
+        b.template measure_tokens<Values::made>();
+        common = b.scale;
+      } else {
+        common = b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens
+                                                                                  : kBlock)
+                     .scale;
+      }
+      write_k_scale(b, common, b.scale != b.scale);
+      if (saves_codes() && b.owns() && b.own_is_real() && (job.k_per_token || threadIdx.x == 0))
+        *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
+      b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
     }
-    if (b.owns()) {
-      common = exact_scale(common);
-      job.k_scale[b.token0() + b.own()] = {b.scale != b.scale ? b.scale : common,
-                                           -tile::kMagicFloat * common};
-    }
-    b.template write_codes<Values::made>(job.k8, kBackward);
     if constexpr (kBackward) {
       __syncthreads();
       b.template write_transposed<true>(job.k8t);
@@ -165,6 +223,15 @@ struct Worker {
 
   __device__ void values() const {
     Block b = key_block();
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.v8 + saved_row(b, false) * job.d, job.d);
+      if (b.owns())
+        job.v_scale[b.token0() + b.own()] =
+            b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
+      b.write_codes_16(job.v16, codes);
+      return;
+    }
     b.load(b.chunk, row(job.v, b, false), job.v, job.d);
     if (kBackward && !job.folds_v) {
       b.write_loaded(job.v16);
@@ -202,7 +269,10 @@ struct Worker {
         b.write_loaded(job.v16);
       } else if (leading)
         b.write_codes_16(job.v16);
-      b.template write_codes<Values::made>(nullptr, true);
+      if (saves_codes() && b.owns() && b.own_is_real())
+        job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      b.template write_codes<Values::made>(
+          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       __syncthreads();
       b.template write_transposed<false>(job.v8t);
     }
@@ -211,20 +281,37 @@ struct Worker {
   __device__ void queries() const {
     Block b(shared.block, first(true), item.s.nq,
             item.head * job.tq + static_cast<int64_t>(item.block) * kBlock);
-    b.load(b.chunk, row(job.q, b, true), job.q, job.d);
     const int64_t own = b.token0() + b.own();
+    const Targets to{.rows = job.q8, .transpose = kBackward};
+    float mean_logit;
     if constexpr (kBackward) clear_sums(b.row0);
-    load_mean(b, job.k_mean, item.head / job.group);
-    // The forward adds this number to LSE and the backward subtracts it again. Both need the same
-    // bits, so the product is rounded by itself and not as part of a multiply-add.
-    const float dot = dots(b, [&](int, int part, float(&y)[8]) {
+    if (reads_codes()) {
+      const int64_t saved = saved_row(b, true);
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.q8 + saved * job.d, job.d);
+      b.scale = b.own_is_real() ? job.saved.q_scale[saved + b.own()] : 0.0f;
+      mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
+      b.put_all(to, codes);
+    } else {
+      b.load(b.chunk, row(job.q, b, true), job.q, job.d);
+      load_mean(b, job.k_mean, item.head / job.group);
+      // The forward adds this number to LSE and the backward subtracts it again. Both need the same
+      // bits, so the product is rounded by itself and not as part of a multiply-add.
+      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
-    });
-    b.template make<false>();
-    if (job.rotation > 0) b.rotate(job.rotation);
-    measure<Values::made>(b, job.q_tokens);
-    const float mean_logit = __fmul_rn(job.logit_scale, dot);
+        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+      });
+      b.template make<false>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      measure<Values::made>(b, job.q_tokens);
+      mean_logit = __fmul_rn(job.logit_scale, dot);
+      const int64_t saved = saved_row(b, true);
+      if (saves_codes() && b.owns() && b.own_is_real()) {
+        job.saved.q_scale[saved + b.own()] = b.scale;
+        job.saved.mean_logit[saved + b.own()] = mean_logit;
+      }
+      b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
+    }
     const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
       if (b.owns()) {
@@ -233,9 +320,7 @@ struct Worker {
         job.logit_factor[own] = logit_factor == 0.0f ? 1.0f : logit_factor;
         job.mean_logit[own] = mean_logit;
       }
-      b.template write_codes<Values::made>(job.q8, false);
     } else {
-      b.template write_codes<Values::made>(job.q8, true);
       __syncthreads();
       b.template write_transposed<false>(job.q8t);
       __syncthreads();
@@ -258,7 +343,10 @@ struct Worker {
     if (job.do16 != nullptr) b.write_loaded(job.do16);
     measure<Values::loaded>(b, job.q_tokens);
     // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
-    load_mean(b, job.v_mean, item.head / job.group);
+    if (reads_codes())
+      read_v_mean(b, item.head / job.group);
+    else
+      load_mean(b, job.v_mean, item.head / job.group);
     float delta = dots(b, [&](int step, int part, float(&y)[8]) {
       out[part][step].unpack(y);
 #pragma unroll
@@ -273,7 +361,7 @@ struct Worker {
       job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
     }
-    b.template write_codes<Values::loaded>(nullptr, true);
+    b.template write_codes<Values::loaded>({.transpose = true});
     __syncthreads();
     b.template write_transposed<false>(job.do8t);
   }

@@ -2,7 +2,7 @@
 // Codes of one block of kBlock tokens of one head.
 //
 //   load → subtract mean → rotate → largest magnitude per token or per 64 or 128 tokens → codes
-//   codes → row-major rows
+//   codes → row-major rows, in the workspace and in the caller's memory
 //   codes → shared memory → transposed rows
 //
 // Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
@@ -19,6 +19,7 @@
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/rotate.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "sagebwd/codes.h"
 
 namespace sagebwd::cuda {
 
@@ -217,10 +218,23 @@ struct TokenBlock {
     return __uint_as_float(share_top(1, top, tokens));
   }
 
-  /// Writes codes to global memory, unless `rows` is null, and to shared memory if `transpose`.
+  /// Where codes go.
+  struct Targets {
+    int8_t* rows = nullptr;   // [tokens, D] in the workspace; null: not there
+    bool transpose = false;   // to shared memory
+    int8_t* saved = nullptr;  // [tokens, d] in the caller's memory, from the thread's first token
+                              // on; null: not there
+    int d = 0;
+    bool marks = false;  // poisoned tokens are marked there (kPoisonedCode)
+  };
+
   template <Values kValues>
-  __device__ void write_codes(int8_t* rows, bool transpose) const {
-    int8_t* row = rows + token0() * D;
+  __device__ void write_codes(const Targets& to) const {
+    uint32_t marked = 0;  // a bit per token whose first channel this thread has
+    if (to.marks && to.saved != nullptr) {
+      const uint32_t votes = __ballot_sync(0xffffffffu, scale != scale);
+      if (member() == 0) marked = votes >> threadIdx.x % 32;
+    }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = inverse[step] == 0.0f ? 0u : ~0u;
@@ -238,13 +252,57 @@ struct TokenBlock {
                 __fadd_rn(__fmul_rn(x[4 * w + e], inverse[step]), tile::kMagicFloat));
           word[w] = tile::pack(c[0], c[1], c[2], c[3]) & mask;
         }
-        const uint2 words = make_uint2(word[0], word[1]);
-        if (rows != nullptr) *reinterpret_cast<uint2*>(row + step * D + channel(part)) = words;
-        if (transpose)
-          *reinterpret_cast<uint2*>(shared.codes +
-                                    word_at(slot() * kSteps + step, channel(part) / 4)) = words;
+        put(to, step, part, make_uint2(word[0], word[1]));
+        if (to.saved == nullptr || step >= left || static_cast<int>(channel(part)) >= to.d)
+          continue;
+        if (part == 0 && (marked >> step & 1) != 0)
+          word[0] = static_cast<uint8_t>(kPoisonedCode);  // its other codes are 0
+        *reinterpret_cast<uint2*>(to.saved + static_cast<int64_t>(step) * to.d + channel(part)) =
+            make_uint2(word[0], word[1]);
       }
     }
+  }
+
+  /// Eight codes to the workspace and to shared memory.
+  __device__ void put(const Targets& to, int step, int part, uint2 words) const {
+    if (to.rows != nullptr)
+      *reinterpret_cast<uint2*>(to.rows + (token0() + step) * D + channel(part)) = words;
+    if (to.transpose)
+      *reinterpret_cast<uint2*>(shared.codes + word_at(slot() * kSteps + step, channel(part) / 4)) =
+          words;
+  }
+
+  /// Saved codes of the thread's tokens; zero after the end.
+  using Words = uint2[kParts][kSteps];
+
+  /// `at`: the row of the thread's first token.
+  __device__ void load_codes(Words& to, const int8_t* at, int d) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        to[part][step] = make_uint2(0, 0);
+        if (step < left && static_cast<int>(channel(part)) < d)
+          to[part][step] = __ldcs(
+              reinterpret_cast<const uint2*>(at + static_cast<int64_t>(step) * d + channel(part)));
+      }
+  }
+
+  /// Whether the token that this lane owns is marked as poisoned. Takes the marks off.
+  __device__ bool take_marks(Words& codes) const {
+    uint32_t marked = 0;  // a bit per token, in the first lane of the slot
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      if (member() == 0 && (codes[0][step].x & 0xff) == static_cast<uint8_t>(kPoisonedCode))
+        marked |= 1u << step, codes[0][step].x = 0;
+    return (__shfl_sync(0xffffffffu, marked, 0, kLanes) >> own() & 1) != 0;
+  }
+
+  __device__ void put_all(const Targets& to, const Words& codes) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) put(to, step, part, codes[part][step]);
   }
 
   /// Where a token's word of four codes lies in shared memory. The exclusive or spreads what is
@@ -302,6 +360,25 @@ struct TokenBlock {
           const float scaled = __fmul_rn(made[step][part][e], inverse[step]);
           // Adding zero makes +0 of -0.
           code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled) + 0.0f);
+        }
+        *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(code);
+      }
+  }
+
+  /// The same of saved codes.
+  __device__ void write_codes_16(void* to, const Words& codes) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t word[2] = {codes[part][step].x, codes[part][step].y};
+        alignas(16) T code[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          // The float 2^23 + 128 + code has the byte code + 128 at its low end.
+          const uint32_t bits = arch::byte_permute(word[e / 4] ^ 0x80808080u, 0x4b000000u,
+                                                   0x7440u | static_cast<uint32_t>(e % 4));
+          code[e] = static_cast<T>(__uint_as_float(bits) - (0x1p23f + 128.0f));
         }
         *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(code);
       }

@@ -32,7 +32,7 @@ struct ForwardParams {
   const float *v_log2, *v_inverse;  // [hk, tk]
   const void* v16;  // [hk, tk, D], only of tiles whose P·V is in 16 bit: codes, or V if poisoned
   bool v16_is_v;    // V in all of them
-  const float* v_mean;        // [sequences, hk, D]
+  const float* v_mean;  // [sequences, hk, D]
   int64_t pv16_tiles;
   float p_levels, p_unit;  // of the codes of P, and the inverse of that
   Strided o;
@@ -66,7 +66,8 @@ struct BackwardParams {
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
   // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c, from zero on (arch/global_add.cuh).
   float* dq_sum;
-  const float* k_mean;  // [sequences, hk, D]
+  const float* k_mean;  // [sequences, hk, k_mean_d]
+  int k_mean_d;         // D, or d where the mean is the one that the forward saved
   StridedStats dlse;    // data null: none
   float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: unwanted
   Strided dq, dk, dv;

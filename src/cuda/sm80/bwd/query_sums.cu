@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < 2; ++r)
       tile::hadamard(x[r], member, p.rotation), tile::flip_signs(x[r], member);
   }
-  const float* k_mean = p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * D;
+  const float* k_mean =
+      p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * p.k_mean_d;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int query = first + 8 * r;
