@@ -262,19 +262,20 @@ struct Worker {
         job.v_log2[b.token0() + b.own()] = log2f(folded);
         job.v_inverse[b.token0() + b.own()] = arch::reciprocal_approx(folded);
       }
-      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k;
-      if (poisoned || (leading && job.v16_is_v)) {
-        // Loaded again: kept until here they would take registers that most blocks need.
-        b.load(b.chunk, row(job.v, b, false), job.v, job.d);
-        b.write_loaded(job.v16);
-      } else if (leading)
-        b.write_codes_16(job.v16);
+      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k,
+                 as_loaded = poisoned || (leading && job.v16_is_v);
+      if (leading && !as_loaded) b.write_codes_16(job.v16);
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
       b.template write_codes<Values::made>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       __syncthreads();
       b.template write_transposed<false>(job.v8t);
+      if (as_loaded) {
+        // Loaded again: kept until here they would take registers that most blocks need.
+        b.load(b.chunk, row(job.v, b, false), job.v, job.d);
+        b.write_loaded(job.v16);
+      }
     }
   }
 
