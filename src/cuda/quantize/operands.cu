@@ -81,8 +81,8 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  // Thread blocks on a multiprocessor.
-  static constexpr int kResident = D == 128 ? 2 : 3;
+  // Thread blocks on a multiprocessor. With three the backward of `paper` would spill on sm_89.
+  static constexpr int kResident = D == 128 || (kBackward && kScheme == Scheme::paper) ? 2 : 3;
 
   struct Shared {
     union {

@@ -39,8 +39,7 @@ __device__ __forceinline__ void hadamard_inside(float (&x)[8]) {
 __device__ __forceinline__ void hadamard_across(float (&x)[8], int distance, bool upper) {
   const float sign = upper ? -1.0f : 1.0f;
 #pragma unroll
-  for (int e = 0; e < 8; ++e)
-    x[e] = fmaf(x[e], sign, __shfl_xor_sync(0xffffffffu, x[e], distance));
+  for (int e = 0; e < 8; ++e) x[e] = fmaf(x[e], sign, __shfl_xor_sync(0xffffffffu, x[e], distance));
 }
 
 // Rows that four lanes hold: each has eight channels of every 32. Few steps then cross lanes.
