@@ -31,9 +31,9 @@ struct FoldedScales {
 
 /// What dQ needs of a query. logit_factor: scale of its codes times c·log2 e. lse2: log2 of the sum
 /// over keys of 2^logit, with the logit in log2 units; +inf for a query without keys, so that its P
-/// is 0. delta: D - dLSE.
+/// is 0.
 struct QueryRow {
-  float logit_factor, lse2, delta;
+  float logit_factor, lse2;
 };
 
 /// What dK and dV need of a query. φ, the scale of its codes of dO, is part of the exponent of P:

@@ -21,7 +21,6 @@ std::string decline(const spec::Problem& p) {
   if (p.d > 128) return "takes head dims up to 128";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (r.smooth_q) return "has no Q-smoothing";
-  if (p.has_codes) return "does not save codes yet";
   if (r.rounding == Rounding::dither && r.scheme != Scheme::paper)
     return "has dither in recipe paper only";
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)

@@ -65,7 +65,8 @@ struct BackwardParams {
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
   // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c, from zero on (arch/global_add.cuh).
   float* dq_sum;
-  const float* k_mean;  // [sequences, hk, D]
+  const float* k_mean;  // [sequences, hk, k_mean_d]
+  int k_mean_d;         // D, or d where the mean is the one that the forward saved
   StridedStats dlse;    // data null: none
   float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: unwanted
   Strided dq, dk, dv;
