@@ -16,16 +16,19 @@ __device__ __forceinline__ void flip_signs(float (&x)[8], uint32_t channel) {
     x[e] = __uint_as_float(__float_as_uint(x[e]) ^ ((signs >> e & 1u) << 31));
 }
 
-/// Steps of the Hadamard transform between channels of the same lane.
+/// A step of the Hadamard transform.
+__device__ __forceinline__ void hadamard_pair(float& a, float& b) {
+  const float sum = a + b, difference = a - b;
+  a = sum, b = difference;
+}
+
+/// Its steps between channels of the same lane.
 __device__ __forceinline__ void hadamard_inside(float (&x)[8]) {
 #pragma unroll
   for (int h = 1; h < 8; h *= 2)
 #pragma unroll
     for (int e = 0; e < 8; ++e)
-      if ((e & h) == 0) {
-        const float a = x[e], b = x[e + h];
-        x[e] = a + b, x[e + h] = a - b;
-      }
+      if ((e & h) == 0) hadamard_pair(x[e], x[e + h]);
 }
 
 /// The step between lanes `distance` apart, whose channels are 8·distance apart. `upper`: this lane

@@ -72,8 +72,8 @@ struct Config {
 
   /// Whether V is given as codes with a scale per key.
   constexpr bool has_v_codes() const { return scheme == Scheme::vectorwise; }
-  /// Whether K's scale is folded into dS, key by key. Otherwise the keys of a thread block share one,
-  /// and it multiplies dQ, which saves a multiplication per score but takes registers.
+  /// Whether K's scale is folded into dS, key by key. Otherwise the keys of a thread block share
+  /// one, and it multiplies dQ, which saves a multiplication per score but takes registers.
   constexpr bool folds_k() const { return scheme == Scheme::paper || policy != Policy::fast; }
   constexpr int warps() const { return key_strips * query_strips; }
   constexpr int threads() const { return 32 * warps(); }

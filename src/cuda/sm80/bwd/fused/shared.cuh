@@ -78,7 +78,7 @@ struct SharedPlan {
   alignas(16) float k_scale[kTileK];
   alignas(16) float v_scale[kTileK];  // `vectorwise`: of the codes of V
   float tile_k_scale;                 // of all keys that are finite, unless each has its own
-  alignas(16) Maxima maxima[2];  // tiles take turns
+  alignas(16) Maxima maxima[2];       // tiles take turns
   // What has to come off dV and dK again (products.cuh).
   alignas(16) float starts[2][2 * kTileK];
   alignas(16) Walk walk;
