@@ -50,6 +50,9 @@ enum class Policy {
   fast,     // nothing: dQ is added up in any order
   general,  // what it asks for: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh)
   dither,   // the same, and codes that are rounded by dither (dither.cuh)
+  // fast and general with the codes of dS for dQ rounded by dither (dither_dq.cuh)
+  fast_dither_dq,
+  general_dither_dq,
 };
 
 /// One instance of the kernel.
@@ -67,7 +70,8 @@ struct Config {
   bool keeps_codes = false;  // a warp reads only the codes of other warps from shared memory
   // The start of integer sums is added to dV and dK and comes off later (tile/codes.cuh).
   bool starts_stay_on = false;
-  Policy policy = Policy::fast;
+  Policy policy = Policy::fast;  // fast, general or dither
+  bool dithers_dq = false;       // the codes of dS for dQ alone are rounded by dither
   Targets fast = {}, general = {}, dither = {};  // by policy
 
   /// Whether V is given as codes with a scale per key.
@@ -321,8 +325,13 @@ constexpr Config table(Instance instance) {
 }
 constexpr Config config_of(Instance instance, Policy policy) {
   Config config = table(instance);
-  config.policy = policy;
-  if (policy == Policy::dither) config.resident = 1;  // it needs more registers
+  config.dithers_dq = policy == Policy::fast_dither_dq || policy == Policy::general_dither_dq;
+  config.policy = policy == Policy::fast_dither_dq      ? Policy::fast
+                  : policy == Policy::general_dither_dq ? Policy::general
+                                                        : policy;
+  // These need more registers.
+  if (policy == Policy::dither) config.resident = 1;
+  if (policy == Policy::general_dither_dq && instance == Instance::narrow) config.resident = 2;
   return config;
 }
 

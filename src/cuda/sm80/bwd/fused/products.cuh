@@ -75,7 +75,7 @@ struct Starts {
   }
   __device__ static uint32_t place(const Thread<kConfig>& me, int i) {
     return me.shared + static_cast<uint32_t>(offsetof(Plan, starts)) +
-           static_cast<uint32_t>(i) * sizeof(Plan::starts[0]);
+           static_cast<uint32_t>(i) * (sizeof(Plan::starts) / 2);
   }
   __device__ static void take_off(Accumulators<kConfig>& sums, const Thread<kConfig>& me, int i) {
     take_off(sums.dv, me, place(me, i) + offsetof(Maxima, p));
