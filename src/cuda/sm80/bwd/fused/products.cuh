@@ -343,13 +343,14 @@ __device__ void turn_back_blocks(typename Accumulators<kConfig>::Sums& x, int si
 
 /// Writes dK by way of shared memory, and turns the rotation back: on this side of it a thread has
 /// all blocks of a warp's channels, on the other side all channels of a block. Only the steps
-/// between warps are between lanes.
+/// between warps are between lanes; in `paper` those between blocks are too.
 template <typename T, Config kConfig>
 __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // the logit factor carries c·log2e
   constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kStrips = kConfig.query_strips,
                 kStride = D + 8;  // spreads over banks
   static_assert(offsetof(SharedPlan<kConfig>, k_scale) >= kTileK * kStride * sizeof(float));
+  constexpr bool kBlocksFirst = kConfig.scheme == Scheme::vectorwise;  // `paper` has no registers
   PerKey scale;
   if constexpr (kConfig.folds_k()) me.get_key_scales(scale);
   __syncthreads();  // the loop has read all that lies there
@@ -357,7 +358,7 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
   float unit = kLn2;
   if (size > 0) {
     unit *= numerics::rotation_unit(size);
-    turn_back_blocks<kConfig>(sums.dk, size);
+    if constexpr (kBlocksFirst) turn_back_blocks<kConfig>(sums.dk, size);
   }
   // From the special register, so that the loop above need not hold what follows from the index.
   const uint32_t index = arch::thread_index(), lane = index % 32, warp = index / 32;
@@ -388,8 +389,8 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
     x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
     if (size > 0) {
       tile::hadamard_inside(x);
-#pragma unroll
-      for (int h = kConfig.channels(); h < D; h *= 2)
+#pragma unroll kBlocksFirst ? 4 : 1
+      for (int h = kBlocksFirst ? kConfig.channels() : 8; h < D; h *= 2)
         if (h < size) tile::hadamard_across(x, h / 8, (channel & static_cast<uint32_t>(h)) != 0);
       tile::flip_signs(x, channel);
     }
