@@ -72,7 +72,8 @@ struct Config {
   bool starts_stay_on = false;
   Policy policy = Policy::fast;  // fast, general or dither
   bool dithers_dq = false;       // the codes of dS for dQ alone are rounded by dither
-  Targets fast = {}, general = {}, dither = {};  // by policy
+  Targets fast = {}, general = {}, dither = {}, fast_dither_dq = {},
+          general_dither_dq = {};  // by policy
 
   /// Whether V is given as codes with a scale per key.
   constexpr bool has_v_codes() const { return scheme == Scheme::vectorwise; }
@@ -95,10 +96,14 @@ struct Config {
   constexpr int ahead() const { return backs == 3 ? 2 : 1; }
 
   constexpr CodeGeneration code_generation(int target) const {
-    const Targets& targets = policy == Policy::fast      ? fast
-                             : policy == Policy::general ? general
-                                                         : dither;
-    return targets.of(target);
+    switch (policy) {
+      case Policy::fast:
+        return (dithers_dq ? fast_dither_dq : fast).of(target);
+      case Policy::general:
+        return (dithers_dq ? general_dither_dq : general).of(target);
+      default:
+        return dither.of(target);
+    }
   }
   /// Whether the kernel can be built like this. Codes are kept, or starts stay on, only in the
   /// shapes that need it.
@@ -137,6 +142,13 @@ inline constexpr Config kNarrow{
                        .dk_apart = true}},
     .general = {.sm90 = {.mixes_tiles = true, .dq_early = true},
                 .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
+    .fast_dither_dq = {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
+                       .sm100 = {.renews_transposed = true,
+                                 .walk_in_shared = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
+    .general_dither_dq = {.sm90 = {.mixes_tiles = true, .dq_early = true},
+                          .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -154,6 +166,16 @@ inline constexpr Config kNarrowSmall{
              .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
     .general = {.sm80 = {.renews_keys = true},
                 .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
+    .fast_dither_dq = {.sm80 = {.renews_keys = true},
+                       .sm120 = {.mixes_tiles = true,
+                                 .renews_transposed = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
+    .general_dither_dq = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+                          .sm120 = {.mixes_tiles = true,
+                                    .renews_transposed = true,
+                                    .dv_apart = true,
+                                    .dk_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -181,6 +203,23 @@ inline constexpr Config kWide{
                           .renews_transposed = true,
                           .dv_apart = true,
                           .dk_apart = true}},
+    .fast_dither_dq = {.sm90 = {.whole_addresses = true,
+                                .mixes_tiles = true,
+                                .renews_transposed = true},
+                       .sm100 = {.whole_addresses = true,
+                                 .mixes_tiles = true,
+                                 .renews_keys = true,
+                                 .renews_transposed = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true,
+                                 .dq_apart = true}},
+    .general_dither_dq = {.sm90 = {.mixes_tiles = true, .renews_index = true},
+                          .sm100 = {.whole_addresses = true,
+                                    .mixes_tiles = true,
+                                    .renews_keys = true,
+                                    .renews_transposed = true,
+                                    .dv_apart = true,
+                                    .dk_apart = true}},
 };
 // Half the keys and one stage.
 inline constexpr Config kWideSmall{
@@ -197,6 +236,13 @@ inline constexpr Config kWideSmall{
              .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
     .general = {.sm80 = {.dk_apart = true},
                 .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
+    .fast_dither_dq = {.sm80 = {.whole_addresses = true,
+                                .renews_transposed = true,
+                                .dv_apart = true,
+                                .dk_apart = true},
+                       .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
+    .general_dither_dq = {.sm80 = {.walk_in_shared = true, .dk_apart = true},
+                          .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
 };
 
 // The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.
