@@ -169,8 +169,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
                              .seed = p.recipe.seed};
-  launch_forward(params, p.dtype, p.recipe.rounding, plan.padded_d, call.tiles.k, plan.q_blocks,
-                 static_cast<int>(p.h), call.stream);
+  launch_forward(params, p.dtype, p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest,
+                 plan.padded_d, call.tiles.k, plan.q_blocks, static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -240,7 +240,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .seed = p.recipe.seed,
                               .tickets = ws.tickets,
                               .turns = ws.turns};
-  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d, plan.q_blocks,
+  launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},

@@ -46,6 +46,14 @@ TEST_P(Instances, ScaleOfEveryKey) {
   if (dc.c.recipe.scheme == Scheme::vectorwise) expect_parity(dc);
 }
 
+TEST_P(Instances, DitheredDq) {
+  DeviceCase dc = make("n140 causal rounding=dither:dQ");
+  if (dc.c.recipe.scheme != Scheme::vectorwise) return;
+  expect_parity(dc);
+  dc.deterministic = true;
+  expect_parity(dc);
+}
+
 std::vector<std::string> all() {
   std::vector<std::string> all;
   for (const char* d : {"d64 ", "d128 "})
