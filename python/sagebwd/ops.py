@@ -82,10 +82,9 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, sa
 
 
 def _writes_codes(q):
-    """Whether the kernels for a tensor write codes. Those of the CPU do. On a GPU the plain kernels
-    do and the tuned ones do not yet, so that calls there keep q, k and v. So do distributed tensors
-    (which have a mesh): codes cannot be cut or gathered as PyTorch may want to."""
-    return q.device.type == "cpu" and not hasattr(q, "device_mesh")
+    """Whether a call writes codes. All kernels do. Calls on distributed tensors (which have a mesh)
+    keep q, k and v: codes cannot be cut or gathered as PyTorch may want to."""
+    return not hasattr(q, "device_mesh")
 
 
 def codes_suffice(recipe):

@@ -76,8 +76,8 @@ class Recipe:
     save_codes
         Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
         and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
-        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8). So do, for now, calls
-        on a GPU and on distributed tensors.
+        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8). So do calls on
+        distributed tensors.
     """
 
     scheme: str = "vectorwise"

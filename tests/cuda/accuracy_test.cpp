@@ -106,7 +106,10 @@ TEST(GpuLossless, OneHotProbabilities) {
     expect_equal("dQ", got.dq, want.dq);
     expect_equal("dK", got.dk, want.dk);
     expect_equal("dV", got.dv, want.dv);
-    EXPECT_LE(largest_difference(got.lse, want.lse), 1e-3);  // of logits near 2000
+    // Logits near 2000. Where the start of the sums stays on the scores it costs a unit of them.
+    const float unit = 1.0f / std::sqrt(static_cast<float>(c.d));
+    EXPECT_LE(largest_difference(got.lse, want.lse),
+              c.recipe.scheme == Scheme::paper ? 1e-3f : unit);
   }
 }
 

@@ -218,7 +218,16 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   if (dc.cu_on_device)
     f.documents = {reinterpret_cast<const int32_t*>(cu_q.data()),
                    reinterpret_cast<const int32_t*>(cu_k.data()), f.documents.count, true};
+  const size_t codes_bytes = dc.codes ? codes_size(f) : 0, guard = 64;
+  const std::vector<std::byte> fill(codes_bytes + guard, static_cast<std::byte>(dc.poison));
+  const Memory codes(fill.data(), fill.size());
+  if (dc.codes) f.codes = codes.data(), f.codes_bytes = codes_bytes;
   run_with_workspace(f, dc.poison, forward, workspaces ? &workspaces->forward : nullptr);
+  std::vector<std::byte> saved = codes.read();
+  if (!std::equal(saved.begin() + static_cast<int64_t>(codes_bytes), saved.end(), fill.begin()))
+    throw std::runtime_error("memory behind the codes was written");
+  saved.resize(codes_bytes);
+  if (workspaces != nullptr) workspaces->codes = saved;
   r.o = o.read("o");
   r.lse = read_floats(lse), r.max_logit = read_floats(top);
 
@@ -228,6 +237,7 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
   g.lse = contiguous_stats(reinterpret_cast<float*>(lse_in.data()), c.h, c.nq);
+  if (dc.codes) g.q.data = g.k.data = g.v.data = nullptr;
   g.dout = dout.view(), g.dq = dq.view(), g.dk = dk.view(), g.dv = dv.view();
   if (dc.dlse) g.dlse = contiguous_stats(reinterpret_cast<float*>(dlse.data()), c.h, c.nq);
   g.partial_kv = dc.partial_kv, g.deterministic = dc.deterministic;
@@ -276,6 +286,23 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   ref::implementation().backward(spec::resolve(g, true), g, nullptr);
   r.dq = dq.read(), r.dk = dk.read(), r.dv = dv.read();
   return r;
+}
+
+std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in) {
+  const spec::AttnCase& c = dc.c;
+  DeviceCase plain = dc;
+  plain.placement = Placement::plain, plain.c.layout = spec::Layout::bhsd;
+  Placed q = Input::filled(plain, c.h, c.nq, in.x.q), k = Input::filled(plain, c.hk, c.nk, in.x.k),
+         v = Input::filled(plain, c.hk, c.nk, in.x.v), o(plain, c.h, c.nq, 0);
+  std::vector<float> lse(static_cast<size_t>(c.b * c.h * c.nq));
+  ForwardArgs f;
+  f.q = q.view, f.k = k.view, f.v = v.view, f.o = o.view;
+  f.lse = contiguous_stats(lse.data(), c.h, c.nq);
+  describe(plain, f);
+  std::vector<std::byte> codes(codes_size(f), static_cast<std::byte>(dc.poison));
+  f.codes = codes.data(), f.codes_bytes = codes.size();
+  ref::implementation().forward(spec::resolve(f, true), f, nullptr);
+  return codes;
 }
 
 Results run_exact(const DeviceCase& dc, const CaseInputs& in) {

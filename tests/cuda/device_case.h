@@ -35,6 +35,7 @@ struct DeviceCase {
   double sigma = 1.0;
   float scale = 0.0f;  // of the logits; 0: the default
   bool dlse = false, partial_kv = false, deterministic = false;
+  bool codes = false;              // the forward saves codes, and the backward gets no q, k and v
   std::string impl = "cuda-sm80";  // pinned
   int poison = 0x7f;               // byte that fills outputs and workspace beforehand
 
@@ -65,6 +66,7 @@ struct Workspace {
 };
 struct Workspaces {
   Workspace forward, backward;
+  std::vector<std::byte> codes;  // that the forward saved
 };
 
 /// Forward and backward on the GPU. Throws std::runtime_error if memory outside the outputs was
@@ -76,6 +78,9 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
 /// The recipe oracle with the GPU's tiles; its backward gets the O and LSE of `forward`.
 Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& forward,
                    float lse_shift = 0.0f);
+
+/// The codes that the recipe oracle saves.
+std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in);
 
 /// Attention in FP64.
 Results run_exact(const DeviceCase& dc, const CaseInputs& in);

@@ -64,6 +64,7 @@ Recipe random_recipe(Random& r, uint64_t seed) {
   if (r.chance(0.2)) recipe.smooth_v = !recipe.smooth_v;
   recipe.smooth_q = r.chance(0.15);
   recipe.rounding = r.chance(0.2) ? Rounding::dither : Rounding::nearest;
+  if (r.chance(0.1)) recipe.rounding = Rounding::dither, recipe.dithered = kMatmulDQ;
   if (r.chance(0.3)) recipe.pv16_tiles = static_cast<int>(r.integer(-1, 2));
   if (r.chance(0.15)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
   recipe.seed = seed;

@@ -351,6 +351,20 @@ def test_all_parts_and_the_page(tmp_path, monkeypatch, capsys):
     assert "class='bad'>nan" in page and "k_proj, layer" in page
 
 
+def test_fine_tuning_begins_no_seed_beyond_its_time(tmp_path, monkeypatch, capsys):
+    loaded = model.Loaded(tiny_llama(), Bytes(), "a tiny Llama")
+    monkeypatch.setattr(program, "load", lambda source, device: loaded)
+    monkeypatch.setattr(program, "_settle_bfloat16", lambda: None)
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    sizes = "--steps 1 --batch 1 --context 32 --eval-tokens 64 --seeds 9 --minutes 1e-9".split()
+    assert program.main(["finetune", "--text", str(file), "--out", str(tmp_path), *sizes]) == 0
+    assert "the time is up after 1 of 9 seeds" in capsys.readouterr().out
+    runs = json.loads((tmp_path / "finetune.json").read_text())["runs"]
+    assert [run["arm"] for run in runs] == ["exact", "16-bit", "paper", "vectorwise"]
+    assert {run["seed"] for run in runs} == {0}
+
+
 def test_the_page_needs_records(tmp_path, capsys):
     assert program.main(["page", "--out", str(tmp_path)]) == 2
     assert "holds none of layers.json" in capsys.readouterr().err

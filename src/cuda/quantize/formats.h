@@ -3,6 +3,8 @@
 // which the main kernels read them.
 #pragma once
 
+#include "cuda/tile/layout.h"
+
 namespace sagebwd::cuda {
 
 /// Scale of a key's codes. An integer sum s arrives as the float 1.5·2^23 + s (tile/codes.cuh). One
@@ -13,11 +15,25 @@ struct KeyScale {
   float scale, offset;
 };
 
+/// Scales of a tile of keys, for the forward. k: of K, where all keys of a tile share one; negative
+/// if one of them is poisoned. v: factor of the codes of V; NaN if V of the tile is poisoned.
+struct TileScale {
+  float k, v;
+};
+
+/// The scales of V that are folded into P, of kBlock keys; 1 where none is. Of each 16 keys, key
+/// tile::permuted(i) has place i, so a lane reads its four with one load.
+struct FoldedScales {
+  static constexpr float kBias = 128.0f;  // log2 of any scale is larger than -kBias
+  float exponent[kBlock];                 // log2 of the scale, plus kBias
+  float inverse[kBlock];
+};
+
 /// What dQ needs of a query. logit_factor: scale of its codes times c·log2 e. lse2: log2 of the sum
 /// over keys of 2^logit, with the logit in log2 units; +inf for a query without keys, so that its P
-/// is 0. delta: D - dLSE.
+/// is 0.
 struct QueryRow {
-  float logit_factor, lse2, delta;
+  float logit_factor, lse2;
 };
 
 /// What dK and dV need of a query. φ, the scale of its codes of dO, is part of the exponent of P:

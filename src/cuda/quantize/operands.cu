@@ -81,8 +81,8 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  // Thread blocks on a multiprocessor.
-  static constexpr int kResident = D == 128 ? 2 : 3;
+  // Thread blocks on a multiprocessor. With three the backward of `paper` would spill on sm_89.
+  static constexpr int kResident = D == 128 || (kBackward && kScheme == Scheme::paper) ? 2 : 3;
 
   struct Shared {
     union {
@@ -110,13 +110,57 @@ struct Worker {
         x, item.s, item.head,
         (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot() * kSteps);
   }
+  /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
+  __device__ bool reads_codes() const {
+    return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  __device__ bool saves_codes() const {
+    return !kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  /// The thread's first token in that memory, heads included.
+  __device__ int64_t saved_row(const Block& b, bool queries) const {
+    const int64_t sequence = queries ? item.s.batch * job.seq.nq + item.s.q_begin
+                                     : item.s.batch * job.seq.nk + item.s.k_begin;
+    return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + first(queries) +
+           b.slot() * kSteps;
+  }
+  /// The place of a key's scale there.
+  __device__ float* saved_k_scale(const Block& b) const {
+    return job.saved.k_scale + (job.k_per_token ? saved_row(b, false) + b.own()
+                                                : item.head * job.saved.key_blocks + item.block);
+  }
+  using Targets = typename Block::Targets;
+  __device__ Targets with_saved(Targets to, int8_t* saved, int64_t row) const {
+    if (saves_codes()) to.saved = saved + row * job.d, to.d = job.d;
+    return to;
+  }
+
   /// Waits for the mean of a key head. It is zero if there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) b.mean[e] = 0.0f;
+    for (int part = 0; part < Block::kParts; ++part)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
     if (mean.mean == nullptr || item.s.nk == 0) return;
     wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
-                              b.channel());
+                              b.channel(0));
+  }
+
+  /// The mean of V that the forward saved.
+  __device__ void read_v_mean(Block& b, int kv_head) const {
+    const float* from =
+        job.saved.v_mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * job.d;
+#pragma unroll
+    for (int part = 0; part < Block::kParts; ++part) {
+      float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
+      if (static_cast<int>(b.channel(part)) < job.d) {
+        const auto* at = reinterpret_cast<const float4*>(from + b.channel(part));
+        low = at[0], high = at[1];
+      }
+      float(&to)[8] = b.mean[part];
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
   }
 
   /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
@@ -134,41 +178,63 @@ struct Worker {
     return scale == 0.0f ? kZeroScale : scale;
   }
 
+  /// Scale of the key that this lane owns. `common`: that of the keys which share one, poisoned or
+  /// not.
+  __device__ void write_k_scale(const Block& b, float common, bool poisoned) const {
+    common = exact_scale(common);
+    if (b.owns())
+      job.k_scale[b.token0() + b.own()] = {poisoned ? __int_as_float(0x7fffffff) : common,
+                                           -tile::kMagicFloat * common};
+  }
+
   __device__ void keys() const {
     Block b = key_block();
-    b.load(b.chunk, row(job.k, b, false), job.k, job.d);
-    load_mean(b, job.k_mean, item.head);
-    b.template make<true>();
-    if (job.rotation > 0) b.rotate(job.rotation);
-    float common;  // of the keys that share a scale, poisoned or not
-    bool poisoned = false;
-    if (kScheme == Scheme::vectorwise && job.k_per_token) {
-      b.template measure_tokens<Values::made>();
-      common = b.scale;
+    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.k8 + saved_row(b, false) * job.d, job.d);
+      const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
+      write_k_scale(b, common, b.take_marks(codes));
+      b.put_all(to, codes);
     } else {
-      const typename Block::SharedScale of_block = b.template measure_shared<Values::made>(
-          kScheme == Scheme::paper ? job.k_tokens : kBlock);
-      common = of_block.scale, poisoned = of_block.poisoned;
+      b.load(b.chunk, row(job.k, b, false), job.k, job.d);
+      load_mean(b, job.k_mean, item.head);
+      b.template make<true>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      float common;
+      bool poisoned = false;  // one of the keys that share a scale
+      if (kScheme == Scheme::vectorwise && job.k_per_token) {
+        b.template measure_tokens<Values::made>();
+        common = b.scale;
+      } else {
+        const typename Block::SharedScale shared_scale = b.template measure_shared<Values::made>(
+            kScheme == Scheme::paper ? job.k_tokens : kBlock);
+        common = shared_scale.scale, poisoned = shared_scale.poisoned;
+      }
+      if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
+        job.tile_scale[b.row0 / kBlock].k = poisoned ? -exact_scale(common) : exact_scale(common);
+      write_k_scale(b, common, b.scale != b.scale);
+      if (saves_codes() && b.owns() && b.own_is_real() && (job.k_per_token || threadIdx.x == 0))
+        *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
+      b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
     }
-    if (job.block_scales != nullptr && threadIdx.x == 0) {
-      BlockScales& of_block = job.block_scales[b.row0 / kBlock];
-      of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
-    }
-    if (b.owns()) {
-      common = exact_scale(common);
-      job.k_scale[b.token0() + b.own()] = {b.scale != b.scale ? b.scale : common,
-                                         -tile::kMagicFloat * common};
-    }
-    b.template write_codes<Values::made>(job.k8, kBackward);
     if constexpr (kBackward) {
       __syncthreads();
-      job.k8t_turned ? b.template write_transposed<true>(job.k8t)
-                     : b.template write_transposed<false>(job.k8t);
+      b.template write_transposed<true>(job.k8t);
     }
   }
 
   __device__ void values() const {
     Block b = key_block();
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.v8 + saved_row(b, false) * job.d, job.d);
+      if (b.owns())
+        job.v_scale[b.token0() + b.own()] =
+            b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
+      b.write_codes_16(job.v16, codes);
+      return;
+    }
     b.load(b.chunk, row(job.v, b, false), job.v, job.d);
     if (kBackward && !job.folds_v) {
       b.write_loaded(job.v16);
@@ -192,66 +258,76 @@ struct Worker {
       const int mine = static_cast<int>(b.slot()) * kSteps;
       const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
       if (mine % job.tile_k == 0 && b.member() == 0)
-        job.tile_v_scale[job.tile_k == kSlab ? tile : tile / 2] =
+        job.tile_scale[job.tile_k == kSlab ? tile : tile / 2].v =
             poisoned ? __int_as_float(0x7fffffff) : unit;
-      if (job.v_share != nullptr) {
-        if (threadIdx.x == 0) {
-          BlockScales& of_block = job.block_scales[b.row0 / kBlock];
-          of_block.v = b.value_scale, of_block.v_poisoned = poisoned;
-        }
-        if (b.owns()) {
-          const int64_t token = b.token0() + b.own();
-          const int i = static_cast<int>(token % 16);
-          const float share = b.value_scale == 0.0f ? 0.0f : __fdividef(b.scale, b.value_scale);
-          job.v_share[token - i + i % 8 / 2 * 4 + i / 8 * 2 + i % 2] =
-              share != share ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
-        }
-      } else if (job.v_log2 != nullptr && b.owns()) {
+      if (job.folded != nullptr && b.owns()) {
         const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
-        job.v_log2[b.token0() + b.own()] = log2f(folded);
-        job.v_inverse[b.token0() + b.own()] = arch::reciprocal_approx(folded);
+        const int token = mine + static_cast<int>(b.own());
+        const int place = (token & ~15) + tile::place_of(token);
+        FoldedScales& to = job.folded[b.row0 / kBlock];
+        to.exponent[place] = log2f(folded) + FoldedScales::kBias;
+        to.inverse[place] = arch::reciprocal_approx(folded);
       }
-      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k;
-      if (poisoned || (leading && job.v16_is_v)) {
+      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k,
+                 as_loaded = poisoned || (leading && job.v16_is_v);
+      if (leading && !as_loaded) b.write_codes_16(job.v16);
+      if (saves_codes() && b.owns() && b.own_is_real())
+        job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      b.template write_codes<Values::made>(
+          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
+      __syncthreads();
+      b.template write_transposed<false>(job.v8t);
+      if (as_loaded) {
         // Loaded again: kept until here they would take registers that most blocks need.
         b.load(b.chunk, row(job.v, b, false), job.v, job.d);
         b.write_loaded(job.v16);
-      } else if (leading)
-        b.write_codes_16(job.v16);
-      b.template write_codes<Values::made>(nullptr, true);
-      __syncthreads();
-      b.template write_transposed<false>(job.v8t);
+      }
     }
   }
 
   __device__ void queries() const {
     Block b(shared.block, first(true), item.s.nq,
             item.head * job.tq + static_cast<int64_t>(item.block) * kBlock);
-    b.load(b.chunk, row(job.q, b, true), job.q, job.d);
     const int64_t own = b.token0() + b.own();
+    const Targets to{.rows = job.q8, .transpose = kBackward};
+    float mean_logit;
     if constexpr (kBackward) clear_sums(b.row0);
-    load_mean(b, job.k_mean, item.head / job.group);
-    // The forward adds this number to LSE and the backward subtracts it again. Both need the same
-    // bits, so the product is rounded by itself and not as part of a multiply-add.
-    const float dot = dots(b, [&](int, float(&y)[8]) {
+    if (reads_codes()) {
+      const int64_t saved = saved_row(b, true);
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.q8 + saved * job.d, job.d);
+      b.scale = b.own_is_real() ? job.saved.q_scale[saved + b.own()] : 0.0f;
+      mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
+      b.put_all(to, codes);
+    } else {
+      b.load(b.chunk, row(job.q, b, true), job.q, job.d);
+      load_mean(b, job.k_mean, item.head / job.group);
+      // The forward adds this number to LSE and the backward subtracts it again. Both need the same
+      // bits, so the product is rounded by itself and not as part of a multiply-add.
+      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] = b.mean[e];
-    });
-    b.template make<false>();
-    if (job.rotation > 0) b.rotate(job.rotation);
-    measure<Values::made>(b, job.q_tokens);
-    const float mean_logit = __fmul_rn(job.logit_scale, dot);
+        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+      });
+      b.template make<false>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      measure<Values::made>(b, job.q_tokens);
+      mean_logit = __fmul_rn(job.logit_scale, dot);
+      const int64_t saved = saved_row(b, true);
+      if (saves_codes() && b.owns() && b.own_is_real()) {
+        job.saved.q_scale[saved + b.own()] = b.scale;
+        job.saved.mean_logit[saved + b.own()] = mean_logit;
+      }
+      b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
+    }
     const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
       if (b.owns()) {
         // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
-        // -inf.
-        job.logit_factor[own] = logit_factor == 0.0f ? 1.0f : logit_factor;
+        // -inf, and next to a small one the start of the integer sums vanishes.
+        job.logit_factor[own] = logit_factor == 0.0f ? kZeroScale : logit_factor;
         job.mean_logit[own] = mean_logit;
       }
-      b.template write_codes<Values::made>(job.q8, false);
     } else {
-      b.template write_codes<Values::made>(job.q8, true);
       __syncthreads();
       b.template write_transposed<false>(job.q8t);
       __syncthreads();
@@ -268,45 +344,51 @@ struct Worker {
 
   /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
   __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
-    Chunk<T> out[kSteps];
+    typename Block::Chunks out;
     b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
     b.load(out, row(job.o, b, true), job.o, job.d);
     if (job.do16 != nullptr) b.write_loaded(job.do16);
     measure<Values::loaded>(b, job.q_tokens);
     // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
-    load_mean(b, job.v_mean, item.head / job.group);
-    float delta = dots(b, [&](int step, float(&y)[8]) {
-      out[step].unpack(y);
+    if (reads_codes())
+      read_v_mean(b, item.head / job.group);
+    else
+      load_mean(b, job.v_mean, item.head / job.group);
+    float delta = dots(b, [&](int step, int part, float(&y)[8]) {
+      out[part][step].unpack(y);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] -= b.mean[e];
+      for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
     });
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if (b.owns()) {
       // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
       const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
       const float slope = logit_factor / phi;
-      job.row[own] = {logit_factor, lse2, delta};
+      job.row[own] = {logit_factor, lse2};
       job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
     }
-    b.template write_codes<Values::loaded>(nullptr, true);
+    b.template write_codes<Values::loaded>({.transpose = true});
     __syncthreads();
     b.template write_transposed<false>(job.do8t);
   }
 
-  /// The dot product of the token that this lane owns with `other`. other(step, y) gives y the
-  /// thread's eight channels for its token `step`.
+  /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y
+  /// the thread's eight channels of a part for its token `step`.
   template <typename Other>
   __device__ float dots(const Block& b, Other other) const {
     float sum[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float x[8], y[8];
-      b.chunk[step].unpack(x);
-      other(step, y);
       sum[step] = 0.0f;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+      for (int part = 0; part < Block::kParts; ++part) {
+        float x[8], y[8];
+        b.chunk[part][step].unpack(x);
+        other(step, part, y);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+      }
     }
     return scatter_reduce<Block::kLanes>(sum, b.member(), [](float x, float y) { return x + y; });
   }
@@ -316,8 +398,8 @@ struct Worker {
     if (job.dq_sum == nullptr) return;
     auto* to = reinterpret_cast<float4*>(job.dq_sum + row0 * D) + threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < kBlock * D / 4 / RowShape<D>::kThreads; ++i)
-      to[i * RowShape<D>::kThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < kBlock * D / 4 / kRowThreads; ++i)
+      to[i * kRowThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 
   __device__ void run() {
@@ -335,8 +417,7 @@ struct Worker {
 };
 
 template <typename T, int D, bool kBackward, Scheme kScheme>
-__global__ void __launch_bounds__(RowShape<D>::kThreads,
-                                  Worker<T, D, kBackward, kScheme>::kResident)
+__global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
   using Work = Worker<T, D, kBackward, kScheme>;
   __shared__ typename Work::Shared shared;
@@ -361,8 +442,7 @@ void run(const OperandJob& job, cudaStream_t stream) {
   const int64_t places =
       static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme>::kResident;
   launch(operand_kernel<T, D, kBackward, kScheme>,
-         dim3(static_cast<unsigned>(items < places ? items : places)), RowShape<D>::kThreads, 0,
-         job, stream);
+         dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads, 0, job, stream);
 }
 
 template <typename T, int D, bool kBackward>

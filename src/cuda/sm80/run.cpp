@@ -15,6 +15,7 @@
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/workspace.h"
 #include "numerics/rotate.h"
+#include "spec/codes.h"
 
 namespace sagebwd::cuda::sm80 {
 namespace {
@@ -35,7 +36,12 @@ struct Call {
         plan(problem),
         args(a),
         tiles(tiles_of(problem)),
-        stream(static_cast<cudaStream_t>(a.stream)) {}
+        stream(static_cast<cudaStream_t>(a.stream)),
+        saved(problem, a.codes) {}
+
+  bool reads_codes() const { return p.has_codes && p.direction == spec::Direction::backward; }
+  const int8_t* q8(const SharedSpace& ws) const { return plan.q8_is_saved ? saved.q8() : ws.q8; }
+  const int8_t* k8(const SharedSpace& ws) const { return plan.k8_is_saved ? saved.k8() : ws.k8; }
 
   float p_levels() const { return static_cast<float>(tiles.p_levels); }
 
@@ -76,8 +82,24 @@ struct Call {
     job.tile_k = tiles.k;
     job.q_tokens = tiles.q, job.k_tokens = tiles.k;
     job.next = ws.next;
-    job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-    if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
+    if (p.has_codes)
+      job.saved = {.queries = p.b * p.nq,
+                   .keys = p.b * p.nk,
+                   .key_blocks = saved.layout.key_blocks,
+                   .q8 = saved.q8(),
+                   .k8 = saved.k8(),
+                   .v8 = saved.v8(),
+                   .q_scale = saved.q_scale(),
+                   .mean_logit = saved.mean_logit(),
+                   .k_scale = saved.k_scale(),
+                   .v_scale = saved.v_scale(),
+                   .v_mean = saved.v_mean()};
+    if (!reads_codes()) {
+      job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
+      if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
+      if (p.recipe.smooth_v && ws.v_mean != nullptr)
+        job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
+    }
     job.k8 = ws.k8, job.k_scale = ws.k_scale, job.v16 = ws.v16;
     job.q8 = ws.q8, job.logit_scale = p.scale;
     return job;
@@ -88,6 +110,7 @@ struct Call {
   const AttentionArgs& args;
   backend::Tiles tiles;
   cudaStream_t stream;
+  spec::CodesView saved;
 };
 
 }  // namespace
@@ -109,9 +132,15 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
-  if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-  job.v8t = ws.v8t, job.tile_v_scale = ws.tile_v_scale, job.pv16_tiles = pv16_tiles(p);
-  job.v_log2 = ws.v_log2, job.v_inverse = ws.v_inverse, job.v16_is_v = p.lifted(kMatmulO);
+  if (p.has_codes) {
+    // Sequences without keys, and recipes without smoothing, have means of zero.
+    const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
+    SAGE_CUDA(cudaMemsetAsync(call.saved.k_mean(), 0, bytes, call.stream));
+    SAGE_CUDA(cudaMemsetAsync(call.saved.v_mean(), 0, bytes, call.stream));
+    job.k_mean.saved = call.saved.k_mean(), job.v_mean.saved = call.saved.v_mean();
+  }
+  job.v8t = ws.v8t, job.tile_scale = ws.tile_scale, job.pv16_tiles = pv16_tiles(p);
+  job.folded = ws.folded, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
 
@@ -121,15 +150,15 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .group = static_cast<int>(p.group()),
                              .tq = plan.tq,
                              .tk = plan.tk,
-                             .q8 = ws.q8,
+                             .q8 = call.q8(ws),
                              .logit_factor = ws.logit_factor,
                              .q_mean_logit = ws.mean_logit,
-                             .k8 = ws.k8,
+                             .k8 = call.k8(ws),
                              .k_scale = ws.k_scale,
+                             .k_per_token = job.k_per_token,
                              .v8t = ws.v8t,
-                             .tile_v_scale = ws.tile_v_scale,
-                             .v_log2 = ws.v_log2,
-                             .v_inverse = ws.v_inverse,
+                             .tile_scale = ws.tile_scale,
+                             .folded = ws.folded,
                              .v16 = ws.v16,
                              .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,
@@ -140,8 +169,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
                              .seed = p.recipe.seed};
-  launch_forward(params, p.dtype, p.recipe.rounding, plan.padded_d, call.tiles.k, plan.q_blocks,
-                 static_cast<int>(p.h), call.stream);
+  launch_forward(params, p.dtype, p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest,
+                 plan.padded_d, call.tiles.k, plan.q_blocks, static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -162,14 +191,12 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
              dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart;
   OperandJob job = call.start(ws);
   job.backward = true;
-  job.k8t = ws.k8t, job.k8t_turned = true;
+  job.k8t = ws.k8t;
   job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
   if (v_as_is) job.v16 = nullptr;
   job.v_scale = ws.v_scale;
-  if (p.recipe.smooth_v && spec::folds_v(p.recipe))
-    job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
   if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
@@ -186,12 +213,12 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .scale = p.scale,
                               .dq_chunks = input(args.dq).vector,
                               .p_unit = 1.0f / call.p_levels(),
-                              .q8 = ws.q8,
+                              .q8 = call.q8(ws),
                               .q8t = ws.q8t,
                               .q_row = ws.row,
                               .q_exponent = ws.exponent,
                               .q_gradient = ws.gradient,
-                              .k8 = ws.k8,
+                              .k8 = call.k8(ws),
                               .k8t = ws.k8t,
                               .k_scale = ws.k_scale,
                               .k_per_token = job.k_per_token,
@@ -203,7 +230,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dout = dout,
                               .do8t = ws.do8t,
                               .dq_sum = ws.dq_sum,
-                              .k_mean = ws.k_mean,
+                              .k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean,
+                              .k_mean_d = p.has_codes ? static_cast<int>(p.d) : plan.padded_d,
                               .dlse = stats(args.dlse),
                               .row_sum = ws.row_sum,
                               .dq = output(args.dq),
@@ -212,7 +240,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .seed = p.recipe.seed,
                               .tickets = ws.tickets,
                               .turns = ws.turns};
-  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d, plan.q_blocks,
+  launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},

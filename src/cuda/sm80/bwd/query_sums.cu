@@ -17,36 +17,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// x ← x·Rᵀ for a row that four lanes hold, eight channels of each part of 32.
-template <int kParts>
-__device__ void turn_back(float (&x)[kParts][8], uint32_t lane, int size) {
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    tile::hadamard_inside(x[part]);
-    for (int h = 8; h < size && h < 32; h *= 2)
-      tile::hadamard_across(x[part], h / 8, (lane % 4 * 8 & static_cast<uint32_t>(h)) != 0);
-  }
-#pragma unroll
-  for (int h = 1; h < kParts; h *= 2) {
-    if (32 * h >= size) break;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if ((part & h) == 0) {
-          const float a = x[part][e], b = x[part + h][e];
-          x[part][e] = a + b, x[part + h][e] = a - b;
-        }
-  }
-  const float unit = numerics::rotation_unit(size);
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[part][e] *= unit;
-    tile::flip_signs(x[part], static_cast<uint32_t>(part) * 32 + lane % 4 * 8);
-  }
-}
-
 /// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given, and
 /// to what was added up when the call sees a part of the keys.
 template <typename T, int D>
@@ -54,47 +24,58 @@ __global__ void __launch_bounds__(kThreads)
     query_sums_kernel(const __grid_constant__ BackwardParams p) {
   constexpr int kParts = D / 32;
   const int head = static_cast<int>(blockIdx.y);
-  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t lane = threadIdx.x % 32, member = lane % 4;
   const int64_t padded =
       static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x / 32 * 16;  // of 16 queries
   const tile::Sequence s =
       tile::sequence_of_block<kBlock>(p.seq, static_cast<int>(padded / kBlock), true);
   if (padded - s.q_pad >= s.nq) return;
+  // Before the sums are loaded: a division may call a function, which would spill some of them.
+  const int first = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4);
+  const QueryRow* rows = p.q_row + head * p.tq + s.q_pad + first;
+  const float factors[2] = {p.scale / rows[0].logit_factor, p.scale / rows[8].logit_factor};
   const float* from = p.dq_sum + (head * p.tq + padded) * D;
-  const float* k_mean = p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * D;
+  float x[2][kParts][8];  // rows g and g + 8
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {  // rows g and g + 8
-    const int query = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4) + 8 * r;
-    const bool real = query < s.nq;
-    const QueryRow row = p.q_row[head * p.tq + s.q_pad + query];
-    const float factor = real ? p.scale / row.logit_factor : 0.0f;
-    float x[kParts][8];
+  for (int part = 0; part < kParts; ++part)
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
+    for (int c = 0; c < 4; ++c) {
+      const float4 sums = arch::last_sums(from + (part * 4 + c) * 128, lane);
+      x[0][part][2 * c] = sums.x * factors[0], x[0][part][2 * c + 1] = sums.y * factors[0];
+      x[1][part][2 * c] = sums.z * factors[1], x[1][part][2 * c + 1] = sums.w * factors[1];
+    }
+  if (p.rotation == D) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e)
-        x[part][e] =
-            from[(part * 4 + e / 2) * 128 + arch::sum_at(lane, 2 * r + e % 2)] * factor;
-    if (p.rotation > 0) turn_back(x, lane, p.rotation);
-    if (!real) continue;
+    for (int r = 0; r < 2; ++r) tile::hadamard(x[r], member, D), tile::flip_signs(x[r], member);
+  } else if (p.rotation > 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      tile::hadamard(x[r], member, p.rotation), tile::flip_signs(x[r], member);
+  }
+  const float* k_mean =
+      p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * p.k_mean_d;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = first + 8 * r;
+    if (query >= s.nq) continue;
     float total = 0.0f;
     if (p.row_sum != nullptr)
-      total = factor * p.row_sum[head * p.tq + s.q_pad + query];
-    else if (p.dlse.data != nullptr && row.lse2 != INFINITY)
+      total = factors[r] * p.row_sum[head * p.tq + s.q_pad + query];
+    else if (p.dlse.data != nullptr && rows[8 * r].lse2 != INFINITY)
       total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
     T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int channel = part * 32 + static_cast<int>(lane % 4 * 8);
+      const int channel = part * 32 + static_cast<int>(member * 8);
       if (channel >= p.d) break;
       if (p.row_sum != nullptr || p.dlse.data != nullptr)
 #pragma unroll
-        for (int e = 0; e < 8; ++e) x[part][e] += total * k_mean[channel + e];
+        for (int e = 0; e < 8; ++e) x[r][part][e] += total * k_mean[channel + e];
       uint4 bits;
       uint32_t* word = reinterpret_cast<uint32_t*>(&bits);
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        word[c] = tile::pack_16<T>(x[part][2 * c], x[part][2 * c + 1]);
+        word[c] = tile::pack_16<T>(x[r][part][2 * c], x[r][part][2 * c + 1]);
       if (p.dq_chunks) {
         *reinterpret_cast<uint4*>(out + channel) = bits;
       } else {
@@ -111,8 +92,8 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream) {
   static_assert(kBlock == 16 * (kThreads / 32));
-  launch(query_sums_kernel<T, D>,
-         dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)), kThreads, 0, p, stream);
+  launch(query_sums_kernel<T, D>, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)),
+         kThreads, 0, p, stream);
 }
 
 template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);

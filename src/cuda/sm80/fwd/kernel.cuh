@@ -59,8 +59,8 @@ __device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile
   Codes<kConfig> codes;
   TileRows rows;
   dither.draw(me, tile, first);
-  scores(x, me, queries, stage, tile);
-  softmax(x, rows, me, queries, stage);
+  multiply_qk(x, me, queries, stage);
+  softmax(x, rows, me, queries, stage, tile);
   quantize(codes, x, me, dither, tile);
   // The branch in here keeps the compiler from mixing codes and products, which would take more
   // registers than there are.
@@ -79,12 +79,12 @@ __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int t
   TileRows rows;
   load_v16<T>(me, other(stage), tile);
   arch::cp_async_commit();
-  scores(x, me, queries, stage, tile);
-  softmax(x, rows, me, queries, stage);
+  multiply_qk(x, me, queries, stage);
+  softmax(x, rows, me, queries, stage, tile);
   sums.template carry_over<Product::floating>(rows);
   const bool whole_v = poisoned || me.p.v16_is_v;  // else codes of V, without its mean
   sums.add_mass_16(rows, leading, whole_v);
-  const float unit = whole_v ? 1.0f : me.tile_v_scale(stage);
+  const float unit = whole_v ? 1.0f : me.scale(stage).v;
   wait_for_copies();
   if (poisoned) {
     clean_v16<T>(me, other(stage));
@@ -110,9 +110,9 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   arch::cp_async_commit();
   wait_for_copies();  // the Work is there too
   for (bool first = true; left > 0; --left, stage = other(stage), first = false) {
-    // Where the loop has no registers left to hold what follows from the index: at d 128, and from
-    // Blackwell on.
-    if constexpr (arch::kTarget >= 1000 || (kConfig.folds_v() && kConfig.d == 128))
+    // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
+    // and on sm_80 at d 64.
+    if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64))
       me.set_index(arch::thread_index());
     const int tile = next;
     const tile::Walk& walk = me.work().walk;

@@ -41,14 +41,14 @@ __device__ void load_tile(const Thread<kConfig>& me, int stage, uint32_t row) {
   tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + first, me.index);
   tile::load_tile<D*(kTileK / kSlab), kSlab, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
                                                        me.index);
-  tile::load_linear<kTileK * 8, kThreads>(to + offsetof(Stage, k_scale), p.k_scale + row, me.index);
-  if constexpr (kConfig.folds_v()) {
-    tile::load_linear<kTileK * 4, kThreads>(to + offsetof(Stage, v_log2), p.v_log2 + row, me.index);
-    tile::load_linear<kTileK * 4, kThreads>(to + offsetof(Stage, v_inverse), p.v_inverse + row,
-                                            me.index);
-  }
+  if constexpr (kConfig.k_scale == KeyScales::key)
+    tile::load_linear<kTileK * sizeof(KeyScale), kThreads>(to + offsetof(Stage, k_scale),
+                                                           p.k_scale + row, me.index);
+  if constexpr (kConfig.folds_v())
+    tile::load_linear<sizeof(FoldedScales), kThreads>(to + offsetof(Stage, folded),
+                                                      p.folded + row / kBlock, me.index);
   if (me.index == kThreads - 1)
-    arch::cp_async_4(to + offsetof(Stage, tile_v_scale), p.tile_v_scale + row / kTileK);
+    arch::cp_async_8(to + offsetof(Stage, scale), p.tile_scale + row / kTileK);
 }
 
 /// A tile of V in 16 bit, in the place of codes.

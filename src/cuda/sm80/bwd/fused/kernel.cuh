@@ -25,7 +25,8 @@
 // nothing is loaded ahead.
 //
 // Most calls add dQ up in any order. The policies of an instance (config.cuh) are what else a call
-// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh).
+// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh), in
+// `vectorwise` of dQ alone (dither_dq.cuh).
 //
 // config.cuh has the instances, walk.cuh the order of the tiles, shared.cuh the shared memory.
 #pragma once
@@ -83,6 +84,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
   const Walk& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
   if constexpr (kChoices.walk_in_shared) __syncthreads();
+  DqDither<kConfig>::start(me, own_walk);
 
   int left = own_walk.steps;          // tiles from `now` on
   int head = own_walk.first_head(p);  // of `next`, the tile that is loaded next
@@ -171,6 +173,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
       __syncthreads();  // what S and dP read of the next tile is there
     }
     Starts<kConfig>::count(me, scales.maxima, left);
+    DqDither<kConfig>::draw(me, left - 1);  // here there are registers for it
     if (kChoices.mixes_tiles || left > 1) {
       if constexpr (!kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
       if (walk.needs_mask(now)) hide(prob, me, now.query);
