@@ -66,6 +66,15 @@ struct OperandJob {
   int tile_k;
   FoldedScales* folded = nullptr;  // [hk, tk / kBlock]; forward
   float* v_scale = nullptr;        // [hk, tk]; backward: NaN for a poisoned token
+
+  // For sm90 alone.
+  BlockScales* block_scales = nullptr;  // [hk, tk / kBlock]
+  uint16_t* v_share = nullptr;          // [hk, tk], halves in the order of tile::permuted; forward
+  QueryStats* stats = nullptr;          // [h, tq / kSlab]; backward
+  // Bits of the largest scale of V, and how many blocks it is made of: [sequences, hk], 0 at the
+  // start; backward.
+  uint32_t *v_top = nullptr, *v_done = nullptr;
+
   // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
   // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.
   void* v16 = nullptr;

@@ -6,16 +6,13 @@
 #include <cstdint>
 
 #include "cuda/host/arena.h"
-#include "cuda/host/check.h"
-#include "cuda/host/documents.h"
 #include "cuda/host/views.h"
 #include "cuda/quantize/quantize.h"
 #include "cuda/sm80/bwd/bwd.h"
+#include "cuda/sm80/call.h"
 #include "cuda/sm80/fwd/fwd.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/workspace.h"
-#include "numerics/rotate.h"
-#include "spec/codes.h"
 
 namespace sagebwd::cuda::sm80 {
 namespace {
@@ -28,90 +25,6 @@ constexpr int64_t kAllTiles = int64_t{1} << 40;
 int64_t pv16_tiles(const Problem& p) {
   return p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO) ? kAllTiles : p.recipe.pv16_tiles;
 }
-
-/// One call on its way: its sizes, its stream, and the steps both directions share.
-struct Call {
-  Call(const Problem& problem, const AttentionArgs& a)
-      : p(problem),
-        plan(problem),
-        args(a),
-        tiles(tiles_of(problem)),
-        stream(static_cast<cudaStream_t>(a.stream)),
-        saved(problem, a.codes) {}
-
-  bool reads_codes() const { return p.has_codes && p.direction == spec::Direction::backward; }
-  const int8_t* q8(const SharedSpace& ws) const { return plan.q8_is_saved ? saved.q8() : ws.q8; }
-  const int8_t* k8(const SharedSpace& ws) const { return plan.k8_is_saved ? saved.k8() : ws.k8; }
-
-  float p_levels() const { return static_cast<float>(tiles.p_levels); }
-
-  Sequences sequences(const SharedSpace& ws) const {
-    return plan.blocks.sequences(p, ws.documents);
-  }
-
-  UncoveredJob::Rows rows_of(const TensorView& x, bool queries) const {
-    return {output(x), queries ? p.nq : p.nk, static_cast<int>(queries ? p.h : p.hk), queries};
-  }
-  /// Results of tokens that no document holds. With offsets on the host there are none.
-  void finish(const SharedSpace& ws, const UncoveredJob::Rows (&rows)[3],
-              const StridedStats& lse) const {
-    if (!p.packed() || !p.documents.on_device) return;
-    launch_uncovered({.documents = ws.documents,
-                      .count = plan.num_sequences,
-                      .d = static_cast<int>(p.d),
-                      .rows = {rows[0], rows[1], rows[2]},
-                      .lse = lse},
-                     stream);
-  }
-
-  /// Zeroes what has to be zero, and says what both directions make.
-  OperandJob start(const SharedSpace& ws) const {
-    write_documents(p, plan.blocks, ws.documents, stream);
-    if (ws.zero_bytes > 0) SAGE_CUDA(cudaMemsetAsync(ws.zeros, 0, ws.zero_bytes, stream));
-    OperandJob job{};
-    job.seq = sequences(ws);
-    job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
-    job.h = static_cast<int>(p.h), job.hk = static_cast<int>(p.hk);
-    job.group = static_cast<int>(p.group());
-    job.q_blocks = plan.q_blocks, job.k_blocks = plan.k_blocks;
-    job.tq = plan.tq, job.tk = plan.tk;
-    job.scheme = p.recipe.scheme;
-    job.k_per_token = p.recipe.k_per_token;
-    job.rotation = p.recipe.rotate ? numerics::rotation_block(static_cast<int>(p.d)) : 0;
-    job.folds_v = spec::folds_v(p.recipe);
-    job.tile_k = tiles.k;
-    job.q_tokens = tiles.q, job.k_tokens = tiles.k;
-    job.next = ws.next;
-    if (p.has_codes)
-      job.saved = {.queries = p.b * p.nq,
-                   .keys = p.b * p.nk,
-                   .key_blocks = saved.layout.key_blocks,
-                   .q8 = saved.q8(),
-                   .k8 = saved.k8(),
-                   .v8 = saved.v8(),
-                   .q_scale = saved.q_scale(),
-                   .mean_logit = saved.mean_logit(),
-                   .k_scale = saved.k_scale(),
-                   .v_scale = saved.v_scale(),
-                   .v_mean = saved.v_mean()};
-    if (!reads_codes()) {
-      job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-      if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
-      if (p.recipe.smooth_v && ws.v_mean != nullptr)
-        job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-    }
-    job.k8 = ws.k8, job.k_scale = ws.k_scale, job.v16 = ws.v16;
-    job.q8 = ws.q8, job.logit_scale = p.scale;
-    return job;
-  }
-
-  const Problem& p;
-  Plan plan;
-  const AttentionArgs& args;
-  backend::Tiles tiles;
-  cudaStream_t stream;
-  spec::CodesView saved;
-};
 
 }  // namespace
 
@@ -126,21 +39,14 @@ size_t workspace_of(const Problem& p) {
 }
 
 void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
-  const Call call(p, args);
+  const Call call(p, args, tiles_of(p));
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
-  if (p.has_codes) {
-    // Sequences without keys, and recipes without smoothing, have means of zero.
-    const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
-    SAGE_CUDA(cudaMemsetAsync(call.saved.k_mean(), 0, bytes, call.stream));
-    SAGE_CUDA(cudaMemsetAsync(call.saved.v_mean(), 0, bytes, call.stream));
-    job.k_mean.saved = call.saved.k_mean(), job.v_mean.saved = call.saved.v_mean();
-  }
   job.v8t = ws.v8t, job.tile_scale = ws.tile_scale, job.pv16_tiles = pv16_tiles(p);
-  job.folded = ws.folded, job.v16_is_v = p.lifted(kMatmulO);
+  job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
 
@@ -177,7 +83,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
 }
 
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
-  const Call call(p, args);
+  const Call call(p, args, tiles_of(p));
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
@@ -195,7 +101,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
-  if (v_as_is) job.v16 = nullptr;
+  job.v16 = v_as_is ? nullptr : ws.v16;
   job.v_scale = ws.v_scale;
   if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;

@@ -27,7 +27,7 @@ struct SharedSpace {
     const int64_t heads = plan.num_sequences * p.hk;
     zeros = arena.take<std::byte>(0);
     const size_t before = arena.used();
-    next = arena.take<uint32_t>(1);
+    next = arena.take<uint32_t>(1), tickets = arena.take<uint32_t>(1);
     if (has_k_mean) {
       k_arrived = arena.take<uint32_t>(heads);
       k_mean = arena.take<float>(heads * plan.padded_d);
@@ -39,7 +39,7 @@ struct SharedSpace {
     if (forward) {
       max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
     } else {
-      tickets = arena.take<uint32_t>(1);
+      v_top = arena.take<uint32_t>(heads), v_done = arena.take<uint32_t>(heads);
       if (p.deterministic) turns = arena.take<uint32_t>(p.h * plan.tq / 32 * kDqParts);
       if (p.partial_kv) row_sum = arena.take<float>(p.h * plan.tq);
     }
@@ -53,26 +53,26 @@ struct SharedSpace {
     if (!plan.q8_is_saved) q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     k_scale = arena.take<KeyScale>(p.hk * plan.tk);
-    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
   }
   std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
   uint32_t *next, *k_arrived = nullptr, *v_arrived = nullptr;
   float *k_mean = nullptr, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
-  uint32_t *tickets = nullptr, *turns = nullptr;
+  uint32_t *tickets, *turns = nullptr;
+  uint32_t *v_top = nullptr, *v_done = nullptr;  // of sm90
   float* row_sum = nullptr;
   DocumentStart* documents;
   double *k_part = nullptr, *v_part = nullptr;
   int *k_part_tokens = nullptr, *v_part_tokens = nullptr;
   int8_t *q8 = nullptr, *k8 = nullptr;
   KeyScale* k_scale;
-  uint16_t* v16;
 };
 
 struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
+    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     tile_scale = arena.take<TileScale>(p.hk * plan.tk / kSlab);
     if (p.recipe.scheme == Scheme::vectorwise)
@@ -80,6 +80,7 @@ struct ForwardSpace : SharedSpace {
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
   }
+  uint16_t* v16;
   int8_t* v8t;
   TileScale* tile_scale;
   FoldedScales* folded = nullptr;
@@ -93,6 +94,7 @@ struct BackwardSpace : SharedSpace {
     k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     if (spec::folds_v(p.recipe)) v_scale = arena.take<float>(p.hk * plan.tk);
+    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
@@ -100,7 +102,7 @@ struct BackwardSpace : SharedSpace {
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
   }
   int8_t *q8t, *k8t, *do8t;
-  uint16_t* do16;
+  uint16_t *v16, *do16;
   float* v_scale = nullptr;
   QueryRow* row;
   QueryExponent* exponent;

@@ -13,15 +13,10 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-backend::Tiles tiles_of(const spec::Problem& p) {
-  return p.direction == spec::Direction::forward ? backend::Tiles{64, 128, 255}
-                                                 : backend::Tiles{64, 128, 255};
-}
-
 std::string decline(const spec::Problem& p) {
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.direction == spec::Direction::backward) return "has no backward";
+  const bool backward = p.direction == spec::Direction::backward;
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
   if (r.scheme != Scheme::vectorwise) return "has recipe vectorwise only";
@@ -31,8 +26,9 @@ std::string decline(const spec::Problem& p) {
   if (r.rounding == Rounding::dither) return "rounds to nearest only";
   if (r.pv16_tiles != 0) return "has no tiles whose P is not quantised";
   if (r.high_precision != 0) return "has all matmuls but dP in INT8";
-  if (p.has_codes) return "does not save codes yet";
   if (r.p_levels != 0 && r.p_levels != 255) return "has 255 levels of P";
+  if (backward && p.deterministic) return "adds dQ in any order";
+  if (backward && p.partial_kv) return "takes all keys of a query";
   if (p.h == 0) return "takes at least one query head";
   // Copies count rows of all heads in 31 bits.
   const int64_t padded = p.packed() ? p.num_sequences() * kBlock : p.b * kBlock;
@@ -41,8 +37,8 @@ std::string decline(const spec::Problem& p) {
   if (p.h * rows * 2 > INT32_MAX || p.hk * keys * 2 > INT32_MAX)
     return "takes up to 2^30 tokens times heads";
   const backend::Tiles t = tiles_of(p);
-  if (r.tile_k != 0 && r.tile_k != t.k)
-    return "has tiles of " + std::to_string(t.k) + " keys";
+  if ((r.tile_k != 0 && r.tile_k != t.k) || (backward && r.tile_q != 0 && r.tile_q != t.q))
+    return "has tiles of " + std::to_string(t.q) + "x" + std::to_string(t.k);
   const std::string why = decline_device(9);
   if (!why.empty()) return why;
   int device = 0, major = 0;
@@ -54,6 +50,8 @@ std::string decline(const spec::Problem& p) {
 }
 
 }  // namespace
+
+backend::Tiles tiles_of(const spec::Problem&) { return {64, 128, 255}; }
 
 const backend::Implementation& implementation() {
   static const backend::Implementation impl{

@@ -32,4 +32,7 @@ inline bool wants_general(const BackwardParams& p) {
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& params, int q_blocks, cudaStream_t stream);
 
+void launch_query_sums(const BackwardParams& params, Dtype dtype, int padded_d, int q_blocks,
+                       cudaStream_t stream);
+
 }  // namespace sagebwd::cuda::sm80

@@ -101,4 +101,14 @@ template void launch_query_sums<__nv_bfloat16, 128>(const BackwardParams&, int, 
 template void launch_query_sums<__half, 64>(const BackwardParams&, int, cudaStream_t);
 template void launch_query_sums<__half, 128>(const BackwardParams&, int, cudaStream_t);
 
+void launch_query_sums(const BackwardParams& p, Dtype dtype, int padded_d, int q_blocks,
+                       cudaStream_t stream) {
+  if (dtype == Dtype::bf16)
+    padded_d == 64 ? launch_query_sums<__nv_bfloat16, 64>(p, q_blocks, stream)
+                   : launch_query_sums<__nv_bfloat16, 128>(p, q_blocks, stream);
+  else
+    padded_d == 64 ? launch_query_sums<__half, 64>(p, q_blocks, stream)
+                   : launch_query_sums<__half, 128>(p, q_blocks, stream);
+}
+
 }  // namespace sagebwd::cuda::sm80

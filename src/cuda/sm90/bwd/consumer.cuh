@@ -66,17 +66,6 @@ struct Consumer {
   __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, float k_scale,
                                                int query) const {
     const QueryStats& stats = shared.front[front.place].stats;
-    uint32_t seen[2] = {0, 0}, here[2] = {0, 0};  // queries of each key's band, and this lane's first
-    if constexpr (kMasked) {
-      const Walk& w = shared.walk;
-      const tile::Band band = tile::band_of(p.mask, w.s);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int key = w.key0 + first_key() + 8 * r;
-        seen[r] = key < w.s.nk ? band.width() : 0;
-        here[r] = static_cast<uint32_t>(key - band.begin - query - static_cast<int>(lane % 4 * 2));
-      }
-    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
       const float4 factor = *reinterpret_cast<const float4*>(stats.factor + 16 * i + lane % 4 * 4),
@@ -92,13 +81,30 @@ struct Consumer {
         for (int r = 0; r < 2; ++r) {
           float y[2];
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
+          for (int e = 0; e < 2; ++e)
             y[e] = arch::exp2_approx(
                 fmaf(static_cast<float>(s[4 * j + 2 * r + e]), f[2 * b + e], x[2 * b + e]));
-            if (kMasked && here[r] - static_cast<uint32_t>(8 * j + e) >= seen[r]) y[e] = 0.0f;
-          }
           h[2 * j + r] = arch::half2_of(y[0], y[1]);
         }
+      }
+    }
+    if constexpr (kMasked) hide(h, query);
+  }
+
+  /// Zeroes what the mask hides.
+  __device__ __forceinline__ void hide(Halves& h, int query) const {
+    const Walk& w = shared.walk;
+    const tile::Band band = tile::band_of(p.mask, w.s);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = w.key0 + first_key() + 8 * r;
+      const uint32_t seen = key < w.s.nk ? band.width() : 0,
+                     here = static_cast<uint32_t>(key - band.begin - query -
+                                                  static_cast<int>(lane % 4 * 2));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (here - static_cast<uint32_t>(8 * j) >= seen) h[2 * j + r] &= 0xffff0000u;
+        if (here - static_cast<uint32_t>(8 * j + 1) >= seen) h[2 * j + r] &= 0x0000ffffu;
       }
     }
   }
@@ -209,6 +215,7 @@ struct Consumer {
     arch::wgmma_wait<0>();
     arch::settle(dp);
     differentiate(h, dp, v_scale);
+    if constexpr (kMasked) hide(h, query);  // again: 0·NaN is not 0
     const QueryStats& stats = shared.front[front.place].stats;
     const float dv_unit = stats.dv_unit, dk_unit = stats.dq_unit * kLn2;
     hand_over(h);
