@@ -177,7 +177,7 @@ TEST(GpuAccuracy, AgainstTheGradientOfTheQuantisedForward) {
     }
     const Compared e = compare(dc, run_on_device(dc, in), run_exact(dc, quantised));
     EXPECT_LE(e.o.rel_l2, 0.02);
-    EXPECT_LE(e.dq.rel_l2, d == 64 ? 0.015 : 0.020);  // 64 or 128 keys to a scale of dS
+    EXPECT_LE(e.dq.rel_l2, device_candidate(dc, true).tile_k == 64 ? 0.015 : 0.020);
     EXPECT_LE(e.dk.rel_l2, 0.025);
     EXPECT_LE(e.dv.rel_l2, 0.025);
   }
@@ -219,8 +219,10 @@ TEST(GpuAccuracy, PublishedTable) {
     const Results want = run_exact(dc, in);
     const Compared ours = compare(dc, run_on_device(dc, in), want),
                    theirs = compare(paper, run_on_device(paper, in), want);
-    // At deviation 1 one scale of K per 128 keys has .020 where the published figure is .0184.
-    EXPECT_LE(ours.dq.rel_l2, row.sigma == 1 ? 1.1 * 0.0188 : row.dq);
+    // At deviation 1 one scale of K per 128 keys has .020 where the published figure is .0184, and
+    // .0223 if that many keys share a scale of dS too.
+    const double at_one = device_candidate(dc, true).tile_k == 64 ? 1.1 * 0.0188 : 0.0235;
+    EXPECT_LE(ours.dq.rel_l2, row.sigma == 1 ? at_one : row.dq);
     EXPECT_LE(ours.dk.rel_l2, row.dk);
     // One scale per tile cannot give the published figures at deviation 1.
     EXPECT_LE(theirs.dq.rel_l2, row.sigma == 1 ? 0.065 : 1.1 * row.dq);

@@ -13,7 +13,9 @@ namespace {
 /// The two sides differ by rounding: 16-bit outputs, 2^x to two units, scales to one, and P in 16
 /// bit where the oracle keeps FP32. A wrong scale, a lost tile or a swapped index is a hundred
 /// times larger.
-double budget(const DeviceCase& dc) { return dc.c.dtype == Dtype::bf16 ? 4e-3 : 2e-3; }
+double budget(const DeviceCase& dc) {
+  return works_in_halves(dc) ? 1e-2 : dc.c.dtype == Dtype::bf16 ? 4e-3 : 2e-3;
+}
 
 void expect_parity(const DeviceCase& dc, float lse_shift = 0.0f) {
   SCOPED_TRACE(dc.c.to_string());
@@ -30,7 +32,7 @@ void expect_parity(const DeviceCase& dc, float lse_shift = 0.0f) {
   EXPECT_LE(dq, budget(dc));
   EXPECT_LE(dk, budget(dc));
   EXPECT_LE(dv, budget(dc));
-  EXPECT_LE(lse, 2e-4);
+  EXPECT_LE(lse, works_in_halves(dc) ? 4e-3 : 2e-4);
   EXPECT_LE(top, 2e-4);
 }
 

@@ -141,14 +141,16 @@ void check_case(const DeviceCase& dc) {
   double largest = 30;
   for (float x : want.max_logit)
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
-  const double budget = (dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
+  const bool halves = works_in_halves(dc);
+  const double budget =
+      (halves ? 1e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
   const double floor = 0.1 * norm(in.x.dout);
   expect_close("o", got.o, want.o, exact.o, budget, 0.0);
   expect_close("dq", got.dq, want.dq, exact.dq, budget, floor);
   expect_close("dk", got.dk, want.dk, exact.dk, budget, floor);
   expect_close("dv", got.dv, want.dv, exact.dv, budget, 0.0);
-  EXPECT_LE(largest_difference(got.lse, want.lse), 2e-4 * largest / 30);
-  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), 2e-4 * largest / 30);
+  EXPECT_LE(largest_difference(got.lse, want.lse), (halves ? 4e-3 : 8e-4) * largest / 30);
+  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), 8e-4 * largest / 30);
 }
 
 TEST(GpuFuzz, RandomProblems) {
@@ -159,9 +161,10 @@ TEST(GpuFuzz, RandomProblems) {
   int64_t fast = 0;
   for (int64_t number = first; number < first + count; ++number) {
     DeviceCase dc = make_case(number);
-    for (const char* impl : {"cuda-sm80", "cuda-plain"}) {
+    for (const char* impl : {"cuda-sm90", "cuda-sm80", "cuda-plain"}) {
       if (only != nullptr && std::strcmp(only, impl) != 0) continue;
       dc.impl = impl;
+      if (dc.impl == "cuda-sm90" && !works_in_halves(dc)) continue;
       if (!device_candidate(dc, true).supported || !device_candidate(dc, false).supported) {
         EXPECT_STRNE(impl, "cuda-plain") << "takes every problem: " << dc.c.to_string();
         continue;

@@ -88,7 +88,7 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
           EXPECT_LE(relative_error(gpu.dq, oracle.dq), 5e-3);
           EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
           EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
-          EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 2e-4);
+          EXPECT_LE(largest_difference(gpu.lse, oracle.lse), works_in_halves(dc) ? 4e-3 : 2e-4);
         }
 }
 

@@ -250,7 +250,7 @@ struct Worker {
     }
     if constexpr (kBackward) {
       __syncthreads();
-      b.template write_transposed<kReader == Reader::sm80>(job.k8t);
+      b.template write_transposed<kReader == Reader::sm80, true>(job.k8t);
     }
   }
 
@@ -435,32 +435,35 @@ struct Worker {
     // No dP, and no D, is larger than this times the norm of dO.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
                        fmaxf(wait_for_value_scale(item.head / job.group), 0x1p-100f);
+    const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
+    const bool sees = b.owns() && lse2 != INFINITY;
+    const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab));
     if (job.dlse.data != nullptr) {
-      // dLSE alone has dS too, so its query must not have a tiny scale.
-      b.scale = fmaxf(b.scale, fabsf(dlse) / most);
+      // dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of so
+      // little dO need not be fine.
+      b.scale = arch::max_nan(b.scale, phi > 0.0f ? phi * 0x1p-6f : 1.0f);
       b.share_inverses();
     }
-    const bool counts = b.owns() && b.scale > 0.0f && lse2 != INFINITY;
+    const bool counts = sees && b.scale > 0.0f;
     const float ratio = counts ? logit_factor / b.scale : 0.0f;
     const float bound = ratio * (norm * most + fabsf(dlse));
-    const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
-    const float phi = __uint_as_float(b.share_top(0, counts ? finite(b.scale) : 0.0f, kSlab)),
+    const float reference = phi > 0.0f ? phi : 1.0f,
                 largest = __uint_as_float(b.share_top(1, finite(bound), kSlab));
     QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];
     if (b.owns()) {
       const int token = static_cast<int>(own % kSlab);
       const int place = (token & ~15) + tile::place_of(token % 16);
-      const bool poisoned = b.scale != b.scale && lse2 != INFINITY;
+      const bool poisoned = sees && b.scale != b.scale;
       const float slope = poisoned ? b.scale : largest > 0.0f ? ratio / largest : 0.0f;
       stats.factor[place] = logit_factor;
       stats.exponent[place] = poisoned ? b.scale
-                              : counts ? 15.0f - lse2 + log2f(b.scale / phi)
+                              : counts ? 15.0f - lse2 + log2f(b.scale / reference)
                                        : -INFINITY;
       stats.slope[place] = slope, stats.offset[place] = counts || poisoned ? -delta * slope : 0.0f;
       job.row[own] = {logit_factor, lse2};
     }
     if (threadIdx.x % (kRowThreads / 2) == 0)
-      stats.dv_unit = phi * 0x1p-15f, stats.dq_unit = phi * largest * 0x1p-15f;
+      stats.dv_unit = reference * 0x1p-15f, stats.dq_unit = reference * largest * 0x1p-15f;
     __syncthreads();  // share_top's memory is free again
   }
 

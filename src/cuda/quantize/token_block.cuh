@@ -315,7 +315,9 @@ struct TokenBlock {
 
   /// Writes transposed rows, after a barrier. Each thread turns 16 tokens x 4 channels into four
   /// 16-byte pieces, in the order that matches A operands made from accumulators (tile/codes.cuh).
-  template <bool kTurned>
+  /// kTurned: tokens are in the order of tile::turned. kTurnedRows: channels are in the order of
+  /// tile::turned_row, so that a lane holds sums of neighbouring channels.
+  template <bool kTurned, bool kTurnedRows = kTurned>
   __device__ void write_transposed(int8_t* to) const {
     constexpr uint32_t kItems = D / 4 * (kBlock / 16);
     static_assert(kItems <= kRowThreads);
@@ -344,7 +346,7 @@ struct TokenBlock {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = static_cast<int>(c) + e;
-      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kSlab) =
+      *reinterpret_cast<uint4*>(to + (kTurnedRows ? tile::turned_row(row) : row) * kSlab) =
           make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
     }
   }

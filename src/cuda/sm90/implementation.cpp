@@ -29,7 +29,7 @@ std::string decline(const spec::Problem& p) {
   if (r.p_levels != 0 && r.p_levels != 255) return "has 255 levels of P";
   if (backward && p.deterministic) return "adds dQ in any order";
   if (backward && p.partial_kv) return "takes all keys of a query";
-  if (p.h == 0) return "takes at least one query head";
+  if (p.h == 0 || p.nq == 0 || p.nk == 0) return "takes at least one query head, query and key";
   // Copies count rows of all heads in 31 bits.
   const int64_t padded = p.packed() ? p.num_sequences() * kBlock : p.b * kBlock;
   const int64_t rows = (p.packed() ? p.nq : p.b * p.nq) + padded,

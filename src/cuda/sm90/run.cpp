@@ -36,7 +36,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   OperandJob job = call.start(ws);
   job.v8t = ws.v8t, job.v_share = ws.v_share, job.block_scales = ws.block_scales;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
-  launch_operands(job, p.dtype, call.stream);
+  sm90::launch_operands(job, p.dtype, call.stream);
 
   const int d = plan.padded_d;
   const ForwardParams params{
@@ -56,6 +56,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .v_share = reinterpret_cast<const __half*>(ws.v_share),
       .k_scale = ws.k_scale,
       .v_mean = ws.v_mean,
+      .v = input(args.v),
       .o = output(args.o),
       .o_chunks = input(args.o).vector,
       .lse = stats(args.lse),
@@ -82,7 +83,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
   job.row = ws.row, job.stats = ws.stats;
   job.dq_sum = ws.dq_sum;
-  launch_operands(job, p.dtype, call.stream);
+  sm90::launch_operands(job, p.dtype, call.stream);
 
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;

@@ -80,7 +80,8 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     shift[r] = fmaf(-tile::kMagicFloat, factor[r], kBias - reference[r]);
-  uint32_t total[2] = {0, 0};
+  // Two sums of a row side by side: half precision drops less of shorter ones.
+  uint32_t total[2][2] = {};
 #pragma unroll
   for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -91,10 +92,10 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
         y[e] = arch::exp2_approx(fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic),
                                       factor[r], shift[r]));
       p[2 * j + r] = arch::half2_of(y[0], y[1]);
-      total[r] = arch::half2_add(total[r], p[2 * j + r]);
+      total[r][j % 2] = arch::half2_add(total[r][j % 2], p[2 * j + r]);
     }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(total[r]);
+  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(total[r][0]) + arch::half2_sum(total[r][1]);
 }
 
 /// P times V's share, as codes: A operands. unit: what one code is worth.
