@@ -143,7 +143,7 @@ void check_case(const DeviceCase& dc) {
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
   const bool halves = works_in_halves(dc);
   const double budget =
-      (halves ? 1e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
+      (halves ? 1.5e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
   const double floor = 0.1 * norm(in.x.dout);
   expect_close("o", got.o, want.o, exact.o, budget, 0.0);
   expect_close("dq", got.dq, want.dq, exact.dq, budget, floor);
@@ -179,7 +179,7 @@ TEST(GpuFuzz, RandomProblems) {
       ASSERT_NO_THROW(check_case(dc));
     }
   }
-  if (count >= 100) {
+  if (count >= 100 && only == nullptr) {
     EXPECT_GE(5 * fast, count) << "the fast kernels took too few of the problems";
   }
 }

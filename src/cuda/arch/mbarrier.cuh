@@ -58,4 +58,14 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const CUtensorMap& map, i
       : "memory");
 }
 
+/// Copies rows of a matrix in panels of columns, which end up behind one another.
+__device__ __forceinline__ void copy_panels(uint32_t to, const CUtensorMap& map, int row,
+                                            uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
+      : "memory");
+}
+
 }  // namespace sagebwd::cuda::arch

@@ -24,20 +24,19 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   return found;
 }
 
-CUtensorMap matrix(CUtensorMapDataType type, const void* data, int64_t rows, int columns,
-                   int element, int box_columns, int box_rows) {
+/// The first dimension's elements lie behind one another; strides are bytes between those of the
+/// others.
+template <int kDimensions>
+CUtensorMap encode(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kDimensions],
+                   const cuuint64_t (&strides)[kDimensions - 1],
+                   const cuuint32_t (&box)[kDimensions], CUtensorMapSwizzle swizzle) {
   CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(columns * element)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns),
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
+  cuuint32_t steps[kDimensions];
+  for (cuuint32_t& step : steps) step = 1;
   const CUresult status =
-      encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box_columns * element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
-                                             : CU_TENSOR_MAP_SWIZZLE_64B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encoder()(&map, type, kDimensions, const_cast<void*>(data), sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     SAGE_THROW(ErrorKind::internal,
                "cuTensorMapEncodeTiled fails with error " << static_cast<int>(status));
@@ -47,11 +46,21 @@ CUtensorMap matrix(CUtensorMapDataType type, const void* data, int64_t rows, int
 }  // namespace
 
 CUtensorMap byte_matrix(const void* data, int64_t rows, int row_bytes, int box_rows) {
-  return matrix(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, rows, row_bytes, 1, row_bytes, box_rows);
+  const auto bytes = static_cast<cuuint64_t>(row_bytes);
+  return encode<2>(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, {bytes, static_cast<cuuint64_t>(rows)},
+                   {bytes},
+                   {static_cast<cuuint32_t>(row_bytes), static_cast<cuuint32_t>(box_rows)},
+                   row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 CUtensorMap panel_matrix(const void* data, int64_t rows, int columns, int box_rows) {
-  return matrix(CU_TENSOR_MAP_DATA_TYPE_UINT16, data, rows, columns, 2, 64, box_rows);
+  constexpr cuuint32_t kPanel = 64;  // columns
+  const cuuint32_t panels = static_cast<cuuint32_t>(columns) / kPanel;
+  return encode<3>(CU_TENSOR_MAP_DATA_TYPE_UINT16, data,
+                   {kPanel, static_cast<cuuint64_t>(rows), panels},
+                   {static_cast<cuuint64_t>(columns) * 2, kPanel * 2},
+                   {kPanel, static_cast<cuuint32_t>(box_rows), panels},
+                   CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace sagebwd::cuda

@@ -12,8 +12,8 @@ namespace sagebwd::cuda {
 /// takes `box_rows` rows and swizzles them over row_bytes. Rows outside are zeros.
 CUtensorMap byte_matrix(const void* data, int64_t rows, int row_bytes, int box_rows);
 
-/// A matrix of 16-bit numbers with rows of `columns` (64 or 128) behind one another. A copy takes a
-/// panel of it: 64 columns of `box_rows` rows, swizzled over 128 bytes.
+/// A matrix of 16-bit numbers with rows of `columns` (64 or 128) behind one another. A copy takes
+/// `box_rows` rows in panels of 64 columns, swizzled over 128 bytes.
 CUtensorMap panel_matrix(const void* data, int64_t rows, int columns, int box_rows);
 
 }  // namespace sagebwd::cuda

@@ -32,7 +32,6 @@ struct ForwardParams {
   const __half* v_share;      // [hk, tk], in the order of tile::permuted
   const KeyScale* k_scale;    // [hk, tk]: NaN for a poisoned key
   const float* v_mean;        // [sequences, hk, D]
-  Strided v;                  // read where a tile is poisoned
   Strided o;
   bool o_chunks;  // rows of O start at multiples of 16 bytes
   StridedStats lse;

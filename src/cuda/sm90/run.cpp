@@ -56,7 +56,6 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .v_share = reinterpret_cast<const __half*>(ws.v_share),
       .k_scale = ws.k_scale,
       .v_mean = ws.v_mean,
-      .v = input(args.v),
       .o = output(args.o),
       .o_chunks = input(args.o).vector,
       .lse = stats(args.lse),

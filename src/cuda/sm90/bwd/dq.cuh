@@ -29,9 +29,7 @@ struct Copies {
     const int row = static_cast<int>(w.key_row);
     arch::barrier_expect(full, Plan::kKeyBytes);
     arch::copy_rows(arch::shared_address(shared.k8), p.k8, 0, row, full);
-    for (int panel = 0; panel < D / 64; ++panel)
-      arch::copy_rows(arch::shared_address(shared.v16) + static_cast<uint32_t>(panel * kKeys * 128),
-                      p.v16, panel * 64, row, full);
+    arch::copy_panels(arch::shared_address(shared.v16), p.v16, row, full);
     arch::copy_bulk(arch::shared_address(shared.v_scale), p.v_scale + w.key_row,
                     sizeof(shared.v_scale), full);
     arch::copy_bulk(arch::shared_address(&shared.scales), p.scales + w.key_row / kBlock,
@@ -50,9 +48,7 @@ struct Copies {
     const int row = static_cast<int>(front.row);
     arch::barrier_expect(full, Plan::kFrontBytes);
     arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
-    for (int panel = 0; panel < D / 64; ++panel)
-      arch::copy_rows(arch::shared_address(to.do16) + static_cast<uint32_t>(panel * kQueries * 128),
-                      p.do16, panel * 64, row, full);
+    arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
     arch::copy_bulk(arch::shared_address(&to.stats), p.stats + front.row / kQueries,
                     sizeof(QueryStats), full);
     front.advance(shared.walk), front_place ^= 1;
@@ -137,11 +133,14 @@ struct DqMaker {
 
   __device__ void run() {
     const Walk& w = shared.walk;
+    // Two threads share the copies, so that neither keeps its warp waiting for long.
     Copies<D> copies(p, shared);
-    const bool copies_here = warp == 0 && lane == 0;
-    if (copies_here) {
+    const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
+    if (loads_front) {
       copies.load_keys();
       copies.load_front(), copies.load_front();
+    }
+    if (loads_back) {
       copies.load_turned_keys();
       copies.load_back(), copies.load_back();
     }
@@ -149,20 +148,24 @@ struct DqMaker {
     bool first = true;
     arch::barrier_wait(arch::shared_address(&shared.turned_full), 0);
     const float k_scale = p.scales[w.key_row / kBlock].k;
+    Step step(w);
+    // From global memory, because copies overwrite the front of a tile; asked for one tile early.
+    float dq_unit = p.stats[step.row / kQueries].dq_unit;
 #pragma unroll 1
-    for (Step step(w); step.left > 0; step.advance(w), ring.advance()) {
-      // From global memory, because the next copies overwrite the tile's front; asked for early.
-      const float dq_unit = p.stats[step.row / kQueries].dq_unit * k_scale;
+    while (step.left > 0) {
+      const uint32_t row = step.row;
+      const float unit_here = dq_unit * k_scale;
+      step.advance(w);
+      if (step.left > 0) dq_unit = p.stats[step.row / kQueries].dq_unit;
       arch::barrier_wait(arch::shared_address(&shared.ds_full[ring.place]), ring.parity);
-      if (copies_here) {
-        copies.load_front();
-        if (!first) copies.load_back();
-      }
+      if (loads_front) copies.load_front();
+      if (loads_back && !first) copies.load_back();
       first = false;
       uint32_t codes[16];
       const RowScales scales = quantize(codes, ring.place);
-      const float unit[2] = {scales.unit[0] * dq_unit, scales.unit[1] * dq_unit};
-      multiply(codes, unit, p.dq_sum + static_cast<uint64_t>(step.row + warp * 16) * D);
+      const float unit[2] = {scales.unit[0] * unit_here, scales.unit[1] * unit_here};
+      multiply(codes, unit, p.dq_sum + static_cast<uint64_t>(row + warp * 16) * D);
+      ring.advance();
     }
   }
 };

@@ -11,7 +11,6 @@
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
-#include "numerics/quantize.h"
 
 namespace sagebwd::cuda::sm90::fwd {
 
@@ -106,33 +105,31 @@ struct Consumer {
     }
   }
 
-  /// Gives NaN and Inf to rows that see the key which holds them: those of K to the whole row, those
-  /// of V to their channel. The codes of such keys are zero.
+  /// Makes NaN of rows that see a poisoned key, whose codes are zero: of O and LSE if its K holds NaN
+  /// or Inf, and of O, in all channels, if its V does.
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
     const Work& w = shared.work[slot.place];
     const tile::Band band = tile::band_of(p.mask, w.s);
     const __half* share = shared.v_share[stage.place];
     const int end = min((tile + 1) * kKeys, w.s.nk);
+    bool of_k[2] = {false, false}, of_v[2] = {false, false};
 #pragma unroll 1
     for (int key = tile * kKeys; key < end; ++key) {
       const float scale = p.k_scale[static_cast<uint64_t>(w.keys) + key].scale;
       const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
-      const bool of_k = scale != scale, of_v = __half_as_ushort(share[place]) == kPoisonedShare;
-      if (!of_k && !of_v) continue;
-      const T* v = tile::row_of<const T>(p.v, w.s, w.head / p.group, w.s.k_begin + key);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int distance = key - (w.q0 + first_row() + 8 * r);
         if (distance < band.begin || distance >= band.end) continue;
-        if (of_k) sums.sum[r] = NAN;
-#pragma unroll
-        for (int i = 0; i < D / 2; ++i) {
-          if ((i & 2) != 2 * r) continue;
-          const float value = static_cast<float>(v[i / 4 * 8 + lane % 4 * 2 + i % 2]);
-          if (!numerics::is_finite(value)) sums.o[i] += value;
-        }
+        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[place]) == kPoisonedShare;
       }
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (of_k[r]) sums.sum[r] = NAN;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i)
+      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
   }
 
   /// O += unit·P8·V8. `release`: called when the stage has been read.
