@@ -27,11 +27,10 @@ struct RecipeInputs {
 
 struct RecipeHead {
   int64_t nq = 0, nk = 0, d = 0;
-  const float* q = nullptr;  // [nq, d]
-  const float* k = nullptr;  // [nk, d]
-  const float* v = nullptr;  // [nk, d]
-  const RecipeInputs* codes =
-      nullptr;  // in a backward: what the forward made of q, k and v, instead
+  const float* q = nullptr;             // [nq, d]
+  const float* k = nullptr;             // [nk, d]
+  const float* v = nullptr;             // [nk, d]
+  const RecipeInputs* codes = nullptr;  // in a backward, instead: what the forward made of them
   float scale = 1.0f;
   Visibility visible;
   Recipe recipe;                   // tile sizes filled in
