@@ -147,8 +147,12 @@ void check_case(const DeviceCase& dc) {
   expect_close("dq", got.dq, want.dq, exact.dq, budget, floor);
   expect_close("dk", got.dk, want.dk, exact.dk, budget, floor);
   expect_close("dv", got.dv, want.dv, exact.dv, budget, 0.0);
-  EXPECT_LE(largest_difference(got.lse, want.lse), 2e-4 * largest / 30);
-  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), 2e-4 * largest / 30);
+  // The tuned forward of `vectorwise` leaves the start of the integer sums on S, which rounds its
+  // logits to about a unit of S: up to 4.7e-4·largest/30 was measured.
+  const bool rounds_logits = dc.impl == "cuda-sm80" && dc.c.recipe.scheme == Scheme::vectorwise;
+  const double of_logits = (rounds_logits ? 8e-4 : 2e-4) * largest / 30;
+  EXPECT_LE(largest_difference(got.lse, want.lse), of_logits);
+  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), of_logits);
 }
 
 TEST(GpuFuzz, RandomProblems) {
