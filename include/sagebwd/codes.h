@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantised inputs of a forward in one piece of memory (AttentionArgs::codes), which a backward
-// takes instead of q, k and v. The layout belongs to no implementation: one may write it and another
-// read it.
+// takes instead of q, k and v. The layout belongs to no implementation: one may write it and
+// another read it.
 //
 // Tokens of all sequences lie behind one another, heads outside: [head][token][channel]. Blocks of
-// 128 keys are counted through all sequences, each of which starts a new one. Every part starts at a
-// multiple of 16 bytes.
+// 128 keys are counted through all sequences, each of which starts a new one. Every part starts at
+// a multiple of 16 bytes.
 #pragma once
 
 #include <cstdint>

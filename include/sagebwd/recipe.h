@@ -47,15 +47,15 @@ struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;   // subtract the mean key (exact)
-  bool smooth_q = false;  // subtract the mean query of each block (exact; costs a bias row)
-  bool smooth_v = true;   // subtract the mean value (exact)
-  bool rotate = true;     // rotate Q and K before they are quantised (exact; numerics/rotate.h)
+  bool smooth_k = true;      // subtract the mean key (exact)
+  bool smooth_q = false;     // subtract the mean query of each block (exact; costs a bias row)
+  bool smooth_v = true;      // subtract the mean value (exact)
+  bool rotate = true;        // rotate Q and K before they are quantised (exact; numerics/rotate.h)
   bool k_per_token = false;  // K has one scale per token rather than per block of keys
   Rounding rounding = Rounding::nearest;
   uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
-  uint64_t seed = 0;  // of dither; the same seed gives the same bits (dQ on a GPU: in
-                      // deterministic mode)
+  uint64_t seed = 0;   // of dither; the same seed gives the same bits (dQ on a GPU: in
+                       // deterministic mode)
   int pv16_tiles = 0;  // leading key tiles of each document whose P stays unquantised; -1: all
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
   int p_levels = 0;  // levels of the codes of P, which is not negative: 127, or 255 where the

@@ -142,8 +142,8 @@ typedef struct sagebwd_forward_args {
                            scaled logit */
   int32_t cu_on_device; /* 1: cu_q and cu_k are CUDA memory, see Documents in attention.h */
   int32_t reserved_2;   /* 0 */
-  void* codes;          /* NULL, or sagebwd_codes_size bytes that start at a multiple of 16, written:
-                           the quantised inputs, for a backward that takes them instead of q, k, v */
+  void* codes; /* NULL, or sagebwd_codes_size bytes that start at a multiple of 16, written:
+                  the quantised inputs, for a backward that takes them instead of q, k, v */
   size_t codes_bytes;
 } sagebwd_forward_args;
 
@@ -181,8 +181,8 @@ typedef struct sagebwd_backward_args {
   int32_t reserved;      /* 0 */
   int32_t cu_on_device;  /* as in the forward */
   int32_t reserved_2;    /* 0 */
-  void* codes;           /* NULL, or what the forward wrote: the data of q, k and v is then not looked
-                            at, and the gradients have the same bits */
+  void* codes; /* NULL, or what the forward wrote: the data of q, k and v is then not looked
+                  at, and the gradients have the same bits */
   size_t codes_bytes;
 } sagebwd_backward_args;
 

@@ -76,15 +76,15 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, sa
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    save = save_codes and wanted and _writes_codes(q) and codes_suffice(options.recipe)
+    save = save_codes and wanted and not _is_distributed(q) and codes_suffice(options.recipe)
     switches = (deterministic, return_max_logit, save)
     return _call(_ops.fwd.default, q, k, v, *options.signed(), *switches)[:3]
 
 
-def _writes_codes(q):
-    """Whether a call writes codes. All kernels do. Calls on distributed tensors (which have a mesh)
-    keep q, k and v: codes cannot be cut or gathered as PyTorch may want to."""
-    return not hasattr(q, "device_mesh")
+def _is_distributed(t):
+    """Whether a tensor is a DTensor, without importing that. Their calls keep q, k and v: codes
+    cannot be cut or gathered as PyTorch may want to."""
+    return hasattr(t, "device_mesh")
 
 
 def codes_suffice(recipe):

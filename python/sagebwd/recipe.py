@@ -59,12 +59,13 @@ class Recipe:
         Multiply Q and K with a fixed orthogonal matrix before quantising, which spreads outlier
         channels. Exact; the gradients are turned back.
     k_per_token
-        One scale per token of K instead of one per block of keys.
+        One scale per token of K instead of one per 128 keys: for keys far longer than their
+        neighbours, and for large logits.
     rounding, seed
         ``"dither"`` rounds P and dS without bias; the same seed gives the same bits (dq on a GPU:
         with ``deterministic=True``).
-        ``"dither:dQ"`` does so for the operand of dQ alone; ``dither:dQ,dK`` for two of
-        ``O dV dQ dK``.
+        ``"dither:dQ"`` does so for the operand of dQ alone (the one that the tuned GPU kernels
+        have in ``"vectorwise"``); ``dither:dQ,dK`` for two of ``O dV dQ dK``.
     pv16_tiles
         Leading key tiles whose P is not quantised; -1: all.
     high_precision

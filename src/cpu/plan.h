@@ -55,7 +55,7 @@ struct Plan {
   bool whole_heads;  // backward: one item takes all chunks of a key head, one after the other
   int slots;         // workers that run at once, each with its own scratch memory
   int64_t *q_start = nullptr,
-          *k_start = nullptr;  // [num_sequences + 1] first block of each sequence
+          *k_start = nullptr;      // [num_sequences + 1] first block of each sequence
   int64_t* scale_start = nullptr;  // [num_sequences + 1] likewise, of blocks of kKeysPerScale keys
 
   void place_tables(Arena& arena);

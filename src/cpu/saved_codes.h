@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantised inputs that a forward hands to a backward (spec/codes.h), as blocks of this backend:
-// codes [rows][dk] with zeros behind d, scales [rows].
+// The quantised inputs that a forward hands to a backward (spec/codes.h), as blocks of this
+// backend: codes [rows][dk] with zeros behind d, scales [rows].
 #pragma once
 
 #include "cpu/plan.h"

@@ -196,11 +196,11 @@ BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
     const double delta =
         dot(in.dout + i * head.d, in.o + i * head.d, head.d) - (in.dlse ? in.dlse[i] : 0.0f);
     s.active.push_back(active);
-    s.mean_dp.push_back(spec::folds_v(head.recipe)
-                            ? static_cast<float>(dot(in.dout + i * head.d, inputs.mu_v.data(), head.d))
-                            : 0.0f);
-    s.log2_lse.push_back(active ? static_cast<float>((lse - inputs.mean_logit[i]) * log2e)
-                                : 0.0f);
+    s.mean_dp.push_back(
+        spec::folds_v(head.recipe)
+            ? static_cast<float>(dot(in.dout + i * head.d, inputs.mu_v.data(), head.d))
+            : 0.0f);
+    s.log2_lse.push_back(active ? static_cast<float>((lse - inputs.mean_logit[i]) * log2e) : 0.0f);
     out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
   }
   return s;

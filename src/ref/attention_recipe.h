@@ -20,17 +20,17 @@ struct RecipeInputs {
   // Per token, a block's scale repeated; NaN for a token that holds NaN or Inf. Never zero where it
   // is folded into P.
   std::vector<float> v_scale;
-  std::vector<float> mu_k, mu_v;        // [d], zero when smoothing is off
-  std::vector<float> mu_q;              // [query tiles, d]
-  std::vector<float> mean_logit;        // [nq]: what K-smoothing takes out of the logits of a row
+  std::vector<float> mu_k, mu_v;  // [d], zero when smoothing is off
+  std::vector<float> mu_q;        // [query tiles, d]
+  std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
 };
 
 struct RecipeHead {
   int64_t nq = 0, nk = 0, d = 0;
-  const float* q = nullptr;  // [nq, d]
-  const float* k = nullptr;  // [nk, d]
-  const float* v = nullptr;  // [nk, d]
-  const RecipeInputs* codes = nullptr;  // in a backward: what the forward made of q, k and v, instead
+  const float* q = nullptr;             // [nq, d]
+  const float* k = nullptr;             // [nk, d]
+  const float* v = nullptr;             // [nk, d]
+  const RecipeInputs* codes = nullptr;  // in a backward, instead: what the forward made of them
   float scale = 1.0f;
   Visibility visible;
   Recipe recipe;                   // tile sizes filled in

@@ -147,7 +147,6 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
                            : quantize_tokens(x.v_smooth.data(), nk, d, recipe.tile_k);
   in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
 
-
   for (int64_t i = 0; i < nq; ++i) {
     double dot = 0;
     for (int64_t c = 0; c < d; ++c) dot += static_cast<double>(head.q[i * d + c]) * in.mu_k[c];

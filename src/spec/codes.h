@@ -13,8 +13,7 @@ namespace sagebwd::spec {
 
 /// Why a recipe has no codes that stand for q, k and v; empty when it has.
 inline std::string codes_refusal(const Recipe& r) {
-  constexpr uint32_t kFromInputs =
-      kMatmulS | kMatmulO | kMatmulSRecompute | kMatmulDQ | kMatmulDK;
+  constexpr uint32_t kFromInputs = kMatmulS | kMatmulO | kMatmulSRecompute | kMatmulDQ | kMatmulDK;
   if (r.scheme != Scheme::vectorwise) return "recipe paper makes dP from V itself";
   if ((r.high_precision & kFromInputs) != 0)
     return "matmuls out of INT8 take q, k and v themselves";
@@ -43,7 +42,8 @@ inline CodesLayout codes_layout(const Problem& p) {
 
 /// The parts as pointers.
 struct CodesView {
-  CodesView(const Problem& p, void* data) : layout(codes_layout(p)), base(static_cast<char*>(data)) {}
+  CodesView(const Problem& p, void* data)
+      : layout(codes_layout(p)), base(static_cast<char*>(data)) {}
 
   int8_t* q8() const { return reinterpret_cast<int8_t*>(base + layout.q8); }
   int8_t* k8() const { return reinterpret_cast<int8_t*>(base + layout.k8); }

@@ -139,8 +139,7 @@ void check_overlap(const Problem& p, const ForwardArgs& a, const void* workspace
 void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspace, size_t bytes) {
   std::vector<Region> read{region("o", a.o), region("lse", a.lse, p), region("dout", a.dout),
                            region("dlse", a.dlse, p), codes_region(p, a)};
-  if (!p.has_codes)
-    read.insert(read.end(), {region("q", a.q), region("k", a.k), region("v", a.v)});
+  if (!p.has_codes) read.insert(read.end(), {region("q", a.q), region("k", a.k), region("v", a.v)});
   check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv)},
         std::move(read));
 }

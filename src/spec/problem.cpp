@@ -68,8 +68,7 @@ void check_pointer(const char* name, const void* data, int64_t alignment, int64_
       name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
 }
 
-void check_shape(const char* name, const TensorView& t, Dtype dtype,
-                 std::array<int64_t, 4> shape) {
+void check_shape(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape) {
   SAGE_CHECK(t.dtype == dtype, name << ": expected dtype " << dtype_name(dtype) << " as q has, got "
                                     << dtype_name(t.dtype));
   SAGE_CHECK(t.shape == shape, name << ": expected shape " << show(shape) << " ([b, h, n, d]), got "
@@ -240,7 +239,8 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
 
 void check_codes_recipe(const Recipe& r) {
   const std::string refusal = codes_refusal(r);
-  SAGE_CHECK(refusal.empty(), "codes: expected a recipe whose codes replace q, k and v: " << refusal);
+  SAGE_CHECK(refusal.empty(),
+             "codes: expected a recipe whose codes replace q, k and v: " << refusal);
 }
 
 Problem resolve(const ForwardArgs& a, bool check_memory) {

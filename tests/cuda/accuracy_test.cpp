@@ -106,10 +106,10 @@ TEST(GpuLossless, OneHotProbabilities) {
     expect_equal("dQ", got.dq, want.dq);
     expect_equal("dK", got.dk, want.dk);
     expect_equal("dV", got.dv, want.dv);
-    // Logits near 2000. Where the start of the sums stays on the scores it costs a unit of them.
-    const float unit = 1.0f / std::sqrt(static_cast<float>(c.d));
+    // Logits near 2000. Where the start of the sums stays on the scores, it rounds them: 1.2e-3 was
+    // measured.
     EXPECT_LE(largest_difference(got.lse, want.lse),
-              c.recipe.scheme == Scheme::paper ? 1e-3f : unit);
+              c.recipe.scheme == Scheme::paper ? 1e-3f : 2.5e-3f);
   }
 }
 

@@ -125,7 +125,10 @@ TEST(GpuHazards, ZerosStayZeros) {
 // Sums of many tiles, and still exactly nothing where there is nothing to add.
 TEST(GpuHazards, ZeroChannelsStayZero) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n700 d64 causal", "h1 n1100 d128", "h2 n300 d128 paper"}) {
+  // Rotation mixes the channels of Q and K, so a zero channel comes back from rounded codes as
+  // noise. `paper` does not rotate.
+  for (const char* text :
+       {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off", "h2 n300 d128 paper"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     const auto d = static_cast<size_t>(dc.c.d);

@@ -56,7 +56,6 @@ def test_opcheck_forward(case, return_max_logit):
     )
 
 
-@pytest.mark.cpu_only  # the tuned kernels of a GPU write no codes yet
 @pytest.mark.parametrize("packed", [False, True])
 def test_opcheck_forward_that_saves_codes(packed):
     """With shapes that leave no byte of the codes unwritten: opcheck compares them all."""
@@ -74,11 +73,10 @@ def test_opcheck_forward_that_saves_codes(packed):
 @pytest.mark.parametrize("with_dlse", [False, True])
 def test_opcheck_backward(case, with_dlse):
     q, k, v, dout, options = case()
-    with_codes = q.device.type == "cpu"
-    out, lse, _, codes = torch.ops.sagebwd.fwd(q, k, v, *options, False, False, with_codes)
+    out, lse, _, codes = torch.ops.sagebwd.fwd(q, k, v, *options, False, False, True)
     dlse = torch.randn_like(lse) if with_dlse else None
     tensors = (dout, q, k, v, out, lse, dlse)
-    for given in (None, codes) if with_codes else (None,):
+    for given in (None, codes):
         torch.library.opcheck(
             torch.ops.sagebwd.bwd.default, (*tensors, *options, False, False, given)
         )

@@ -2,20 +2,30 @@
 """Autograd keeps INT8 codes instead of q, k and v: the same bits, half the memory, and nothing
 else changes."""
 
+import functools
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import sagebwd
-from reference import grads_of, qkv
+from reference import generator, grads_of, qkv
 from sagebwd import ops
 
-# The tuned kernels of a GPU write no codes yet.
-pytestmark = pytest.mark.cpu_only
-
 CODES, INPUTS = sagebwd.Recipe(), sagebwd.Recipe(save_codes=False)
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    """On a GPU dq has the same bits from run to run only if it is asked for."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def kept_by(call, *leaves):
@@ -50,9 +60,9 @@ def both(call, tensors):
         run = lambda *t: call(save_codes, *t)
         assert keeps_codes(run, *leaves) == save_codes
         out, lse = run(*leaves)
-        generator = torch.Generator().manual_seed(1)
-        dout = torch.randn(out.shape, generator=generator).to(out.dtype)
-        dlse = torch.randn(lse.shape, generator=generator)
+        numbers = generator(1)
+        dout = torch.randn(out.shape, generator=numbers).to(out.dtype)
+        dlse = torch.randn(lse.shape, generator=numbers)
         results.append((out, lse, *torch.autograd.grad((out, lse), leaves, (dout, dlse))))
         results.append((out, *torch.autograd.grad(run(*leaves)[0], leaves, dout)))
     return [(results[0], results[2]), (results[1], results[3])]
@@ -81,7 +91,7 @@ RECIPES = {
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("d", [40, 80, 128])
 def test_the_same_bits(changes, d):
-    q, k, v, _ = qkv(b=2, h=4, hk=2, s=67, sk=139, d=d)
+    q, k, v, _ = qkv(b=2, h=4, hk=2, s=67, sk=139, d=d, dtype=torch.bfloat16)
     k[:, :, :, 0] += 3
     recipe = sagebwd.Recipe(**changes)
     assert_same_bits(
@@ -115,12 +125,13 @@ def test_the_same_bits_for_masks_dtypes_and_layouts(dtype, options, layout):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("k_per_token", [False, True])
-def test_the_same_bits_for_packed_batches(k_per_token):
+def test_the_same_bits_for_packed_batches(k_per_token, dtype):
     """Documents of all kinds, and tokens that belong to none."""
     cu_q = torch.tensor([0, 5, 5, 140, 141, 150], dtype=torch.int32)
     cu_k = torch.tensor([0, 130, 133, 400, 400, 409], dtype=torch.int32)
-    q, (k, v) = torch.randn(160, 4, 64), torch.randn(2, 420, 2, 64)
+    q, (k, v) = torch.randn(160, 4, 64).to(dtype), torch.randn(2, 420, 2, 64).to(dtype)
     recipe = sagebwd.Recipe(k_per_token=k_per_token)
     assert_same_bits(
         lambda save, *t: sagebwd.attention_varlen(
@@ -191,7 +202,7 @@ def test_backward_in_bf16_keeps_its_inputs():
 
 def test_the_option_reaches_every_front():
     """Also attention over a mask, and PyTorch's own function under the hook."""
-    leaves = [t.requires_grad_() for t in qkv(s=40)[:3]]
+    leaves = [t.requires_grad_() for t in qkv(s=40, dtype=torch.bfloat16)[:3]]
     mask = torch.ones(40, 40, dtype=torch.bool).tril()
     for save in (True, False):
         recipe = sagebwd.Recipe(save_codes=save)
@@ -214,7 +225,14 @@ def test_nothing_is_kept_without_gradients():
     assert _writes_codes(lambda: call(q, k, v))
     with torch.no_grad():
         assert not _writes_codes(lambda: call(q, k, v))
-    # PyTorch's own autograd keeps the inputs of its operators.
+    with torch.inference_mode():
+        assert not _writes_codes(lambda: call(q, k, v))
+
+
+@pytest.mark.cpu_only
+def test_the_operators_of_pytorch_keep_their_inputs():
+    """PyTorch's own autograd does, so that codes would come on top."""
+    q, k, v = (t.requires_grad_() for t in qkv(s=40)[:3])
     with sagebwd.integrations.torch_sdpa.enabled() as report:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         assert not _writes_codes(lambda: flash(q, k, v))
@@ -223,7 +241,8 @@ def test_nothing_is_kept_without_gradients():
 
 def _writes_codes(call):
     """Whether the operator is asked for codes: its last argument."""
-    with torch.profiler.profile(record_shapes=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         call()
     (forward,) = (e for e in profile.events() if e.name == "sagebwd::fwd")
     return forward.concrete_inputs[-1]
@@ -313,11 +332,77 @@ def test_compiled_graphs_keep_codes(dynamic):
             assert torch.equal(a, b) and a.stride() == b.stride()
 
 
-def test_exported_for_training():
-    class Layer(torch.nn.Module):
-        def forward(self, q, k, v):
-            return sagebwd.attention(q, k, v, causal=True)
+def test_inductor():
+    """It plans the memory of codes and stand-ins, and could choose other strides."""
+    torch._dynamo.reset()
 
+    def layer(q, k, v):
+        return sagebwd.attention(2 * q, k.relu(), -v, causal=True).relu()
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for s in (150, 77):
+        leaves = [torch.randn(2, s, h, 64, requires_grad=True) for h in (4, 2, 2)]
+        got = torch.autograd.grad(compiled(*leaves).sum(), leaves)
+        want = torch.autograd.grad(layer(*leaves).sum(), leaves)
+        for a, b in zip(got, want):
+            assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_selective_checkpointing_keeps_the_results_of_attention(compiled):
+    """The layer is computed again, attention is not: its codes are part of what is kept."""
+    torch._dynamo.reset()
+    ran = []
+
+    def policy(context, op, *args, **kwargs):
+        if op == torch.ops.sagebwd.fwd.default:
+            ran.append(context.is_recompute)
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def layer(q, k, v):
+        return sagebwd.attention(2 * q, k.relu(), -v, causal=True)
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    saved = lambda *t: checkpoint(layer, *t, use_reentrant=False, context_fn=contexts)
+    if compiled:
+        saved = torch.compile(saved, fullgraph=True, backend="aot_eager")
+    leaves = [torch.randn(1, 150, h, 64, requires_grad=True) for h in (4, 2, 2)]
+    got = torch.autograd.grad(saved(*leaves).sum(), leaves)
+    assert ran
+    for a, b in zip(got, torch.autograd.grad(layer(*leaves).sum(), leaves)):
+        assert torch.equal(a, b)
+
+
+def test_codes_can_be_offloaded():
+    q, k, v, dout = qkv(s=150)
+    layer = lambda *t: sagebwd.attention(*t, layout="bhsd")
+
+    def offloaded(*t):
+        with torch.autograd.graph.save_on_cpu():
+            return layer(*t)
+
+    for a, b in zip(grads_of(offloaded, q, k, v, dout), grads_of(layer, q, k, v, dout)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("needed", [0, 1, 2])
+def test_no_second_derivative_without_an_error(needed):
+    """The graph of the gradients does not lead to q, k and v through tensors that were kept. It
+    leads there through out."""
+    leaves = [t.requires_grad_() for t in qkv(s=40)[:3]]
+    out = sagebwd.attention(*leaves, layout="bhsd")
+    (first,) = torch.autograd.grad(out, leaves[0], torch.ones_like(out), create_graph=True)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+        torch.autograd.grad(first.sum(), leaves[needed])
+
+
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v):
+        return sagebwd.attention(q, k, v, causal=True)
+
+
+def test_exported_for_training():
     q, k, v = (torch.randn(1, 40, h, 64, requires_grad=True) for h in (4, 2, 2))
     program = torch.export.export(Layer(), (q, k, v))
     leaves = [torch.randn(1, 40, h, 64, requires_grad=True) for h in (4, 2, 2)]
@@ -325,6 +410,16 @@ def test_exported_for_training():
     got = torch.autograd.grad(program.module()(*leaves).sum(), leaves)
     for a, b in zip(got, torch.autograd.grad(Layer()(*leaves).sum(), leaves)):
         assert torch.equal(a, b)
+
+
+def test_exported_for_inference():
+    """A program has the switch that it was exported with: under no_grad it writes no codes."""
+    for grad in (True, False):
+        q = torch.randn(1, 40, 4, 64, requires_grad=True)
+        with torch.set_grad_enabled(grad):
+            program = torch.export.export(Layer(), (q, q, q))
+        (call,) = (n for n in program.graph.nodes if n.target == torch.ops.sagebwd.fwd.default)
+        assert call.args[-1] == grad
 
 
 SHAPES = [

@@ -9,6 +9,9 @@
 // that were handed out before it, so there is no deadlock.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/quantize/mean.cuh"
 #include "cuda/quantize/token_block.cuh"
@@ -85,8 +88,13 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  // Thread blocks on a multiprocessor. With three the backward of `paper` would spill on sm_89.
-  static constexpr int kResident = D == 128 || (kBackward && kScheme == Scheme::paper) ? 2 : 3;
+  // Thread blocks on a multiprocessor. With three the backward of `paper` would spill on sm_89, and
+  // the forward of `vectorwise` in FP16 on sm_120.
+  static constexpr bool kTooManyRegisters =
+      kBackward
+          ? kScheme == Scheme::paper
+          : kScheme == Scheme::vectorwise && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
+  static constexpr int kResident = D == 128 || kTooManyRegisters ? 2 : 3;
 
   struct Shared {
     union {

@@ -61,7 +61,7 @@ struct OperandJob {
 
   Strided v;
   MeanJob v_mean;
-  int8_t* v8t = nullptr;  // [hk, tk / kSlab, D, kSlab]
+  int8_t* v8t = nullptr;            // [hk, tk / kSlab, D, kSlab]
   TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]; forward
   int tile_k;
   FoldedScales* folded = nullptr;  // [hk, tk / kBlock]; forward

@@ -26,11 +26,12 @@ static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 6 * 4);
 static_assert(offsetof(sagebwd_forward_args, recipe) ==
               16 + 4 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_forward_args) ==
-              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8);
+              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8 + 16);
 static_assert(offsetof(sagebwd_backward_args, recipe) ==
               16 + 8 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_backward_args) == offsetof(sagebwd_backward_args, recipe) + 8 + 16 +
-                                                   16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16);
+                                                   16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16 +
+                                                   16);
 
 // The C constants are the C++ enums.
 static_assert(SAGEBWD_F32 == static_cast<int>(Dtype::f32) &&

@@ -31,6 +31,8 @@ struct CodeGeneration {
   bool dq_early = false;
   // A product that may not mix with its neighbours: mixed products need more registers.
   bool dv_apart = false, dk_apart = false, dq_apart = false;
+  // Thread blocks that share the registers, if they do not suffice for those of the instance.
+  int resident = 0;
 };
 
 /// By target. One that is left out takes another instance, and only the emulator runs this there.
@@ -118,6 +120,10 @@ struct Config {
 
 template <Config kConfig>
 inline constexpr CodeGeneration kCode = kConfig.code_generation(arch::kTarget);
+/// Thread blocks that share the registers of a multiprocessor.
+template <Config kConfig>
+inline constexpr int kResident =
+    kCode<kConfig>.resident != 0 ? kCode<kConfig>.resident : kConfig.resident;
 
 // The table. Each recipe and head dimension has a large instance for sm_90 and sm_100, and smaller
 // ones for sm_80, 86, 89 and 120, which have less shared memory (choose.cuh takes one).
@@ -136,17 +142,17 @@ inline constexpr Config kNarrow{
     .keeps_codes = true,
     .fast = {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
              // The choices of sm_90 would spill 112 bytes here.
-             .sm100 = {.renews_transposed = true,
+             .sm100 = {.whole_addresses = true,
+                       .renews_keys = true,
+                       .renews_transposed = true,
                        .walk_in_shared = true,
                        .dv_apart = true,
                        .dk_apart = true}},
     .general = {.sm90 = {.mixes_tiles = true, .dq_early = true},
                 .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
-    .fast_dither_dq = {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
-                       .sm100 = {.renews_transposed = true,
-                                 .walk_in_shared = true,
-                                 .dv_apart = true,
-                                 .dk_apart = true}},
+    .fast_dither_dq =
+        {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
+         .sm100 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true, .resident = 2}},
     .general_dither_dq = {.sm90 = {.mixes_tiles = true, .dq_early = true},
                           .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
 };
@@ -162,9 +168,9 @@ inline constexpr Config kNarrowSmall{
     .resident = 2,
     .holds_keys = true,
     .keeps_codes = true,
-    .fast = {.sm80 = {.renews_keys = true},
+    .fast = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
              .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
-    .general = {.sm80 = {.renews_keys = true},
+    .general = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
                 .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
     .fast_dither_dq = {.sm80 = {.renews_keys = true},
                        .sm120 = {.mixes_tiles = true,
@@ -210,7 +216,6 @@ inline constexpr Config kWide{
                                  .mixes_tiles = true,
                                  .renews_keys = true,
                                  .renews_transposed = true,
-                                 .dv_apart = true,
                                  .dk_apart = true,
                                  .dq_apart = true}},
     .general_dither_dq = {.sm90 = {.mixes_tiles = true, .renews_index = true},
@@ -231,16 +236,21 @@ inline constexpr Config kWideSmall{
     .backs = 1,
     .resident = 1,
     .starts_stay_on = true,
-    // Tiles that mix would spill on sm_80, whole addresses on sm_120.
-    .fast = {.sm80 = {.whole_addresses = true, .renews_transposed = true, .dv_apart = true},
+    // Tiles that mix would spill on sm_80, whole addresses on sm_120 but for dither of dQ.
+    .fast = {.sm80 = {.whole_addresses = true,
+                      .renews_transposed = true,
+                      .dv_apart = true,
+                      .dk_apart = true},
              .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
-    .general = {.sm80 = {.dk_apart = true},
+    .general = {.sm80 = {.dv_apart = true, .dk_apart = true},
                 .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
     .fast_dither_dq = {.sm80 = {.whole_addresses = true,
                                 .renews_transposed = true,
                                 .dv_apart = true,
                                 .dk_apart = true},
-                       .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
+                       .sm120 = {.whole_addresses = true,
+                                 .mixes_tiles = true,
+                                 .renews_transposed = true}},
     .general_dither_dq = {.sm80 = {.walk_in_shared = true, .dk_apart = true},
                           .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
 };

@@ -198,8 +198,9 @@ namespace sagebwd::cuda::sm80 {
 /// kLarger: memory of the instance that is taken instead where it fits; 0: there is none.
 template <typename T, fused_backward::Instance kInstance, fused_backward::Policy kPolicy,
           int kLarger>
-__global__ void __launch_bounds__(fused_backward::config_of(kInstance, kPolicy).threads(),
-                                  fused_backward::config_of(kInstance, kPolicy).resident)
+__global__ void __launch_bounds__(
+    fused_backward::config_of(kInstance, kPolicy).threads(),
+    fused_backward::kResident<fused_backward::config_of(kInstance, kPolicy)>)
     fused_kernel(const __grid_constant__ BackwardParams p) {
   constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kPolicy);
   extern __shared__ __align__(128) uint8_t memory[];
