@@ -39,9 +39,9 @@ struct DeviceCase {
   double sigma = 1.0;
   float scale = 0.0f;  // of the logits; 0: the default
   bool dlse = false, partial_kv = false, deterministic = false;
-  bool codes = false;              // the forward saves codes, and the backward gets no q, k and v
+  bool codes = false;  // the forward saves codes, and the backward gets no q, k and v
   std::string impl = tuned_implementation();  // pinned
-  int poison = 0x7f;               // byte that fills outputs and workspace beforehand
+  int poison = 0x7f;                          // byte that fills outputs and workspace beforehand
 
   explicit DeviceCase(const std::string& text) : c(spec::AttnCase::parse(text)) {}
 };

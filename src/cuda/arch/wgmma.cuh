@@ -46,8 +46,8 @@ __device__ __forceinline__ void settle(V (&x)[kCount]) {
 }
 
 /// Describes an operand in shared memory whose rows have kRowBytes bytes, 64 or 128, and lie behind
-/// one another, swizzled over as many bytes. Starts at a multiple of 1024 bytes, or 32 bytes times a
-/// step of the product further. In units of 16 bytes, so that a step of the product adds 2.
+/// one another, swizzled over as many bytes. Starts at a multiple of 1024 bytes, or 32 bytes times
+/// a step of the product further. In units of 16 bytes, so that a step of the product adds 2.
 template <int kRowBytes>
 __device__ __forceinline__ uint64_t operand_at(uint32_t address) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
@@ -67,34 +67,37 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t offset) {
 #define SAGE_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define SAGE_NAMES_32 \
   SAGE_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define SAGE_NAMES_64                                                              \
-  SAGE_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
-                ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SAGE_NAMES_64                                                    \
+  SAGE_NAMES_32                                                          \
+      ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SAGE_SUMS_4(how, c, i) how(c[i]), how(c[i + 1]), how(c[i + 2]), how(c[i + 3])
-#define SAGE_SUMS_16(how, c, i)                                                           \
+#define SAGE_SUMS_16(how, c, i)                                                   \
   SAGE_SUMS_4(how, c, i), SAGE_SUMS_4(how, c, i + 4), SAGE_SUMS_4(how, c, i + 8), \
       SAGE_SUMS_4(how, c, i + 12)
 #define SAGE_SUMS_32(how, c, i) SAGE_SUMS_16(how, c, i), SAGE_SUMS_16(how, c, i + 16)
 #define SAGE_SUMS_64(how, c, i) SAGE_SUMS_32(how, c, i), SAGE_SUMS_32(how, c, i + 32)
 
 // Both operands in shared memory.
-#define SAGE_WGMMA_SS(name, columns, count, kind, how, type, first, second, third, tail)      \
-  __device__ __forceinline__ void name(type (&c)[count], uint64_t a, uint64_t b, bool add) {  \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" third ", 0;\n"                            \
-                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count     \
-                 "}, %" first ", %" second ", p" tail "; }"                                   \
-                 : SAGE_SUMS_##count(how, c, 0)                                               \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));                               \
+#define SAGE_WGMMA_SS(name, columns, count, kind, how, type, first, second, third, tail)    \
+  __device__ __forceinline__ void name(type(&c)[count], uint64_t a, uint64_t b, bool add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" third                                   \
+                 ", 0;\n"                                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count   \
+                 "}, %" first ", %" second ", p" tail "; }"                                 \
+                 : SAGE_SUMS_##count(how, c, 0)                                             \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));                             \
   }
 // A in registers.
-#define SAGE_WGMMA_RS(name, columns, count, kind, a_names, b_name, add_name)                       \
-  __device__ __forceinline__ void name(int (&c)[count], const uint32_t* a, uint64_t b, bool add) { \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_name ", 0;\n"                              \
-                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count          \
-                 "}, {" a_names "}, %" b_name ", p; }"                                             \
-                 : SAGE_SUMS_##count("+r", c, 0)                                                   \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
-                   "r"(static_cast<int>(add)));                                                    \
+#define SAGE_WGMMA_RS(name, columns, count, kind, a_names, b_name, add_name)                      \
+  __device__ __forceinline__ void name(int(&c)[count], const uint32_t* a, uint64_t b, bool add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_name                                      \
+                 ", 0;\n"                                                                         \
+                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count         \
+                 "}, {" a_names "}, %" b_name ", p; }"                                            \
+                 : SAGE_SUMS_##count("+r", c, 0)                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                            \
+                   "r"(static_cast<int>(add)));                                                   \
   }
 
 /// c = A·B, or c += A·B if `add`. INT8, 32 contraction indices.
@@ -107,7 +110,8 @@ SAGE_WGMMA_RS(wgmma_s8, "64", 32, "k32.s32.s8.s8", "%32,%33,%34,%35", "36", "37"
 SAGE_WGMMA_RS(wgmma_u8, "32", 16, "k32.s32.u8.s8", "%16,%17,%18,%19", "20", "21")
 SAGE_WGMMA_RS(wgmma_s8, "32", 16, "k32.s32.s8.s8", "%16,%17,%18,%19", "20", "21")
 /// In 16 bit, 16 contraction indices.
-SAGE_WGMMA_SS(wgmma_bf16, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34", ", 1, 1, 0, 0")
+SAGE_WGMMA_SS(wgmma_bf16, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34",
+              ", 1, 1, 0, 0")
 SAGE_WGMMA_SS(wgmma_f16, "64", 32, "k16.f32.f16.f16", "+f", float, "32", "33", "34", ", 1, 1, 0, 0")
 
 #undef SAGE_WGMMA_RS

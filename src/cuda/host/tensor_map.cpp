@@ -27,7 +27,8 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 /// The first dimension's elements lie behind one another; strides are bytes between those of the
 /// others.
 template <int kDimensions>
-CUtensorMap encode(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kDimensions],
+CUtensorMap encode(CUtensorMapDataType type, const void* data,
+                   const cuuint64_t (&sizes)[kDimensions],
                    const cuuint64_t (&strides)[kDimensions - 1],
                    const cuuint32_t (&box)[kDimensions], CUtensorMapSwizzle swizzle) {
   CUtensorMap map;
@@ -48,8 +49,7 @@ CUtensorMap encode(CUtensorMapDataType type, const void* data, const cuuint64_t 
 CUtensorMap byte_matrix(const void* data, int64_t rows, int row_bytes, int box_rows) {
   const auto bytes = static_cast<cuuint64_t>(row_bytes);
   return encode<2>(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, {bytes, static_cast<cuuint64_t>(rows)},
-                   {bytes},
-                   {static_cast<cuuint32_t>(row_bytes), static_cast<cuuint32_t>(box_rows)},
+                   {bytes}, {static_cast<cuuint32_t>(row_bytes), static_cast<cuuint32_t>(box_rows)},
                    row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
@@ -59,8 +59,7 @@ CUtensorMap panel_matrix(const void* data, int64_t rows, int columns, int box_ro
   return encode<3>(CU_TENSOR_MAP_DATA_TYPE_UINT16, data,
                    {kPanel, static_cast<cuuint64_t>(rows), panels},
                    {static_cast<cuuint64_t>(columns) * 2, kPanel * 2},
-                   {kPanel, static_cast<cuuint32_t>(box_rows), panels},
-                   CU_TENSOR_MAP_SWIZZLE_128B);
+                   {kPanel, static_cast<cuuint32_t>(box_rows), panels}, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace sagebwd::cuda

@@ -54,8 +54,9 @@ struct BlockScales {
   int k_poisoned, v_poisoned;
 };
 
-/// What 64 queries (a slab) have for the backward of sm90, where P and dS are halves. Numbers of the
-/// queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale of K,
+/// What 64 queries (a slab) have for the backward of sm90, where P and dS are halves. Numbers of
+/// the queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale
+/// of K,
 ///   2^15·P·φ/φ̂ = 2^(factor·x + exponent)      2^15·σ·dS·L/L̂ = that·(slope·dP + offset)
 /// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the 64, and σ
 /// keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
@@ -67,8 +68,8 @@ struct QueryStats {
   float unused[2];
 };
 
-/// Every key of the forward of sm90 has its share: its scale of V, divided by the block's largest, in half
-/// precision. That of a poisoned key is -0.
+/// Every key of the forward of sm90 has its share: its scale of V, divided by the block's largest,
+/// in half precision. That of a poisoned key is -0.
 inline constexpr unsigned short kPoisonedShare = 0x8000;
 
 }  // namespace sagebwd::cuda

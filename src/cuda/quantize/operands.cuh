@@ -267,12 +267,11 @@ struct Worker {
     if (reads_codes()) {
       typename Block::Words codes;
       b.load_codes(codes, job.saved.v8 + saved_row(b, false) * job.d, job.d);
-      const float scale =
-          b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
+      const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
       if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
       if constexpr (kReader == Reader::sm90)
-        note_value_scale(__uint_as_float(b.share_top(
-            0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)));
+        note_value_scale(__uint_as_float(
+            b.share_top(0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)));
       b.write_codes_16(job.v16, codes);
       return;
     }
@@ -437,9 +436,8 @@ struct Worker {
   /// What sm90's backward knows of the 64 queries of a slab (QueryStats).
   __device__ void write_stats(Block& b, int64_t own, float logit_factor, float lse2, float delta,
                               float dlse) const {
-    const float norm = sqrtf(dots(b, [&](int step, int part, float(&y)[8]) {
-      b.chunk[part][step].unpack(y);
-    }));
+    const float norm =
+        sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
     // No dP, and no D, is larger than this times the norm of dO.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
                        fmaxf(wait_for_value_scale(item.head / job.group), 0x1p-100f);
@@ -447,8 +445,8 @@ struct Worker {
     const bool sees = b.owns() && lse2 != INFINITY;
     const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab));
     if (job.dlse.data != nullptr) {
-      // dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of so
-      // little dO need not be fine.
+      // dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of
+      // so little dO need not be fine.
       b.scale = arch::max_nan(b.scale, phi > 0.0f ? phi * 0x1p-6f : 1.0f);
       b.share_inverses();
     }
@@ -541,8 +539,8 @@ void run_operands(const OperandJob& job, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int64_t places = static_cast<int64_t>(multiprocessors) *
-                         Worker<T, D, kBackward, kScheme, kReader>::kResident;
+  const int64_t places =
+      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme, kReader>::kResident;
   launch(operand_kernel<T, D, kBackward, kScheme, kReader>,
          dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads, 0, job, stream);
 }

@@ -33,8 +33,9 @@ __device__ __forceinline__ RowScales row_scales(uint32_t most_low, uint32_t most
   };
   const uint32_t factors = arch::half2_of(inverse(tops.x), inverse(tops.y));
   const float2 rounded = arch::half2_unpack(factors);
-  return {{arch::byte_permute(factors, factors, 0x1010), arch::byte_permute(factors, factors, 0x3232)},
-          {arch::reciprocal_approx(rounded.x), arch::reciprocal_approx(rounded.y)}};
+  return {
+      {arch::byte_permute(factors, factors, 0x1010), arch::byte_permute(factors, factors, 0x3232)},
+      {arch::reciprocal_approx(rounded.x), arch::reciprocal_approx(rounded.y)}};
 }
 
 }  // namespace sagebwd::cuda::sm90

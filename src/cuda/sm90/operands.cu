@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operands of these kernels.
-#include "cuda/sm90/operands.h"
-
 #include "cuda/quantize/operands.cuh"
+#include "cuda/sm90/operands.h"
 
 namespace sagebwd::cuda::sm90 {
 namespace {

@@ -36,7 +36,7 @@ struct ForwardParams {
   bool o_chunks;  // rows of O start at multiples of 16 bytes
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
-  uint32_t* next;  // the next piece of work; 0 at the start
+  uint32_t* next;       // the next piece of work; 0 at the start
 };
 
 struct BackwardParams {

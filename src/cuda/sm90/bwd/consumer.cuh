@@ -14,8 +14,8 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-/// Scores of 64 keys x 64 queries: element 4·j + 2·r + e is key lane/4 + 8·r of the warp's 16, query
-/// 8·j + 2·(lane % 4) + e. Pairs of halves: element 2·j + r.
+/// Scores of 64 keys x 64 queries: element 4·j + 2·r + e is key lane/4 + 8·r of the warp's 16,
+/// query 8·j + 2·(lane % 4) + e. Pairs of halves: element 2·j + r.
 using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
@@ -31,7 +31,9 @@ struct Consumer {
   uint32_t warp, lane;  // warp: inside the warpgroup
   Ring<kPlaces> front{0}, back{0}, ds{1};
 
-  __device__ uint32_t front_at(int place) const { return arch::shared_address(&shared.front[place]); }
+  __device__ uint32_t front_at(int place) const {
+    return arch::shared_address(&shared.front[place]);
+  }
 
   /// S = K8·Q8ᵀ of a tile; only issued.
   __device__ __forceinline__ void issue_scores(Scores& s, int place) const {
@@ -147,7 +149,7 @@ struct Consumer {
       for (int r = 0; r < 2; ++r)
         most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(h[4 * i + r])),
                                   magnitude(h[4 * i + 2 + r]));
-    const RowScales scales = row_scales<kCode == arch::Bytes::u8 ? 255 : 127>(most[0], most[1]);
+    const RowScales scales = row_scales < kCode == arch::Bytes::u8 ? 255 : 127 > (most[0], most[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -174,8 +176,8 @@ struct Consumer {
 
   /// acc = codes·(64 channels of a transposed operand of queries); only issued.
   template <arch::Bytes kCode>
-  __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes, uint32_t operand,
-                                                int part) const {
+  __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes,
+                                                uint32_t operand, int part) const {
     const uint64_t b = arch::operand_at<kSlab>(operand + static_cast<uint32_t>(part * 64 * kSlab));
     arch::wgmma_fence();
 #pragma unroll
@@ -194,9 +196,7 @@ struct Consumer {
           fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums[part * 32 + i]);
   }
 
-  __device__ int first_key() const {
-    return group * 64 + static_cast<int>(warp * 16 + lane / 4);
-  }
+  __device__ int first_key() const { return group * 64 + static_cast<int>(warp * 16 + lane / 4); }
 
   struct Sums {
     float dv[D / 2], dk[D / 2];
@@ -224,8 +224,7 @@ struct Consumer {
                 dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
     front.advance();
     arch::barrier_wait(arch::shared_address(&shared.back_full[back.place]), back.parity);
-    const uint32_t q8t = arch::shared_address(&shared.back[back.place]),
-                   do8t = q8t + kQueries * D;
+    const uint32_t q8t = arch::shared_address(&shared.back[back.place]), do8t = q8t + kQueries * D;
     back.advance();
     arch::settle(p8), arch::settle(ds8);
     constexpr int kParts = D / 64;

@@ -12,8 +12,8 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-/// x ← x·Rᵀ for the two rows of a quad. Bit 0 of a channel is bit 0 of its element, bits 1 and 2 are
-/// the lane, and the others are the block of eight.
+/// x ← x·Rᵀ for the two rows of a quad. Bit 0 of a channel is bit 0 of its element, bits 1 and 2
+/// are the lane, and the others are the block of eight.
 template <int D>
 __device__ void turn_back(float (&x)[D / 2], uint32_t lane, int size) {
   const auto step = [&](int distance) {  // between elements
@@ -43,7 +43,8 @@ __device__ void turn_back(float (&x)[D / 2], uint32_t lane, int size) {
   }
 }
 
-/// Writes a lane's two rows. key: the first, in the block. rotation: what is turned back; 0: nothing.
+/// Writes a lane's two rows. key: the first, in the block. rotation: what is turned back; 0:
+/// nothing.
 template <typename T, int D>
 __device__ void store(float (&x)[D / 2], const Strided& to, bool chunks, const Walk& w, int key,
                       uint32_t lane, int rotation) {

@@ -35,22 +35,22 @@ struct SharedPlan {
   uint8_t v16[2 * kKeys * D];
   Front front[kPlaces];
   Back back[kPlaces];
-  // dS as halves, [query][key], from the consumers to the warpgroup of dQ: a panel of each consumer.
+  // dS as halves, [query][key], from the consumers to the warpgroup of dQ: a panel of each
+  // consumer.
   alignas(1024) uint8_t ds[kPlaces][kConsumers][kQueries * 128];
   alignas(16) float v_scale[kKeys];
   alignas(16) BlockScales scales;
   Walk walk;
 
-  // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup of
-  // dQ has read. Rings of tiles have no `empty`: when dS of a tile is full, both consumers have left
-  // the tile's front and the back of the tile before.
+  // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup
+  // of dQ has read. Rings of tiles have no `empty`: when dS of a tile is full, both consumers have
+  // left the tile's front and the back of the tile before.
   alignas(8) uint64_t keys_full, turned_full;  // K8 and V16; K8ᵀ
   uint64_t front_full[kPlaces], back_full[kPlaces], ds_full[kPlaces], ds_empty[kPlaces];
 
   static constexpr uint32_t kFrontBytes = 3 * kQueries * D + sizeof(QueryStats);
   static constexpr uint32_t kBackBytes = sizeof(Back::q8t) + sizeof(Back::do8t);
-  static constexpr uint32_t kKeyBytes =
-      sizeof(k8) + sizeof(v16) + sizeof(v_scale) + sizeof(scales);
+  static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v16) + sizeof(v_scale) + sizeof(scales);
 };
 
 template <typename Plan>

@@ -25,14 +25,12 @@ struct Consumer {
 
   const ForwardParams& p;
   Plan& shared;
-  int group;             // the warpgroup's number
-  uint32_t warp, lane;   // warp: inside the warpgroup
+  int group;            // the warpgroup's number
+  uint32_t warp, lane;  // warp: inside the warpgroup
   Ring<kStages> stage{0};
   Ring<kSlots> slot{0};
 
-  __device__ int first_row() const {
-    return group * 64 + static_cast<int>(warp * 16 + lane / 4);
-  }
+  __device__ int first_row() const { return group * 64 + static_cast<int>(warp * 16 + lane / 4); }
 
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
@@ -105,8 +103,8 @@ struct Consumer {
     }
   }
 
-  /// Makes NaN of rows that see a poisoned key, whose codes are zero: of O and LSE if its K holds NaN
-  /// or Inf, and of O, in all channels, if its V does.
+  /// Makes NaN of rows that see a poisoned key, whose codes are zero: of O and LSE if its K holds
+  /// NaN or Inf, and of O, in all channels, if its V does.
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
     const Work& w = shared.work[slot.place];
     const tile::Band band = tile::band_of(p.mask, w.s);
@@ -207,8 +205,8 @@ struct Consumer {
 
   /// Adds the tiles from `tile` to `end`.
   template <bool kMasked>
-  __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile, int end,
-                                        bool first) {
+  __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile,
+                                        int end, bool first) {
 #pragma unroll 1
     for (; tile < end; ++tile, first = false) visit<kMasked>(sums, logit_factor, tile, first);
   }
@@ -220,7 +218,8 @@ struct Consumer {
       if (w.last) return;
       const int first = w.q0 + group * 64, last = min(first + 64, w.s.nq) - 1;
       const bool any = first < w.s.nq;
-      const tile::Walk seen = any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
+      const tile::Walk seen =
+          any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
       const tile::WholeTiles whole = tile::whole_keys(p.mask, w.s, first, first + 63, kKeys);
       PerRow logit_factor;
 #pragma unroll

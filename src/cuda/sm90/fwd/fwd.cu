@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm90/fwd/fwd.h"
-
 #include "cuda/host/launch.h"
+#include "cuda/sm90/fwd/fwd.h"
 #include "cuda/sm90/fwd/kernel.cuh"
 
 namespace sagebwd::cuda::sm90 {

@@ -48,7 +48,8 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const Work& w
     *tile::stat_of(p.lse, w.s, w.head, token) =
         any ? kLn2 * (sums.reference[r] - kBias + log2f(sum)) + mean_logit : -INFINITY;
     if (p.max_logit != nullptr && any)
-      best = max(best, tile::ordered(sum != sum ? sum : kLn2 * logit_top[row + 8 * r] + mean_logit));
+      best =
+          max(best, tile::ordered(sum != sum ? sum : kLn2 * logit_top[row + 8 * r] + mean_logit));
   }
   if (p.max_logit == nullptr) return;
   best = __reduce_max_sync(0xffffffffu, best);

@@ -13,11 +13,11 @@
 
 namespace sagebwd::cuda::sm90::fwd {
 
-inline constexpr int kConsumers = 3;            // warpgroups that multiply, 64 queries each
+inline constexpr int kConsumers = 3;              // warpgroups that multiply, 64 queries each
 inline constexpr int kQueries = 64 * kConsumers;  // of a thread block
-inline constexpr int kKeys = 128;               // of a tile
-inline constexpr int kStages = 3;               // tiles of keys under way
-inline constexpr int kSlots = 2;                // pieces of work under way
+inline constexpr int kKeys = 128;                 // of a tile
+inline constexpr int kStages = 3;                 // tiles of keys under way
+inline constexpr int kSlots = 2;                  // pieces of work under way
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 static_assert(kKeys == kBlock);
 

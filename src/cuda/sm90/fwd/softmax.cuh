@@ -31,7 +31,8 @@ inline constexpr float kNoReference = -1e30f;
 /// A masked score. Adding kMagic makes the bits of -inf of it.
 inline constexpr int kHidden = static_cast<int>(0xff800000u - static_cast<uint32_t>(tile::kMagic));
 
-/// The largest logit of row r in a tile; all lanes of the row get it. kNoReference if there is none.
+/// The largest logit of row r in a tile; all lanes of the row get it. kNoReference if there is
+/// none.
 __device__ inline float row_top(const Scores& x, int r, float factor) {
   int most = kHidden;
 #pragma unroll
@@ -78,8 +79,7 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
                                              const PerRow& factor, const PerRow& reference) {
   PerRow shift;
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    shift[r] = fmaf(-tile::kMagicFloat, factor[r], kBias - reference[r]);
+  for (int r = 0; r < 2; ++r) shift[r] = fmaf(-tile::kMagicFloat, factor[r], kBias - reference[r]);
   // Two sums of a row side by side: half precision drops less of shorter ones.
   uint32_t total[2][2] = {};
 #pragma unroll
@@ -89,8 +89,8 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
       float y[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        y[e] = arch::exp2_approx(fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic),
-                                      factor[r], shift[r]));
+        y[e] = arch::exp2_approx(
+            fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic), factor[r], shift[r]));
       p[2 * j + r] = arch::half2_of(y[0], y[1]);
       total[r][j % 2] = arch::half2_add(total[r][j % 2], p[2 * j + r]);
     }
@@ -121,7 +121,8 @@ __device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Ha
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      codes[2 * i + r] = arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], scales.factor[r]);
+      codes[2 * i + r] =
+          arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], scales.factor[r]);
 #pragma unroll
   for (int r = 0; r < 2; ++r) unit[r] = scales.unit[r];
 }

@@ -14,8 +14,8 @@ namespace sagebwd::cuda::sm90::fwd {
 struct Work {
   tile::Walk walk;  // over tiles of keys
   int head;
-  int q0;        // first query, inside the sequence
-  uint32_t row;  // the same in the workspace, heads included
+  int q0;         // first query, inside the sequence
+  uint32_t row;   // the same in the workspace, heads included
   uint32_t keys;  // the sequence's first key in the workspace, heads included
   bool last;      // there is no work in it, nor any after it
   tile::Sequence s;
