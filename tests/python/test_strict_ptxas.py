@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cmake/strict_ptxas.sh fails where ptxas notes that it has serialised products, and nowhere else."""
+"""cmake/strict_ptxas.sh fails where ptxas notes that it has serialised products, and only there."""
 
 import subprocess
 from pathlib import Path
