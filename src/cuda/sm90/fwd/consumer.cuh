@@ -47,88 +47,50 @@ struct Consumer {
     arch::settle(x);
   }
 
-  /// What a row sees: keys begin … begin + count - 1 of the sequence.
-  struct Seen {
-    int begin;
-    uint32_t count;
-  };
-  __device__ Seen seen_by(int r) const {
-    const Work& w = shared.work[slot.place];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
-    if (query >= w.s.nq) return {0, 0};
-    return {begin, static_cast<uint32_t>(
-                       min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))};
-  }
-
-  /// Hides what the mask hides. `tile`: of keys, inside the sequence.
-  __device__ void hide(Scores& x, int tile) const {
-    const int key0 = tile * kKeys + static_cast<int>(lane % 4 * 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const Seen seen = seen_by(r);
-      const uint32_t here = static_cast<uint32_t>(key0 - seen.begin);
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (here + 8 * j + e >= seen.count) x[4 * j + 2 * r + e] = kHidden;
-    }
-  }
-
-  /// Scores of the warp's 16 queries and 8 keys, masked: S by the warp alone, while the others go on.
-  __device__ void scores_again(int (&x)[4], int tile, uint32_t j) const {
+  /// The same for the 16 queries of one warp, while the others go on. Slow, and rarely needed.
+  __device__ void multiply_qk_again(Scores& x) const {
     const auto word = [](const uint8_t* operand, uint32_t row, uint32_t byte) {
       return *reinterpret_cast<const uint32_t*>(operand + arch::swizzled<D>(row * D + byte));
     };
     const uint8_t* q = shared.slot[slot.place].q8;
     const uint8_t* k = shared.stage[stage.place].k8;
-    const uint32_t row = static_cast<uint32_t>(first_row()), key = j * 8 + lane / 4;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = 0;
+    const uint32_t row = static_cast<uint32_t>(first_row());
+    int sums[16][4];  // in local memory: a loop that is not unrolled takes few registers
 #pragma unroll 1
-    for (uint32_t byte = lane % 4 * 4; byte < D; byte += 32) {
-      const uint32_t a[4] = {word(q, row, byte), word(q, row + 8, byte), word(q, row, byte + 16),
-                             word(q, row + 8, byte + 16)};
-      arch::mma_8(x, a, word(k, key, byte), word(k, key, byte + 16));
+    for (uint32_t j = 0; j < 16; ++j) {
+      const uint32_t key = j * 8 + lane / 4;
+      int acc[4] = {0, 0, 0, 0};
+#pragma unroll 1
+      for (uint32_t byte = lane % 4 * 4; byte < D; byte += 32) {
+        const uint32_t a[4] = {word(q, row, byte), word(q, row + 8, byte), word(q, row, byte + 16),
+                               word(q, row + 8, byte + 16)};
+        arch::mma_8(acc, a, word(k, key, byte), word(k, key, byte + 16));
+      }
+      *reinterpret_cast<int4*>(sums[j]) = make_int4(acc[0], acc[1], acc[2], acc[3]);
     }
-    const int first = tile * kKeys + static_cast<int>(8 * j + lane % 4 * 2);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const Seen seen = seen_by(e / 2);
-      if (static_cast<uint32_t>(first + e % 2 - seen.begin) >= seen.count) x[e] = kHidden;
-    }
+    for (int i = 0; i < 64; ++i) x[i] = sums[i / 4][i % 4];
   }
 
-  /// P of a tile whose sums came out too large, with references that suit. Slow, and rarely needed.
-  /// Loops that are not unrolled and P in local memory leave registers to the other tiles.
-  __device__ void exponentials_again(Halves& halves, PerRow& sum, Sums<D>& sums,
-                                     const PerRow& factor, int tile) const {
-    int most[2] = {kHidden, kHidden}, x[4];
-#pragma unroll 1
-    for (uint32_t j = 0; j < 16; ++j) {
-      scores_again(x, tile, j);
-      most[0] = max(most[0], max(x[0], x[1])), most[1] = max(most[1], max(x[2], x[3]));
-    }
-    sums.raise(PerRow{quad_top(most[0], factor[0]), quad_top(most[1], factor[1])});
-    uint32_t memory[32];
-    uint32_t* staged = memory;  // the compiler must not put P of other tiles there as well
-    asm volatile("" : "+l"(staged));
-    sum[0] = sum[1] = 0.0f;
-#pragma unroll 1
-    for (uint32_t j = 0; j < 16; ++j) {
-      scores_again(x, tile, j);
+  /// Hides what the mask hides. `tile`: of keys, inside the sequence.
+  __device__ void hide(Scores& x, int tile) const {
+    const Work& w = shared.work[slot.place];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const int key0 = tile * kKeys + static_cast<int>(lane % 4 * 2);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float shift = fmaf(-tile::kMagicFloat, factor[r], kBias - sums.reference[r]);
-        const float y[2] = {exponential(x[2 * r], factor[r], shift),
-                            exponential(x[2 * r + 1], factor[r], shift)};
-        staged[2 * j + r] = arch::half2_of(y[0], y[1]);
-        sum[r] += y[0] + y[1];
-      }
-    }
+    for (int r = 0; r < 2; ++r) {
+      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
+      const uint32_t here = static_cast<uint32_t>(key0 - begin);
+      const uint32_t seen =
+          query < w.s.nq
+              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
+              : 0;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) halves[i] = staged[i];
+      for (int j = 0; j < 16; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (here + 8 * j + e >= seen) x[4 * j + 2 * r + e] = kHidden;
+    }
   }
 
   /// Notes the largest logits, for calls that want them. A row has one lane that writes.
@@ -213,10 +175,15 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = logit_factor[r] * scales.k;
     if (p.max_logit != nullptr) note_logits(x, factor);
-    if (first) sums.raise(PerRow{row_top(x, 0, factor[0]), row_top(x, 1, factor[1])});
-    exponentials(halves, sum, x, factor, sums.reference);
-    if (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge))
-      exponentials_again(halves, sum, sums, factor, tile);
+    if (first) sums.raise(x, factor);
+    for (;;) {
+      exponentials(halves, sum, x, factor, sums.reference);
+      if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
+      // Again, with a reference that suits. The scores are gone: there are no registers for both.
+      multiply_qk_again(x);
+      if constexpr (kMasked) hide(x, tile);
+      sums.raise(x, factor);
+    }
     quantize(codes, unit, halves, shared.v_share[stage.place], lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] *= scales.v;

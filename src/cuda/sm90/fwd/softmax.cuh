@@ -31,24 +31,15 @@ inline constexpr float kNoReference = -1e30f;
 /// A masked score. Adding kMagic makes the bits of -inf of it.
 inline constexpr int kHidden = static_cast<int>(0xff800000u - static_cast<uint32_t>(tile::kMagic));
 
-/// From the largest score of a lane to the largest logit of its row; all lanes of the row get it.
-/// kNoReference if there is none.
-__device__ inline float quad_top(int most, float factor) {
-  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
-  most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
-  return most == kHidden ? kNoReference : static_cast<float>(most) * factor;
-}
-/// The largest logit of row r in a tile.
+/// The largest logit of row r in a tile; all lanes of the row get it. kNoReference if there is
+/// none.
 __device__ inline float row_top(const Scores& x, int r, float factor) {
   int most = kHidden;
 #pragma unroll
   for (int j = 0; j < 16; ++j) most = max(most, max(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
-  return quad_top(most, factor);
-}
-
-/// 2^(logit + shift) of a score. shift has the start of the sum taken off.
-__device__ __forceinline__ float exponential(int x, float factor, float shift) {
-  return arch::exp2_approx(fmaf(__int_as_float(x + tile::kMagic), factor, shift));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+  return most == kHidden ? kNoReference : static_cast<float>(most) * factor;
 }
 
 /// What a thread's two rows carry from tile to tile.
@@ -65,11 +56,12 @@ struct Sums {
     for (int r = 0; r < 2; ++r) sum[r] = 0.0f, reference[r] = kNoReference;
   }
 
-  /// Raises the references to the largest logits of a tile, where those are larger.
-  __device__ void raise(const PerRow& tops) {
+  /// Raises the references to the largest logits of a tile. factor: from scores to logits.
+  __device__ void raise(const Scores& x, const PerRow& factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float now = tops[r] > reference[r] ? tops[r] : reference[r];
+      const float top = row_top(x, r, factor[r]);
+      const float now = top > reference[r] ? top : reference[r];
       const float shrink = arch::exp2_approx(reference[r] - now);
       reference[r] = now, sum[r] *= shrink;
 #pragma unroll
