@@ -17,10 +17,9 @@ case $which in
   *) echo "expected smoothing or lift, got $which" >&2; exit 2 ;;
 esac
 start "$data" "$out" --no-qk-norm 0
-per_step=$(number "${TOKENS:-1M}") total=$(number "${TOTAL:-60M}")
+read -r per_step total <<< "$(number "${TOKENS:-1M}" "${TOTAL:-60M}")"
 steps=$((total / per_step))
 name=ablation_${which}_$recipe
-compare "$arms" "$out/$name" "${begin[@]}" --data "$data" --no-qk-norm --tokens-per-step "$per_step" --steps "$steps" \
+compare "$name" "$arms" "$out/$name" "${begin[@]}" --data "$data" --no-qk-norm --tokens-per-step "$per_step" --steps "$steps" \
   --warmup $((steps / 20 + 1)) --lr "${LR:-2e-3}" --eval-every $((steps / 5 + 1)) --audit-every $((steps / 10 + 1)) \
   --log-every $((steps / 20 + 1)) --save-every $((steps / 3 + 1)) --keep 1
-record "$name" "$out/$name"/*/

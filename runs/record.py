@@ -6,8 +6,8 @@
     runs/record.py results/train/NAME.json --bias bias.json
 
 Kept of a run: the fields of its configuration that are not the default, its summary, the median
-MFU, the loss curve thinned to 100 points, all evaluations and audits. Directories without a summary
-are left out.
+MFU, the loss curve thinned to 100 points, all evaluations and audits. A run that is not finished is
+recorded as of its last evaluation, and left out before its first.
 """
 
 import argparse
@@ -21,8 +21,9 @@ import subprocess
 import sys
 
 from sagebwd.train.config import Config
-from sagebwd.train.json_text import dumps
-from sagebwd.train.report.runs import read_runs
+from sagebwd.train.json_text import dumps, load_figures
+from sagebwd.train.log import read_log
+from sagebwd.train.report.runs import Run, read_runs
 from sagebwd.train.report.svg import smoothed, thinned
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -54,6 +55,19 @@ def rounded(value):
     if isinstance(value, dict):
         return {k: rounded(v) for k, v in value.items()}
     return [rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def read_run(directory):
+    """None if there is nothing to record yet."""
+    if (directory / "summary.json").exists():
+        return read_runs([directory])[0]
+    if not (directory / "log.jsonl").exists():
+        return None
+    config = load_figures((directory / "config.json").read_text())
+    run = Run(directory.name, config, {"unfinished": True}, read_log(directory / "log.jsonl"))
+    for entry in run.of("eval")[-1:]:
+        run.summary.update(steps=entry["step"], eval_loss=entry["loss"])
+    return run if "steps" in run.summary else None
 
 
 def of_run(run):
@@ -90,8 +104,7 @@ def main():
     if args.bias:
         record["bias"] = json.loads(args.bias.read_text())
     else:
-        finished = [d for d in args.runs if (d / "summary.json").exists()]
-        record["runs"] = [of_run(run) for run in read_runs(finished)]
+        record["runs"] = [of_run(run) for run in map(read_run, args.runs) if run]
     args.target.parent.mkdir(parents=True, exist_ok=True)
     text = dumps(rounded(record), indent=1)
     text = re.sub(r"\[\s+(\S+),\s+(\S+)\s+\]", r"[\1, \2]", text)  # points on one line

@@ -7,6 +7,8 @@
 # experiment, with the sets side by side on one device (so the times of its steps say nothing). In the environment:
 #   TOTAL  tokens of an arm (default 600M); the learning rate is the same at every TOKENS
 #   START  tokens of full precision, START_STEP (260K) a step, from which all arms go on (default 120M; 0: from random weights)
+#   ARMS   what the sets below train instead
+#   NAME   of the model, for the record; nothing for the small one of model.sh
 source "$(dirname "$0")/model.sh"
 START=${START:-120M} TOTAL=${TOTAL:-600M}
 data=$1 out=$2 tokens=$3 chosen=${4:-qknorm} seed=${5:-0}
@@ -15,7 +17,7 @@ if [[ $tokens == all ]]; then
   side_by_side() {  # each argument: what follows DATA OUT
     local each status=0 jobs=()
     for each in "$@"; do
-      "$0" "$data" "$out" $each > "$out/log_${each// /_}.txt" 2>&1 &
+      LIMIT=$(left) "$0" "$data" "$out" $each > "$out/log_${each// /_}.txt" 2>&1 &
       jobs+=($!)
     done
     for each in "${jobs[@]}"; do wait "$each" || status=$?; done
@@ -28,18 +30,17 @@ if [[ $tokens == all ]]; then
 fi
 norm=--qk-norm
 case $chosen in
-  qknorm) arms=fpa,paper,dither=paper:rounding=dither,vectorwise ;;
-  plain) arms=fpa,paper,dither=paper:rounding=dither,vectorwise norm=--no-qk-norm ;;
-  decisive) arms=fpa,paper,vectorwise ;;
+  qknorm) arms=${ARMS:-fpa,paper,dither=paper:rounding=dither,vectorwise} ;;
+  plain) arms=${ARMS:-fpa,paper,dither=paper:rounding=dither,vectorwise} norm=--no-qk-norm ;;
+  decisive) arms=${ARMS:-fpa,paper,vectorwise} ;;
   *) arms=$chosen ;;
 esac
 start "$data" "$out" "$norm" "$seed"
 [[ $tokens != start ]] || exit 0
-per_step=$(number "$tokens") total=$(number "$TOTAL")
+read -r per_step total <<< "$(number "$tokens" "$TOTAL")"
 steps=$((total / per_step))
-name=tokens_per_step_${tokens}_${chosen//[^a-zA-Z0-9_-]/_}_seed$seed
-compare "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \
+name=tokens_per_step_${NAME:+${NAME}_}${tokens}_${chosen//[^a-zA-Z0-9_-]/_}_seed$seed
+compare "$name" "$arms" "$out/$name" "${begin[@]}" --data "$data" "$norm" --seed "$seed" --data-seed "$seed" \
   --tokens-per-step "$per_step" --steps "$steps" --warmup $((steps / 20 + 1)) --lr "${LR:-2e-3}" \
   --eval-every $((steps / 10 + 1)) --audit-every $((steps / 20 + 1)) --log-every $((steps / 40 + 1)) \
   --save-every $((steps / 3 + 1)) --keep 1
-record "$name" "$out/$name"/*/

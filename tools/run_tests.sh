@@ -42,7 +42,7 @@ sanitizer() {
     ${fixed_addresses[@]+"${fixed_addresses[@]}"} ctest --test-dir "build-$1" --output-on-failure --no-tests=error
 }
 # With a GPU its tests run; with only a compiler the kernels are compiled for the target they are tuned on, where a
-# tuned kernel that spills is an error.
+# tuned kernel that spills is an error, and so are products of a warpgroup that ptxas serialises.
 has_nvcc() { type -P nvcc > /dev/null || type -P /usr/local/cuda/bin/nvcc > /dev/null; }
 cuda() {
   if tools/setup/has_gpu.sh; then
@@ -50,7 +50,7 @@ cuda() {
   elif has_nvcc; then
     cmake -S . -B build-cuda -G Ninja -DSAGEBWD_CUDA=ON -DSAGEBWD_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=90-real \
       -DSAGEBWD_BUILD_TOOLS=OFF -DSAGEBWD_BUILD_TESTS=OFF > /dev/null &&
-      cmake --build build-cuda -j "$jobs" --target sagebwd_cuda_kernels sagebwd_cuda_host &&
+      cmake --build build-cuda -j "$jobs" --target sagebwd_cuda_kernels sagebwd_cuda_sm90 sagebwd_cuda_host &&
       .venv/bin/python tools/gpu_check --stale
   else
     echo 'no nvcc here: the CUDA code was not compiled'

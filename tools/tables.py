@@ -20,7 +20,7 @@ def record(path):
 
 
 def source(r):
-    state = "" if r["clean"] else " with changes"
+    state = " with changes" if r["clean"] is False else ""  # None: not known
     return f"\n`{r['command']}`, commit {r['commit'][:10]}{state}, {r['date']}.\n"
 
 
@@ -98,7 +98,12 @@ ARMS = {
 def bias():
     """Error of accumulated weight gradients at a trained checkpoint."""
     r = record("train/bias_45m.json")
-    names = {**ARMS, "vdither": "`vectorwise`, dithered", "noise": "noise of the gradient itself"}
+    names = {
+        **ARMS,
+        "dither_dQ": "`vectorwise`, dQ dithered",
+        "vdither": "`vectorwise`, dithered",
+        "noise": "noise of the gradient itself",
+    }
     rows = r["bias"]["rows"]
     pick = [rows[0], rows[-1]]
     count = lambda n: f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}K"
@@ -109,11 +114,40 @@ def bias():
         "|---|" + "---|" * 6,
     ]
     for key, label in names.items():
+        if key not in rows[0]["errors"]:
+            continue
         cells = " | ".join(
             f"{row['errors'][key][w]['all']:.3f}" for w in ("Wq", "Wk", "Wv") for row in pick
         )
         out.append(f"| {label} | {cells} |")
     return "\n".join(out) + "\n" + source(r)
+
+
+MODEL_ARMS = {
+    "16-bit": "16-bit attention",
+    "paper": "`paper`",
+    "vectorwise": "`vectorwise`",
+    "k_per_token": "`vectorwise`, K per token",
+    "dither_dQ": "`vectorwise`, dQ dithered",
+}
+
+
+def real_model():
+    """Errors inside of a trained model: its layers, and its weight gradients."""
+    layers, gradients = (record(f"model/smollm2_cpu/{n}.json") for n in ("layers", "gradients"))
+    kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
+    out = [
+        "| | O | dQ | dK | dV | loss | Wq | Wk | Wv | Wo | worst layer |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, label in MODEL_ARMS.items():
+        tensors, whole = layers["totals"][key], gradients["arms"][key]
+        cells = [f"{100 * tensors[t]:.1f} %" for t in ("O", "dQ", "dK", "dV")]
+        cells.append(f"{whole['loss_difference']:+.4f}")
+        cells += [f"{100 * whole['errors'][k]['all']:.1f} %" for k in kinds]
+        cells.append(f"{100 * max(whole['errors'][k]['worst'] for k in kinds):.0f} %")
+        out.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + source(layers) + source(gradients)
 
 
 def by_name(r):
@@ -167,6 +201,34 @@ def tokens_per_step():
     )
 
 
+def tokens_per_step_45m():
+    """The same for the 45M model on GPT-2 tokens."""
+    r = record("train/tokens_per_step_45m_2.1M_decisive_seed0.json")
+    runs = by_name(r)
+    out = ["| | steps of 2.1M tokens | eval loss | against 16-bit attention |", "|---|---|---|---|"]
+    for arm, label in ARMS.items():
+        if arm in runs:
+            s = runs[arm]["summary"]
+            gap = "" if arm == "fpa" else difference(runs[arm], runs["fpa"])
+            out.append(f"| {label} | {s['steps']} | {s['eval_loss']:.4f} | {gap} |")
+    return "\n".join(out) + f"\n\n{r['machine']['gpu']}.\n" + source(r)
+
+
+def finetune():
+    """Held-out loss of a real model after a short fine-tuning."""
+    r = record("model/smollm2_h200/finetune.json")
+    plan, out = r["plan"], ["| | before | after | against 16-bit attention |", "|---|---|---|---|"]
+    for arm, s in r["summary"].items():
+        label = {"exact": "exact attention", **MODEL_ARMS}[arm]
+        gap = f"{s['difference_mean']:+.4f} ± {s['difference_scatter']:.4f}"
+        gap = "" if arm == "16-bit" else gap
+        after = f"{s['after']:.4f} ± {s['scatter']:.4f}"
+        out.append(f"| {label} | {s['before']:.4f} | {after} | {gap} |")
+    seeds = len({run["seed"] for run in r["runs"]})
+    words = f"{plan['steps']} steps of {plan['batch']} x {plan['context']} tokens, {seeds} seeds"
+    return "\n".join(out) + f"\n\n{r['machine']['gpu']}; {words}.\n" + source(r)
+
+
 def ablation():
     """What smoothing and single matmuls are worth, to the loss and to the gradients."""
     parts = [
@@ -213,12 +275,15 @@ def ablation():
 def throughput():
     """Whole training steps of the 325M model."""
     r = record("train/throughput_325m.json")
-    out = ["| | tokens per second | MFU | peak memory, GiB |", "|---|---|---|---|"]
+    out = [
+        "| | tokens per second | MFU | peak memory, GiB | kept of a sequence, GiB |",
+        "|---|---|---|---|---|",
+    ]
     for arm, run in by_name(r).items():
         s = run["summary"]
         out.append(
             f"| {ARMS[arm]} | {s['tokens_per_second']:.0f} | {100 * run['mfu']:.1f} % | "
-            f"{s['peak_memory'] / (1 << 30):.1f} |"
+            f"{s['peak_memory'] / (1 << 30):.1f} | {s['activation_bytes'] / (1 << 30):.2f} |"
         )
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
@@ -255,7 +320,9 @@ def summary():
 
     losses = [by_name(record(f"train/tokens_per_step_{name}.json")) for name in TRAINED]
     worst = lambda arm: max(
-        runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"] for runs in losses
+        runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"]
+        for runs in losses
+        if arm in runs
     )
 
     rows = [
@@ -289,10 +356,13 @@ TABLES = {
     "summary": summary,
     "gaussian": lambda: accuracy("gaussian"),
     "hard": lambda: accuracy("hard"),
+    "real_model": real_model,
     "torch_cpu": torch_cpu,
     "h200": h200,
     "bias": bias,
     "tokens_per_step": tokens_per_step,
+    "tokens_per_step_45m": tokens_per_step_45m,
+    "finetune": finetune,
     "ablation": ablation,
     "throughput": throughput,
 }

@@ -217,6 +217,13 @@ Tensor workspace(const Tensor& like, size_t bytes) {
   return torch::stable::new_empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
 }
 
+void check_bytes(const char* name, const Tensor& t, const Tensor& q) {
+  check_same_device(name, t, q);
+  if (t.dim() != 1 || t.scalar_type() != ScalarType::Byte || (t.size(0) > 1 && t.stride(0) != 1))
+    refuse_argument(std::string(name) + ": expected the uint8 tensor that the forward gave, got " +
+                    "another of shape " + shape_text(t));
+}
+
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape) {
   return torch::stable::new_empty(like, shape, ScalarType::Float);
 }

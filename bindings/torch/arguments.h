@@ -61,6 +61,9 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
 /// At least `bytes` bytes from PyTorch's allocator for the device of `like`.
 Tensor workspace(const Tensor& like, size_t bytes);
 
+/// Refuses anything but a row of bytes on the device of q.
+void check_bytes(const char* name, const Tensor& t, const Tensor& q);
+
 /// A FP32 tensor on the device of `like`.
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape);
 

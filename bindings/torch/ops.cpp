@@ -14,6 +14,7 @@
 
 #include "arguments.h"
 #include "sagebwd/build.h"
+#include "sagebwd/codes.h"
 #include "sagebwd/version.h"
 
 namespace sagebwd::binding {
@@ -70,14 +71,36 @@ void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
   torch::stable::fill_(torch::stable::narrow(whole, dim, tokens, t.size(dim) - tokens), value);
 }
 
-std::tuple<Tensor, Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const Tensor& v,
-                                       std::optional<Tensor> cu_seqlens_q,
-                                       std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q,
-                                       int64_t max_seqlen_k, std::optional<double> softmax_scale,
-                                       bool causal, bool top_left, int64_t window_left,
-                                       int64_t window_right, std::string recipe, int64_t seed,
-                                       bool /*deterministic: the backward reads it*/,
-                                       bool return_max_logit) {
+/// Memory for the codes of a call. Tokens behind the last document count too, so that the size
+/// follows from the shapes of the tensors alone.
+Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k,
+                 const Packing& packing) {
+  const bool packed = packing.packed();
+  const CodesLayout layout({.h = q.size(1),
+                            .hk = k.size(1),
+                            .d = q.size(q.dim() - 1),
+                            .queries = packed ? q.size(0) : q.size(0) * q.size(2),
+                            .keys = packed ? k.size(0) : k.size(0) * k.size(2),
+                            .sequences = packed ? packing.num_documents() : q.size(0),
+                            .packed = packed,
+                            .k_per_token = args.recipe.k_per_token});
+  return workspace(q, static_cast<size_t>(layout.bytes));
+}
+
+/// The codes of a call, if there are any.
+void set_codes(AttentionArgs& args, const Tensor& codes, const Tensor& q) {
+  check_bytes("codes", codes, q);
+  if (codes.size(0) == 0) return;
+  args.codes = const_cast<void*>(codes.const_data_ptr());
+  args.codes_bytes = static_cast<size_t>(codes.size(0));
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
+    const Tensor& q, const Tensor& k, const Tensor& v, std::optional<Tensor> cu_seqlens_q,
+    std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
+    int64_t window_right, std::string recipe, int64_t seed,
+    bool /*deterministic: the backward reads it*/, bool return_max_logit, bool save_codes) {
   return translated([&] {
     const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                           softmax_scale, causal,       top_left,     window_left,
@@ -96,12 +119,14 @@ std::tuple<Tensor, Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const T
       args.lse = stats_of("lse", lse, q, packing);
       if (return_max_logit && rows * heads > 0)
         args.max_logit = static_cast<float*>(max_logit.mutable_data_ptr());
+      const Tensor codes = save_codes ? new_codes(args, q, k, packing) : workspace(q, 0);
+      set_codes(args, codes, q);
       run(args, q, [](const ForwardArgs& a) { forward(a); });
       if (packing.packed()) {
         fill_rest(out, 0, packing.tokens_q(), 0.0);
         fill_rest(lse, 1, packing.tokens_q(), -std::numeric_limits<double>::infinity());
       }
-      return std::make_tuple(out, lse, max_logit);
+      return std::make_tuple(out, lse, max_logit, codes);
     });
   });
 }
@@ -111,7 +136,8 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
     const Tensor& lse, std::optional<Tensor> dlse, std::optional<Tensor> cu_seqlens_q,
     std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
     std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
-    int64_t window_right, std::string recipe, int64_t seed, bool deterministic, bool partial_kv) {
+    int64_t window_right, std::string recipe, int64_t seed, bool deterministic, bool partial_kv,
+    std::optional<Tensor> codes) {
   return translated([&] {
     const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                           softmax_scale, causal,       top_left,     window_left,
@@ -134,6 +160,7 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
       if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
       args.partial_kv = partial_kv;
       args.deterministic = deterministic;
+      if (codes.has_value()) set_codes(args, *codes, q);
       run(args, q, [](const BackwardArgs& a) { backward(a); });
       if (packing.packed()) {
         fill_rest(dq, 0, packing.tokens_q(), 0.0);
@@ -197,11 +224,13 @@ std::string library_build() { return describe_build(); }
 
 STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS
-        "bool deterministic, bool return_max_logit) -> (Tensor out, Tensor lse, Tensor max_logit)");
+        "bool deterministic, bool return_max_logit, bool save_codes) -> "
+        "(Tensor out, Tensor lse, Tensor max_logit, Tensor codes)");
   m.def(
       "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? "
       "dlse, " SAGEBWD_OPTIONS
-      "bool deterministic, bool partial_kv) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "bool deterministic, bool partial_kv, Tensor? codes) -> "
+      "(Tensor dq, Tensor dk, Tensor dv)");
   m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
   m.def("version() -> str");
   m.def("build() -> str");

@@ -27,10 +27,16 @@ bool to_bool(const std::string& key, const std::string& value) {
   return value == "1";
 }
 
-Rounding to_rounding(const std::string& value) {
-  if (value == "nearest") return Rounding::nearest;
-  if (value == "dither") return Rounding::dither;
-  refuse("rounding: expected 'nearest' or 'dither', got '" + value + "'");
+/// "nearest", "dither", or "dither:<bits>" with the bits of the matmuls that it applies to.
+void set_rounding(Recipe& r, const std::string& value) {
+  const size_t colon = value.find(':');
+  const std::string word = value.substr(0, colon);
+  if (word != "dither" && value != "nearest")
+    refuse("rounding: expected 'nearest', 'dither' or 'dither:<bits>', got '" + value + "'");
+  r.rounding = word == "dither" ? Rounding::dither : Rounding::nearest;
+  r.dithered = colon == std::string::npos
+                   ? kMatmulDitherable
+                   : static_cast<uint32_t>(to_int("rounding", value.substr(colon + 1)));
 }
 
 }  // namespace
@@ -57,7 +63,11 @@ Recipe parse_recipe(const std::string& text) {
     else if (key == "smooth_v")
       r.smooth_v = to_bool(key, value);
     else if (key == "rounding")
-      r.rounding = to_rounding(value);
+      set_rounding(r, value);
+    else if (key == "rotate")
+      r.rotate = to_bool(key, value);
+    else if (key == "k_per_token")
+      r.k_per_token = to_bool(key, value);
     else if (key == "p_levels")
       r.p_levels = to_int(key, value);
     else if (key == "pv16_tiles")

@@ -67,6 +67,12 @@ struct AttentionArgs {
   Documents documents;
   Recipe recipe;
 
+  /// Optional, codes_size() bytes that start at a multiple of 16: the forward writes its quantised
+  /// inputs there, and a backward that gets them takes them instead of q, k and v, whose data is
+  /// then not looked at. The gradients have the same bits either way.
+  void* codes = nullptr;
+  size_t codes_bytes = 0;
+
   Device device = Device::cpu;
   void* workspace = nullptr;  // workspace_size() bytes of any alignment
   size_t workspace_bytes = 0;
@@ -93,6 +99,10 @@ struct BackwardArgs : AttentionArgs {
 /// arguments (workspace fields and data pointers are not looked at).
 SAGEBWD_API size_t workspace_size(const ForwardArgs& args);
 SAGEBWD_API size_t workspace_size(const BackwardArgs& args);
+
+/// Bytes of codes: about 3 per channel and token, where q, k and v have 6 in 16 bits. Refuses a
+/// recipe whose codes do not stand for its inputs.
+SAGEBWD_API size_t codes_size(const ForwardArgs& args);
 
 SAGEBWD_API void forward(const ForwardArgs& args);
 SAGEBWD_API void backward(const BackwardArgs& args);

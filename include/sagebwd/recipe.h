@@ -12,10 +12,16 @@ namespace sagebwd {
 
 /// Which values each INT8 scale covers.
 enum class Scheme : int {
-  paper = 0,  // one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)
-  vectorwise =
-      1,  // one scale per token of Q, K, dO; P and dS per key for dV and dK, dS per query for dQ
+  // One scale per block of Q, K, V and dO, and one per tile of P and dS (arXiv 2603.02170).
+  paper = 0,
+  // One scale per token of Q, V and dO and per 128 keys of K; P and dS per key for dV and dK, dS
+  // per query for dQ. dP is made from the codes of V, so dS is the gradient of what the forward
+  // computed.
+  vectorwise = 1,
 };
+
+/// Keys that share a scale of K in `vectorwise`, counted from the first key of a document.
+inline constexpr int kKeysPerScale = 128;
 
 enum class Rounding : int {
   nearest = 0,
@@ -34,18 +40,23 @@ enum Matmul : uint32_t {
   kMatmulAll = (1u << 7) - 1,
 };
 
+/// Matmuls with an operand that is made inside the kernel (P or dS) and can be dithered.
+inline constexpr uint32_t kMatmulDitherable = kMatmulO | kMatmulDV | kMatmulDQ | kMatmulDK;
+
 struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;   // subtract the mean key (exact)
-  bool smooth_q = false;  // subtract the mean query of each block (exact; costs a bias row)
-  bool smooth_v = true;   // subtract the mean value (exact)
+  bool smooth_k = true;      // subtract the mean key (exact)
+  bool smooth_q = false;     // subtract the mean query of each block (exact; costs a bias row)
+  bool smooth_v = true;      // subtract the mean value (exact)
+  bool rotate = true;        // rotate Q and K before they are quantised (exact; numerics/rotate.h)
+  bool k_per_token = false;  // K has one scale per token rather than per block of keys
   Rounding rounding = Rounding::nearest;
-  uint64_t seed = 0;  // of dither; the same seed gives the same bits (dQ on a GPU: in
-                      // deterministic mode)
-  int pv16_tiles =
-      1;  // leading key tiles of each document whose P·V stays in floating point; -1: all
+  uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
+  uint64_t seed = 0;   // of dither; the same seed gives the same bits (dQ on a GPU: in
+                       // deterministic mode)
+  int pv16_tiles = 0;  // leading key tiles of each document whose P stays unquantised; -1: all
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
   int p_levels = 0;  // levels of the codes of P, which is not negative: 127, or 255 where the
                      // hardware multiplies unsigned by signed bytes; 0: the backend's own choice
@@ -57,12 +68,16 @@ struct Recipe {
     r.tile_q = 128;
     r.tile_k = 64;
     r.smooth_v = false;
-    r.pv16_tiles = 0;
+    r.rotate = false;
     r.p_levels = 127;
     return r;
   }
-  /// The default: gradient error that does not grow with the batch, robust to attention sinks.
+  /// The default: gradient error that does not grow with the batch, robust to attention sinks and
+  /// to outlier channels.
   static Recipe vectorwise() { return {}; }
+
+  /// Whether the codes of P or dS that go into a matmul are dithered.
+  bool dithers(Matmul m) const { return rounding == Rounding::dither && (dithered & m) != 0; }
 };
 
 SAGEBWD_API const char* scheme_name(Scheme s);

@@ -105,8 +105,10 @@ typedef struct sagebwd_recipe {
   uint64_t seed;
   int32_t pv16_tiles; /* -1: all */
   uint32_t high_precision;
-  int32_t p_levels; /* 127 or 255; 0: the backend's own choice */
-  int32_t reserved; /* 0 */
+  int32_t p_levels;  /* 127 or 255; 0: the backend's own choice */
+  uint32_t dithered; /* with SAGEBWD_ROUND_DITHER: bits of O, dV, dQ, dK; 0: all of them */
+  int32_t rotate;
+  int32_t k_per_token;
 } sagebwd_recipe;
 
 typedef struct sagebwd_forward_args {
@@ -140,6 +142,9 @@ typedef struct sagebwd_forward_args {
                            scaled logit */
   int32_t cu_on_device; /* 1: cu_q and cu_k are CUDA memory, see Documents in attention.h */
   int32_t reserved_2;   /* 0 */
+  void* codes; /* NULL, or sagebwd_codes_size bytes that start at a multiple of 16, written:
+                  the quantised inputs, for a backward that takes them instead of q, k, v */
+  size_t codes_bytes;
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -176,6 +181,9 @@ typedef struct sagebwd_backward_args {
   int32_t reserved;      /* 0 */
   int32_t cu_on_device;  /* as in the forward */
   int32_t reserved_2;    /* 0 */
+  void* codes; /* NULL, or what the forward wrote: the data of q, k and v is then not looked
+                  at, and the gradients have the same bits */
+  size_t codes_bytes;
 } sagebwd_backward_args;
 
 /* "0.1.0": of the library that is loaded. SAGEBWD_VERSION_STRING is of this header. */
@@ -195,6 +203,10 @@ SAGEBWD_C_API int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t
  * at. */
 SAGEBWD_C_API int sagebwd_forward_workspace_size(const sagebwd_forward_args* args, size_t* bytes);
 SAGEBWD_C_API int sagebwd_backward_workspace_size(const sagebwd_backward_args* args, size_t* bytes);
+
+/* Bytes of codes, about 3 per channel and token. Refuses a recipe whose codes do not stand for its
+ * inputs: "paper", Q-smoothing, matmuls other than dV and dP out of INT8. */
+SAGEBWD_C_API int sagebwd_codes_size(const sagebwd_forward_args* args, size_t* bytes);
 
 SAGEBWD_C_API int sagebwd_forward(const sagebwd_forward_args* args);
 SAGEBWD_C_API int sagebwd_backward(const sagebwd_backward_args* args);

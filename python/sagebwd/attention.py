@@ -85,6 +85,7 @@ def attention(
         options,
         deterministic=_deterministic(deterministic),
         return_max_logit=return_max_logit,
+        save_codes=as_recipe(recipe).save_codes,
     )
     if layout == "bshd":
         out = out.transpose(1, 2)
@@ -146,6 +147,7 @@ def attention_varlen(
         options,
         deterministic=_deterministic(deterministic),
         return_max_logit=return_max_logit,
+        save_codes=as_recipe(recipe).save_codes,
     )
     return _results(out, lse, max_logit, return_lse, return_max_logit)
 

@@ -32,7 +32,7 @@ from datetime import datetime, timezone
 
 import torch
 
-from . import __version__, peers
+from . import __version__, ops, peers
 from .attention import attention
 from .suggest import Parser, did_you_mean
 
@@ -184,6 +184,8 @@ def run_case(case, device, found, rounds):
 
 def _summary(case, contestant, ours):
     entry = {"case": str(case), "implementation": contestant.name}
+    if contestant.name.startswith("sagebwd"):
+        entry["kernels"] = {d: _kernels(case, contestant, d) for d in ("forward", "backward")}
     for direction in DIRECTIONS:
         ms = [1e3 * t for t in contestant.times[direction]]
         median = statistics.median(ms)
@@ -200,6 +202,13 @@ def _summary(case, contestant, ours):
             "ratio_to_sagebwd": statistics.median(ratios),
         }
     return entry
+
+
+def _kernels(case, contestant, direction):
+    """Which of this library's implementations served a direction, such as cuda-sm80."""
+    options = ops.Options(causal=case.causal, recipe=case.recipe)
+    answers = ops.explain(*contestant.leaves, options, is_backward=direction == "backward")
+    return next(name for name, state, _ in answers if state == "chosen")
 
 
 def table(entries):

@@ -121,6 +121,7 @@ def _verdict(exact, recipe, errors, max_logit):
     remedies = {
         "S in floating point": replace(recipe, high_precision=("S", "S'")),
         "all of P·V in floating point": replace(recipe, pv16_tiles=-1),
+        "a scale per token of K": replace(recipe, k_per_token=True),
         'backward="bf16"': replace(recipe, high_precision=("dV", "dP", "dQ", "dK")),
     }
     tried = {
@@ -218,7 +219,7 @@ def _int8(layer, recipe):
     got = {"O": out, "dQ": dq, "dK": dk, "dV": dv}
     p = _rebuilt_p(layer, recipe, lse)
     if p is not None:
-        v = _repeat(layer)[1].double()
+        v = _value_codes(_repeat(layer)[1], recipe)
         dout = layer.dout.double()
         got["P"] = p
         got["dS"] = p * (dout @ v.mT - (dout * out.double()).sum(-1, keepdim=True))
@@ -240,11 +241,52 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
     if "S'" in recipe.high_precision:
         s = q.double() @ (k - mean).double().mT
     else:
-        tiles = (recipe.tile_q or 128, recipe.tile_k or 64) if recipe.scheme == "paper" else (1, 1)
-        s = _codes(q, tiles[0]) @ _codes(k - mean, tiles[1]).mT
+        turn = _rotated if recipe.rotate else lambda x: x
+        q_tokens, k_tokens = _tokens_per_scale(recipe)
+        s = _codes(turn(q), q_tokens) @ _codes(turn(k - mean), k_tokens).mT
     s = s * _scale(layer) + _scale(layer) * (q.double() @ mean.double().mT)
     p = torch.exp(s - lse.double()[..., None])
     return p.masked_fill(~_mask(layer), 0.0)
+
+
+def _value_codes(v, recipe):
+    """The values that dP is made from: in ``vectorwise`` what the codes stand for, so that dS is
+    the gradient of what the forward computed."""
+    if recipe.scheme == "paper" or "O" in recipe.high_precision:
+        return v.double()
+    v = v.float()
+    mean = v.double().mean(2, keepdim=True).float() if recipe.smooth_v else torch.zeros(())
+    return _codes(v - mean, 1) + mean.double()
+
+
+def _tokens_per_scale(recipe):
+    """Of Q and of K."""
+    if recipe.scheme == "paper":
+        return recipe.tile_q or 128, recipe.tile_k or 64
+    return 1, 1 if recipe.k_per_token else 128
+
+
+# Signs of the rotation, 32 channels to a number and 1 for minus: src/numerics/rotate.h.
+_SIGNS = (
+    *(0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A),
+    *(0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19),
+)
+
+
+def _rotated(x):
+    """x times the matrix of ``Recipe.rotate``: signs, then a Hadamard matrix over blocks of
+    channels. Sums are float32 in the order of the kernels, so that codes agree bit for bit."""
+    d = x.shape[-1]
+    signs = [-1.0 if _SIGNS[c // 32] >> c % 32 & 1 else 1.0 for c in range(d)]
+    x = x * torch.tensor(signs, dtype=x.dtype, device=x.device)
+    n = d & -d
+    half = 1
+    while half < n:
+        pairs = x.unflatten(-1, (-1, 2, half))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    return x * n**-0.5
 
 
 def _codes(x, block):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import ops
 from .attention import _dense
+from .recipe import as_recipe
 
 # Additive masks hide a key by -inf or by a large negative number: -10000 (-9984 in bfloat16) or the
 # lowest number of the dtype. Beside it a probability is 0 in float32.
@@ -104,18 +105,21 @@ def attention_with_mask(q, k, v, mask, *, is_causal=False, softmax_scale=None, r
     options, (q, k, v) = _dense(
         q, k, v, False, softmax_scale, (-1, -1), "bhsd", "bottom_right", recipe, "int8"
     )
-    return forward(q, k, v, options, read(mask, q, k, is_causal))
+    documents = read(mask, q, k, is_causal)
+    return forward(q, k, v, options, documents, save_codes=as_recipe(recipe).save_codes)
 
 
-def forward(q, k, v, options, documents=None):
+def forward(q, k, v, options, documents=None, *, save_codes=True):
     """(out, lse) of [b, h, s, d] tensors. Without documents the options describe the mask."""
     if documents is not None:
         options = documents.options(options)
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    switches = dict(
+        deterministic=torch.are_deterministic_algorithms_enabled(), save_codes=save_codes
+    )
     if documents is None or documents.cu_q is None:
-        return ops.forward(q, k, v, options, deterministic=deterministic)[:2]
+        return ops.forward(q, k, v, options, **switches)[:2]
     packed = (documents.pack_q(q), documents.pack_k(k), documents.pack_k(v))
-    out, lse, _ = ops.forward(*packed, options, deterministic=deterministic)
+    out, lse, _ = ops.forward(*packed, options, **switches)
     return documents.unpack_q(out), documents.unpack_rows(lse)
 
 

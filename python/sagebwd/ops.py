@@ -2,16 +2,18 @@
 """The operators as PyTorch sees them: fake kernels, autograd, and errors. No other file names
 ``torch.ops.sagebwd``.
 
-``sagebwd::fwd`` gives (out, lse, max_logit); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k, v, out,
-lse and the gradients of out and lse. Nothing in INT8 is kept between the two: the backward
-quantises q and k again and gets the same codes. Tensors are [b, h, n, d], or [t, h, d] with
-document offsets.
+``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
+v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward
+made of q, k and v, 3 bytes per channel, and autograd keeps them instead of q, k and v. The backward
+gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets.
 """
 
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+
+from .recipe import MATMULS
 
 _ops = torch.ops.sagebwd
 
@@ -68,22 +70,65 @@ def _refuse_transforms():
         )
 
 
-def forward(q, k, v, options, *, deterministic=False, return_max_logit=False):
-    """(out, lse, max_logit); differentiable in q, k, v through out and lse."""
+def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
+    """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
+    gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
-    return _call(_ops.fwd.default, q, k, v, *options.signed(), deterministic, return_max_logit)
+    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    save = save_codes and wanted and not _is_distributed(q) and codes_suffice(options.recipe)
+    switches = (deterministic, return_max_logit, save)
+    return _call(_ops.fwd.default, q, k, v, *options.signed(), *switches)[:3]
 
 
-def backward(dout, q, k, v, out, lse, dlse, options, *, deterministic=False, partial_kv=False):
+def _is_distributed(t):
+    """Whether a tensor is a DTensor, without importing that. Their calls keep q, k and v: codes
+    cannot be cut or gathered as PyTorch may want to."""
+    return hasattr(t, "device_mesh")
+
+
+def codes_suffice(recipe):
+    """Whether codes are all that the backward of a recipe needs of q, k and v. With malformed
+    recipes they do not, so that the library is the one to refuse those."""
+    scheme, *words = recipe.split() or [""]
+    lifted = 0
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "smooth_q" and value != "0":
+            return False
+        if key == "high_precision":
+            lifted = int(value) if value.isdecimal() else -1
+    return scheme == "vectorwise" and lifted & ~(MATMULS["dV"] | MATMULS["dP"]) == 0
+
+
+def codes_bytes(q, k, cu_seqlens_q, recipe):
+    """Size of the codes of a call, from shapes alone: sagebwd/codes.h has the layout."""
+    h, hk, d = q.shape[1], k.shape[1], q.shape[-1]
+    if cu_seqlens_q is None:
+        sequences, queries, keys = q.shape[0], q.shape[0] * q.shape[2], k.shape[0] * k.shape[2]
+        blocks = sequences * ((k.shape[2] + 127) // 128)
+    else:
+        sequences, queries, keys = cu_seqlens_q.shape[0] - 1, q.shape[0], k.shape[0]
+        blocks = keys // 128 + sequences
+    scales = hk * (keys if "k_per_token=1" in recipe.split() else blocks)
+    parts = [h * queries * d, hk * keys * d, hk * keys * d]
+    parts += [4 * n for n in (h * queries, h * queries, hk * keys, scales)]
+    parts += [4 * sequences * hk * d] * 2
+    return sum((part + 15) // 16 * 16 for part in parts)
+
+
+def backward(
+    dout, q, k, v, out, lse, dlse, options, *, deterministic=False, partial_kv=False, codes=None
+):
     """(dq, dk, dv). ``partial_kv``: k and v are part of the keys and lse is of all of them (a ring
-    step)."""
+    step). ``codes``: of the forward; only the shapes of q, k and v are then looked at."""
     return _call(
         _ops.bwd.default,
         *(dout, q, k, v, out, lse, dlse),
         *options.signed(),
         deterministic,
         partial_kv,
+        codes,
     )
 
 
@@ -131,10 +176,16 @@ def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
             )
 
 
+def _forward_arguments(rest):
+    """(options, deterministic, return_max_logit, save_codes) of what follows v in a forward."""
+    return Options(*rest[: len(Options._fields)]), *rest[len(Options._fields) :]
+
+
 @torch.library.register_fake("sagebwd::fwd")
-def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
-    _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    return_max_logit = rest[-1]
+def _fwd_fake(q, k, v, *rest):
+    options, _, return_max_logit, save_codes = _forward_arguments(rest)
+    cu_seqlens_q = options.cu_seqlens_q
+    _check_shapes(q, k, v, cu_seqlens_q, options.cu_seqlens_k)
     out = torch.empty_like(q)
     if cu_seqlens_q is None:
         rows, heads = q.shape[0], q.shape[1]
@@ -143,7 +194,8 @@ def _fwd_fake(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
         rows, heads = cu_seqlens_q.shape[0] - 1, q.shape[1]
         lse = q.new_empty((heads, q.shape[0]), dtype=torch.float32)
     max_logit = q.new_empty((rows, heads) if return_max_logit else (0,), dtype=torch.float32)
-    return out, lse, max_logit
+    size = codes_bytes(q, k, cu_seqlens_q, options.recipe) if save_codes else 0
+    return out, lse, max_logit, q.new_empty((size,), dtype=torch.uint8)
 
 
 @torch.library.register_fake("sagebwd::bwd")
@@ -163,27 +215,47 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
 
 def _setup_context(ctx, inputs, output):
     q, k, v, *rest = inputs
-    out, lse, max_logit = output
-    options = Options(*rest[: len(Options._fields)])
-    ctx.save_for_backward(q, k, v, out, lse, options.cu_seqlens_q, options.cu_seqlens_k)
+    out, lse, max_logit, codes = output
+    options, ctx.deterministic, _, ctx.saves_codes = _forward_arguments(rest)
+    kept = (codes,) if ctx.saves_codes else (q, k, v)
+    ctx.save_for_backward(out, lse, options.cu_seqlens_q, options.cu_seqlens_k, *kept)
+    ctx.key_shape, ctx.key_order = k.shape, _order(k)
     ctx.options = tuple(options[2:])
-    ctx.deterministic = rest[len(Options._fields)]
-    ctx.mark_non_differentiable(max_logit)
+    ctx.mark_non_differentiable(max_logit, codes)
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
     ctx.set_materialize_grads(False)
 
 
-def _fwd_backward(ctx, dout, dlse, _):
-    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
-    nones = (None,) * (len(Options._fields) + 2)
+def _fwd_backward(ctx, dout, dlse, *_):
+    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
+    nones = (None,) * (len(Options._fields) + 3)
     if dout is None and dlse is None:
         return (None, None, None, *nones)
     if dout is None:
         dout = torch.zeros_like(out)
     options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
-    grads = backward(dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic)
+    codes = kept[0] if ctx.saves_codes else None
+    if ctx.saves_codes:
+        keys = _stand_in(out, ctx.key_shape, ctx.key_order)
+        kept = (out, keys, keys)  # out has the shape and the strides of q
+    q, k, v = kept
+    grads = backward(
+        dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic, codes=codes
+    )
     return (*grads, *nones)
+
+
+def _order(t):
+    """The dimensions of a tensor but the channels, from the largest stride to the smallest."""
+    return sorted(range(t.dim() - 1), key=t.stride, reverse=True)
+
+
+def _stand_in(like, shape, order):
+    """For k and v beside codes: only their shape is looked at, and the order of strides, which the
+    gradients take over. There is one element per token and head."""
+    t = like.new_empty([shape[dim] for dim in order] + [1])
+    return t.permute([*(order.index(dim) for dim in range(len(order))), -1]).expand(shape)
 
 
 def _bwd_backward(ctx, *grads):

@@ -9,7 +9,8 @@ from . import arguments
 MATMULS = {"S": 1, "O": 2, "S'": 4, "dV": 8, "dP": 16, "dQ": 32, "dK": 64}
 
 _SCHEMES = ("vectorwise", "paper")
-_ROUNDINGS = ("nearest", "dither")
+#: The matmuls that ``rounding="dither"`` applies to unless it names some.
+_DITHERABLE = ("O", "dV", "dQ", "dK")
 # Field: from, to, in words. The library says which of these it can run.
 _INTEGERS = {
     "tile_q": (0, 256, "0 or a multiple of 64 up to 256"),
@@ -20,27 +21,64 @@ _INTEGERS = {
 }
 
 
+def _dithered(rounding):
+    """Names of the matmuls whose codes of P or dS are dithered."""
+    word, _, names = rounding.partition(":") if isinstance(rounding, str) else ("", "", "")
+    if rounding == "nearest":
+        return ()
+    if rounding == "dither":
+        return _DITHERABLE
+    names = names.split(",")
+    if word != "dither" or not set(names) <= set(_DITHERABLE):
+        raise ValueError(
+            "recipe rounding: expected 'nearest', 'dither' or 'dither:' with names of "
+            f"{_DITHERABLE}, such as 'dither:dQ', got {rounding!r}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _rounding_text(rounding):
+    """The form that the operators take, with bits in place of names."""
+    names = _dithered(rounding)
+    if set(names) in (set(), set(_DITHERABLE)):
+        return "dither" if names else "nearest"
+    return f"dither:{sum(MATMULS[name] for name in names)}"
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method.
 
     scheme
-        ``"vectorwise"``: one scale per token of Q, K and dO, and per query or key of each tile of P
-        and dS. ``"paper"``: one scale per block and per tile (arXiv 2603.02170). Its gradient error
-        grows with the batch.
+        ``"vectorwise"``: one scale per token of Q, V and dO, per 128 keys of K, and per query or
+        key of each tile of P and dS. ``"paper"``: one scale per block and per tile (arXiv
+        2603.02170). Its gradient error grows with the batch.
     smooth_k, smooth_q, smooth_v
         Subtract a mean before quantising and correct for it exactly: only rounding changes.
+    rotate
+        Multiply Q and K with a fixed orthogonal matrix before quantising, which spreads outlier
+        channels. Exact; the gradients are turned back.
+    k_per_token
+        One scale per token of K instead of one per 128 keys: for keys far longer than their
+        neighbours, and for large logits.
     rounding, seed
         ``"dither"`` rounds P and dS without bias; the same seed gives the same bits (dq on a GPU:
         with ``deterministic=True``).
+        ``"dither:dQ"`` does so for the operand of dQ alone (the one that the tuned GPU kernels
+        have in ``"vectorwise"``); ``dither:dQ,dK`` for two of ``O dV dQ dK``.
     pv16_tiles
-        Leading key tiles whose P·V stays in floating point, where attention sinks sit; -1: all.
+        Leading key tiles whose P is not quantised; -1: all.
     high_precision
         Names of matmuls to take out of INT8, of ``S O S' dV dP dQ dK``.
     tile_q, tile_k
         Tile sizes, multiples of 64 up to 256; 0: the backend's choice.
     p_levels
         Levels of the codes of P, 127 or 255; 0: the backend's choice (255, but 127 on AVX2).
+    save_codes
+        Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
+        and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
+        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8). So do calls on
+        distributed tensors.
     """
 
     scheme: str = "vectorwise"
@@ -49,23 +87,23 @@ class Recipe:
     smooth_k: bool = True
     smooth_q: bool = False
     smooth_v: bool = True
+    rotate: bool = True
+    k_per_token: bool = False
     rounding: str = "nearest"
     seed: int = 0
-    pv16_tiles: int = 1
+    pv16_tiles: int = 0
     high_precision: tuple = ()
     p_levels: int = 0
+    save_codes: bool = True
 
     def __post_init__(self):
         if self.scheme not in _SCHEMES:
             raise ValueError(f"recipe scheme: expected one of {_SCHEMES}, got {self.scheme!r}")
-        if self.rounding not in _ROUNDINGS:
-            raise ValueError(
-                f"recipe rounding: expected one of {_ROUNDINGS}, got {self.rounding!r}"
-            )
+        _dithered(self.rounding)
         for key, (low, high, expected) in _INTEGERS.items():
             value = arguments.integer(f"recipe {key}", getattr(self, key), low, high, expected)
             object.__setattr__(self, key, value)
-        for key in ("smooth_k", "smooth_q", "smooth_v"):
+        for key in ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token", "save_codes"):
             object.__setattr__(self, key, arguments.flag(f"recipe {key}", getattr(self, key)))
         if isinstance(self.high_precision, str) or not hasattr(self.high_precision, "__iter__"):
             raise ValueError(
@@ -84,15 +122,15 @@ class Recipe:
         """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""
         return replace(
             Recipe(
-                scheme="paper", tile_q=128, tile_k=64, smooth_v=False, pv16_tiles=0, p_levels=127
+                scheme="paper", tile_q=128, tile_k=64, smooth_v=False, rotate=False, p_levels=127
             ),
             **changes,
         )
 
     @staticmethod
     def vectorwise(**changes):
-        """The default: gradient error that does not grow with the batch, robust to attention
-        sinks."""
+        """The default: a gradient error that does not grow with the batch, and that attention sinks
+        and outlier channels hardly raise."""
         return replace(Recipe(), **changes)
 
     def text(self, lifted=()):
@@ -106,13 +144,15 @@ class Recipe:
             "smooth_k",
             "smooth_q",
             "smooth_v",
+            "rotate",
+            "k_per_token",
             "pv16_tiles",
             "p_levels",
         ):
             if getattr(self, key) != getattr(preset, key):
                 words.append(f"{key}={int(getattr(self, key))}")
-        if self.rounding != "nearest":
-            words.append(f"rounding={self.rounding}")
+        if self.rounding != preset.rounding:
+            words.append(f"rounding={_rounding_text(self.rounding)}")
         mask = 0
         for name in (*self.high_precision, *lifted):
             mask |= MATMULS[name]

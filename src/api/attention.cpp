@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "dispatch/choose.h"
+#include "spec/codes.h"
 #include "spec/overlap.h"
 
 namespace sagebwd {
@@ -71,6 +72,12 @@ void run(const Args& a,
 
 size_t workspace_size(const ForwardArgs& a) { return workspace_size_of(a); }
 size_t workspace_size(const BackwardArgs& a) { return workspace_size_of(a); }
+
+size_t codes_size(const ForwardArgs& a) {
+  const spec::Problem p = spec::resolve(a, false);
+  spec::check_codes_recipe(p.recipe);
+  return static_cast<size_t>(spec::codes_layout(p).bytes);
+}
 
 void forward(const ForwardArgs& a) { run(a, &dispatch::Implementation::forward); }
 void backward(const BackwardArgs& a) { run(a, &dispatch::Implementation::backward); }

@@ -88,11 +88,16 @@ sagebwd_recipe to_c(const Recipe& r) {
   c.pv16_tiles = r.pv16_tiles;
   c.high_precision = r.high_precision;
   c.p_levels = r.p_levels;
+  c.dithered = r.dithered;
+  c.rotate = r.rotate;
+  c.k_per_token = r.k_per_token;
   return c;
 }
 
 /// What the fields a caller's struct does not reach mean.
-sagebwd_recipe defaults(const sagebwd_recipe*) { return to_c(Recipe{}); }
+sagebwd_recipe defaults(const sagebwd_recipe* caller) {
+  return to_c(caller->scheme == SAGEBWD_SCHEME_PAPER ? Recipe::paper() : Recipe{});
+}
 
 template <typename C>
 C defaults(const C*) {
@@ -158,7 +163,9 @@ Recipe convert(const sagebwd_recipe& c) {
   r.pv16_tiles = c.pv16_tiles;
   r.high_precision = c.high_precision;
   r.p_levels = c.p_levels;
-  check_reserved("recipe", c.reserved);
+  r.dithered = c.dithered != 0 ? c.dithered : kMatmulDitherable;
+  r.rotate = flag("recipe.rotate", c.rotate);
+  r.k_per_token = flag("recipe.k_per_token", c.k_per_token);
   return r;
 }
 
@@ -196,6 +203,8 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.workspace_bytes = c.workspace_bytes;
   a.parallel_for = {c.parallel_for, c.parallel_context};
   a.stream = c.stream;
+  a.codes = c.codes;
+  a.codes_bytes = c.codes_bytes;
   check_reserved(Layout<C>::kName, c.reserved);
   check_reserved(Layout<C>::kName, c.reserved_2);
 }
@@ -299,6 +308,13 @@ int sagebwd_forward_workspace_size(const sagebwd_forward_args* args, size_t* byt
 }
 int sagebwd_backward_workspace_size(const sagebwd_backward_args* args, size_t* bytes) {
   return sagebwd::workspace_size_of(args, bytes);
+}
+
+int sagebwd_codes_size(const sagebwd_forward_args* args, size_t* bytes) {
+  return sagebwd::guarded([&] {
+    SAGE_CHECK(bytes != nullptr, "bytes: expected a place for the result, got a null pointer");
+    *bytes = sagebwd::codes_size(sagebwd::convert(args));
+  });
 }
 
 int sagebwd_forward(const sagebwd_forward_args* args) {

@@ -21,6 +21,7 @@
 #include "cpu/query_sums.h"
 #include "cpu/walk.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 namespace {
@@ -116,8 +117,8 @@ struct Buffers {
                 .v8t = false,
                 .k_float = p.lifted(kMatmulSRecompute) || p.recipe.smooth_q,
                 .kt_float = p.lifted(kMatmulDQ),
-                .v_float = true,
-                .vt_float_tiles = 0});
+                .v_rows = true,
+                .vt_rows_tiles = 0});
     query.place(arena, plan, p.h * plan.q_blocks, p.lifted(kMatmulSRecompute));
     query_scratch.place(arena, plan);
     gradient.place(arena, plan);
@@ -164,6 +165,12 @@ struct Backward {
                 const Scratch& t) const;
   void finish_queries(int64_t slot, int64_t item) const;
 
+  /// Gradients of rotated Q or K, made from codes, become those of Q or K.
+  void turn_back(Matmul matmul, float* rows, int count) const {
+    if (!plan.p.recipe.rotate || plan.p.lifted(matmul)) return;
+    for (int r = 0; r < count; ++r)
+      numerics::rotate_back(rows + static_cast<int64_t>(r) * plan.dl, static_cast<int>(plan.p.d));
+  }
   QuerySums sums_at(int64_t partial, int64_t at) const {
     const QuerySums all{buffers.dq, buffers.query_sum, 1, 1, plan.p.h * plan.q_blocks};
     return all.at(plan, partial, at);
@@ -180,6 +187,9 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   const GradientBlock g = buffers.gradient.at(plan, item);
   const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
   const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
+  // Where dP is made from the codes of V it lacks dO·mean(V), and D has to lack it too. Elsewhere
+  // this mean is zero.
+  const float* mu_v = buffers.keys.mean_v(plan, b.sequence, h / plan.p.group());
 
   prepare_queries(kernels, plan, a, b, h, mu_k, q, scratch);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.q8_dk);
@@ -203,16 +213,14 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
       g.lse2[i] = static_cast<float>((lse - scratch.shift[i]) / numerics::kLn2);
     double dot = 0.0;
     for (int c = 0; c < d; ++c)
-      dot += static_cast<double>(rows[i * plan.dl + c]) * static_cast<double>(out[i * plan.dl + c]);
+      dot += static_cast<double>(rows[i * plan.dl + c]) *
+             (static_cast<double>(out[i * plan.dl + c]) - static_cast<double>(mu_v[c]));
     if (plan.p.has_dlse) dot -= static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n));
     g.delta[i] = static_cast<float>(dot);
   }
   kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
   if (g.do_rows != nullptr) std::copy(rows, rows + tile, g.do_rows);
-  std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
-  std::fill(g.do_scale, g.do_scale + plan.bq, 0.0f);
-  kernels.quantize_rows(rows, plan.dl, b.rows, plan.p.recipe.scheme == Scheme::vectorwise,
-                        g.do_scale, scratch.codes, plan.dk);
+  encode_queries(kernels, plan, rows, b.rows, g.do_scale, scratch.codes);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.do8);
 }
 
@@ -238,7 +246,7 @@ void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key
         t.ds_key_scale, t.dk, plan.dl);
     if (p.recipe.smooth_q)
       for (int j = 0; j < keys; ++j)
-        for (int c = 0; c < plan.dl; ++c) t.dk[j * plan.dl + c] += t.key_sum[j] * q.mean[c];
+        for (int c = 0; c < plan.dl; ++c) t.dk[j * plan.dl + c] += t.key_sum[j] * q.turned_mean[c];
   }
 
   if (p.lifted(kMatmulDQ))
@@ -271,17 +279,18 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
     kernels.store_ss({keys, plan.bq, plan.dk, data.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
                       kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
-  kernels.store_f32({keys, plan.bq, plan.dl, data.v_float + key_tile, plan.dl, g.dot, plan.bq},
-                    t.dp, plan.bq);
+  kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq}, t.dp,
+                    plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
   const bool smooth_q = p.recipe.smooth_q;
   if (smooth_q && !lifted) mean_query_logits(plan, q.mean, data.k_float + key_tile, t.bias);
-  const bool dither = p.recipe.rounding == Rounding::dither;
-  const auto uniform = [&](numerics::DitherOperand operand) {
-    return dither ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index,
-                                             operand)
-                  : 0.0f;
+  const auto dither = [&](Matmul matmul, numerics::DitherOperand operand) {
+    const bool on = p.recipe.dithers(matmul);
+    return isa::BackwardTile::Dither{
+        on,
+        on ? numerics::dither_uniform(p.recipe.seed, qb.sequence, h, qb.index, kb.index, operand)
+           : 0.0f};
   };
   const float* k_scale = data.k_scale + key_at * plan.bk;
   kernels.backward_tile({
@@ -290,6 +299,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .s = t.s,
       .s_is_float = lifted,
       .dp = t.dp,
+      .v_scale = data.v_scale + key_at * plan.bk,
       .k_scale = lifted ? buffers.ones : k_scale,
       .logit_factor = q.logit_factor,
       .bias = smooth_q && !lifted ? t.bias : nullptr,
@@ -314,10 +324,10 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .ds_key_scale = t.ds_key_scale,
       .ds_query_scale = t.ds_query_scale,
       .ds_query_start = t.ds_query_start,
-      .dither_query = dither ? buffers.dither_query : nullptr,
-      .dither_u = {uniform(numerics::DitherOperand::p_backward),
-                   uniform(numerics::DitherOperand::ds_query),
-                   uniform(numerics::DitherOperand::ds_key)},
+      .dither_p = dither(kMatmulDV, numerics::DitherOperand::p_backward),
+      .dither_ds_query = dither(kMatmulDQ, numerics::DitherOperand::ds_query),
+      .dither_ds_key = dither(kMatmulDK, numerics::DitherOperand::ds_key),
+      .dither_query = buffers.dither_query,
       .p_levels = plan.p_levels,
   });
   products(q, g, key_at, keys, sums.dq, t);
@@ -344,6 +354,7 @@ void Backward::key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const Quer
     }
     const int64_t n = kb.seq.k_begin + kb.first;
     const int d = static_cast<int>(plan.p.d);
+    turn_back(kMatmulDK, t.dk, kb.rows);
     kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d,
                        t.dk, plan.dl, plan.p.scale);
     kernels.store_rows(a.dv.dtype, row_at(a.dv, kb.seq.batch, hk, n), a.dv.stride[2], kb.rows, d,
@@ -387,6 +398,8 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
     const float* part = sums_at(partial, item).dq;
     for (int64_t i = 0; i < size; ++i) sum[i] += part[i];
   }
+  kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
+  turn_back(kMatmulDQ, scratch.rows, b.rows);
   if (plan.p.recipe.smooth_k && (plan.p.partial_kv || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {
@@ -399,10 +412,9 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
         row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
       }
       for (int c = 0; c < plan.dl; ++c)
-        sum[static_cast<int64_t>(c) * plan.bq + i] += row_sum * mu_k[c];
+        scratch.rows[static_cast<int64_t>(i) * plan.dl + c] += row_sum * mu_k[c];
     }
   }
-  kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   kernels.store_rows(a.dq.dtype, row_at(a.dq, b.seq.batch, h, b.seq.q_begin + b.first),
                      a.dq.stride[2], b.rows, static_cast<int>(plan.p.d), scratch.rows, plan.dl,
                      plan.p.scale);

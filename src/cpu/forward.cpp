@@ -25,6 +25,7 @@ struct Scratch {
   void* p8 = nullptr;                                                   // [bk][bq]
   float* ot = nullptr;                                                  // [dl][bq]
   float *m = nullptr, *l = nullptr, *alpha = nullptr, *beta = nullptr;  // [bq]
+  float* logit_max = nullptr;                                           // [bq]
   int32_t *begin = nullptr, *end = nullptr;                             // [bq]
   float* bias = nullptr;                                                // [bk]
 };
@@ -45,7 +46,7 @@ struct Buffers {
     t.s = static_cast<float*>(t.s) + slot * tile;
     t.p8 = static_cast<int8_t*>(t.p8) + slot * tile;
     t.ot += slot * plan.dl * plan.bq;
-    for (float** x : {&t.m, &t.l, &t.alpha, &t.beta}) *x += slot * plan.bq;
+    for (float** x : {&t.m, &t.l, &t.alpha, &t.beta, &t.logit_max}) *x += slot * plan.bq;
     t.begin += slot * plan.bq;
     t.end += slot * plan.bq;
     t.bias += slot * plan.bk;
@@ -53,8 +54,8 @@ struct Buffers {
   }
 };
 
-/// Leading key tiles whose P·V runs in floating point.
-int64_t float_value_tiles(const spec::Problem& p) {
+/// Leading key tiles whose P is not quantised.
+int64_t unquantised_tiles(const spec::Problem& p) {
   const bool all = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO);
   return all ? std::numeric_limits<int64_t>::max() : p.recipe.pv16_tiles;
 }
@@ -67,15 +68,15 @@ Buffers::Buffers(Plan& plan, Arena& arena) {
               .v8t = true,
               .k_float = p.lifted(kMatmulS) || p.recipe.smooth_q,
               .kt_float = false,
-              .v_float = false,
-              .vt_float_tiles = float_value_tiles(p)});
+              .v_rows = false,
+              .vt_rows_tiles = unquantised_tiles(p)});
   query.place(arena, plan, plan.slots, p.lifted(kMatmulS));
   query_scratch.place(arena, plan);
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
   scratch.s = arena.take<float>(plan.slots * tile);
   scratch.p8 = arena.take<int8_t>(plan.slots * tile);
   scratch.ot = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.dl * plan.bq);
-  for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta})
+  for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta, &scratch.logit_max})
     *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.begin = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.end = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
@@ -143,13 +144,18 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
   const int64_t at = key_at * plan.bk * plan.dl;
   if (keys.v_poisoned[key_at]) {
     poisoned_values(qb, kb, hk, t);
-  } else if (tile.p_float) {
-    kernels.blend_f32({plan.dl, plan.bq, tile.tile_k, keys.vt_float + at, plan.bk,
+    return;
+  }
+  // A scale of V that is not folded into P, and the levels of P, are left to multiply.
+  const bool block_scale = !spec::folds_v(plan.p.recipe) && !plan.p.lifted(kMatmulO);
+  const float unit =
+      (block_scale ? keys.v_scale[key_at * plan.bk] : 1.0f) / (tile.p_float ? 1.0f : plan.p_levels);
+  for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
+  if (tile.p_float) {
+    kernels.blend_f32({plan.dl, plan.bq, tile.tile_k, keys.vt_rows + at, plan.bk,
                        static_cast<const float*>(t.s), plan.bq},
                       t.alpha, t.beta, t.ot, plan.bq);
   } else {
-    const float unit = keys.v_scale[key_at] / plan.p_levels;
-    for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
     kernels.blend_su({plan.dl, plan.bq, tile.tile_k, keys.v8t + at, plan.bk, t.p8, nullptr},
                      t.alpha, t.beta, t.ot, plan.bq);
   }
@@ -170,9 +176,10 @@ void Forward::query_block(int64_t slot, int64_t item) const {
 
   std::fill(t.m, t.m + plan.bq, -kInf);
   std::fill(t.l, t.l + plan.bq, 0.0f);
+  std::fill(t.logit_max, t.logit_max + plan.bq, -kInf);
   std::fill(t.ot, t.ot + static_cast<int64_t>(plan.dl) * plan.bq, 0.0f);
   const Walk walk = walk_keys(plan, h, qb);
-  const int64_t leading = walk.leading(float_value_tiles(plan.p));
+  const int64_t leading = walk.leading(unquantised_tiles(plan.p));
   for (int64_t step = 0; step < walk.steps; ++step) {
     const int64_t tile_k = walk.block(step);
     const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
@@ -184,7 +191,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
     const bool smooth_q = plan.p.recipe.smooth_q && !lifted;
     if (smooth_q)
       mean_query_logits(plan, q.mean, buffers.keys.k_float + key_at * plan.bk * plan.dl, t.bias);
-    const bool dither = plan.p.recipe.rounding == Rounding::dither;
+    const bool dither = plan.p.recipe.dithers(kMatmulO);
     const isa::ForwardTile tile{
         .tile_q = plan.bq,
         .tile_k = keys,
@@ -195,8 +202,11 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .bias = smooth_q ? t.bias : nullptr,
         .begin = masked ? t.begin : nullptr,
         .end = masked ? t.end : nullptr,
+        .v_log2 = buffers.keys.v_log2 + key_at * plan.bk,
+        .v_inverse = buffers.keys.v_inverse + key_at * plan.bk,
         .m = t.m,
         .l = t.l,
+        .logit_max = a.max_logit != nullptr ? t.logit_max : nullptr,
         .alpha = t.alpha,
         .beta = t.beta,
         .p_float = step < leading || buffers.keys.v_poisoned[key_at] != 0,
@@ -222,8 +232,9 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
     const bool empty = t.l[i] == 0.0f;
     t.alpha[i] = empty ? 0.0f : 1.0f / t.l[i];
     t.beta[i] = empty ? 0.0f : 1.0f;
-    const double max_logit = numerics::kLn2 * static_cast<double>(t.m[i]) + q.shift[i];
-    const double lse = max_logit + std::log(static_cast<double>(t.l[i]));
+    const double max_logit = numerics::kLn2 * static_cast<double>(t.logit_max[i]) + q.shift[i];
+    const double lse = numerics::kLn2 * static_cast<double>(t.m[i]) + q.shift[i] +
+                       std::log(static_cast<double>(t.l[i]));
     *stat_at(a.lse, qb.seq.batch, h, qb.seq.q_begin + qb.first + i) =
         empty ? -kInf : static_cast<float>(lse);
     poisoned = poisoned || std::isnan(t.l[i]);

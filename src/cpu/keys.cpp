@@ -5,6 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/saved_codes.h"
+#include "cpu/scales.h"
+#include "numerics/rotate.h"
+
 namespace sagebwd::cpu {
 namespace {
 
@@ -29,42 +33,202 @@ void subtract_mean(float* rows, int count, int dl, const float* mean) {
     for (int c = 0; c < dl; ++c) rows[static_cast<int64_t>(r) * dl + c] -= mean[c];
 }
 
-/// Loads a block into scratch, padding tokens zero.
-void load_block(const isa::Kernels& kernels, const Plan& plan, const TensorView& x, const Block& b,
-                int64_t hk, float* rows) {
+/// The key side of one call, block by block.
+struct Preparation {
+  const isa::Kernels& kernels;
+  const Plan& plan;
+  const AttentionArgs& a;
+  const KeyData& data;
+
+  void means(int64_t slot, int64_t item) const;
+  void block(int64_t slot, int64_t at) const;
+
+ private:
+  float* rows_of(int64_t slot) const { return data.rows + slot * tile(); }
+  int64_t tile() const { return static_cast<int64_t>(plan.bk) * plan.dl; }
+  void load(const TensorView& x, const Block& b, int64_t hk, const float* mean, float* rows) const;
+  void load_k(const Block& b, int64_t hk, float* rows) const;
+  void load_v(const Block& b, int64_t hk, float* rows) const {
+    load(a.v, b, hk, data.mean_v(plan, b.sequence, hk), rows);
+  }
+  void rotate(float* rows, int count) const;
+  SavedCodes saved() const { return {plan, a.codes}; }
+  void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
+  void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
+  void finish_k(int64_t at, const int8_t* codes) const;
+  void finish_v(const Block& b, int64_t hk, int64_t at, float* rows, const int8_t* codes) const;
+  template <typename Load, typename Scale>
+  bool scale_blocks(const Block& b, int per_scale, float* amax, float* rows, Load load_rows,
+                    Scale scale) const;
+};
+
+/// Loads a block into scratch with its mean removed, padding tokens zero.
+void Preparation::load(const TensorView& x, const Block& b, int64_t hk, const float* mean,
+                       float* rows) const {
   kernels.load_rows(x.dtype, row_at(x, b.seq.batch, hk, b.seq.k_begin + b.first), x.stride[2],
                     b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
-  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl,
-            rows + static_cast<int64_t>(plan.bk) * plan.dl, 0.0f);
+  subtract_mean(rows, b.rows, plan.dl, mean);
+  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + tile(), 0.0f);
 }
 
-void prepare_k(const isa::Kernels& kernels, const Plan& plan, const KeyData& data, int64_t at,
-               int rows_used, bool per_token, float* rows, int8_t* codes) {
-  const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
+void Preparation::load_k(const Block& b, int64_t hk, float* rows) const {
+  load(a.k, b, hk, data.mean_k(plan, b.sequence, hk), rows);
+}
+
+void Preparation::rotate(float* rows, int count) const {
+  if (!plan.p.recipe.rotate) return;
+  for (int r = 0; r < count; ++r)
+    numerics::rotate(rows + static_cast<int64_t>(r) * plan.dl, static_cast<int>(plan.p.d));
+}
+
+/// Turns the magnitudes of a block's tokens into scales: scale(amax, count, top) for every run of
+/// `per_scale` tokens, whose largest magnitude is `top`. A run that reaches beyond the block is
+/// loaded for that: load_rows(block) puts the run's tokens into `rows`. Returns whether it was so.
+template <typename Load, typename Scale>
+bool Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float* rows,
+                               Load load_rows, Scale scale) const {
+  const int64_t last = b.first + b.rows;
+  bool loaded = false;
+  for (int64_t begin = b.first / per_scale * per_scale; begin < last; begin += per_scale) {
+    const int64_t end = std::min<int64_t>(begin + per_scale, b.seq.nk);
+    const int64_t from = std::max(begin, b.first), to = std::min(end, last);
+    float* here = amax + (from - b.first);
+    float top = largest_finite(here, static_cast<int>(to - from));
+    for (int64_t n = begin; n < end; n += plan.bk) {
+      if (from == begin && to == end) break;
+      const Block other{b.seq, b.sequence, 0, n,
+                        static_cast<int>(std::min<int64_t>(plan.bk, end - n))};
+      float others[256];
+      load_rows(other);
+      loaded = true;
+      kernels.row_magnitudes(rows, plan.dl, other.rows, others);
+      top = std::max(top, largest_finite(others, other.rows));
+    }
+    scale(here, static_cast<int>(to - from), top);
+  }
+  return loaded;
+}
+
+/// Codes and scales of a block of K, and K itself where a matmul out of INT8 takes it.
+void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows,
+                             int8_t* codes) const {
+  load_k(b, hk, rows);
+  if (data.needs.k_float) std::copy(rows, rows + tile(), data.k_float + at * tile());
+  if (data.needs.kt_float)
+    kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile(), plan.bk);
   float* scale = data.k_scale + at * plan.bk;
-  std::fill(scale, scale + plan.bk, 0.0f);
-  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
-  kernels.quantize_rows(rows, plan.dl, rows_used, per_token, scale, codes, plan.dk);
+  rotate(rows, b.rows);
+  kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
+  const auto load_rows = [&](const Block& run) {
+    load_k(run, hk, rows);
+    rotate(rows, run.rows);
+  };
+  const auto scale_run = [&](float* amax, int count, float top) {
+    scale_together(amax, count, top);
+    if (plan.writes_codes())
+      saved().write_k_scale(b, hk, static_cast<int>(amax - scale), numerics::scale_of(top));
+  };
+  if (scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows, load_rows,
+                   scale_run))
+    load_rows(b);
+  kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
+  if (plan.writes_codes()) saved().write_k(b, hk, codes, scale);
+}
+
+void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   int8_t* k8 = data.k8 + at * plan.bk * plan.dk;
   for (int64_t i = 0; i < static_cast<int64_t>(plan.bk) * plan.dk; ++i)
     k8[i] = static_cast<int8_t>(codes[i] ^ kernels.flip);
   if (data.needs.k8t)
-    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile,
+    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile(),
                             plan.bk);
-  if (data.needs.k_float) std::copy(rows, rows + tile, data.k_float + at * tile);
-  if (data.needs.kt_float)
-    kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile, plan.bk);
 }
 
-void prepare_v8(const isa::Kernels& kernels, const Plan& plan, const KeyData& data, int64_t at,
-                int rows_used, float* rows, int8_t* codes) {
-  const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
-  float scale[256];
+/// Codes and scales of a block of V. `rows` keeps V with its mean removed.
+void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows,
+                             int8_t* codes) const {
+  float* scale = data.v_scale + at * plan.bk;
+  load_v(b, hk, rows);
+  kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
+  const auto load_rows = [&](const Block& run) { load_v(run, hk, rows); };
+  const bool folds = spec::folds_v(plan.p.recipe);
+  if (folds ? scale_blocks(b, kKeysPerScale, scale, rows, load_rows, scale_values)
+            : scale_blocks(b, plan.bk, scale, rows, load_rows, scale_together))
+    load_rows(b);
+  kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
+  if (plan.writes_codes()) saved().write_v(b, hk, codes, scale);
+}
+
+void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
+                           const int8_t* codes) const {
+  const bool folds = spec::folds_v(plan.p.recipe);
+  float* scale = data.v_scale + at * plan.bk;
+  const bool poisoned = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
+  data.v_poisoned[at] = poisoned;
+  for (int j = 0; j < plan.bk; ++j) {
+    data.v_log2[at * plan.bk + j] = folds && !poisoned ? std::log2(scale[j]) : 0.0f;
+    data.v_inverse[at * plan.bk + j] = folds && !poisoned ? 1.0f / scale[j] : 1.0f;
+  }
+  if (data.needs.v8t)
+    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile(), plan.bk);
+  if (!plan.p.lifted(kMatmulO))
+    for (int r = 0; r < plan.bk; ++r)
+      for (int c = 0; c < plan.dl; ++c)
+        rows[static_cast<int64_t>(r) * plan.dl + c] = codes[static_cast<int64_t>(r) * plan.dk + c];
+  if (b.index < data.needs.vt_rows_tiles)
+    kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.vt_rows + at * tile(), plan.bk);
+  if (!data.needs.v_rows) return;
+  float* v_rows = data.v_rows + at * tile();
+  if (folds) {
+    std::copy(rows, rows + tile(), v_rows);
+    return;
+  }
+  std::fill(scale, scale + plan.bk, 1.0f);  // dP takes V as it is
+  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first), a.v.stride[2],
+                    b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
+  std::fill(v_rows + static_cast<int64_t>(b.rows) * plan.dl, v_rows + tile(), 0.0f);
+}
+
+/// Means of K and V of one key head of one sequence.
+void Preparation::means(int64_t slot, int64_t item) const {
+  const int64_t sequence = item / plan.p.hk, hk = item % plan.p.hk;
+  const spec::Sequence s = plan.p.sequence(sequence);
+  float* mu_k = data.mu_k + item * plan.dl;
+  float* mu_v = data.mu_v + item * plan.dl;
+  std::fill(mu_k, mu_k + plan.dl, 0.0f);
+  std::fill(mu_v, mu_v + plan.dl, 0.0f);
+  if (plan.reads_codes()) {
+    std::copy_n(saved().k_mean(sequence, hk), plan.p.d, mu_k);
+    std::copy_n(saved().v_mean(sequence, hk), plan.p.d, mu_v);
+    return;
+  }
+  if (plan.p.recipe.smooth_k) mean_of(kernels, plan, a.k, s, hk, rows_of(slot), mu_k);
+  if (plan.p.recipe.smooth_v && (data.needs.v8t || spec::folds_v(plan.p.recipe)))
+    mean_of(kernels, plan, a.v, s, hk, rows_of(slot), mu_v);
+  if (!plan.writes_codes()) return;
+  std::copy_n(mu_k, plan.p.d, saved().k_mean(sequence, hk));
+  std::copy_n(mu_v, plan.p.d, saved().v_mean(sequence, hk));
+}
+
+void Preparation::block(int64_t slot, int64_t at) const {
+  const int64_t hk = at / plan.k_blocks;
+  const Block b = plan.key_block(at % plan.k_blocks);
+  int8_t* codes = data.codes + slot * plan.bk * plan.dk;
+  float *k_scale = data.k_scale + at * plan.bk, *v_scale = data.v_scale + at * plan.bk;
+  std::fill(k_scale, k_scale + plan.bk, 0.0f);
+  std::fill(v_scale, v_scale + plan.bk, 1.0f);
   std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
-  data.v_poisoned[at] =
-      kernels.quantize_rows(rows, plan.dl, rows_used, false, scale, codes, plan.dk);
-  data.v_scale[at] = data.v_poisoned[at] ? 0.0f : scale[0];
-  kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile, plan.bk);
+  if (plan.reads_codes())
+    saved().read_k(b, hk, codes, k_scale);
+  else
+    quantize_k(b, hk, at, rows_of(slot), codes);
+  finish_k(at, codes);
+  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
+  if (plan.reads_codes())
+    saved().read_v(b, hk, codes, v_scale);
+  else
+    quantize_v(b, hk, at, rows_of(slot), codes);
+  finish_v(b, hk, at, rows_of(slot), codes);
 }
 
 }  // namespace
@@ -78,57 +242,25 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   k8 = arena.take<int8_t>(blocks * plan.bk * plan.dk);
   k_scale = arena.take<float>(blocks * plan.bk);
   if (n.k8t) k8t = arena.take<int8_t>(blocks * tile);
-  if (n.v8t) {
-    v8t = arena.take<int8_t>(blocks * tile);
-    v_scale = arena.take<float>(blocks);
-    v_poisoned = arena.take<uint8_t>(blocks);
-  }
+  if (n.v8t) v8t = arena.take<int8_t>(blocks * tile);
+  for (float** x : {&v_scale, &v_log2, &v_inverse}) *x = arena.take<float>(blocks * plan.bk);
+  v_poisoned = arena.take<uint8_t>(blocks);
   if (n.k_float) k_float = arena.take<float>(blocks * tile);
   if (n.kt_float) kt_float = arena.take<float>(blocks * tile);
-  if (n.v_float) v_float = arena.take<float>(blocks * tile);
-  if (n.vt_float_tiles > 0) {
-    // One place per key block keeps the addressing simple; only the leading tiles are touched.
-    vt_float = arena.take<float>(blocks * tile);
-  }
+  if (n.v_rows) v_rows = arena.take<float>(blocks * tile);
+  // One place per key block keeps the addressing simple; only the leading tiles are touched.
+  if (n.vt_rows_tiles > 0) vt_rows = arena.take<float>(blocks * tile);
   rows = arena.take<float>(plan.slots * tile);
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dk);
 }
 
 void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
                   const KeyData& data) {
-  const Recipe& recipe = plan.p.recipe;
-  const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
-
-  run_items(a.parallel_for, plan, plan.num_sequences * plan.p.hk, [&](int64_t slot, int64_t item) {
-    const spec::Sequence s = plan.p.sequence(item / plan.p.hk);
-    const int64_t hk = item % plan.p.hk;
-    float* mu_k = data.mu_k + item * plan.dl;
-    float* mu_v = data.mu_v + item * plan.dl;
-    std::fill(mu_k, mu_k + plan.dl, 0.0f);
-    std::fill(mu_v, mu_v + plan.dl, 0.0f);
-    float* rows = data.rows + slot * tile;
-    if (recipe.smooth_k) mean_of(kernels, plan, a.k, s, hk, rows, mu_k);
-    if (recipe.smooth_v && data.needs.v8t) mean_of(kernels, plan, a.v, s, hk, rows, mu_v);
-  });
-
-  run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks, [&](int64_t slot, int64_t at) {
-    const int64_t hk = at / plan.k_blocks;
-    const Block b = plan.key_block(at % plan.k_blocks);
-    float* rows = data.rows + slot * tile;
-    int8_t* codes = data.codes + slot * plan.bk * plan.dk;
-
-    load_block(kernels, plan, a.k, b, hk, rows);
-    subtract_mean(rows, b.rows, plan.dl, data.mean_k(plan, b.sequence, hk));
-    prepare_k(kernels, plan, data, at, b.rows, recipe.scheme == Scheme::vectorwise, rows, codes);
-
-    load_block(kernels, plan, a.v, b, hk, rows);
-    if (data.needs.v_float) std::copy(rows, rows + tile, data.v_float + at * tile);
-    if (!data.needs.v8t) return;
-    subtract_mean(rows, b.rows, plan.dl, data.mean_v(plan, b.sequence, hk));
-    prepare_v8(kernels, plan, data, at, b.rows, rows, codes);
-    if (b.index < data.needs.vt_float_tiles)
-      kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.vt_float + at * tile, plan.bk);
-  });
+  const Preparation all{kernels, plan, a, data};
+  run_items(a.parallel_for, plan, plan.num_sequences * plan.p.hk,
+            [&](int64_t slot, int64_t item) { all.means(slot, item); });
+  run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,
+            [&](int64_t slot, int64_t at) { all.block(slot, at); });
 }
 
 }  // namespace sagebwd::cpu

@@ -9,8 +9,9 @@ namespace sagebwd::cpu {
 
 /// What a call needs from the key side. Blocks are [hk][k_blocks].
 struct KeyNeeds {
-  bool k8t, v8t, k_float, kt_float, v_float;
-  int64_t vt_float_tiles;  // leading tiles of each sequence with FP32 Vᵀ
+  bool k8t, v8t, k_float, kt_float;
+  bool v_rows;            // V as dP multiplies it with dO
+  int64_t vt_rows_tiles;  // leading tiles of each sequence with Vᵀ in FP32 for P·V
 };
 
 struct KeyData {
@@ -20,14 +21,17 @@ struct KeyData {
   float* k_scale = nullptr;                // [bk] a block
   int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand
   int8_t* v8t = nullptr;                   // [dl][bk] a block, left operand
-  float* v_scale = nullptr;                // one a block
-  uint8_t* v_poisoned = nullptr;           // one a block: it holds NaN or Inf, codes are no use
-  float* k_float = nullptr;                // [bk][dl] a block, mean removed
-  float* kt_float = nullptr;               // [dl][bk] a block, mean removed
-  float* v_float = nullptr;                // [bk][dl] a block, as given
-  float* vt_float = nullptr;               // [dl][bk] a block, mean removed
-  float* rows = nullptr;                   // [slots][bk][dl] scratch
-  int8_t* codes = nullptr;                 // [slots][bk][dk] scratch
+  float* v_scale = nullptr;                // [bk] a block; NaN for a token that is not finite
+  // [bk] a block: what P is multiplied with, as a logarithm, and its inverse. Zeros and ones where
+  // V's scale is not folded into P.
+  float *v_log2 = nullptr, *v_inverse = nullptr;
+  uint8_t* v_poisoned = nullptr;  // one a block: it holds NaN or Inf, codes are no use
+  float* k_float = nullptr;       // [bk][dl] a block, mean removed
+  float* kt_float = nullptr;      // [dl][bk] a block, mean removed
+  float* v_rows = nullptr;        // [bk][dl] a block: codes of V, or V as given
+  float* vt_rows = nullptr;       // [dl][bk] a block: codes of V, or V with its mean removed
+  float* rows = nullptr;          // [slots][bk][dl] scratch
+  int8_t* codes = nullptr;        // [slots][bk][dk] scratch
 
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
   const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {

@@ -54,14 +54,16 @@ Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(proble
 void Plan::place_tables(Arena& arena) {
   q_start = arena.take<int64_t>(num_sequences + 1);
   k_start = arena.take<int64_t>(num_sequences + 1);
+  scale_start = arena.take<int64_t>(num_sequences + 1);
 }
 
 void Plan::fill_tables() {
-  q_start[0] = k_start[0] = 0;
+  q_start[0] = k_start[0] = scale_start[0] = 0;
   for (int64_t t = 0; t < num_sequences; ++t) {
     const spec::Sequence s = p.sequence(t);
     q_start[t + 1] = q_start[t] + ceil_div(s.nq, bq);
     k_start[t + 1] = k_start[t] + ceil_div(s.nk, bk);
+    scale_start[t + 1] = scale_start[t] + ceil_div(s.nk, kKeysPerScale);
   }
 }
 

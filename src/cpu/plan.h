@@ -55,15 +55,21 @@ struct Plan {
   bool whole_heads;  // backward: one item takes all chunks of a key head, one after the other
   int slots;         // workers that run at once, each with its own scratch memory
   int64_t *q_start = nullptr,
-          *k_start = nullptr;  // [num_sequences + 1] first block of each sequence
+          *k_start = nullptr;      // [num_sequences + 1] first block of each sequence
+  int64_t* scale_start = nullptr;  // [num_sequences + 1] likewise, of blocks of kKeysPerScale keys
 
   void place_tables(Arena& arena);
   void fill_tables();
   Block query_block(int64_t block) const { return find(q_start, block, bq, true); }
   Block key_block(int64_t block) const { return find(k_start, block, bk, false); }
+  /// The number of the first block of kKeysPerScale keys of a sequence.
+  int64_t scale_block_start(int64_t sequence) const { return scale_start[sequence]; }
   int64_t key_blocks_of(int64_t sequence) const {
     return k_start[sequence + 1] - k_start[sequence];
   }
+  /// Codes that the forward leaves for a backward, which takes them instead of q, k and v.
+  bool writes_codes() const { return p.has_codes && p.direction == spec::Direction::forward; }
+  bool reads_codes() const { return p.has_codes && p.direction == spec::Direction::backward; }
   /// Partial sums of dQ that are kept apart until the end.
   int partials() const { return whole_heads ? 1 : chunks; }
 

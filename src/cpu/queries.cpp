@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/saved_codes.h"
+#include "cpu/scales.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 
@@ -14,6 +17,7 @@ void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lift
   logit_factor = arena.take<float>(blocks * plan.bq);
   start = arena.take<int32_t>(blocks * plan.bq);
   mean = arena.take<float>(blocks * plan.dl);
+  turned_mean = arena.take<float>(blocks * plan.dl);
   if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
 }
 
@@ -24,6 +28,7 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
   b.logit_factor += block * plan.bq;
   b.start += block * plan.bq;
   b.mean += block * plan.dl;
+  b.turned_mean += block * plan.dl;
   if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
   return b;
 }
@@ -48,9 +53,24 @@ void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const Tensor
             rows + static_cast<int64_t>(plan.bq) * plan.dl, 0.0f);
 }
 
-void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
-                     const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
-                     const QueryScratch& scratch) {
+void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int count,
+                    float* scale, int8_t* codes) {
+  std::memset(codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
+  std::fill(scale, scale + plan.bq, 0.0f);
+  kernels.row_magnitudes(rows, plan.dl, count, scale);
+  if (plan.p.recipe.scheme == Scheme::vectorwise)
+    scale_tokens(scale, count);
+  else
+    scale_together(scale, count, largest_finite(scale, count));
+  kernels.encode_rows(rows, plan.dl, count, scale, codes, plan.dk);
+}
+
+namespace {
+
+/// Codes, scales and shifts of a block from the queries themselves.
+void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
+                      const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
+                      const QueryScratch& scratch) {
   const int d = static_cast<int>(plan.p.d);
   const Recipe& recipe = plan.p.recipe;
   load_query_rows(kernels, plan, a.q, b, h, scratch.rows);
@@ -58,31 +78,48 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     const float* q = scratch.rows + static_cast<int64_t>(i) * plan.dl;
     double dot = 0.0;
     for (int c = 0; c < d; ++c) dot += static_cast<double>(q[c]) * static_cast<double>(mu_k[c]);
-    scratch.shift[i] = static_cast<double>(plan.p.scale) * dot;
+    // In FP32, as a backward gets it that takes saved codes.
+    const float shift = static_cast<float>(static_cast<double>(plan.p.scale) * dot);
+    scratch.shift[i] = static_cast<double>(shift);
   }
-  const float unit = plan.p.scale * numerics::kLog2e;
-  std::fill(out.mean, out.mean + plan.dl, 0.0f);
-  if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
-    kernels.transpose_f32(scratch.rows, plan.dl, plan.bq, plan.dl, out.qt_float, plan.bq);
-    std::fill(out.logit_factor, out.logit_factor + plan.bq, unit);
-  }
-
-  const float* rows = scratch.rows;
+  std::copy(scratch.rows, scratch.rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
   if (recipe.smooth_q) {
     double sum[256] = {};
     const int count = kernels.sum_rows(scratch.rows, plan.dl, b.rows, d, sum);
     for (int c = 0; c < d && count > 0; ++c) out.mean[c] = static_cast<float>(sum[c] / count);
-    for (int i = 0; i < plan.bq; ++i)
-      for (int c = 0; c < plan.dl; ++c) {
-        const int64_t at = static_cast<int64_t>(i) * plan.dl + c;
-        scratch.smooth[at] = i < b.rows ? scratch.rows[at] - out.mean[c] : 0.0f;
-      }
-    rows = scratch.smooth;
+    for (int i = 0; i < b.rows; ++i)
+      for (int c = 0; c < plan.dl; ++c)
+        scratch.smooth[static_cast<int64_t>(i) * plan.dl + c] -= out.mean[c];
   }
-  std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
-  std::fill(out.scale, out.scale + plan.bq, 0.0f);
-  kernels.quantize_rows(rows, plan.dl, b.rows, recipe.scheme == Scheme::vectorwise, out.scale,
-                        scratch.codes, plan.dk);
+  std::copy(out.mean, out.mean + plan.dl, out.turned_mean);
+  if (recipe.rotate) {
+    numerics::rotate(out.turned_mean, d);
+    for (int i = 0; i < b.rows; ++i)
+      numerics::rotate(scratch.smooth + static_cast<int64_t>(i) * plan.dl, d);
+  }
+  encode_queries(kernels, plan, scratch.smooth, b.rows, out.scale, scratch.codes);
+}
+
+}  // namespace
+
+void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
+                     const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
+                     const QueryScratch& scratch) {
+  std::fill(out.mean, out.mean + plan.dl, 0.0f);
+  if (plan.reads_codes()) {
+    std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
+    std::fill(out.scale, out.scale + plan.bq, 0.0f);
+    SavedCodes(plan, a.codes).read_queries(b, h, scratch.codes, out.scale, scratch.shift);
+  } else {
+    quantize_queries(kernels, plan, a, b, h, mu_k, out, scratch);
+    if (plan.writes_codes())
+      SavedCodes(plan, a.codes).write_queries(b, h, scratch.codes, out.scale, scratch.shift);
+  }
+  const float unit = plan.p.scale * numerics::kLog2e;
+  if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
+    kernels.transpose_f32(scratch.rows, plan.dl, plan.bq, plan.dl, out.qt_float, plan.bq);
+    std::fill(out.logit_factor, out.logit_factor + plan.bq, unit);
+  }
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   for (int i = 0; i < plan.bq; ++i) {
     int32_t sum = 0;

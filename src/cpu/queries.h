@@ -15,6 +15,7 @@ struct QueryBlock {
   float* logit_factor = nullptr;  // what turns K-scaled sums into logits in log2 units
   int32_t* start = nullptr;       // accumulator start of S (Kernels::flip)
   float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
+  float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
   float* qt_float = nullptr;      // [dl][bq], only when S is lifted
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
@@ -24,7 +25,7 @@ struct QueryBlock {
 /// Scratch of prepare_queries, one per slot.
 struct QueryScratch {
   float* rows = nullptr;    // [bq][dl]: the queries as given, afterwards
-  float* smooth = nullptr;  // [bq][dl]: mean removed
+  float* smooth = nullptr;  // [bq][dl]: mean removed, rotated
   int8_t* codes = nullptr;  // [bq][dk]
   double* shift = nullptr;  // [bq] scale · q·mean(K)
 
@@ -35,6 +36,11 @@ struct QueryScratch {
 void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
                      const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
                      const QueryScratch& scratch);
+
+/// Codes [bq][dk] and scales [bq] of the first `count` rows of a block of Q or dO; zero behind
+/// them.
+void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int count,
+                    float* scale, int8_t* codes);
 
 /// Loads bq rows of a query-shaped tensor, padding queries zero.
 void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,

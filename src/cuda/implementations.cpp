@@ -2,11 +2,12 @@
 #include "cuda/cuda.h"
 #include "cuda/plain/implementation.h"
 #include "cuda/sm80/implementation.h"
+#include "cuda/sm90/implementation.h"
 
 namespace sagebwd::cuda {
 
 std::vector<const backend::Implementation*> implementations() {
-  return {&sm80::implementation(), &plain::implementation()};
+  return {&sm90::implementation(), &sm80::implementation(), &plain::implementation()};
 }
 
 }  // namespace sagebwd::cuda

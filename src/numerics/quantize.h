@@ -29,6 +29,14 @@ SAGE_INLINE float scale_of(float amax, float levels = kLevels) {
   return amax < kZeroAmax ? 0.0f : amax / levels;
 }
 
+/// Scale of a token of V that is folded into P: `scale` is the token's own, `top` the largest of
+/// its block of 128. It stays within 2^-20 of that, because its logarithm and its inverse are used.
+SAGE_INLINE float value_scale(float scale, float top) {
+  if (!(top > 0.0f)) return 1.0f;  // all codes of the block are zero
+  const float least = 0x1p-20f * top;
+  return scale < least ? least : scale;
+}
+
 /// Factor that maps a value onto codes. 0 for scales that are 0 or NaN.
 SAGE_INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 

@@ -10,6 +10,7 @@
 
 #include "base/math.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 #include "ref/recipe_inputs.h"
 #include "ref/recipe_tile.h"
 #include "spec/problem.h"
@@ -27,11 +28,6 @@ double dot(const float* a, const float* b, int64_t n) {
   double sum = 0;
   for (int64_t c = 0; c < n; ++c) sum += static_cast<double>(a[c]) * b[c];
   return sum;
-}
-
-/// What K-smoothing took out of every logit of row i.
-double mean_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i) {
-  return static_cast<double>(head.scale) * dot(head.q + i * head.d, in.mu_k.data(), head.d);
 }
 
 float p_levels(const RecipeHead& head) {
@@ -53,80 +49,108 @@ struct ForwardBlock {
       : top(size(rows), -kInf),
         sum(size(rows), 0.0f),
         acc(size(rows * d), 0.0f),
+        max_logit(size(rows), -kInf),
         seen(size(rows), false),
         nan_logit(size(rows), false) {}
-  std::vector<float> top, sum;  // [rows]: running maximum, running sum of exp2(s2 - top)
-  std::vector<float> acc;       // [rows, d]
+  // [rows]: the largest exponent so far (a logit plus the logarithm of a folded scale), and the sum
+  // of exp2(logit - top).
+  std::vector<float> top, sum;
+  std::vector<float> acc;        // [rows, d]
+  std::vector<float> max_logit;  // [rows]
   std::vector<bool> seen, nan_logit;
 };
 
 /// A tile kept until its query block is done, when LSE is known and the tap can be told.
 struct KeptTile {
   Tile tile;
-  std::vector<float> s2, p, tile_top;
+  std::vector<float> s2, weight, tile_top;  // weight: 2^(s2 - tile_top), times V's scale if folded
   std::vector<int16_t> p8;
+  std::vector<float> v_scale;  // [cols] folded into the weights; ones if none
 };
 
-/// leading: P·V runs in floating point, whatever V holds.
+/// What the weights of a tile are multiplied with, [cols]. A tile with NaN or Inf in V has no codes
+/// that could carry them, and its P·V runs in floating point.
+std::vector<float> folded_scales(const RecipeHead& head, const RecipeInputs& in, const Tile& t,
+                                 bool poisoned) {
+  if (!spec::folds_v(head.recipe) || poisoned) return std::vector<float>(size(t.cols), 1.0f);
+  return {in.v_scale.begin() + t.k0, in.v_scale.begin() + t.k0 + t.cols};
+}
+
+/// leading: P is not quantised.
 KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile, bool leading,
                       const std::vector<float>& bias, ForwardBlock& block) {
   const int64_t d = head.d;
   const Tile& t = tile;
   std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulS));
-  std::vector<float> p(t.size(), 0.0f), tile_top(size(t.rows), -kInf);
-  t.for_visible([&](int64_t i, int64_t, int64_t at) {
-    if (std::isnan(s2[at])) block.nan_logit[i] = true;  // the maximum drops it; P does not
-    tile_top[i] = std::max(tile_top[i], s2[at]);
-  });
-  t.for_visible([&](int64_t i, int64_t, int64_t at) { p[at] = std::exp2(s2[at] - tile_top[i]); });
+  const auto is_nan = [](float scale) { return std::isnan(scale); };
+  const auto first_scale = x.inputs.v_scale.begin() + t.k0;
+  const bool poisoned = std::any_of(first_scale, first_scale + t.cols, is_nan);
+  std::vector<float> v_scale = folded_scales(head, x.inputs, t, poisoned);
 
-  const bool floating = leading || x.inputs.v_block_poisoned[t.k_index];
+  std::vector<float> weight(t.size(), 0.0f), tile_top(size(t.rows), -kInf);
+  t.for_visible([&](int64_t i, int64_t j, int64_t at) {
+    if (std::isnan(s2[at])) block.nan_logit[i] = true;  // the maximum drops it; P does not
+    block.max_logit[i] = std::max(block.max_logit[i], s2[at]);
+    weight[at] = s2[at] + std::log2(v_scale[j]);
+    tile_top[i] = std::max(tile_top[i], weight[at]);
+  });
+  t.for_visible(
+      [&](int64_t i, int64_t, int64_t at) { weight[at] = std::exp2(weight[at] - tile_top[i]); });
+
+  const bool has_codes = !lifted(head, kMatmulO) && !poisoned;
+  const std::vector<float>& values = has_codes ? x.v8 : x.v_smooth;
   std::vector<float> part(size(t.rows * d), 0.0f);
   std::vector<int16_t> p8;
   const float levels = p_levels(head);
-  if (floating) {
+  // What a block's scale of V, or the levels of P, still have to multiply.
+  float unit = has_codes && !spec::folds_v(head.recipe) ? x.inputs.v_scale[t.k0] : 1.0f;
+  if (leading || !has_codes) {
     for (int64_t i = 0; i < t.rows; ++i) {
       const auto [begin, end] = t.seen[i];  // masked values stay out, whatever they hold
-      matmul_add(1, d, end - begin, p.data() + i * t.cols + begin, 0, 1,
-                 x.v_smooth.data() + (t.k0 + begin) * d, d, &part[i * d], d);
+      matmul_add(1, d, end - begin, weight.data() + i * t.cols + begin, 0, 1,
+                 values.data() + (t.k0 + begin) * d, d, &part[i * d], d);
     }
   } else {
-    const Rounder round(head, t, DitherOperand::p_forward, levels);
+    const Rounder round(head, t, kMatmulO, DitherOperand::p_forward, levels);
     p8.assign(t.size(), 0);
-    t.for_visible([&](int64_t i, int64_t j, int64_t at) { p8[at] = round(p[at], levels, i, j); });
-    matmul_add(t.rows, d, t.cols, p8.data(), t.cols, 1, &x.v8[t.k0 * d], d, part.data(), d);
+    t.for_visible(
+        [&](int64_t i, int64_t j, int64_t at) { p8[at] = round(weight[at], levels, i, j); });
+    matmul_add(t.rows, d, t.cols, p8.data(), t.cols, 1, &values[t.k0 * d], d, part.data(), d);
+    unit /= levels;
   }
 
   for (int64_t i = 0; i < t.rows; ++i) {
     if (t.seen[i].empty()) continue;
     float tile_sum = 0.0f;
-    for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j) tile_sum += p[i * t.cols + j];
+    for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j)
+      tile_sum += weight[i * t.cols + j] / v_scale[j];
     const float top = std::max(block.top[i], tile_top[i]);
     const float alpha = block.seen[i] ? std::exp2(block.top[i] - top) : 0.0f;
     const float beta = std::exp2(tile_top[i] - top);
-    const float factor = floating ? beta : beta * x.inputs.v_scale[t.k_index] / levels;
     block.sum[i] = block.sum[i] * alpha + tile_sum * beta;
     for (int64_t c = 0; c < d; ++c)
-      block.acc[i * d + c] = block.acc[i * d + c] * alpha + part[i * d + c] * factor;
+      block.acc[i * d + c] = block.acc[i * d + c] * alpha + part[i * d + c] * (beta * unit);
     block.top[i] = top;
     block.seen[i] = true;
   }
-  return {std::move(tile), std::move(s2), std::move(p), std::move(tile_top), std::move(p8)};
+  return {std::move(tile),     std::move(s2), std::move(weight),
+          std::move(tile_top), std::move(p8), std::move(v_scale)};
 }
 
 void show_forward_tile(const RecipeHead& head, const KeptTile& kept, const ForwardBlock& block,
                        const RecipeTap& tap) {
   const Tile& t = kept.tile;
-  std::vector<float> p(kept.p), p_scale(size(t.rows), 0.0f);
+  std::vector<float> p(kept.weight), p_scale(size(t.rows), 0.0f);
   for (int64_t i = 0; i < t.rows; ++i) {
     if (t.seen[i].empty()) continue;
     const float norm = std::exp2(kept.tile_top[i] - block.top[i]) / block.sum[i];
     p_scale[i] = norm / p_levels(head);
-    for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j) p[i * t.cols + j] *= norm;
+    for (int64_t j = t.seen[i].begin; j < t.seen[i].end; ++j)
+      p[i * t.cols + j] *= norm / kept.v_scale[j];
   }
   RecipeTile view{};
   view.q0 = t.q0, view.k0 = t.k0, view.rows = t.rows, view.cols = t.cols;
-  view.s2 = kept.s2.data(), view.p = p.data();
+  view.s2 = kept.s2.data(), view.p = p.data(), view.v_scale = kept.v_scale.data();
   if (!kept.p8.empty()) view.p8 = kept.p8.data(), view.p_scale = p_scale.data();
   tap(view);
 }
@@ -138,11 +162,12 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
     const int64_t i = q0 + r;
     for (int64_t c = 0; c < head.d; ++c)
       out.o[i * head.d + c] = block.acc[r * head.d + c] / block.sum[r] + in.mu_v[c];
-    const double mean = mean_logit(head, in, i), top = block.top[r];
+    const double mean = in.mean_logit[i];
     out.lse[i] = static_cast<float>(
-        numerics::kLn2 * (top + std::log2(static_cast<double>(block.sum[r]))) + mean);
-    const float logit = block.nan_logit[r] ? std::numeric_limits<float>::quiet_NaN()
-                                           : static_cast<float>(numerics::kLn2 * top + mean);
+        numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);
+    const float logit = block.nan_logit[r]
+                            ? std::numeric_limits<float>::quiet_NaN()
+                            : static_cast<float>(numerics::kLn2 * block.max_logit[r] + mean);
     if (std::isnan(logit) || out.max_logit < logit) out.max_logit = logit;
   }
 }
@@ -152,6 +177,8 @@ struct BackwardState {
   TokenCodes dout;              // codes and scales of dO
   std::vector<float> dout8;     // the codes as floats
   std::vector<float> log2_lse;  // [nq], of the smoothed logits
+  // [nq]: dO·mean(V), which dP lacks where it is made from the codes of V.
+  std::vector<float> mean_dp;
   std::vector<bool> active;     // [nq]; false: LSE is -inf, the row has P = 0
   std::vector<double> row_sum;  // [nq], Σ_j dS
 };
@@ -169,8 +196,11 @@ BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
     const double delta =
         dot(in.dout + i * head.d, in.o + i * head.d, head.d) - (in.dlse ? in.dlse[i] : 0.0f);
     s.active.push_back(active);
-    s.log2_lse.push_back(active ? static_cast<float>((lse - mean_logit(head, inputs, i)) * log2e)
-                                : 0.0f);
+    s.mean_dp.push_back(
+        spec::folds_v(head.recipe)
+            ? static_cast<float>(dot(in.dout + i * head.d, inputs.mu_v.data(), head.d))
+            : 0.0f);
+    s.log2_lse.push_back(active ? static_cast<float>((lse - inputs.mean_logit[i]) * log2e) : 0.0f);
     out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
   }
   return s;
@@ -194,9 +224,9 @@ void add_by_key(const Tile& t, const std::vector<float>& w, const float* x, int6
 
 /// The same in INT8: values already carry the token scale of x8. Returns the codes for the tap.
 TileCodes add_by_key_int8(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
-                          const std::vector<float>& x8, DitherOperand operand, float levels,
-                          float* to) {
-  TileCodes codes = quantize_tile(head, t, values, Axis::key, operand, levels);
+                          const std::vector<float>& x8, Matmul matmul, DitherOperand operand,
+                          float levels, float* to) {
+  TileCodes codes = quantize_tile(head, t, values, Axis::key, matmul, operand, levels);
   std::vector<float> part(size(t.cols * head.d), 0.0f);
   matmul_add(t.cols, head.d, t.rows, codes.codes.data(), 1, t.cols, &x8[t.q0 * head.d], head.d,
              part.data(), head.d);
@@ -216,7 +246,10 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
   t.for_visible([&](int64_t r, int64_t c, int64_t at) {
     const int64_t i = t.q0 + r, j = t.k0 + c;
     p[at] = std::exp2(s2[at] - s.log2_lse[i]);
-    ds[at] = p[at] * (dp[at] - out.delta[i]);
+    if (spec::folds_v(head.recipe)) dp[at] *= inputs.v_scale[j];
+    // dO·mean(V) cancels; without it both numbers are smaller.
+    ds[at] = p[at] * (dp[at] - (out.delta[i] - s.mean_dp[i]));
+    dp[at] += s.mean_dp[i];
     // A scale along the contraction index cannot leave the integer sum; it goes into the other
     // operand.
     p_fold[at] = p[at] * s.dout.scale[i];
@@ -229,19 +262,19 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
   if (lifted(head, kMatmulDV))
     add_by_key(t, p, in.dout, d, out.dv.data());
   else
-    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, DitherOperand::p_backward, p_levels(head),
-                              out.dv.data());
+    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, kMatmulDV, DitherOperand::p_backward,
+                              p_levels(head), out.dv.data());
 
   if (lifted(head, kMatmulDK)) {
     add_by_key(t, ds, head.q, d, out.dk.data());
   } else {
-    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, DitherOperand::ds_key, numerics::kLevels,
-                                out.dk.data());
+    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, kMatmulDK, DitherOperand::ds_key,
+                                numerics::kLevels, out.dk.data());
     if (head.recipe.smooth_q)  // the codes are of Q - mu_q
       for (int64_t r = 0; r < t.rows; ++r) {
         const auto [begin, end] = t.seen[r];
-        matmul_add(end - begin, d, 1, ds.data() + r * t.cols + begin, 1, 0,
-                   &inputs.mu_q[t.q_index * d], d, out.dk.data() + (t.k0 + begin) * d, d);
+        matmul_add(end - begin, d, 1, ds.data() + r * t.cols + begin, 1, 0, &x.mu_q[t.q_index * d],
+                   d, out.dk.data() + (t.k0 + begin) * d, d);
       }
   }
 
@@ -252,8 +285,8 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
                  x.k_smooth.data() + (t.k0 + begin) * d, d, &out.dq[(t.q0 + r) * d], d);
     }
   } else {
-    query_codes =
-        quantize_tile(head, t, ds_fold_k, Axis::query, DitherOperand::ds_query, numerics::kLevels);
+    query_codes = quantize_tile(head, t, ds_fold_k, Axis::query, kMatmulDQ, DitherOperand::ds_query,
+                                numerics::kLevels);
     std::vector<float> part(size(t.rows * d), 0.0f);
     matmul_add(t.rows, d, t.cols, query_codes.codes.data(), t.cols, 1, &x.k8[t.k0 * d], d,
                part.data(), d);
@@ -320,6 +353,13 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
       if (!tile.empty()) backward_tile(head, x, in, tile, bias, s, out, tap);
     }
   }
+
+  const auto turn_back = [&](std::vector<float>& rows, Matmul matmul) {
+    if (!head.recipe.rotate || lifted(head, matmul)) return;
+    for (size_t at = 0; at < rows.size(); at += size(d))
+      numerics::rotate_back(&rows[at], static_cast<int>(d));
+  };
+  turn_back(out.dq, kMatmulDQ), turn_back(out.dk, kMatmulDK);
 
   // dS·K = dS·(K - mu) + rowsum(dS)·mu. The row sum is zero for whole rows, exactly dLSE when that
   // is given, and known only as the sum itself when the call sees part of the keys.

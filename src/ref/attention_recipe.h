@@ -13,32 +13,35 @@
 
 namespace sagebwd::ref {
 
+/// The quantised inputs: made once, the same for forward and backward.
+struct RecipeInputs {
+  std::vector<int8_t> q8, k8, v8;       // [nq, d], [nk, d], [nk, d]
+  std::vector<float> q_scale, k_scale;  // per token (a block's scale repeated)
+  // Per token, a block's scale repeated; NaN for a token that holds NaN or Inf. Never zero where it
+  // is folded into P.
+  std::vector<float> v_scale;
+  std::vector<float> mu_k, mu_v;  // [d], zero when smoothing is off
+  std::vector<float> mu_q;        // [query tiles, d]
+  std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
+};
+
 struct RecipeHead {
   int64_t nq = 0, nk = 0, d = 0;
-  const float* q = nullptr;  // [nq, d]
-  const float* k = nullptr;  // [nk, d]
-  const float* v = nullptr;  // [nk, d]
+  const float* q = nullptr;             // [nq, d]
+  const float* k = nullptr;             // [nk, d]
+  const float* v = nullptr;             // [nk, d]
+  const RecipeInputs* codes = nullptr;  // in a backward, instead: what the forward made of them
   float scale = 1.0f;
   Visibility visible;
   Recipe recipe;                   // tile sizes filled in
   int64_t sequence = 0, head = 0;  // key of the dither
 };
 
-/// The quantised inputs: made once, the same for forward and backward.
-struct RecipeInputs {
-  std::vector<int8_t> q8, k8, v8;       // [nq, d], [nk, d], [nk, d]
-  std::vector<float> q_scale, k_scale;  // per token (a block's scale repeated in `paper`)
-  std::vector<float> v_scale;           // per key tile
-  std::vector<bool> v_block_poisoned;   // per key tile
-  std::vector<float> mu_k, mu_v;        // [d], zero when smoothing is off
-  std::vector<float> mu_q;              // [query tiles, d]
-};
-
 /// One tile as the forward or the backward saw it, row-major [rows, cols]; rows are queries.
 /// Masked entries hold p = ds = 0, codes 0 and s2 = -inf; dp means nothing there.
 /// Codes of a matmul that ran in floating point are null, and so are their scales. Undoing the
 /// scales gives what the integer matmuls used:
-///   forward   p  ≈ p8 · p_scale[row]
+///   forward   p  ≈ p8 · p_scale[row] / v_scale[col]
 ///   backward  p  ≈ p8 · p_scale[col] / do_scale[row]              (dV)
 ///             ds ≈ ds8_query · ds_scale_query[row] / k_scale[col]  (dQ)
 ///             ds ≈ ds8_key · ds_scale_key[col] / q_scale[row]      (dK)
@@ -48,6 +51,7 @@ struct RecipeTile {
   const float *s2, *p;   // logits in log2 units; p normalised: exp(S - LSE) in both directions
   const int16_t* p8;     // 0 … recipe.p_levels
   const float* p_scale;  // forward: per row; backward: per key (column)
+  const float* v_scale;  // forward: per key, what P was multiplied with; null: nothing
   // Backward only.
   const float *dp, *ds;
   const int16_t *ds8_query, *ds8_key;

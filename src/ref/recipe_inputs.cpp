@@ -7,6 +7,8 @@
 
 #include "base/math.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
+#include "spec/problem.h"
 
 namespace sagebwd::ref {
 namespace {
@@ -57,6 +59,30 @@ std::vector<float> transposed(const std::vector<float>& x, int64_t n, int64_t d)
   return t;
 }
 
+std::vector<float> rotated(std::vector<float> x, int64_t d) {
+  for (size_t at = 0; at < x.size(); at += size(d)) numerics::rotate(&x[at], static_cast<int>(d));
+  return x;
+}
+
+/// One scale per token, for V whose scale is folded into P. There the logarithm of the scale is
+/// taken, so a token that is zero, or nearly so beside its neighbours, gets a small scale instead.
+TokenCodes quantize_values(const float* x, int64_t n, int64_t d) {
+  TokenCodes out{std::vector<int8_t>(size(n * d), 0), quantize_tokens(x, n, d, 1).scale};
+  for (int64_t begin = 0; begin < n; begin += kKeysPerScale) {
+    const int64_t end = std::min<int64_t>(begin + kKeysPerScale, n);
+    float top = 0.0f;
+    for (int64_t i = begin; i < end; ++i) top = std::fmax(top, out.scale[i]);
+    for (int64_t i = begin; i < end; ++i) {
+      if (std::isnan(out.scale[i])) continue;
+      out.scale[i] = numerics::value_scale(out.scale[i], top);
+      for (int64_t c = 0; c < d; ++c)
+        out.codes[i * d + c] =
+            static_cast<int8_t>(code_nearest(x[i * d + c], inverse_of(out.scale[i])));
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<float> as_floats(const std::vector<int8_t>& codes) {
@@ -82,17 +108,23 @@ TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_
   return out;
 }
 
-RecipeOperands make_operands(const RecipeHead& head) {
+namespace {
+
+/// Quantises the inputs, and keeps what matmuls out of INT8 take.
+void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nq = head.nq, nk = head.nk, d = head.d;
   const Recipe& recipe = head.recipe;
   const bool per_token = recipe.scheme == Scheme::vectorwise;
-  RecipeOperands x;
+  const auto turned = [&](const std::vector<float>& rows) {
+    return recipe.rotate ? rotated(rows, d) : rows;
+  };
   RecipeInputs& in = x.inputs;
 
   x.k_smooth.assign(head.k, head.k + nk * d);
   in.mu_k = recipe.smooth_k ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
   subtract(x.k_smooth.data(), nk, in.mu_k);
-  TokenCodes k = quantize_tokens(x.k_smooth.data(), nk, d, per_token ? 1 : recipe.tile_k);
+  TokenCodes k = quantize_tokens(turned(x.k_smooth).data(), nk, d,
+                                 spec::keys_per_scale(recipe, recipe.tile_k));
   in.k8 = std::move(k.codes), in.k_scale = std::move(k.scale);
 
   const int64_t q_tiles = ceil_div(nq, recipe.tile_q);
@@ -104,26 +136,39 @@ RecipeOperands make_operands(const RecipeHead& head) {
     subtract(q_smooth.data() + q0 * d, rows, mean);
     std::copy(mean.begin(), mean.end(), in.mu_q.begin() + t * d);
   }
-  TokenCodes q = quantize_tokens(q_smooth.data(), nq, d, per_token ? 1 : recipe.tile_q);
+  x.mu_q = turned(in.mu_q);
+  TokenCodes q = quantize_tokens(turned(q_smooth).data(), nq, d, per_token ? 1 : recipe.tile_q);
   in.q8 = std::move(q.codes), in.q_scale = std::move(q.scale);
 
   x.v_smooth.assign(head.v, head.v + nk * d);
   in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, d) : std::vector<float>(size(d), 0.0f);
   subtract(x.v_smooth.data(), nk, in.mu_v);
-  TokenCodes v = quantize_tokens(x.v_smooth.data(), nk, d, recipe.tile_k);
-  in.v8 = std::move(v.codes);
-  for (int64_t k0 = 0; k0 < nk; k0 += recipe.tile_k) {
-    const auto first = v.scale.begin() + k0,
-               last = v.scale.begin() + std::min(k0 + recipe.tile_k, nk);
-    const auto is_nan = [](float s) { return std::isnan(s); };
-    in.v_scale.push_back(*std::find_if_not(first, last - 1, is_nan));
-    in.v_block_poisoned.push_back(std::any_of(first, last, is_nan));
-  }
+  TokenCodes v = per_token ? quantize_values(x.v_smooth.data(), nk, d)
+                           : quantize_tokens(x.v_smooth.data(), nk, d, recipe.tile_k);
+  in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
 
-  x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
-  x.k8_t = transposed(x.k8, nk, d);
+  for (int64_t i = 0; i < nq; ++i) {
+    double dot = 0;
+    for (int64_t c = 0; c < d; ++c) dot += static_cast<double>(head.q[i * d + c]) * in.mu_k[c];
+    in.mean_logit.push_back(static_cast<float>(static_cast<double>(head.scale) * dot));
+  }
   x.k_smooth_t = transposed(x.k_smooth, nk, d);
-  x.v_t = transposed(std::vector<float>(head.v, head.v + nk * d), nk, d);
+  if (!spec::folds_v(recipe))
+    x.v_t = transposed(std::vector<float>(head.v, head.v + nk * d), nk, d);
+}
+
+}  // namespace
+
+RecipeOperands make_operands(const RecipeHead& head) {
+  RecipeOperands x;
+  RecipeInputs& in = x.inputs;
+  if (head.codes != nullptr)
+    in = *head.codes;
+  else
+    quantize_inputs(head, x);
+  x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
+  x.k8_t = transposed(x.k8, head.nk, head.d);
+  if (spec::folds_v(head.recipe)) x.v_t = transposed(x.v8, head.nk, head.d);
   return x;
 }
 

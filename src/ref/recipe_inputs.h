@@ -21,9 +21,11 @@ TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_
 /// integers and floats alike.
 struct RecipeOperands {
   RecipeInputs inputs;
-  std::vector<float> k_smooth, v_smooth;     // K - mu_k, V - mu_v
-  std::vector<float> q8, k8, v8;             // codes
-  std::vector<float> k8_t, k_smooth_t, v_t;  // [d, nk]
+  std::vector<float> k_smooth, v_smooth;  // K - mu_k, V - mu_v
+  std::vector<float> q8, k8, v8;          // codes; of rotated Q and K where the recipe says so
+  std::vector<float> k8_t, k_smooth_t;    // [d, nk]
+  std::vector<float> mu_q;                // RecipeInputs::mu_q, rotated as Q is
+  std::vector<float> v_t;                 // [d, nk]: what dP multiplies dO with, V or its codes
 };
 RecipeOperands make_operands(const RecipeHead& head);
 

@@ -26,8 +26,7 @@ KeyWalk::KeyWalk(const RecipeHead& head, int64_t q_index) {
   for (int64_t k_index = 0; k_index < k_tiles; ++k_index)
     if (!make_tile(head, q_index, k_index).empty()) tiles.push_back(k_index);
   const int64_t all = static_cast<int64_t>(tiles.size());
-  const bool lifted = (head.recipe.high_precision & kMatmulO) != 0;
-  leading = lifted || head.recipe.pv16_tiles < 0
+  leading = head.recipe.pv16_tiles < 0
                 ? all
                 : std::count_if(tiles.begin(), tiles.end(),
                                 [&](int64_t tile) { return tile < head.recipe.pv16_tiles; });
@@ -81,10 +80,10 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
   return s2;
 }
 
-Rounder::Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand,
-                 float levels)
+Rounder::Rounder(const RecipeHead& head, const Tile& tile, Matmul matmul,
+                 numerics::DitherOperand operand, float levels)
     : levels_(levels) {
-  if (head.recipe.rounding == Rounding::nearest) return;
+  if (!head.recipe.dithers(matmul)) return;
   const float u = numerics::dither_uniform(head.recipe.seed, head.sequence, head.head, tile.q_index,
                                            tile.k_index, operand);
   for (int64_t j = 0; j < tile.cols; ++j)
@@ -92,7 +91,7 @@ Rounder::Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOpera
 }
 
 TileCodes quantize_tile(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
-                        Axis axis, numerics::DitherOperand operand, float levels) {
+                        Axis axis, Matmul matmul, numerics::DitherOperand operand, float levels) {
   const bool by_query = axis == Axis::query;
   std::vector<float> amax(size(by_query ? t.rows : t.cols), 0.0f);
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
@@ -113,7 +112,7 @@ TileCodes quantize_tile(const RecipeHead& head, const Tile& t, const std::vector
     out.scale[n] = numerics::scale_of(amax[n], levels);
     inverse[n] = numerics::inverse_of(out.scale[n]);
   }
-  const Rounder round(head, t, operand, levels);
+  const Rounder round(head, t, matmul, operand, levels);
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
     out.codes[at] = round(values[at], inverse[by_query ? i : j], i, j);
   });

@@ -40,8 +40,7 @@ struct KeyWalk {
   KeyWalk(const RecipeHead& head, int64_t q_index);
 
   std::vector<int64_t> tiles;
-  int64_t leading;  // how many, from the first on, have P·V in floating point because the recipe
-                    // says so
+  int64_t leading;  // how many, from the first on, keep P unquantised because the recipe says so
 };
 
 /// Queries q0 … q0 + rows - 1 by keys k0 … k0 + cols - 1, and which of them each query sees.
@@ -82,12 +81,13 @@ struct TileCodes {
 /// Quantises the values of a tile (0 where masked), with a scale per line along `axis`, or one per
 /// tile in `paper`.
 TileCodes quantize_tile(const RecipeHead& head, const Tile& tile, const std::vector<float>& values,
-                        Axis axis, numerics::DitherOperand operand, float levels);
+                        Axis axis, Matmul matmul, numerics::DitherOperand operand, float levels);
 
-/// Rounds a value as the recipe asks; one object per tile and operand.
+/// Rounds a value as the recipe asks for the codes of a matmul; one object per tile and operand.
 class Rounder {
  public:
-  Rounder(const RecipeHead& head, const Tile& tile, numerics::DitherOperand operand, float levels);
+  Rounder(const RecipeHead& head, const Tile& tile, Matmul matmul, numerics::DitherOperand operand,
+          float levels);
   int16_t operator()(float x, float inverse, int64_t row, int64_t col) const {
     if (key_term_.empty()) return static_cast<int16_t>(numerics::code_nearest(x, inverse));
     return static_cast<int16_t>(numerics::code_dither(

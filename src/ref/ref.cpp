@@ -9,6 +9,7 @@
 #include "base/dispatch_dtype.h"
 #include "base/parallel.h"
 #include "ref/attention_recipe.h"
+#include "ref/saved_codes.h"
 
 namespace sagebwd::ref {
 namespace {
@@ -77,9 +78,14 @@ std::vector<float> read_stats(const StatsView& view, const Sequence& s, int64_t 
 struct Inputs {
   Inputs(const Problem& p, const AttentionArgs& args, int64_t t, int64_t h)
       : sequence(p.sequence(t)) {
-    q = queries(args.q, sequence, h).read();
-    k = keys(args.k, sequence, h / p.group()).read();
-    v = keys(args.v, sequence, h / p.group()).read();
+    if (p.direction == spec::Direction::backward && p.has_codes) {
+      codes = read_codes(p, args.codes, t, h);
+      head.codes = &codes;
+    } else {
+      q = queries(args.q, sequence, h).read();
+      k = keys(args.k, sequence, h / p.group()).read();
+      v = keys(args.v, sequence, h / p.group()).read();
+    }
     head.nq = sequence.nq, head.nk = sequence.nk, head.d = p.d;
     head.q = q.data(), head.k = k.data(), head.v = v.data();
     head.scale = p.scale;
@@ -97,6 +103,7 @@ struct Inputs {
 
   Sequence sequence;
   std::vector<float> q, k, v;
+  RecipeInputs codes;
   RecipeHead head;
 };
 
@@ -108,6 +115,7 @@ void forward(const Problem& p, const ForwardArgs& args, void*) {
     queries(args.o, in.sequence, h).write(out.o);
     for (int64_t i = 0; i < in.sequence.nq; ++i) stat(args.lse, in.sequence, h, i) = out.lse[i];
     if (args.max_logit != nullptr) args.max_logit[item] = out.max_logit;
+    if (p.has_codes) write_codes(p, args.codes, t, h, out.inputs);
   });
 }
 

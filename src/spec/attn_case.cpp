@@ -81,7 +81,7 @@ class Parser {
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos)
       for (const char* name : {"align", "window", "tile", "p_levels", "smooth_k", "smooth_q",
-                               "smooth_v", "rounding", "pv16", "lift"})
+                               "smooth_v", "rotate", "k_per_token", "rounding", "pv16", "lift"})
         known.push_back(name + std::string(token.substr(equals)));
     else if (digits != std::string_view::npos)
       for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})
@@ -146,10 +146,12 @@ class Parser {
       r.smooth_q = on_or_off(value, t);
     } else if (name == "smooth_v") {
       r.smooth_v = on_or_off(value, t);
+    } else if (name == "rotate") {
+      r.rotate = on_or_off(value, t);
+    } else if (name == "k_per_token") {
+      r.k_per_token = on_or_off(value, t);
     } else if (name == "rounding") {
-      SAGE_CHECK(value == "nearest" || value == "dither",
-                 "case token \"" << t << "\": expected nearest or dither, got \"" << value << "\"");
-      r.rounding = value == "dither" ? Rounding::dither : Rounding::nearest;
+      parse_rounding(value, r);
     } else if (name == "pv16") {
       r.pv16_tiles =
           value == "all" ? -1 : number<int>(value, t, 0, std::numeric_limits<int>::max());
@@ -196,7 +198,34 @@ class Parser {
 
 const char* switch_name(bool on) { return on ? "on" : "off"; }
 
+/// "S,dV": the opposite of parse_matmuls.
+std::string matmul_names(uint32_t bits) {
+  std::string names;
+  for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
+    if (bits & bit) names += (names.empty() ? "" : ",") + std::string(matmul_name(bit));
+  return names;
+}
+
 }  // namespace
+
+void parse_rounding(std::string_view text, Recipe& r) {
+  const size_t colon = text.find(':');
+  const std::string_view word = text.substr(0, colon);
+  SAGE_CHECK(word == "dither" || text == "nearest",
+             "rounding: expected nearest, dither or dither:<matmul>[,…], got \""
+                 << text << "\"" << did_you_mean(word, {"nearest", "dither"}));
+  r.rounding = word == "dither" ? Rounding::dither : Rounding::nearest;
+  r.dithered = kMatmulDitherable;
+  if (colon == std::string_view::npos) return;
+  r.dithered = parse_matmuls(text.substr(colon + 1));
+  SAGE_CHECK((r.dithered & ~kMatmulDitherable) == 0,
+             "rounding: expected dither of O, dV, dQ or dK, got \"" << text << "\"");
+}
+
+std::string rounding_name(const Recipe& r) {
+  if (r.rounding == Rounding::nearest) return "nearest";
+  return r.dithered == kMatmulDitherable ? "dither" : "dither:" + matmul_names(r.dithered);
+}
 
 uint32_t parse_matmuls(std::string_view list) {
   const auto bit_of = [](std::string_view name) {
@@ -233,14 +262,14 @@ std::string AttnCase::to_string() const {
   if (r.smooth_k != preset.smooth_k) s << " smooth_k=" << switch_name(r.smooth_k);
   if (r.smooth_q != preset.smooth_q) s << " smooth_q=" << switch_name(r.smooth_q);
   if (r.smooth_v != preset.smooth_v) s << " smooth_v=" << switch_name(r.smooth_v);
-  if (r.rounding != preset.rounding)
-    s << " rounding=" << (r.rounding == Rounding::dither ? "dither" : "nearest");
+  if (r.rotate != preset.rotate) s << " rotate=" << switch_name(r.rotate);
+  if (r.k_per_token != preset.k_per_token) s << " k_per_token=" << switch_name(r.k_per_token);
+  if (r.rounding != preset.rounding || r.dithered != preset.dithered)
+    s << " rounding=" << rounding_name(r);
   if (r.pv16_tiles != preset.pv16_tiles)
     s << " pv16=" << (r.pv16_tiles < 0 ? "all" : std::to_string(r.pv16_tiles));
   if (r.p_levels != preset.p_levels) s << " p_levels=" << r.p_levels;
-  const char* separator = " lift=";
-  for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
-    if (r.high_precision & bit) s << separator << matmul_name(bit), separator = ",";
+  if (r.high_precision != 0) s << " lift=" << matmul_names(r.high_precision);
   return s.str();
 }
 

@@ -17,8 +17,8 @@
 //   paper | vectorwise                 recipe preset
 //   bhsd | bshd                        memory layout
 //   seed<N>                            of the inputs and of the dither
-//   tile=<q>x<k> smooth_k|smooth_q|smooth_v=on|off rounding=nearest|dither pv16=<N>|all
-//   lift=<matmul>[,…]
+//   tile=<q>x<k> smooth_k|smooth_q|smooth_v|rotate|k_per_token=on|off pv16=<N>|all
+//   rounding=nearest|dither|dither:<matmul>[,…] lift=<matmul>[,…]
 #pragma once
 
 #include <array>
@@ -68,6 +68,10 @@ struct AttnCase {
 /// Matmul bits of a list such as "S,dV": names as matmul_name() gives them, S2 for S' where a quote
 /// is awkward. Throws Error(invalid_argument) for anything else.
 uint32_t parse_matmuls(std::string_view list);
+
+/// Sets the rounding of a recipe from "nearest", "dither" or "dither:dQ,dK", and names it so.
+void parse_rounding(std::string_view text, Recipe& r);
+std::string rounding_name(const Recipe& r);
 
 /// Multiply-adds of one matmul over all batches and heads, by the arithmetic the recipe gives them.
 struct MatmulMacs {

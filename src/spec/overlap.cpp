@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/math.h"
+#include "spec/codes.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -69,6 +71,10 @@ void refuse(const Region& a, const Region& b) {
                                     << " uses as well");
 }
 
+Region codes_region(const Problem& p, const AttentionArgs& a) {
+  return line("codes", a.codes, a.codes == nullptr ? 0 : codes_layout(p).bytes);
+}
+
 void check(const Problem& p, const void* workspace, size_t bytes,
            std::initializer_list<Region> written, std::vector<Region> read) {
   const int64_t offsets =
@@ -125,14 +131,17 @@ bool overlap(const Region& a, const Region& b) {
 void check_overlap(const Problem& p, const ForwardArgs& a, const void* workspace, size_t bytes) {
   const int64_t logits = p.num_sequences() * p.h * static_cast<int64_t>(sizeof(float));
   check(p, workspace, bytes,
-        {region("o", a.o), region("lse", a.lse, p), line("max_logit", a.max_logit, logits)},
+        {region("o", a.o), region("lse", a.lse, p), line("max_logit", a.max_logit, logits),
+         codes_region(p, a)},
         {region("q", a.q), region("k", a.k), region("v", a.v)});
 }
 
 void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspace, size_t bytes) {
+  std::vector<Region> read{region("o", a.o), region("lse", a.lse, p), region("dout", a.dout),
+                           region("dlse", a.dlse, p), codes_region(p, a)};
+  if (!p.has_codes) read.insert(read.end(), {region("q", a.q), region("k", a.k), region("v", a.v)});
   check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv)},
-        {region("q", a.q), region("k", a.k), region("v", a.v), region("o", a.o),
-         region("lse", a.lse, p), region("dout", a.dout), region("dlse", a.dlse, p)});
+        std::move(read));
 }
 
 }  // namespace sagebwd::spec

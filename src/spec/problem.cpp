@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "spec/codes.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -67,12 +68,16 @@ void check_pointer(const char* name, const void* data, int64_t alignment, int64_
       name << ": expected a data pointer aligned to " << alignment << " bytes, got " << data);
 }
 
-void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
-                bool written, bool check_memory) {
+void check_shape(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape) {
   SAGE_CHECK(t.dtype == dtype, name << ": expected dtype " << dtype_name(dtype) << " as q has, got "
                                     << dtype_name(t.dtype));
   SAGE_CHECK(t.shape == shape, name << ": expected shape " << show(shape) << " ([b, h, n, d]), got "
                                     << show(t.shape));
+}
+
+void check_view(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape,
+                bool written, bool check_memory) {
+  check_shape(name, t, dtype, shape);
   const bool empty = shape[0] == 0 || shape[1] == 0 || shape[2] == 0;
   if (empty) return;
   SAGE_CHECK(t.stride[3] == 1,
@@ -125,6 +130,9 @@ void check_recipe(const Recipe& r) {
   SAGE_CHECK(
       r.rounding == Rounding::nearest || r.rounding == Rounding::dither,
       "recipe.rounding: expected 0 (nearest) or 1 (dither), got " << static_cast<int>(r.rounding));
+  SAGE_CHECK((r.dithered & ~kMatmulDitherable) == 0,
+             "recipe.dithered: expected bits of O, dV, dQ and dK (0x6a), got 0x" << std::hex
+                                                                                 << r.dithered);
   for (int tile : {r.tile_q, r.tile_k})
     SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
                "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);
@@ -135,6 +143,16 @@ void check_recipe(const Recipe& r) {
   SAGE_CHECK((r.high_precision & ~static_cast<uint32_t>(kMatmulAll)) == 0,
              "recipe.high_precision: expected bits of the seven matmuls (0x7f), got 0x"
                  << std::hex << r.high_precision);
+}
+
+void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
+  if (a.codes == nullptr) return;
+  check_codes_recipe(p.recipe);
+  const int64_t bytes = codes_layout(p).bytes;
+  if (!check_memory) return;
+  SAGE_CHECK(a.codes_bytes >= static_cast<size_t>(bytes),
+             "codes: expected at least " << bytes << " bytes, got " << a.codes_bytes);
+  check_pointer("codes", a.codes, 16, bytes);
 }
 
 Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
@@ -164,9 +182,17 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
              "head dim: expected a multiple of 8 from 8 to 256, got " << p.d);
   SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
              "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
-  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
-  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
+  p.has_codes = a.codes != nullptr;
+  const auto check_input = [&](const char* name, const TensorView& t,
+                               std::array<int64_t, 4> shape) {
+    if (direction == Direction::backward && p.has_codes)
+      check_shape(name, t, p.dtype, shape);
+    else
+      check_view(name, t, p.dtype, shape, false, check_memory);
+  };
+  check_input("q", a.q, {p.b, p.h, p.nq, p.d});
+  check_input("k", a.k, {p.b, p.hk, p.nk, p.d});
+  check_input("v", a.v, {p.b, p.hk, p.nk, p.d});
   check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward,
              check_memory);
   check_stats("lse", a.lse, p, direction == Direction::forward, check_memory);
@@ -205,10 +231,17 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
 
   check_recipe(a.recipe);
   p.recipe = a.recipe;
+  check_codes(a, p, check_memory);
   return p;
 }
 
 }  // namespace
+
+void check_codes_recipe(const Recipe& r) {
+  const std::string refusal = codes_refusal(r);
+  SAGE_CHECK(refusal.empty(),
+             "codes: expected a recipe whose codes replace q, k and v: " << refusal);
+}
 
 Problem resolve(const ForwardArgs& a, bool check_memory) {
   const Problem p = resolve_shared(a, Direction::forward, check_memory);

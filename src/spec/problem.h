@@ -38,6 +38,7 @@ struct Problem {
   bool has_dlse = false;
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
+  bool has_codes = false;      // written by the forward; in the backward they replace q, k and v
 
   bool packed() const { return documents.count > 0; }
   int64_t group() const { return h / hk; }  // query heads per key head
@@ -65,6 +66,21 @@ inline int p_levels(const Recipe& r, int most) {
   if (r.p_levels != 0) return r.p_levels;
   return r.scheme == Scheme::paper ? 127 : most;
 }
+
+/// Keys that share a scale of K.
+inline int keys_per_scale(const Recipe& r, int tile_k) {
+  if (r.k_per_token) return 1;
+  return r.scheme == Scheme::paper ? tile_k : kKeysPerScale;
+}
+
+/// Whether V has a scale per token that is folded into P, and dP is made from the same codes. O
+/// lifted out of INT8 has no codes of V.
+inline bool folds_v(const Recipe& r) {
+  return r.scheme == Scheme::vectorwise && (r.high_precision & kMatmulO) == 0;
+}
+
+/// Throws Error(invalid_argument) with the reason if codes of the recipe cannot replace q, k and v.
+void check_codes_recipe(const Recipe& r);
 
 /// Checks the arguments and throws Error(invalid_argument) with what was expected and what came.
 /// check_memory also looks at data pointers; the workspace is checked by the caller, who knows its

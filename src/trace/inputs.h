@@ -20,12 +20,29 @@ enum class InputKind {
              // all tokens share
   sink,  // every query is aligned with the first key, which takes 0.65 of each row and has a small
          // value
+  sink_127,     // the same with the last key of the first block of 128,
+  sink_128,     // the first of the second block,
+  sink_middle,  // a key a third of the way,
+  sink_last,    // or the last key
+  sinks,        // four sinks that share 0.65 of each row
+  strong_sink,  // a sink with 0.95, three quarters of the way
   long_rows,  // nearly uniform rows; one query in eight has a single key that takes 0.3 of its row
   offset,     // every channel of K has a mean, of deviation 10·sigma across channels
+  channels,   // a channel of Q 6 times and another of K 12 times larger, without a mean
+  value_channel,  // a channel of V 20 times larger, without a mean
+  heavy,          // Student-t Q and K with three degrees of freedom
+  previous,       // previous-token heads: the token before a query has a logit of 10
+  one_hot,        // a random key of each row has a logit of 14
+  delimiters6,    // every 100th key has a logit of 6, is long and has little value; values of the
+                  // other keys follow their keys, so that their small dS add up to most of dQ
+  delimiters7,    // the same with a logit of 7
+  delimiters8,    // or of 8
 };
 
-/// gaussian, outlier, sink, long, offset.
+/// The name of the enumerator, but "long" for long_rows.
 const char* input_name(InputKind kind);
+/// Every kind, in the order of tables.
+std::vector<InputKind> all_inputs();
 /// Throws Error(invalid_argument) for an unknown name.
 InputKind input_by_name(std::string_view name);
 /// One sentence for tables and reports.

@@ -2,8 +2,10 @@
 // Times forward and backward, everything included (means, quantisation, copies), with device
 // events.
 //
-//   gpu_bench [--deterministic] [case …]      e.g. "b8 h16 n4096 d128 causal bf16 vectorwise"
+//   gpu_bench [--deterministic] [--codes] [case …]   e.g. "b8 h16 n4096 d128 causal bf16
+//   vectorwise"
 //
+// --codes: the forward saves its codes, and the backward takes them instead of q, k and v.
 // One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head forward, 2.5 times
 // that backward.
 #include <cuda_runtime_api.h>
@@ -79,7 +81,7 @@ double median_ms(F f) {
   return times[times.size() / 2];
 }
 
-void run(const std::string& text, bool deterministic) {
+void run(const std::string& text, bool deterministic, bool codes) {
   const spec::AttnCase c = spec::AttnCase::parse(text);
   ForwardArgs f;
   f.device = Device::cuda;
@@ -92,6 +94,7 @@ void run(const std::string& text, bool deterministic) {
   f.lse = contiguous_stats(static_cast<float*>(device(static_cast<size_t>(c.b * c.h * c.nq) * 4)),
                            c.h, c.nq);
   f.mask = c.mask, f.recipe = c.recipe;
+  if (codes) f.codes_bytes = codes_size(f), f.codes = device(f.codes_bytes);
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
   g.deterministic = deterministic;
@@ -109,7 +112,7 @@ void run(const std::string& text, bool deterministic) {
               3.5 * flops / (fwd + bwd) * 1e-9);
   std::fflush(stdout);
   for (void* p : {f.q.data, f.k.data, f.v.data, f.o.data, static_cast<void*>(f.lse.data),
-                  g.dout.data, g.dq.data, g.dk.data, g.dv.data, f.workspace, g.workspace})
+                  g.dout.data, g.dq.data, g.dk.data, g.dv.data, f.workspace, g.workspace, f.codes})
     check(cudaFree(p));
 }
 
@@ -117,15 +120,15 @@ void run(const std::string& text, bool deterministic) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> cases(argv + 1, argv + argc);
-  const bool deterministic = !cases.empty() && cases[0] == "--deterministic";
-  if (deterministic) cases.erase(cases.begin());
+  const auto asked = [&](const char* option) { return std::erase(cases, option) > 0; };
+  const bool deterministic = asked("--deterministic"), codes = asked("--codes");
   if (cases.empty())
     for (const char* d : {"h16 d128", "h32 d64"})
       for (const char* mask : {"causal", "full"})
         for (const char* n : {"b32 n1024", "b8 n4096", "b2 n16384"})
           cases.push_back(std::string(n) + " " + d + " " + mask);
   try {
-    for (const std::string& text : cases) run(text, deterministic);
+    for (const std::string& text : cases) run(text, deterministic, codes);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpu_bench: %s\n", e.what());
     return 1;

@@ -129,18 +129,36 @@ struct Inside {
                   "k_mean", head, t, c);
     rows_equal("k8", ws.k8, row0, want.k8, s.nk, head);
     for (int64_t i = 0; i < s.nk; ++i) {
-      float scale = want.k_scale[static_cast<size_t>(i)];  // rounded to 22 bits, and never zero
-      if (scale == 0.0f) scale = 0x1p-60f;
-      if (std::isfinite(scale))
-        scale = std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 2u) & ~3u);
+      const float scale = k_scale(want, i);
       const cuda::KeyScale got = ws.k_scale[row0 + i];
-      diff.expect(same(got.scale, scale) && same(got.offset, -12582912.0f * scale), "k_scale", head,
-                  i, 0);
+      const bool poisoned = std::isnan(scale);  // the offset is then that of its neighbours
+      diff.expect(same(got.scale, scale) && (poisoned || same(got.offset, -12582912.0f * scale)),
+                  "k_scale", head, i, 0);
     }
   }
-  float logit_factor(const ref::RecipeInputs& want, int64_t i, float of_zero) const {
+  /// The scale of a key: rounded to 22 bits, and never zero.
+  static float k_scale(const ref::RecipeInputs& want, int64_t i) {
+    const float scale = want.k_scale[static_cast<size_t>(i)];
+    if (scale == 0.0f) return 0x1p-60f;
+    return std::isfinite(scale) ? std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 2u) & ~3u)
+                                : scale;
+  }
+  /// The scale of K that keys begin … end - 1 share. Its sign says whether some are poisoned.
+  void tile_scale_equal(const cuda::sm80::ForwardSpace& ws, const ref::RecipeInputs& want,
+                        int64_t k0, int64_t begin, int64_t end, int64_t head) const {
+    bool poisoned = false;
+    float scale = 0x1p-60f;
+    for (int64_t i = begin; i < end; ++i) {
+      const float here = k_scale(want, i);
+      poisoned = poisoned || std::isnan(here);
+      if (!std::isnan(here)) scale = here;
+    }
+    diff.expect(same(ws.tile_scale[(k0 + begin) / tiles.k].k, poisoned ? -scale : scale),
+                "tile_scale.k", head, begin / tiles.k, 0);
+  }
+  float logit_factor(const ref::RecipeInputs& want, int64_t i) const {
     const float x = want.q_scale[static_cast<size_t>(i)] * (p.scale * numerics::kLog2e);
-    return x == 0.0f ? of_zero : x;
+    return x == 0.0f ? 0x1p-60f : x;
   }
 };
 
@@ -163,8 +181,8 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
           const double product = static_cast<double>(q[c]) * want.mu_k[static_cast<size_t>(c)];
           dot += product, size += std::fabs(product);
         }
-        diff.expect(same(ws.logit_factor[q0 + i], x.logit_factor(want, i, 1.0f)), "logit_factor",
-                    head, i, 0);
+        diff.expect(same(ws.logit_factor[q0 + i], x.logit_factor(want, i)), "logit_factor", head, i,
+                    0);
         diff.expect(
             !std::isfinite(dot) || near(ws.mean_logit[q0 + i], static_cast<float>(p.scale * dot),
                                         static_cast<float>(p.scale * size)),
@@ -176,15 +194,38 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
         diff.expect(same_mean(ws.v_mean[(t * p.hk + kv) * x.D() + c],
                               c < p.d ? want.mu_v[static_cast<size_t>(c)] : 0.0f),
                     "v_mean", kv, t, c);
-      x.transposed_equal("v8t", ws.v8t, k0, want.v8, s.nk, kv, false);
+      // Nothing reads the codes of V where O is lifted out of INT8.
+      if (!p.lifted(kMatmulO)) x.transposed_equal("v8t", ws.v8t, k0, want.v8, s.nk, kv, false);
+      const bool folds = spec::folds_v(p.recipe), lifted = p.lifted(kMatmulO);
       for (int64_t tile = 0; tile * x.tiles.k < s.nk; ++tile) {
-        const bool poisoned = want.v_block_poisoned[static_cast<size_t>(tile)];
-        diff.expect(same(ws.v_scale[k0 / x.tiles.k + tile],
-                         poisoned ? NAN : want.v_scale[static_cast<size_t>(tile)]),
-                    "v_scale", kv, tile, 0);
-        if (poisoned || p.recipe.pv16_tiles < 0 || tile < p.recipe.pv16_tiles)
+        const int64_t begin = tile * x.tiles.k, end = std::min(begin + x.tiles.k, s.nk);
+        const auto scale = [&](int64_t j) { return want.v_scale[static_cast<size_t>(j)]; };
+        bool poisoned = false;
+        float unit = 1.0f;  // of a tile whose keys share a scale
+        for (int64_t j = begin; j < end; ++j) {
+          poisoned = poisoned || std::isnan(scale(j));
+          if (!folds && !lifted && !std::isnan(scale(j))) unit = scale(j);
+        }
+        diff.expect((lifted && !poisoned) ||
+                        same(ws.tile_scale[k0 / x.tiles.k + tile].v, poisoned ? NAN : unit),
+                    "tile_scale.v", kv, tile, 0);
+        for (int64_t j = begin; j < end && ws.folded != nullptr; ++j) {
+          const float folded = folds && !poisoned ? scale(j) : 1.0f;
+          const cuda::FoldedScales& got = ws.folded[(k0 + j) / cuda::kBlock];
+          const auto order = std::find(kPermuted.begin(), kPermuted.end(), j % 16);
+          const int64_t place = (k0 + j) % cuda::kBlock / 16 * 16 + (order - kPermuted.begin());
+          diff.expect(near(got.exponent[place] - got.kBias, std::log2(folded), got.kBias) &&
+                          near(got.inverse[place], 1.0f / folded, 1.0f / folded),
+                      "folded", kv, j, 0);
+        }
+        if (folds && !p.recipe.k_per_token) x.tile_scale_equal(ws, want, k0, begin, end, kv);
+        const bool leading = lifted || p.recipe.pv16_tiles < 0 || tile < p.recipe.pv16_tiles;
+        if (poisoned || (leading && lifted))
           x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
-                         tile * x.tiles.k, std::min((tile + 1) * x.tiles.k, s.nk), kv);
+                         begin, end, kv);
+        else if (leading)
+          x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), begin, end,
+                         kv);
       }
     }
 }
@@ -193,7 +234,8 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
 void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs& in,
                     const Results& out, bool aligned, Differences& diff) {
   const spec::Problem& p = w.backward.problem;
-  const bool dout_as_is = aligned && p.d == 64, v_as_is = aligned && (p.d == 64 || p.d == 128);
+  const bool dout_as_is = aligned && p.d == 64, folds = spec::folds_v(p.recipe),
+             v_as_is = aligned && !folds && (p.d == 64 || p.d == 128);
   const Inside x{p, cuda::sm80::Plan(p), in, cuda::sm80::tiles_of(p), diff};
   cuda::Arena arena(const_cast<std::byte*>(w.backward.bytes.data())),
       forward_arena(const_cast<std::byte*>(w.forward.bytes.data()));
@@ -216,41 +258,51 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         const int64_t row = (s.batch * p.h + head) * p.nq + s.q_begin + i;
         const float lse = out.lse[static_cast<size_t>(row)];
         const cuda::QueryRow got = ws.row[q0 + i];
-        const float logit_factor = x.logit_factor(want, i, 0x1p-60f);
+        const float logit_factor = x.logit_factor(want, i);
         const float lse2 =
             lse == -INFINITY ? INFINITY : (lse - of_forward.mean_logit[q0 + i]) * numerics::kLog2e;
         diff.expect(same(got.logit_factor, logit_factor), "row.logit_factor", head, i, 0);
         diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
         double delta = 0, size = 0;
         for (int64_t c = 0; c < p.d; ++c) {
-          const double product =
-              static_cast<double>(dout[i * p.d + c]) * out.o[static_cast<size_t>(row * p.d + c)];
+          // Where dP is made from codes of V, D lacks dO·mean(V) as dP does.
+          const double mean = folds ? want.mu_v[static_cast<size_t>(c)] : 0.0f;
+          const double product = static_cast<double>(dout[i * p.d + c]) *
+                                 (out.o[static_cast<size_t>(row * p.d + c)] - mean);
           delta += product, size += std::fabs(product);
         }
         if (dc.dlse) delta -= in.dlse[static_cast<size_t>(row)];
         if (lse == -INFINITY) delta = 0;
-        diff.expect(!std::isfinite(delta) ||
-                        near(got.delta, static_cast<float>(delta), static_cast<float>(size)),
-                    "row.delta", head, i, 0);
         const float scale = want_do.scale[static_cast<size_t>(i)];
         const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = logit_factor / phi;
         diff.expect(same(ws.exponent[q0 + i].logit_factor, logit_factor) &&
                         near(ws.exponent[q0 + i].lse2, lse2 - std::log2(phi), 1.0f),
                     "exponent", head, i, 0);
-        diff.expect(same(ws.gradient[q0 + i].slope, slope) &&
-                        same(ws.gradient[q0 + i].offset, -got.delta * slope),
-                    "gradient", head, i, 0);
+        const cuda::QueryGradient gradient = ws.gradient[q0 + i];
+        diff.expect(same(gradient.slope, slope), "gradient.slope", head, i, 0);
+        diff.expect(
+            !std::isfinite(delta) || std::isnan(slope) ||
+                near(-gradient.offset / slope, static_cast<float>(delta), static_cast<float>(size)),
+            "gradient.offset", head, i, 0);
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
       x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, true);
-      if (!v_as_is)
+      if (folds) {
+        x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), 0, s.nk, kv);
+        for (int64_t j = 0; j < s.nk; ++j)
+          diff.expect(same(ws.v_scale[k0 + j], want.v_scale[static_cast<size_t>(j)]), "v_scale", kv,
+                      j, 0);
+      } else if (!v_as_is) {
         x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk), 0,
                        s.nk, kv);
+      }
     }
 }
 
-void expect_equal_codes(const DeviceCase& dc, const CaseInputs& in, bool aligned = true) {
+void expect_equal_codes(const DeviceCase& given, const CaseInputs& in, bool aligned = true) {
+  DeviceCase dc = given;
+  dc.impl = "cuda-sm80";  // whose workspaces are read here
   SCOPED_TRACE(dc.c.to_string());
   Workspaces w;
   const Results out = run_on_device(dc, in, 0.0f, &w);
@@ -269,7 +321,8 @@ TEST(GpuCodes, EqualTheOracles) {
         "h4 hk2 nq65 nk1025 d72", "h6 hk2 n257 d40 f16 pv16=all", "h1 n127 d8",
         "h2 n640 d128 pv16=3", "b2 h2 n300 d64 paper", "h4 hk2 nq129 nk515 d128 paper f16",
         "h2 n200 d96 paper causal", "h2 n300 d64 smooth_k=off smooth_v=off",
-        "h2 n300 d128 f16 paper smooth_v=on"}) {
+        "h2 n300 d128 f16 paper smooth_v=on", "h2 n300 d64 k_per_token=on",
+        "h2 n300 d128 rotate=off", "h2 n200 d80 paper rotate=on", "h2 n300 d64 lift=O"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;  // means that matter
     expect_equal_codes(dc, make_case_inputs(dc));

@@ -140,7 +140,11 @@ std::vector<float> read_floats(const Memory& m) {
 /// The implementation of a case for as long as this lives.
 class Pin {
  public:
-  explicit Pin(const std::string& name) { setenv("SAGEBWD_IMPL", name.c_str(), 1); }
+  Pin(const DeviceCase& dc, bool backward) {
+    DeviceCase asked = dc;
+    asked.cu_q.clear(), asked.cu_k.clear();  // some tests have impossible ones
+    setenv("SAGEBWD_IMPL", device_candidate(asked, backward).name.c_str(), 1);
+  }
   ~Pin() { unsetenv("SAGEBWD_IMPL"); }
   Pin(const Pin&) = delete;
 };
@@ -198,7 +202,6 @@ std::vector<float>& tensor_of(CaseInputs& in, int tensor) {
 Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift,
                       Workspaces* workspaces) {
   const spec::AttnCase& c = dc.c;
-  const Pin pin(dc.impl);
   const Input q(dc, c.h, c.nq, in.x.q), k(dc, c.hk, c.nk, in.x.k), v(dc, c.hk, c.nk, in.x.v),
       dout(dc, c.h, c.nq, in.x.dout);
   Output o(dc, c.h, c.nq), dq(dc, c.h, c.nq), dk(dc, c.hk, c.nk), dv(dc, c.hk, c.nk);
@@ -218,7 +221,19 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   if (dc.cu_on_device)
     f.documents = {reinterpret_cast<const int32_t*>(cu_q.data()),
                    reinterpret_cast<const int32_t*>(cu_k.data()), f.documents.count, true};
-  run_with_workspace(f, dc.poison, forward, workspaces ? &workspaces->forward : nullptr);
+  const size_t codes_bytes = dc.codes ? codes_size(f) : 0, guard = 64;
+  const std::vector<std::byte> fill(codes_bytes + guard, static_cast<std::byte>(dc.poison));
+  const Memory codes(fill.data(), fill.size());
+  if (dc.codes) f.codes = codes.data(), f.codes_bytes = codes_bytes;
+  {
+    const Pin pin(dc, false);
+    run_with_workspace(f, dc.poison, forward, workspaces ? &workspaces->forward : nullptr);
+  }
+  std::vector<std::byte> saved = codes.read();
+  if (!std::equal(saved.begin() + static_cast<int64_t>(codes_bytes), saved.end(), fill.begin()))
+    throw std::runtime_error("memory behind the codes was written");
+  saved.resize(codes_bytes);
+  if (workspaces != nullptr) workspaces->codes = saved;
   r.o = o.read("o");
   r.lse = read_floats(lse), r.max_logit = read_floats(top);
 
@@ -228,9 +243,11 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
   g.lse = contiguous_stats(reinterpret_cast<float*>(lse_in.data()), c.h, c.nq);
+  if (dc.codes) g.q.data = g.k.data = g.v.data = nullptr;
   g.dout = dout.view(), g.dq = dq.view(), g.dk = dk.view(), g.dv = dv.view();
   if (dc.dlse) g.dlse = contiguous_stats(reinterpret_cast<float*>(dlse.data()), c.h, c.nq);
   g.partial_kv = dc.partial_kv, g.deterministic = dc.deterministic;
+  const Pin pin(dc, true);
   run_with_workspace(g, dc.poison, backward, workspaces ? &workspaces->backward : nullptr);
   r.dq = dq.read("dq"), r.dk = dk.read("dk"), r.dv = dv.read("dv");
   return r;
@@ -276,6 +293,23 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   ref::implementation().backward(spec::resolve(g, true), g, nullptr);
   r.dq = dq.read(), r.dk = dk.read(), r.dv = dv.read();
   return r;
+}
+
+std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in) {
+  const spec::AttnCase& c = dc.c;
+  DeviceCase plain = dc;
+  plain.placement = Placement::plain, plain.c.layout = spec::Layout::bhsd;
+  Placed q = Input::filled(plain, c.h, c.nq, in.x.q), k = Input::filled(plain, c.hk, c.nk, in.x.k),
+         v = Input::filled(plain, c.hk, c.nk, in.x.v), o(plain, c.h, c.nq, 0);
+  std::vector<float> lse(static_cast<size_t>(c.b * c.h * c.nq));
+  ForwardArgs f;
+  f.q = q.view, f.k = k.view, f.v = v.view, f.o = o.view;
+  f.lse = contiguous_stats(lse.data(), c.h, c.nq);
+  describe(plain, f);
+  std::vector<std::byte> codes(codes_size(f), static_cast<std::byte>(dc.poison));
+  f.codes = codes.data(), f.codes_bytes = codes.size();
+  ref::implementation().forward(spec::resolve(f, true), f, nullptr);
+  return codes;
 }
 
 Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
@@ -356,6 +390,16 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
   return worst;
 }
 
+std::string tuned_implementation() {
+  const char* name = std::getenv("SAGEBWD_TEST_IMPL");
+  return name != nullptr ? name : "cuda-sm80";
+}
+
+bool works_in_halves(const DeviceCase& dc) {
+  return device_candidate(dc, false).name == "cuda-sm90" ||
+         device_candidate(dc, true).name == "cuda-sm90";
+}
+
 Candidate device_candidate(const DeviceCase& dc, bool backward) {
   BackwardArgs g;
   g.device = Device::cuda;
@@ -366,8 +410,12 @@ Candidate device_candidate(const DeviceCase& dc, bool backward) {
   describe(dc, g);
   ForwardArgs f;
   static_cast<AttentionArgs&>(f) = g;
-  for (const Candidate& candidate : backward ? explain(g) : explain(f))
-    if (candidate.name == dc.impl) return candidate;
+  std::string name = dc.impl;
+  for (const Candidate& candidate : backward ? explain(g) : explain(f)) {
+    if (candidate.name != name) continue;
+    if (candidate.supported || name != "cuda-sm90") return candidate;
+    name = "cuda-sm80";  // which comes behind it
+  }
   throw std::runtime_error("the CUDA implementation is not in the list");
 }
 

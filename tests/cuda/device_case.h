@@ -26,6 +26,10 @@ enum class Placement {
   gaps,   // gaps between tokens, heads and batches, and a start aligned to one element only
 };
 
+/// The tuned implementation that tests look at: that of SAGEBWD_TEST_IMPL, or cuda-sm80. What
+/// cuda-sm90 declines goes to cuda-sm80, as it does for callers.
+std::string tuned_implementation();
+
 struct DeviceCase {
   spec::AttnCase c;
   std::vector<int32_t> cu_q, cu_k;  // packed when not empty
@@ -35,8 +39,9 @@ struct DeviceCase {
   double sigma = 1.0;
   float scale = 0.0f;  // of the logits; 0: the default
   bool dlse = false, partial_kv = false, deterministic = false;
-  std::string impl = "cuda-sm80";  // pinned
-  int poison = 0x7f;               // byte that fills outputs and workspace beforehand
+  bool codes = false;  // the forward saves codes, and the backward gets no q, k and v
+  std::string impl = tuned_implementation();  // pinned
+  int poison = 0x7f;                          // byte that fills outputs and workspace beforehand
 
   explicit DeviceCase(const std::string& text) : c(spec::AttnCase::parse(text)) {}
 };
@@ -65,6 +70,7 @@ struct Workspace {
 };
 struct Workspaces {
   Workspace forward, backward;
+  std::vector<std::byte> codes;  // that the forward saved
 };
 
 /// Forward and backward on the GPU. Throws std::runtime_error if memory outside the outputs was
@@ -77,6 +83,9 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
 Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& forward,
                    float lse_shift = 0.0f);
 
+/// The codes that the recipe oracle saves.
+std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in);
+
 /// Attention in FP64.
 Results run_exact(const DeviceCase& dc, const CaseInputs& in);
 
@@ -85,6 +94,10 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b);
 
 /// Largest |a - b|, with the same rule.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
+
+/// Whether these are the kernels that work in half precision, whose results differ more from the
+/// oracle's: some codes round the other way.
+bool works_in_halves(const DeviceCase& dc);
 
 /// What the pinned implementation answers, with the tiles it uses.
 Candidate device_candidate(const DeviceCase& dc, bool backward);

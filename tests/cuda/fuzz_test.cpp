@@ -64,6 +64,7 @@ Recipe random_recipe(Random& r, uint64_t seed) {
   if (r.chance(0.2)) recipe.smooth_v = !recipe.smooth_v;
   recipe.smooth_q = r.chance(0.15);
   recipe.rounding = r.chance(0.2) ? Rounding::dither : Rounding::nearest;
+  if (r.chance(0.1)) recipe.rounding = Rounding::dither, recipe.dithered = kMatmulDQ;
   if (r.chance(0.3)) recipe.pv16_tiles = static_cast<int>(r.integer(-1, 2));
   if (r.chance(0.15)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
   recipe.seed = seed;
@@ -119,16 +120,16 @@ double norm(const std::vector<float>& x) {
   return std::sqrt(sum);
 }
 
-/// |a - b| is compared with |b|. Where b is mostly quantisation error it is compared with that
-/// error, because one code that rounds the other way is a large part of such a tensor. For
+/// |a - b| is compared with |b|. Where b is mostly quantisation error it is compared with a share
+/// of that error, because one code that rounds the other way is a large part of such a tensor. For
 /// gradients it is also compared with a tenth of |dO|, because dQ and dK of a row with one key are
 /// rounding noise.
 void expect_close(const char* name, const std::vector<float>& got, const std::vector<float>& want,
-                  const std::vector<float>& exact, double budget, double floor) {
+                  const std::vector<float>& exact, double budget, double floor, double share) {
   const double gap = relative_error(got, want);
   if (gap <= budget || gap * norm(want) <= budget * floor) return;
   const double error = exact.empty() ? 0.0 : relative_error(want, exact);
-  EXPECT_LE(gap, std::max(budget, 0.2 * error)) << name << ", error of the oracle " << error;
+  EXPECT_LE(gap, std::max(budget, share * error)) << name << ", error of the oracle " << error;
 }
 
 void check_case(const DeviceCase& dc) {
@@ -140,14 +141,19 @@ void check_case(const DeviceCase& dc) {
   double largest = 30;
   for (float x : want.max_logit)
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
-  const double budget = (dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
-  const double floor = 0.1 * norm(in.x.dout);
-  expect_close("o", got.o, want.o, exact.o, budget, 0.0);
-  expect_close("dq", got.dq, want.dq, exact.dq, budget, floor);
-  expect_close("dk", got.dk, want.dk, exact.dk, budget, floor);
-  expect_close("dv", got.dv, want.dv, exact.dv, budget, 0.0);
-  EXPECT_LE(largest_difference(got.lse, want.lse), 2e-4 * largest / 30);
-  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), 2e-4 * largest / 30);
+  const bool halves = works_in_halves(dc);
+  const double budget = (halves ? 2e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
+  const double floor = 0.1 * norm(in.x.dout), share = halves ? 0.3 : 0.2;
+  expect_close("o", got.o, want.o, exact.o, budget, 0.0, share);
+  expect_close("dq", got.dq, want.dq, exact.dq, budget, floor, share);
+  expect_close("dk", got.dk, want.dk, exact.dk, budget, floor, share);
+  expect_close("dv", got.dv, want.dv, exact.dv, budget, 0.0, share);
+  // The tuned kernels leave the start of integer sums on: logits of `vectorwise` are off by about a
+  // unit of S. In half precision the row sums are rounded too.
+  const bool tuned = dc.impl != "cuda-plain" && dc.c.recipe.scheme == Scheme::vectorwise;
+  const double logits = (tuned ? 8e-4 : 2e-4) * largest / 30;
+  EXPECT_LE(largest_difference(got.lse, want.lse), halves ? 4e-3 * largest / 30 : logits);
+  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), logits);
 }
 
 TEST(GpuFuzz, RandomProblems) {
@@ -158,9 +164,10 @@ TEST(GpuFuzz, RandomProblems) {
   int64_t fast = 0;
   for (int64_t number = first; number < first + count; ++number) {
     DeviceCase dc = make_case(number);
-    for (const char* impl : {"cuda-sm80", "cuda-plain"}) {
+    for (const char* impl : {"cuda-sm90", "cuda-sm80", "cuda-plain"}) {
       if (only != nullptr && std::strcmp(only, impl) != 0) continue;
       dc.impl = impl;
+      if (dc.impl == "cuda-sm90" && !works_in_halves(dc)) continue;
       if (!device_candidate(dc, true).supported || !device_candidate(dc, false).supported) {
         EXPECT_STRNE(impl, "cuda-plain") << "takes every problem: " << dc.c.to_string();
         continue;
@@ -175,7 +182,7 @@ TEST(GpuFuzz, RandomProblems) {
       ASSERT_NO_THROW(check_case(dc));
     }
   }
-  if (count >= 100) {
+  if (count >= 100 && only == nullptr) {
     EXPECT_GE(5 * fast, count) << "the fast kernels took too few of the problems";
   }
 }

@@ -70,6 +70,16 @@ TEST(GpuHazards, OnlyDqDependsOnTheOrder) {
   }
 }
 
+/// A row of `got` is bad throughout where one of `want` is bad somewhere, and nowhere else.
+void expect_bad_rows(const std::vector<float>& got, const std::vector<float>& want, int64_t d) {
+  for (size_t row = 0; row < got.size(); row += static_cast<size_t>(d)) {
+    bool bad = false;
+    for (size_t i = row; i < row + static_cast<size_t>(d); ++i) bad |= !std::isfinite(want[i]);
+    for (size_t i = row; i < row + static_cast<size_t>(d); ++i)
+      ASSERT_EQ(std::isfinite(got[i]), !bad) << i;
+  }
+}
+
 TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
@@ -84,11 +94,14 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
           x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
           const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
           SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
-          EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
+          if (works_in_halves(dc) && tensor == 2)  // all channels of the rows that see it
+            expect_bad_rows(gpu.o, oracle.o, dc.c.d);
+          else
+            EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
           EXPECT_LE(relative_error(gpu.dq, oracle.dq), 5e-3);
           EXPECT_LE(relative_error(gpu.dk, oracle.dk), 5e-3);
           EXPECT_LE(relative_error(gpu.dv, oracle.dv), 5e-3);
-          EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 2e-4);
+          EXPECT_LE(largest_difference(gpu.lse, oracle.lse), works_in_halves(dc) ? 4e-3 : 2e-4);
         }
 }
 
@@ -112,7 +125,10 @@ TEST(GpuHazards, ZerosStayZeros) {
 // Sums of many tiles, and still exactly nothing where there is nothing to add.
 TEST(GpuHazards, ZeroChannelsStayZero) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n700 d64 causal", "h1 n1100 d128", "h2 n300 d128 paper"}) {
+  // Rotation mixes the channels of Q and K, so a zero channel comes back from rounded codes as
+  // noise. `paper` does not rotate.
+  for (const char* text :
+       {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off", "h2 n300 d128 paper"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     const auto d = static_cast<size_t>(dc.c.d);
@@ -147,9 +163,12 @@ TEST(GpuHazards, DeclinesWithAReason) {
   NEED_DEVICE();
   for (const char* text :
        {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 smooth_q=on", "h1 n64 d64 rounding=dither",
+        "h1 n64 d64 rounding=dither:dQ,dK", "h1 n64 d64 paper rounding=dither:dQ",
         "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256"})
     EXPECT_NE(device_candidate(DeviceCase(text), true).reason, "") << text;
-  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper rounding=dither"})
+  for (const char* text :
+       {"h1 n64 d64", "h1 n64 d64 paper rounding=dither", "h1 n64 d64 rounding=dither:dQ",
+        "h1 n64 d64 paper rounding=dither:dV,dQ,dK"})
     for (bool backward : {false, true}) {
       const Candidate fine = device_candidate(DeviceCase(text), backward);
       EXPECT_EQ(fine.reason, "") << text;

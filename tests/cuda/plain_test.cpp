@@ -4,15 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
+#include "backend/implementation.h"
 #include "base/math.h"
 #include "cuda/plain/prepare.h"
 #include "device_array.h"
 #include "device_case.h"
 #include "ref/recipe_inputs.h"
+#include "sagebwd/codes.h"
 
 namespace sagebwd::gpu {
 namespace {
@@ -90,6 +95,20 @@ std::vector<std::string> shapes() {
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, PlainCase, testing::ValuesIn(shapes()));
+
+// Rotation, scales of K, and rounding, one by one.
+INSTANTIATE_TEST_SUITE_P(
+    Recipe, PlainCase,
+    testing::Values("h2 n200 d64 f32 rotate=off", "h2 n200 d64 f32 paper rotate=on causal",
+                    "h4 hk2 n200 d40 f32 k_per_token=on causal", "h2 n150 d80 f16",
+                    "h2 n150 d96 f32 causal", "h2 n150 d136 f32 paper rotate=on",
+                    "h1 n150 d256 f32 k_per_token=on", "h1 n150 d256 bf16 paper rotate=on",
+                    "h2 nq150 nk300 d64 f32 rounding=dither:dQ",
+                    "h2 n150 d64 f32 paper rounding=dither:O,dK k_per_token=on",
+                    "h2 n150 d64 f32 smooth_q=on rotate=on tile=128x192",
+                    "h2 n150 d40 paper smooth_q=on rotate=on", "h2 n300 d64 f32 rotate=on lift=dQ",
+                    "h2 n300 d64 f32 rotate=on lift=dK,S2",
+                    "h2 n300 d64 f32 smooth_v=off tile=64x192 pv16=1"));
 
 std::vector<std::string> lifts() {
   std::vector<std::string> all;
@@ -222,10 +241,45 @@ TEST(Plain, HardInputs) {
     }
 }
 
+/// V has a scale per token that goes through P: rows of any size, zeros, and whole blocks of zeros.
+TEST(Plain, UnevenValues) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off pv16=1",
+        "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50", "h1 n520 d64 f32 paper"})
+    for (float size : {1.0f, 1e-20f}) {
+      const DeviceCase dc = plain_case(text);
+      CaseInputs in = make_case_inputs(dc);
+      for (size_t i = 0; i < in.x.v.size(); ++i) {
+        const size_t token = i / static_cast<size_t>(dc.c.d) % 400;
+        in.x.v[i] *= token % 7 == 3 ? 0.0f : token % 50 == 49 ? 2e3f * size : size;
+        if (token >= 256 && token < 384) in.x.v[i] = 0.0f;
+      }
+      // Gradients are quadratic in V and dO: dO takes the size back.
+      for (float& x : in.x.dout) x /= size;
+      SCOPED_TRACE(testing::Message() << dc.c.to_string() << " size " << size);
+      const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+      std::vector<float> o = gpu.o, want = oracle.o, dv = gpu.dv, want_dv = oracle.dv;
+      for (std::vector<float>* x : {&o, &want})
+        for (float& y : *x) y /= size;
+      for (std::vector<float>* x : {&dv, &want_dv})
+        for (float& y : *x) y *= size;
+      EXPECT_LE(relative_error(o, want), budget(dc));
+      EXPECT_LE(relative_error(gpu.dq, oracle.dq), budget(dc));
+      EXPECT_LE(relative_error(gpu.dk, oracle.dk), budget(dc));
+      EXPECT_LE(relative_error(dv, want_dv), budget(dc));
+      EXPECT_LE(largest_difference(gpu.lse, oracle.lse), 6e-5);
+      EXPECT_LE(largest_difference(gpu.max_logit, oracle.max_logit), 6e-5);
+      // The scales of V have no part in the largest logit.
+      EXPECT_LE(largest_difference(gpu.max_logit, run_exact(dc, in).max_logit), 0.1);
+    }
+}
+
 TEST(Plain, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
-       {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 pv16=0 window=20,10",
+       {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 pv16=1 window=20,10",
+        "h2 n200 d40 f32 k_per_token=on rotate=off tile=64x64",
         "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK", "h2 n200 d64 f32 smooth_q=on causal"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY}) {
@@ -340,72 +394,272 @@ TEST(Plain, DeclinesSequencesThatAreTooLong) {
               "takes up to 2^30 tokens of a sequence");
 }
 
+/// What the kernels make of one tensor of n tokens, alone in its call.
+struct QuantizedTokens {
+  QuantizedTokens(const std::vector<float>& x, int d_)
+      : d(d_),
+        pitch(static_cast<int>(round_up(d_, 16))),
+        n(static_cast<int64_t>(x.size()) / d_),
+        blocks(static_cast<size_t>(ceil_div(n, 64))),
+        in(x),
+        scale(static_cast<size_t>(n)),
+        run_mean(blocks * static_cast<size_t>(d)),
+        turned_mean(blocks * static_cast<size_t>(d)),
+        codes(static_cast<size_t>(n * pitch)),
+        poisoned(blocks) {
+    job.batch.seq.count = 1, job.batch.seq.nq = job.batch.seq.nk = n;
+    job.batch.seq.q_blocks = job.batch.seq.k_blocks = static_cast<int>(blocks);
+    job.batch.q_blocks = job.batch.k_blocks = static_cast<int64_t>(blocks);
+    job.batch.dtype = Dtype::f32;
+    job.heads = 1, job.d = d, job.pitch = pitch, job.tokens = n, job.run = 64;
+    job.x = {in.data, n * d, n * d, d, false};
+    job.to = {codes.data, scale.data, nullptr, poisoned.data};
+  }
+  void expect(const std::vector<int8_t>& want, const std::vector<float>& want_scale) {
+    cuda::plain::launch_tokens(job, nullptr);
+    const std::vector<int8_t> got = codes.read();
+    const std::vector<float> got_scale = scale.read();
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t row = static_cast<size_t>(i);
+      ASSERT_TRUE(got_scale[row] == want_scale[row] ||
+                  (std::isnan(got_scale[row]) && std::isnan(want_scale[row])))
+          << "token " << i;
+      for (int c = 0; c < pitch; ++c)
+        ASSERT_EQ(got[static_cast<size_t>(i * pitch + c)],
+                  c < d ? want[static_cast<size_t>(i * d + c)] : 0)
+            << "token " << i << " channel " << c;
+    }
+  }
+  /// `want`: a mean per run.
+  void expect_means(const Array<float>& means, const std::vector<float>& want) const {
+    const std::vector<float> got = means.read();
+    const size_t dim = static_cast<size_t>(d);
+    for (size_t b = 0; b < blocks; ++b)
+      for (size_t c = 0; c < dim; ++c)
+        ASSERT_EQ(got[b * dim + c], want[b * 64 / static_cast<size_t>(job.run) * dim + c]);
+  }
+
+  int d, pitch;
+  int64_t n;
+  size_t blocks;
+  Array<float> in, scale, run_mean, turned_mean;
+  Array<int8_t> codes;
+  Array<int> poisoned;
+  cuda::plain::TokenJob job{};
+};
+
+/// Large and small tokens, zero ones, and one with NaN.
+std::vector<float> uneven_tokens(int64_t n, int d) {
+  std::vector<float> x(static_cast<size_t>(n * d));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t token = i / static_cast<size_t>(d);
+    const float size = token % 17 == 3   ? 0.0f
+                       : token % 31 == 4 ? 1e5f
+                                         : 1.0f + static_cast<float>(i % 13);
+    x[i] = std::sin(0.37f * static_cast<float>(i * i % 9973)) * size;
+    if (token >= 256 && token < 384) x[i] = 0.0f;  // a block of zeros
+  }
+  x[static_cast<size_t>(77 * d + 3)] = NAN;
+  return x;
+}
+
 TEST(Plain, CodesEqualTheOracles) {
   NEED_DEVICE();
-  for (int d : {8, 72, 256})
-    for (int tile : {64, 192, 256})
-      for (bool by_tile : {false, true})
-        for (bool smooth : {false, true}) {
-          const int64_t n = 500;
-          const int pitch = static_cast<int>(round_up(d, 16));
-          std::vector<float> x(static_cast<size_t>(n * d));
-          for (size_t i = 0; i < x.size(); ++i)
-            x[i] = std::sin(0.37f * static_cast<float>(i * i % 9973)) *
-                       (1.0f + static_cast<float>(i % 13)) +
-                   0.5f;
-          if (by_tile) x[static_cast<size_t>(77 * d + 3)] = NAN;
-          ref::RecipeHead head;
-          head.nq = head.nk = n, head.d = d;
-          head.q = head.k = head.v = x.data();
-          head.recipe = by_tile ? Recipe::paper() : Recipe::vectorwise();
-          head.recipe.tile_q = head.recipe.tile_k = tile;
-          head.recipe.smooth_k = head.recipe.smooth_q = smooth;
-          const ref::RecipeInputs oracle = ref::make_operands(head).inputs;
+  using cuda::plain::ScaleOf;
+  for (int d : {8, 40, 72, 80, 96, 136, 256})
+    for (const char* text : {"vectorwise tile=64x64", "vectorwise tile=192x64 smooth_q=on",
+                             "vectorwise k_per_token=on rotate=off smooth_k=off smooth_v=off",
+                             "paper", "paper tile=192x256 rotate=on smooth_q=on smooth_v=on"}) {
+      SCOPED_TRACE(testing::Message() << text << " d" << d);
+      const std::vector<float> x = uneven_tokens(500, d);
+      ref::RecipeHead head;
+      head.nq = head.nk = 500, head.d = d;
+      head.q = head.k = head.v = x.data();
+      head.recipe = spec::AttnCase::parse(text).recipe;
+      const backend::Tiles tiles = backend::any_tiles(head.recipe, 255);
+      head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
+      const ref::RecipeOperands oracle = ref::make_operands(head);
+      const ref::RecipeInputs& want = oracle.inputs;
+      const Recipe& r = head.recipe;
+      const bool paper = r.scheme == Scheme::paper;
+      QuantizedTokens t(x, d);
+      Array<float> k_mean(want.mu_k), v_mean(want.mu_v);
 
-          const size_t blocks = static_cast<size_t>(ceil_div(n, 64)), dim = static_cast<size_t>(d);
-          Array<float> in(x), scale(static_cast<size_t>(n)), mean(oracle.mu_k),
-              tile_mean(blocks * dim);
-          Array<int8_t> codes(static_cast<size_t>(n * pitch));
-          Array<int> poisoned(blocks);
-          cuda::plain::TokenJob job{};
-          job.batch.seq.count = 1, job.batch.seq.nq = job.batch.seq.nk = n;
-          job.batch.seq.q_blocks = job.batch.seq.k_blocks = static_cast<int>(blocks);
-          job.batch.q_blocks = job.batch.k_blocks = static_cast<int64_t>(blocks);
-          job.batch.dtype = Dtype::f32;
-          job.heads = 1, job.d = d, job.pitch = pitch, job.tokens = n;
-          job.x = {in.data, n * d, n * d, d, false};
-          job.tile = tile, job.scale_by_tile = by_tile;
-          job.to = {codes.data, scale.data, nullptr, poisoned.data};
-          const auto expect_codes = [&](const std::vector<int8_t>& want,
-                                        const std::vector<float>& want_scale) {
-            const std::vector<int8_t> got = codes.read();
-            const std::vector<float> got_scale = scale.read();
-            for (int64_t i = 0; i < n; ++i) {
-              const size_t row = static_cast<size_t>(i);
-              ASSERT_TRUE(got_scale[row] == want_scale[row] ||
-                          (std::isnan(got_scale[row]) && std::isnan(want_scale[row])))
-                  << "token " << i;
-              for (int c = 0; c < pitch; ++c)
-                ASSERT_EQ(got[static_cast<size_t>(i * pitch + c)],
-                          c < d ? want[static_cast<size_t>(i * d + c)] : 0)
-                    << "token " << i << " channel " << c;
-            }
-          };
-          SCOPED_TRACE(testing::Message() << "d" << d << " tile " << tile << " by_tile " << by_tile
-                                          << " smooth " << smooth);
-          job.mean = smooth ? mean.data : nullptr;
-          cuda::plain::launch_tokens(job, nullptr);
-          expect_codes(oracle.k8, oracle.k_scale);
-          job.mean = nullptr, job.queries = true;
-          job.tile_mean = smooth ? tile_mean.data : nullptr;
-          cuda::plain::launch_tokens(job, nullptr);
-          expect_codes(oracle.q8, oracle.q_scale);
-          const std::vector<float> means = tile_mean.read();
-          for (size_t b = 0; smooth && b < blocks; ++b)
-            for (size_t c = 0; c < dim; ++c)
-              ASSERT_EQ(means[b * dim + c],
-                        oracle.mu_q[b * 64 / static_cast<size_t>(tile) * dim + c]);
-        }
+      t.job.rotate = r.rotate;
+      t.job.mean = r.smooth_k ? k_mean.data : nullptr;
+      t.job.run = std::max(64, spec::keys_per_scale(r, tiles.k));
+      t.job.scale_of = r.k_per_token ? ScaleOf::token : ScaleOf::run;
+      t.expect(want.k8, want.k_scale);
+
+      t.job.rotate = false;
+      t.job.mean = r.smooth_v ? v_mean.data : nullptr;
+      t.job.run = paper ? tiles.k : kKeysPerScale;
+      t.job.scale_of = paper ? ScaleOf::run : ScaleOf::value;
+      t.expect(want.v8, want.v_scale);
+
+      t.job.rotate = r.rotate, t.job.queries = true, t.job.mean = nullptr;
+      t.job.run = tiles.q, t.job.scale_of = paper ? ScaleOf::run : ScaleOf::token;
+      if (r.smooth_q) {
+        t.job.run_mean = t.run_mean.data;
+        t.job.turned_mean = r.rotate ? t.turned_mean.data : nullptr;
+      }
+      t.expect(want.q8, want.q_scale);
+      if (r.smooth_q) t.expect_means(t.run_mean, want.mu_q);
+      if (r.smooth_q && r.rotate) t.expect_means(t.turned_mean, oracle.mu_q);
+    }
+}
+
+/// Array on the host.
+template <typename T>
+struct HostArray {
+  explicit HostArray(size_t n) : HostArray(std::vector<T>(n)) {}
+  explicit HostArray(const std::vector<T>& x) : memory(x), data(memory.data()), count(x.size()) {}
+  HostArray(const HostArray&) = delete;
+  void write(const std::vector<T>& x, int64_t at) {
+    std::copy(x.begin(), x.end(), memory.begin() + at);
+  }
+  const std::vector<T>& read() const { return memory; }
+  std::vector<T> memory;
+  T* data;
+  size_t count;
+};
+
+/// A forward that saves codes, or one that does not, and its backward.
+struct SavedRun {
+  Results r;
+  std::vector<std::byte> codes;
+};
+
+/// Runs an f32 case on `impl`. With codes the backward gets no q, k and v. `given`: the backward
+/// takes codes, o and lse of that run.
+template <template <typename> class Memory>
+SavedRun run_saved(const DeviceCase& dc, const CaseInputs& in, const char* impl, bool with_codes,
+                   const SavedRun* given = nullptr) {
+  const spec::AttnCase& c = dc.c;
+  setenv("SAGEBWD_IMPL", impl, 1);
+  const Memory<float> q(in.x.q), k(in.x.k), v(in.x.v), dout(in.x.dout);
+  const auto floats = [](int64_t n) { return std::vector<float>(static_cast<size_t>(n), NAN); };
+  const int64_t sequences = dc.cu_q.empty() ? c.b : static_cast<int64_t>(dc.cu_q.size()) - 1;
+  Memory<float> o(floats(c.q_elements())), lse(floats(c.b * c.h * c.nq)),
+      top(floats(sequences * c.h)), dq(floats(c.q_elements())), dk(floats(c.k_elements())),
+      dv(floats(c.k_elements()));
+  ForwardArgs f;
+  f.device = std::string(impl) == "cuda-plain" ? Device::cuda : Device::cpu;
+  f.q = c.q_view(q.data), f.k = c.k_view(k.data), f.v = c.k_view(v.data), f.o = c.q_view(o.data);
+  f.lse = contiguous_stats(lse.data, c.h, c.nq), f.max_logit = top.data;
+  f.mask = c.mask, f.recipe = c.recipe;
+  if (!dc.cu_q.empty()) f.documents = {dc.cu_q.data(), dc.cu_k.data(), sequences};
+  Memory<std::byte> codes(std::vector<std::byte>(codes_size(f), std::byte{0x5a}));
+  if (with_codes) f.codes = codes.data, f.codes_bytes = codes.count;
+  const Memory<std::byte> forward_space(std::vector<std::byte>(workspace_size(f), std::byte{0x7f}));
+  f.workspace = forward_space.data, f.workspace_bytes = forward_space.count;
+  forward(f);
+  SavedRun run{{o.read(), lse.read(), top.read(), {}, {}, {}}, codes.read()};
+  if (given != nullptr) {
+    codes.write(given->codes, 0);
+    o.write(given->r.o, 0), lse.write(given->r.lse, 0);
+  }
+
+  BackwardArgs g;
+  static_cast<AttentionArgs&>(g) = f;
+  if (with_codes) g.q.data = g.k.data = g.v.data = nullptr;
+  g.dout = c.q_view(dout.data), g.dq = c.q_view(dq.data);
+  g.dk = c.k_view(dk.data), g.dv = c.k_view(dv.data);
+  const Memory<std::byte> backward_space(
+      std::vector<std::byte>(workspace_size(g), std::byte{0x7f}));
+  g.workspace = backward_space.data, g.workspace_bytes = backward_space.count;
+  backward(g);
+  run.r.dq = dq.read(), run.r.dk = dk.read(), run.r.dv = dv.read();
+  unsetenv("SAGEBWD_IMPL");
+  return run;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+    return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y) ||
+           (std::isnan(x) && std::isnan(y));
+  });
+}
+
+/// Whether two pieces of memory hold the same codes; a NaN is as good as another.
+void expect_same_codes(const DeviceCase& dc, const SavedRun& a, const SavedRun& b) {
+  const spec::AttnCase& c = dc.c;
+  const CodesLayout at(
+      {.h = c.h,
+       .hk = c.hk,
+       .d = c.d,
+       .queries = c.b * c.nq,
+       .keys = c.b * c.nk,
+       .sequences = dc.cu_q.empty() ? c.b : static_cast<int64_t>(dc.cu_q.size()) - 1,
+       .packed = !dc.cu_q.empty(),
+       .k_per_token = c.recipe.k_per_token});
+  ASSERT_EQ(static_cast<int64_t>(a.codes.size()), at.bytes);
+  EXPECT_EQ(std::memcmp(a.codes.data(), b.codes.data(), static_cast<size_t>(at.q_scale)), 0);
+  const auto part = [](const SavedRun& run, int64_t begin, int64_t end) {
+    std::vector<float> x(static_cast<size_t>(end - begin) / 4);
+    std::memcpy(x.data(), run.codes.data() + begin, x.size() * 4);
+    return x;
+  };
+  const std::pair<const char*, int64_t> parts[] = {
+      {"q_scale", at.q_scale}, {"mean_logit", at.mean_logit}, {"v_scale", at.v_scale},
+      {"k_scale", at.k_scale}, {"k_mean", at.k_mean},         {"v_mean", at.v_mean},
+      {"end", at.bytes}};
+  for (size_t i = 0; i + 1 < std::size(parts); ++i)
+    EXPECT_TRUE(same_bits(part(a, parts[i].second, parts[i + 1].second),
+                          part(b, parts[i].second, parts[i + 1].second)))
+        << parts[i].first;
+}
+
+void expect_saved_codes(const DeviceCase& dc, const CaseInputs& in) {
+  SCOPED_TRACE(dc.c.to_string());
+  const SavedRun plain = run_saved<Array>(dc, in, "cuda-plain", true),
+                 without = run_saved<Array>(dc, in, "cuda-plain", false),
+                 cpu = run_saved<HostArray>(dc, in, "", true),
+                 oracle = run_saved<HostArray>(dc, in, "ref", true, &cpu),
+                 from_cpu = run_saved<Array>(dc, in, "cuda-plain", true, &cpu);
+  for (auto tensor :
+       {&Results::o, &Results::lse, &Results::max_logit, &Results::dq, &Results::dk, &Results::dv})
+    EXPECT_TRUE(same_bits(plain.r.*tensor, without.r.*tensor));
+  expect_same_codes(dc, plain, oracle);
+  expect_same_codes(dc, plain, cpu);
+  EXPECT_LE(relative_error(from_cpu.r.dq, oracle.r.dq), budget(dc));
+  EXPECT_LE(relative_error(from_cpu.r.dk, oracle.r.dk), budget(dc));
+  EXPECT_LE(relative_error(from_cpu.r.dv, oracle.r.dv), budget(dc));
+}
+
+TEST(Plain, SavedCodes) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"b2 h2 hk1 n140 d40 f32 causal", "h2 nq70 nk300 d64 f32 k_per_token=on",
+        "h1 n150 d256 f32 rotate=off smooth_k=off", "h1 n200 d72 f32 smooth_v=off pv16=1",
+        "h1 n200 d64 f32 rounding=dither lift=dV tile=64x192"}) {
+    const DeviceCase dc = plain_case(text);
+    expect_saved_codes(dc, make_case_inputs(dc));
+  }
+}
+
+TEST(Plain, SavedCodesOfDocuments) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h4 hk2 nq700 nk650 d40 f32 causal", "h2 nq700 nk650 d64 f32 k_per_token=on"}) {
+    DeviceCase dc = plain_case(text);
+    dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
+    dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+    expect_saved_codes(dc, make_case_inputs(dc));
+  }
+}
+
+TEST(Plain, SavedCodesOfNanAndInf) {
+  NEED_DEVICE();
+  const DeviceCase dc = plain_case("h1 n300 d40 f32 causal");
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    SCOPED_TRACE(tensor);
+    CaseInputs in = make_case_inputs(dc);
+    std::vector<float>& x = tensor_of(in, tensor);
+    x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
+    for (int64_t i = 256; i < 300; ++i) x[static_cast<size_t>(i * dc.c.d)] = INFINITY;  // a block
+    expect_saved_codes(dc, in);
+  }
 }
 
 }  // namespace

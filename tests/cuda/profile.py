@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the profiler says of each kernel that takes time, as JSON.
 
-    python3 tests/cuda/profile.py build-gpu/bin/gpu_bench FILE
+    python3 tests/cuda/profile.py build-gpu/bin/gpu_bench FILE cuda-sm80 cuda-sm90
 
 `tools/gpu_check profile` keeps it as a record. Needs `ncu` and the right to read the counters.
 """
@@ -9,22 +9,35 @@
 import csv
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 SIZES = ("b8 n4096 h16 d128 full", "b8 n4096 h32 d64 full")
 FORWARDS = 23  # gpu_bench: as many forward calls, then the backward ones
-KERNELS = [  # what it is called here, recipe, name, launches before the one to look at, options
-    ("forward", "vectorwise", "forward_kernel", 0),
-    ("forward's operands", "vectorwise", "operand_kernel", 0),
-    ("fused", "vectorwise", "fused_kernel", 0),
-    ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
-    ("query_sums", "vectorwise", "query_sums_kernel", 0),
-    ("fused", "paper", "fused_kernel", 0),
-    ("fused, in turn", "vectorwise", "fused_kernel", 0, "--deterministic"),
-    ("fused, in turn", "paper", "fused_kernel", 0, "--deterministic"),
-]
+# Of each implementation: what a kernel is called here, recipe, name, launches before the one to
+# look at, options. The implementation is pinned: some names belong to kernels of both.
+KERNELS = {
+    "cuda-sm80": [
+        ("forward", "vectorwise", "forward_kernel", 0),
+        ("forward's operands", "vectorwise", "operand_kernel", 0),
+        ("fused", "vectorwise", "fused_kernel", 0),
+        ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
+        ("query_sums", "vectorwise", "query_sums_kernel", 0),
+        ("fused", "paper", "fused_kernel", 0),
+        ("fused, in turn", "vectorwise", "fused_kernel", 0, "--deterministic"),
+        ("fused, in turn", "paper", "fused_kernel", 0, "--deterministic"),
+    ],
+    "cuda-sm90": [
+        ("forward", "vectorwise", "forward_kernel", 0),
+        ("forward's operands", "vectorwise", "operand_kernel", 0),
+        ("backward", "vectorwise", "backward_kernel", 0),
+        ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
+        ("backward's operands, codes saved", "vectorwise", "operand_kernel", FORWARDS, "--codes"),
+        ("query_sums", "vectorwise", "query_sums_kernel", 0),
+    ],
+}
 STALLS = (
     "barrier",
     "math_pipe_throttle",
@@ -53,7 +66,7 @@ METRICS = {
 }
 
 
-def profile(program, case, kernel, skipped, *options):
+def profile(implementation, program, case, kernel, skipped, *options):
     text = subprocess.run(
         [
             "ncu",
@@ -77,6 +90,7 @@ def profile(program, case, kernel, skipped, *options):
         capture_output=True,
         text=True,
         check=True,
+        env={**os.environ, "SAGEBWD_IMPL": implementation},
     ).stdout
     table = text[text.index('"ID"') :]
     return {
@@ -87,20 +101,27 @@ def profile(program, case, kernel, skipped, *options):
 
 
 def main():
-    program, target = sys.argv[1:3]
+    program, target, *implementations = sys.argv[1:]
     results = []
     for size in SIZES:
-        for called, recipe, *what in KERNELS:
-            case = f"{size} {recipe}"
-            r = {"case": case, "kernel": called, **profile(program, case, *what)}
-            print(
-                case,
-                called,
-                f"{r['nanoseconds'] / 1e6:.2f} ms,",
-                f"{r['instructions per cycle']:.2f} instructions per cycle",
-                flush=True,
-            )
-            results.append(r)
+        for implementation in implementations:
+            for called, recipe, *what in KERNELS[implementation]:
+                case = f"{size} {recipe}"
+                r = {
+                    "case": case,
+                    "implementation": implementation,
+                    "kernel": called,
+                    **profile(implementation, program, case, *what),
+                }
+                print(
+                    case,
+                    implementation,
+                    called,
+                    f"{r['nanoseconds'] / 1e6:.2f} ms,",
+                    f"{r['instructions per cycle']:.2f} instructions per cycle",
+                    flush=True,
+                )
+                results.append(r)
     pathlib.Path(target).write_text(json.dumps({"results": results}))
 
 

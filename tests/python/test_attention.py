@@ -204,6 +204,10 @@ def test_recipe_text_round_trip():
     assert sagebwd.Recipe.paper().text() == "paper"
     text = sagebwd.Recipe.paper(smooth_v=True, rounding="dither").text(("dQ", "dK"))
     assert text == "paper smooth_v=1 rounding=dither high_precision=96"
+    assert sagebwd.Recipe(rounding="dither:dK,dQ,dV,O").text() == "vectorwise rounding=dither"
+    text = sagebwd.Recipe(rotate=False, k_per_token=True, rounding="dither:dQ").text()
+    assert text == "vectorwise rotate=0 k_per_token=1 rounding=dither:32"
+    assert sagebwd.Recipe(save_codes=False).text() == "vectorwise", "it changes no number"
 
 
 @pytest.mark.parametrize(
@@ -370,7 +374,7 @@ def test_refused_offsets(cu_q, cu_k, longest, words):
     # Graphs call the operator.
     options = ops.Options(cu_q, cu_k, -1 if longest is None else longest)
     with pytest.raises(RuntimeError, match=f"sagebwd.ValueError: .*{words}"):
-        torch.ops.sagebwd.fwd(q, q, q, *options, False, False)
+        torch.ops.sagebwd.fwd(q, q, q, *options, False, False, False)
 
 
 def test_refused_kinds_of_offsets_and_lengths():
@@ -388,7 +392,7 @@ def test_refused_kinds_of_offsets_and_lengths():
         with pytest.raises(error, match=words):
             call(cu_q)
     with pytest.raises(ValueError, match="got meta"):
-        torch.ops.sagebwd.fwd(q, q, q, *ops.Options(cu.to("meta"), cu), False, False)
+        torch.ops.sagebwd.fwd(q, q, q, *ops.Options(cu.to("meta"), cu), *[False] * 3)
     for longest, error in [
         (-1, ValueError),
         (2**63, ValueError),

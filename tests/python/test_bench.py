@@ -94,6 +94,14 @@ def test_rounds_are_interleaved():
     assert entries[0]["both"]["ratio_to_sagebwd"] == 1.0
 
 
+def test_the_record_says_which_kernels_ran(monkeypatch):
+    monkeypatch.setenv("SAGEBWD_IMPL", "cpu-scalar")
+    peer = peers.Peer("other", torch.float32, lambda q, k, v, c: q + k + v)
+    ours, other = bench.run_case(bench.Case(n=8, h=1, hk=1), "cpu", [peer], rounds=1)
+    assert ours["kernels"] == {"forward": "cpu-scalar", "backward": "cpu-scalar"}
+    assert "kernels" not in other
+
+
 def test_a_peer_is_compared_in_its_own_dtype():
     half = peers.Peer("half", torch.bfloat16, lambda q, k, v, c: q + k + v)
     entries = bench.run_case(bench.Case(n=8, h=1, hk=1), "cpu", [half], rounds=1)

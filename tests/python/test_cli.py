@@ -109,7 +109,7 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
         (["trace", "--sgima", "3"], "--sigma"),
         (["bench", "--rep=3", "n64"], "--reps"),
         (["trace", "--recipe", "vectorwize"], "vectorwise"),
-        (["trace", "--inputs", "sinks"], "sink"),
+        (["trace", "--inputs", "sinc"], "sink"),
         (["trace", "--impl", "cpu-scaler"], "cpu-scalar"),
         (["trace", "--dtype", "bf61"], "bf16"),
         (["trace", "--rounding", "diter"], "dither"),
@@ -553,11 +553,8 @@ def test_report(tmp_path):
     for case in record["cases"]:
         check_case(case)
     inputs = {(c["inputs"], c["sigma"]) for c in record["cases"]}
-    assert inputs == {("gaussian", s) for s in (1, 3, 5, 8, 10)} | {
-        ("outlier", 1),
-        ("sink", 1),
-        ("long", 1),
-    }
+    hard = "outlier channels sink sink_middle sinks previous delimiters7 long".split()
+    assert inputs == {("gaussian", s) for s in (1, 3, 5, 8, 10)} | {(kind, 1) for kind in hard}
     assert {(c["recipe"], c["lift"]) for c in record["cases"]} == {
         ("paper", ""),
         ("vectorwise", ""),
@@ -569,11 +566,11 @@ def test_report(tmp_path):
     page = Page(text)
     for tensor in ("O", "dQ", "dK", "dV"):
         assert f"{tensor}, relative L2 error" in page.charts
-    for kind in ("outlier", "sink", "long"):
+    for kind in hard:
         assert f"{kind} σ=1" in page.charts
     assert page.classes.count("ring") == 20  # published points: five sigmas, four tensors
     assert page.classes.count("dot") == 4 * 5 * 3
-    assert page.classes.count("bar") == 3 * 4 * 3
+    assert page.classes.count("bar") == len(hard) * 4 * 3
     style = (ROOT / "python" / "sagebwd" / "style" / "report.css").read_text()
     assert style in text and "prefers-color-scheme: dark" in style
     assert not [a for a in page.attributes if a[0] in ("src", "href")], "the page must stand alone"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,20 +77,38 @@ def test_errors_are_those_of_the_operators():
         assert rel(exact[name], w) < 1e-12
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
-def test_rebuilt_p_is_what_the_backward_uses(recipe):
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        sagebwd.Recipe(),
+        sagebwd.Recipe(k_per_token=True),
+        sagebwd.Recipe(rotate=False),
+        sagebwd.Recipe.paper(),
+        sagebwd.Recipe.paper(rotate=True),
+    ],
+    ids=sagebwd.Recipe.text,
+)
+@pytest.mark.parametrize("d", [64, 40])
+def test_rebuilt_p_is_what_the_backward_uses(recipe, d):
     """With dO = the identity, dV holds the transpose of P."""
-    q, k, v, _ = qkv(h=2, s=64, sk=150)
+    q, k, v, _ = qkv(h=2, s=d, sk=150, d=d)
     k = k + 3
-    lifted = sagebwd.Recipe(
-        **{**sagebwd.recipe.as_recipe(recipe).__dict__, "high_precision": ("dV",)}
-    )
+    lifted = replace(recipe, high_precision=("dV",))
     leaves = [t.requires_grad_() for t in (q, k, v)]
     out, lse = sagebwd.attention(*leaves, layout="bhsd", recipe=lifted, return_lse=True)
-    (dv,) = torch.autograd.grad(out, v, torch.eye(64).expand(1, 2, 64, 64))
+    (dv,) = torch.autograd.grad(out, v, torch.eye(d).expand(1, 2, d, d))
     layer = Layer(q.detach(), k.detach(), v.detach(), None, None, False, False, (-1, -1))
     p = diagnosis._rebuilt_p(layer, lifted, lse.detach())
     assert rel(dv.mT, p) < 1e-5
+
+
+def test_reported_ds_is_of_the_values_that_the_forward_used():
+    """A sharp head: D holds the rounding of V, and cancels only against the same in dP."""
+    q, k, v, dout = qkv(h=1, s=128)
+    k = torch.nn.functional.normalize(k, dim=-1) * 10
+    layer = Layer(k.clone(), k, v, dout, None, False, False, (-1, -1))
+    errors, _ = diagnosis._errors([(layer, diagnosis._exact(layer))], sagebwd.Recipe())
+    assert errors["dS"] < 2 * errors["dQ"]
 
 
 def test_captures_are_saved(tmp_path):

@@ -174,6 +174,16 @@ def dtensor(rank):
             assert a.placements == (expected,), (given, a.placements)
             assert torch.equal(a.full_tensor(), b), given
 
+    # A gradient that lies otherwise than the result. Codes could not follow it, so that none are
+    # kept.
+    for given, other in [(Replicate(), Shard(1)), (Shard(0), Shard(1)), (Shard(1), Replicate())]:
+        leaves = _sharded(mesh, [given], q, k, v)
+        grads = (distribute_tensor(t, mesh, [other]) for t in (dout, dlse))
+        for a, b in zip(_attend(*leaves, dout=next(grads), dlse=next(grads)), want):
+            assert torch.equal(a.full_tensor(), b), (given, other)
+    with pytest.raises(Exception, match="codes of distributed tensors are not supported"):
+        torch.ops.sagebwd.fwd(*leaves, *sagebwd.ops.Options(), False, False, True)
+
     # Heads over one dimension of a mesh with two, the batch over the other.
     square = init_device_mesh("cpu", (1, ranks.RANKS))
     leaves = _sharded(square, [Shard(0), Shard(1)], q, k, v)

@@ -257,6 +257,8 @@ def test_recipes_pass_options_by_name():
     assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), smooth_v=False, seed=7)
     name, recipe = recipes.parse_recipe("paper:rounding=dither")
     assert name == "paper:rounding=dither" and recipe == sagebwd.Recipe.paper(rounding="dither")
+    _, recipe = recipes.parse_recipe("vectorwise:rounding=dither:dQ+dK,k_per_token=on")
+    assert recipe == sagebwd.Recipe(rounding="dither:dQ,dK", k_per_token=True)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_recipes_pass_options_by_name():
     [
         ("papr", "did you mean 'paper'"),
         ("paper:roundin=dither", "did you mean 'rounding'"),
-        ("paper:rounding=up", "expected one of"),
+        ("paper:rounding=up", "expected 'nearest', 'dither'"),
         ("paper:smooth_v=maybe", "expected on or off"),
         ("paper:tile_q=many", "expected a whole number"),
         ("paper", "two arms are named 'paper'"),
@@ -347,6 +349,20 @@ def test_all_parts_and_the_page(tmp_path, monkeypatch, capsys):
     page = (out / "evidence.html").read_text()
     assert "Layer by layer" in page and "Fine-tuning" not in page
     assert "class='bad'>nan" in page and "k_proj, layer" in page
+
+
+def test_fine_tuning_begins_no_seed_beyond_its_time(tmp_path, monkeypatch, capsys):
+    loaded = model.Loaded(tiny_llama(), Bytes(), "a tiny Llama")
+    monkeypatch.setattr(program, "load", lambda source, device: loaded)
+    monkeypatch.setattr(program, "_settle_bfloat16", lambda: None)
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    sizes = "--steps 1 --batch 1 --context 32 --eval-tokens 64 --seeds 9 --minutes 1e-9".split()
+    assert program.main(["finetune", "--text", str(file), "--out", str(tmp_path), *sizes]) == 0
+    assert "the time is up after 1 of 9 seeds" in capsys.readouterr().out
+    runs = json.loads((tmp_path / "finetune.json").read_text())["runs"]
+    assert [run["arm"] for run in runs] == ["exact", "16-bit", "paper", "vectorwise"]
+    assert {run["seed"] for run in runs} == {0}
 
 
 def test_the_page_needs_records(tmp_path, capsys):

@@ -52,19 +52,34 @@ def test_opcheck_forward(case, return_max_logit):
     q, k, v, _, options = case()
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     torch.library.opcheck(
-        torch.ops.sagebwd.fwd.default, (q, k, v, *options, False, return_max_logit)
+        torch.ops.sagebwd.fwd.default, (q, k, v, *options, False, return_max_logit, False)
     )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_opcheck_forward_that_saves_codes(packed):
+    """With shapes that leave no byte of the codes unwritten: opcheck compares them all."""
+    if packed:
+        q, k, v = (torch.randn(96, h, 64, requires_grad=True) for h in (4, 2, 2))
+        cu = torch.tensor([0, 40, 96], dtype=torch.int32)
+        options = ops.Options(cu, cu, 56, 56, causal=True)
+    else:
+        q, k, v = (torch.randn(1, h, 72, 64, requires_grad=True) for h in (8, 4, 4))
+        options = ops.Options(causal=True)
+    torch.library.opcheck(torch.ops.sagebwd.fwd.default, (q, k, v, *options, False, False, True))
 
 
 @pytest.mark.parametrize("case", [_dense, _packed, _strided], ids=lambda f: f.__name__[1:])
 @pytest.mark.parametrize("with_dlse", [False, True])
 def test_opcheck_backward(case, with_dlse):
     q, k, v, dout, options = case()
-    out, lse, _ = ops.forward(q, k, v, options)
+    out, lse, _, codes = torch.ops.sagebwd.fwd(q, k, v, *options, False, False, True)
     dlse = torch.randn_like(lse) if with_dlse else None
-    torch.library.opcheck(
-        torch.ops.sagebwd.bwd.default, (dout, q, k, v, out, lse, dlse, *options, False, False)
-    )
+    tensors = (dout, q, k, v, out, lse, dlse)
+    for given in (None, codes):
+        torch.library.opcheck(
+            torch.ops.sagebwd.bwd.default, (*tensors, *options, False, False, given)
+        )
 
 
 def test_results_have_the_strides_of_their_tensors():
@@ -189,7 +204,7 @@ def test_transforms_are_refused():
     with pytest.raises(NotImplementedError, match="torch.func"):
         torch.vmap(lambda x: sagebwd.attention(x, x, x))(q[None])
     with pytest.raises(NotImplementedError, match="vmap"):
-        torch.vmap(lambda x: torch.ops.sagebwd.fwd(x, x, x, *ops.Options(), False, False)[0])(
+        torch.vmap(lambda x: torch.ops.sagebwd.fwd(x, x, x, *ops.Options(), *[False] * 3)[0])(
             q[None]
         )
     with pytest.raises(NotImplementedError, match="forward-mode"):
@@ -246,8 +261,8 @@ def test_operators_refuse_what_the_front_refuses(change, words):
     options = ops.Options(**change)
     lse = torch.zeros(1, 2, 8)
     for op, args in (
-        (torch.ops.sagebwd.fwd, (q, q, q, *options, False, False)),
-        (torch.ops.sagebwd.bwd, (q, q, q, q, q, lse, None, *options, False, False)),
+        (torch.ops.sagebwd.fwd, (q, q, q, *options, False, False, False)),
+        (torch.ops.sagebwd.bwd, (q, q, q, q, q, lse, None, *options, False, False, None)),
     ):
         with pytest.raises(RuntimeError, match=f"sagebwd.ValueError: .*{words}"):
             op(*args)
@@ -302,7 +317,7 @@ def test_meta_device(packed):
     assert sagebwd.is_supported(q, q, q)
     assert "multiple of 8" in sagebwd.is_supported(q[..., :12], q[..., :12], q[..., :12]).reason
     with pytest.raises(ValueError, match="one head dim"):
-        torch.ops.sagebwd.fwd(q, q[..., :32], q, *ops.Options(), False, False)
+        torch.ops.sagebwd.fwd(q, q[..., :32], q, *ops.Options(), *[False] * 3)
 
 
 def _flops(call, *shapes, device=None):

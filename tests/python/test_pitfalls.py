@@ -43,15 +43,16 @@ def test_01_small_gradients_keep_their_precision():
             assert torch.equal(a, b * 2.0**-power)
 
 
-def _row_sums(recipe):
+def _row_sums(recipe, value=1.0):
     """max over rows of |sum_j dS| / sum_j |dS|, for keys of which the first takes most of every
-    row."""
+    row. ``value``: size of its value beside the others."""
     q, k, v, dout = qkv(h=1, s=256)
     k[..., 0], q[..., 1] = (
         1.0,
         6.0,
     )  # dq of channel 0 is now the row sum of dS; channel 1 makes the sink
     k[:, :, 0, 1] = 8.0
+    v[:, :, 0] *= value
     dq = run(q, k, v, dout, recipe=recipe)[1]
     qd, kd, vd, dd = (t.double() for t in (q, k, v, dout))
     p = torch.softmax(qd @ kd.mT / 8, -1)
@@ -62,10 +63,15 @@ def _row_sums(recipe):
 
 def test_02_rows_of_ds_sum_to_zero_with_a_sink():
     keep = dict(smooth_k=False, high_precision=("dQ",))
-    assert _row_sums(sagebwd.Recipe(**keep)) < 0.02
-    assert _row_sums(sagebwd.Recipe(pv16_tiles=0, **keep)) > 0.1, (
+    # The sink of a trained model has a small value: that is what it is for. V's token scale keeps
+    # its codes small too.
+    assert _row_sums(sagebwd.Recipe(**keep), value=0.15) < 0.025
+    assert _row_sums(sagebwd.Recipe.paper(**keep), value=0.15) > 0.1, (
         "the test would not see the pitfall"
     )
+    # A large value needs its tile of P·V in floating point.
+    assert _row_sums(sagebwd.Recipe(**keep)) > 0.05
+    assert _row_sums(sagebwd.Recipe(pv16_tiles=1, **keep)) < 0.02
 
 
 def test_03_key_offset_does_not_reach_dq():
@@ -114,7 +120,9 @@ def test_04_ring_step_with_large_key_mean():
         for partial in (True, False)
     ]
     dq, wrong = (sum(s[0] for s in step) for step in steps)
-    check("dq", dq, want[2])
+    # A step adds the row sum of its dS times its mean key, so the error of the sum weighs as much
+    # as the mean is large.
+    check("dq", dq, want[2], gate=0.08)
     assert rel(wrong, want[2]) > 0.2, "the test would not see the pitfall"
     check("dk", torch.cat([s[1] for s in steps[0]], 2), want[3])
     check("dv", torch.cat([s[2] for s in steps[0]], 2), want[4])
@@ -233,16 +241,19 @@ def test_15_documents_do_not_see_each_other():
 
 
 def test_16_the_future_is_seen_only_through_rounding():
-    """The mean key and the block scales of v depend on later tokens, so results change, but within
-    the limit. Rows of P, and with them dv of the past, stay as close."""
-    q, k, v, dout = qkv(s=200)
-    dout[:, :, 100:] = 0
-    before = run(q, k, v, dout, causal=True)
-    k, v = k.clone(), v.clone()
-    k[:, :, 100:] = 20 * torch.randn(1, 2, 100, 64)
-    v[:, :, 100:] *= 3
-    for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout, causal=True), before):
-        check(name, a[:, :, :100], b[:, :, :100])
+    """The mean key and the scales of blocks of k depend on later tokens, so results change, but
+    within the limit. Rows of P, and with them dv of the past, stay as close. Keys that outgrow the
+    rest of their block by far need scales of their own."""
+    for growth, k_per_token in ((3, False), (20, True)):
+        q, k, v, dout = qkv(s=200)
+        dout[:, :, 100:] = 0
+        options = dict(causal=True, recipe=sagebwd.Recipe(k_per_token=k_per_token))
+        before = run(q, k, v, dout, **options)
+        k, v = k.clone(), v.clone()
+        k[:, :, 100:] = growth * torch.randn(1, 2, 100, 64)
+        v[:, :, 100:] *= 3
+        for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout, **options), before):
+            check(name, a[:, :, :100], b[:, :, :100])
 
 
 def test_17_zeros():

@@ -12,7 +12,8 @@ PUBLIC = "include/sagebwd"
 
 
 def rooms_of(design: str) -> dict[str, list[str]]:
-    """Room → rooms it may include, in the order of the table (the lowest first)."""
+    """Room → rooms, and single headers of rooms, that it may include. In the order of the table,
+    the lowest first."""
     rows = re.findall(r"^\| `(?:src/)?([\w/]+)` \|[^|]*\|([^|]*)\|$", design, re.M)
     return {
         room: [name.strip(" `") for name in includes.split(",") if name.strip() != "–"]
@@ -32,11 +33,12 @@ def faults_of_table(rooms: dict[str, list[str]]) -> list[str]:
     faults = []
     order = list(rooms)
     for room, allowed in rooms.items():
-        for other in allowed:
+        for name in allowed:
+            other = room_of(name, rooms) if name.endswith(".h") else name
             if other not in rooms:
-                faults.append(f"{room} names {other}, which is no room")
+                faults.append(f"{room} names {name}, which is no room")
             elif order.index(other) >= order.index(room):
-                faults.append(f"{room} names {other}, which is not below it")
+                faults.append(f"{room} names {name}, which is not below it")
         if re.match(r"(ref|cpu|cuda|backend)\b", room) and {"dispatch", "api"} & set(allowed):
             faults.append(f"{room} is a backend and names dispatch or api")
         if re.fullmatch(r"cuda/sm\d+", room):
@@ -63,8 +65,9 @@ def faults_of_sources(root: Path, rooms: dict[str, list[str]]) -> list[str]:
             other = room_of(target, rooms)
             if other == room:
                 continue
-            used.add((room, other))
-            if other not in rooms[room]:
+            name = target if target in rooms[room] else other
+            used.add((room, name))
+            if name not in rooms[room]:
                 faults.append(f"{path} includes {target}, but {room} may not include {other}")
         if re.search(r"\basm\b", text) and room not in ("cuda/arch", "cpu/isa"):
             faults.append(f"{path} has asm, which belongs to cuda/arch")
@@ -98,14 +101,14 @@ TABLE = """
 | `src/backend` | what backends answer | include/sagebwd |
 | `src/cuda/arch` | instructions | – |
 | `src/cuda/sm80` | kernels | backend, cuda/arch |
-| `src/cuda/sm90` | kernels | backend |
+| `src/cuda/sm90` | kernels | cuda/sm80/plan.h, backend |
 | `src/dispatch` | the choice | backend, cuda/sm80 |
 """
 FILES = {
     "backend/implementation.h": '#include "sagebwd/types.h"',
     "cuda/arch/scalar.cuh": 'asm("mov");',
     "cuda/sm80/run.cpp": '#include "backend/implementation.h"\n#include "cuda/arch/scalar.cuh"',
-    "cuda/sm90/run.cpp": '#include "backend/implementation.h"  // not asm',
+    "cuda/sm90/run.cpp": '#include "backend/implementation.h"\n#include "cuda/sm80/plan.h"  //asm',
     "dispatch/choose.cpp": '#include "backend/implementation.h"\n#include "cuda/sm80/run.h"',
 }
 
@@ -127,12 +130,14 @@ def test_a_sound_house_has_no_faults(tmp_path):
     [
         ("cuda/sm80/a.cpp", '#include "dispatch/choose.h"', "may not include dispatch"),
         ("cuda/sm90/a.cpp", '#include "cuda/sm80/run.h"', "may not include cuda/sm80"),
+        ("cuda/sm90/a.cpp", '#include "cuda/sm80/plan.cuh"', "may not include cuda/sm80"),
         ("backend/a.h", '#include "cuda/arch/scalar.cuh"', "may not include cuda/arch"),
         ("cuda/sm80/a.cuh", 'asm volatile("mov");', "asm, which belongs to cuda/arch"),
         ("cuda/sm80/a.cuh", "#include <immintrin.h>", "vector instructions"),
         ("cuda/sm80/a.cuh", '#include "run.h"', "may not include None"),
         ("attic/a.h", "", "in no room"),
-        ("cuda/sm90/run.cpp", "", "may include backend and does not"),
+        ("cuda/sm90/run.cpp", '#include "cuda/sm80/plan.h"', "may include backend and does not"),
+        ("cuda/sm90/run.cpp", '#include "backend/a.h"', "may include cuda/sm80/plan.h"),
     ],
 )
 def test_faults_of_sources_are_found(tmp_path, path, text, fault):
@@ -146,7 +151,9 @@ def test_faults_of_sources_are_found(tmp_path, path, text, fault):
         ("cuda/sm80", "backend, cuda/arch, dispatch", "names dispatch, which is not below it"),
         ("cuda/sm80", "backend, dispatch", "is a backend and names dispatch"),
         ("cuda/sm90", "backend, cuda/sm80", "another architecture"),
+        ("cuda/sm80", "backend, cuda/sm90/run.h", "names cuda/sm90/run.h, which is not below it"),
         ("backend", "attic", "no room"),
+        ("backend", "attic/a.h", "no room"),
     ],
 )
 def test_faults_of_the_table_are_found(room, includes, fault):

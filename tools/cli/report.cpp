@@ -19,9 +19,10 @@ namespace {
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
-    R"(Runs Gaussian inputs with σ = 1, 3, 5, 8 and 10, then outlier channels, an attention sink and long
-rows ("sagebwd trace --help" explains them), each under both recipes and without INT8. Ends with a
-verdict: which recipe meets the limits (gates) for training. Takes a minute or two on two idle cores.
+    R"(Runs Gaussian inputs with σ = 1, 3, 5, 8 and 10, then hard ones: outlier channels, attention
+sinks in several places, sharp heads, delimiters and long rows ("sagebwd trace --help" explains
+them), each under both recipes and without INT8. Ends with a verdict: which recipe meets the limits
+(gates) for training. Takes two or three minutes on two idle cores.
 
 Examples:
   sagebwd report
@@ -52,7 +53,8 @@ TracePlan plan(const ReportOptions& o) {
   hard.base = sweep.base;
   sweep.yardstick = true;
   sweep.sigmas = {1, 3, 5, 8, 10};
-  hard.inputs = {"outlier", "sink", "long"};
+  hard.inputs = {"outlier", "channels", "sink",        "sink_middle",
+                 "sinks",   "previous", "delimiters7", "long"};
   TracePlan all = plan_trace(sweep, nullptr);
   for (Source& s : plan_trace(hard, nullptr).sources) all.sources.push_back(std::move(s));
   return all;

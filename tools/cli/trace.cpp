@@ -20,8 +20,6 @@ namespace {
 const std::vector<std::pair<std::string, Dtype>> kDtypes{
     {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}};
 const std::vector<std::pair<std::string, bool>> kSwitch{{"on", true}, {"off", false}};
-const std::vector<std::pair<std::string, Rounding>> kRounding{{"nearest", Rounding::nearest},
-                                                              {"dither", Rounding::dither}};
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
@@ -31,11 +29,25 @@ so the time grows with heads × n². The table shows relative L2 errors. "bias" 
 the error on the exact gradient: the part that does not average out over a batch.
 
 Inputs:
-  gaussian  independent normal values
-  outlier   a few channels of Q, K, V and dO are 20 to 100 times larger than the rest
-  sink      the first key takes about 65% of every row and carries little value
-  long      nearly uniform rows, where one query in eight puts 30% on a single key
-  offset    every channel of K has a large mean that all tokens share
+  gaussian       independent normal values
+  outlier        a few channels of Q, K, V and dO are 20 to 100 times larger than the rest
+  sink           the first key takes about 65% of every row and carries little value
+  sink_127       the same with key 127, the last of a block
+  sink_128       the same with key 128, the first of the second block
+  sink_middle    the same with a key a third of the way
+  sink_last      the same with the last key
+  sinks          four keys share 65% of every row and carry little value
+  strong_sink    one key, three quarters of the way, takes about 95% of every row
+  long           nearly uniform rows, where one query in eight puts 30% on a single key
+  offset         every channel of K has a large mean that all tokens share
+  channels       a channel of Q is 6 times and one of K 12 times larger, without a mean
+  value_channel  a channel of V is 20 times larger, without a mean
+  heavy          Q and K have the heavy tails of a t distribution with 3 degrees of freedom
+  previous       every query looks at the token before it, with a logit of 10
+  one_hot        every query looks at one key of its own, with a logit of 14
+  delimiters6    every 100th key has a logit of 6, a long key and little value; the others add up
+  delimiters7    the same with a logit of 7
+  delimiters8    the same with a logit of 8
 
 Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several layers, and
 the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads. sagebwd.diagnose(save_to=) writes
@@ -176,10 +188,13 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
         add_choice(command, "--smooth-q", s.smooth_q, kSwitch,
                    "Subtract the mean query of each block"),
         add_choice(command, "--smooth-v", s.smooth_v, kSwitch, "Subtract the mean value"),
-        add_choice(command, "--rounding", s.rounding, kRounding, "Rounding of P and dS"),
+        add_choice(command, "--rotate", s.rotate, kSwitch, "Rotate Q and K"),
+        add_choice(command, "--k-per-token", s.k_per_token, kSwitch,
+                   "One scale of K per token instead of per block"),
+        command.add_option("--rounding", s.rounding, "Rounding of P and dS")
+            ->type_name("nearest|dither|dither:MATMUL,.."),
         command
-            .add_option("--pv16-tiles", o.pv16_tiles,
-                        "Leading key tiles whose P·V stays in floating point")
+            .add_option("--pv16-tiles", o.pv16_tiles, "Leading key tiles whose P stays unquantised")
             ->type_name("N|all")})
     option->group("Recipe");
 }

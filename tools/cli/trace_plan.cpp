@@ -47,7 +47,9 @@ Recipe RecipeSwitches::apply(Recipe r) const {
   if (smooth_k) r.smooth_k = *smooth_k;
   if (smooth_q) r.smooth_q = *smooth_q;
   if (smooth_v) r.smooth_v = *smooth_v;
-  if (rounding) r.rounding = *rounding;
+  if (rotate) r.rotate = *rotate;
+  if (k_per_token) r.k_per_token = *k_per_token;
+  if (!rounding.empty()) spec::parse_rounding(rounding, r);
   return r;
 }
 

@@ -233,7 +233,7 @@ std::vector<RecipeVerdict> verdicts(const Results& results) {
         at_most("largest bias of a gradient", kUnitGaussian, 0.002, largest_bias(*r))};
     if (const TraceResult* sink = find(results, kUnitSink, recipe))
       v.checks.push_back(
-          at_most("largest bias of a gradient", kUnitSink, 0.005, largest_bias(*sink)));
+          at_most("largest bias of a gradient", kUnitSink, 0.01, largest_bias(*sink)));
     out.push_back(std::move(v));
   }
   return out;

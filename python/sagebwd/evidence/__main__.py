@@ -20,6 +20,7 @@ Nothing is fetched from a hub. Writes layers.json, gradients.json, finetune.json
 import argparse
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -131,13 +132,18 @@ def run_finetune(session):
     plan = finetune.Plan(args.steps, args.batch, args.context, args.eval_tokens, args.lr)
     say(f"\nfinetune  {plan.steps} steps of {plan.batch} × {plan.context}, {args.seeds} seeds")
     work = finetune.FineTuning(session.model, session.text, plan, say)
-    runs = []
+    runs, began, longest = [], time.perf_counter(), 0.0
     with arms.registered(session.recipes) as names:
         for seed in range(args.seeds):
+            passed = time.perf_counter() - began
+            if args.minutes and seed and passed + longest > 60 * args.minutes:
+                say(f"  the time is up after {seed} of {args.seeds} seeds")
+                break
             for arm, implementation in names.items():
                 runs.append(work.run(arm, implementation, seed))
                 found = finetune.summary(runs)  # kept as it grows
                 session.write("finetune", plan=dataclasses.asdict(plan), summary=found, runs=runs)
+            longest = max(longest, time.perf_counter() - began - passed)
         work.restore()
         session.model.set_attn_implementation("sdpa")
     say("  " + finetune.verdict(found).replace("`", ""))
@@ -178,6 +184,7 @@ def make_parser():
     add("--context", type=positive, help="length of a sequence, for fine-tuning")
     add("--eval-tokens", type=positive, help="held-out tokens")
     add("--seeds", type=positive, default=3, help="orders of the batches (%(default)s)")
+    add("--minutes", type=float, help="of fine-tuning: no seed is begun that would take longer")
     add("--lr", type=float, default=finetune.Plan.lr, help="learning rate (%(default)s)")
     return parser
 

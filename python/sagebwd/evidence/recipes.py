@@ -65,5 +65,7 @@ def _value(text, part, value, default):
             return int(value)
         except ValueError:
             raise BadInput(f"recipe {text!r}: expected a whole number, got {part!r}") from None
-    # Commas separate options: high_precision=dQ+dK.
-    return tuple(filter(None, value.split("+"))) if isinstance(default, tuple) else value
+    # Commas separate options: high_precision=dQ+dK, rounding=dither:dQ+dK.
+    if isinstance(default, tuple):
+        return tuple(filter(None, value.split("+")))
+    return value.replace("+", ",")

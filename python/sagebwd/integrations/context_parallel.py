@@ -56,7 +56,8 @@ def _forward(group, options, q, k, v):
     """(out, lse) of the local queries over the keys of all ranks."""
 
     def step(q, k, v, is_causal):
-        return ops.forward(_rows(q), _rows(k), _rows(v), options._replace(causal=is_causal))[:2]
+        call = (_rows(q), _rows(k), _rows(v), options._replace(causal=is_causal))
+        return ops.forward(*call, save_codes=False)[:2]  # the ring keeps q, k and v
 
     out, lse = _torch_ring()._templated_ring_attention(
         group, _SEQUENCE, step, query=q, key=k, value=v, is_causal=options.causal

@@ -8,7 +8,8 @@ sharded.
 
 Batch entries and heads are independent, so shards compute what one process would: out, dk and dv
 bit for bit, and dq except for the order of its float32 sums, which depends on the number of heads.
-(With ``rounding="dither"`` the noise counts heads from the first head of a shard.)
+(With ``rounding="dither"`` the noise counts heads from the first head of a shard.) The backward
+keeps q, k and v, not their codes; call attention on local tensors (``to_local``) to save memory.
 
 Grouped queries stay with their keys: heads are sharded if every shard gets whole groups, and
 gathered otherwise. A sharded sequence is gathered too; use
@@ -30,22 +31,35 @@ def register():
 
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
-    return_max_logit = rest[-1]
+    *_, return_max_logit, save_codes = rest
+    if save_codes:
+        raise _no_codes()
     choices = []
     for tensor, lse, max_logit in _placements(q, k, v):
-        outputs = [tensor, lse, max_logit if return_max_logit else _replicate()]
+        outputs = [tensor, lse, max_logit if return_max_logit else _replicate(), _replicate()]
         offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
         choices.append((outputs, [tensor] * 3 + offsets + [None] * len(rest)))
     return choices
 
 
 def _backward(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
+    if rest[-1] is not None:
+        raise _no_codes()
     choices = []
     for tensor, stats, _ in _placements(q, k, v):
         inputs = [tensor] * 5 + [stats, None if dlse is None else stats]
         offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
         choices.append(([tensor] * 3, inputs + offsets + [None] * len(rest)))
     return choices
+
+
+def _no_codes():
+    """Codes of one rank are no part of those of all ranks. PyTorch would cut or gather them as if
+    they were, and the gradients would be wrong without an error."""
+    return NotImplementedError(
+        "sagebwd: codes of distributed tensors are not supported: keep q, k and v for the backward "
+        "(save_codes=False)"
+    )
 
 
 def _replicate():

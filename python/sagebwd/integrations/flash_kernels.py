@@ -4,7 +4,8 @@ and on CUDA, forward and backward, with the signatures PyTorch gives them.
 
 :mod:`torch_sdpa` installs them. They serve calls that do not go through
 ``F.scaled_dot_product_attention`` itself: graphs of torch.compile, ``varlen_attn``, distributed
-tensors, calls under a dispatch mode.
+tensors, calls under a dispatch mode. PyTorch's autograd keeps q, k and v for them, so that codes
+are not saved.
 """
 
 import torch
@@ -49,7 +50,7 @@ class Kernels:
         def compute():
             q, k, v = _rows(query, key, value)
             how = self._cpu_call(query, key, attn_mask, scale, is_causal)
-            out, lse = masks.forward(q, k, v, *how)
+            out, lse = masks.forward(q, k, v, *how, save_codes=False)
             lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
             return _laid_out(out, torch.empty_like(query, device="meta")), lse
 
@@ -86,7 +87,8 @@ class Kernels:
     ):  # fmt: skip
         def compute():
             q, k, v = _rows(query, key, value)
-            out, lse = masks.forward(q, k, v, self._options(scale, is_causal))
+            options = self._options(scale, is_causal)
+            out, lse = masks.forward(q, k, v, options, save_codes=False)
             out = _laid_out(out, torch.empty_like(query, device="meta"))
             return out, lse, None, None, query.shape[2], key.shape[2], *_no_dropout_state(query)
 
@@ -119,7 +121,7 @@ class Kernels:
         def compute():
             options = self._flash_options(*documents, scale, is_causal, **window)
             q, k, v = _rows(*_heads_first(cum_seq_q, query, key, value))
-            out, lse = masks.forward(q, k, v, options)
+            out, lse = masks.forward(q, k, v, options, save_codes=False)
             (out,) = _heads_first(cum_seq_q, out)
             return out, lse, *_no_dropout_state(query)
 

@@ -20,6 +20,7 @@ class Settings(NamedTuple):
     recipe: str = "vectorwise"
     seed: int = 0
     fallback: bool = False
+    save_codes: bool = True
 
     @classmethod
     def of(cls, recipe, backward, fallback):
@@ -27,7 +28,7 @@ class Settings(NamedTuple):
             raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
         recipe = as_recipe(recipe)
         lifted = BACKWARD_MATMULS if backward == "bf16" else ()
-        return cls(recipe.text(lifted), recipe.seed, fallback)
+        return cls(recipe.text(lifted), recipe.seed, fallback, recipe.save_codes)
 
     def options(self, scale, causal, top_left):
         return ops.Options(
@@ -130,7 +131,8 @@ def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=Fa
     q, k, v, mask, lead = as_heads(q, k, v, mask, enable_gqa)
     q, k, v = _readable(q, k, v)
     options = settings.options(scale, is_causal, top_left=True)
-    out, lse = masks.forward(q, k, v, options, masks.read(mask, q, k, is_causal))
+    documents = masks.read(mask, q, k, is_causal)
+    out, lse = masks.forward(q, k, v, options, documents, save_codes=settings.save_codes)
     return out[..., :width].reshape(*lead, -1, width), lse.reshape(*lead, -1)
 
 

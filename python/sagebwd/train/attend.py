@@ -39,7 +39,7 @@ def make_attend(config, layer, clock):
         return _sdpa
     if config.attention == "exact":
         return _exact
-    if config.rounding == "dither":
+    if config.rounding != "nearest":
         return _Dithered(config, layer, clock)
     return _int8(config.make_recipe())
 

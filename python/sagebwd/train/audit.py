@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
+from .. import ops
 from ..attention import attention
 from ..capture import Layer
-from ..diagnosis import _exact, _rebuilt_p
+from ..diagnosis import _exact, _rebuilt_p, _repeat, _rotated, _value_codes
 from .attend import make_attend
+from .families import Families
 
 #: Limits of the alarms. The projection is the part of the error along the true gradient, which does
 #: not average out over a batch.
@@ -30,6 +32,7 @@ class Audit:
     dead_zone: float = None  # share of non-zero dS whose code is 0, as dQ uses it
     row_sum: float = None  # |row sums of dS| against rows of |dS|: 0 in exact maths
     max_logit: float = None
+    inputs: dict = field(default_factory=dict)  # figures of Families: which hard inputs these are
     alarms: list = field(default_factory=list)
 
     def to_dict(self):
@@ -72,7 +75,8 @@ class Auditor:
             grads = torch.autograd.grad(out, leaves, dout.transpose(1, 2).to(out.dtype))
         got = {"O": out, "dQ": grads[0], "dK": grads[1], "dV": grads[2]}
         got = {name: t.detach().transpose(1, 2).double() for name, t in got.items()}
-        audit = Audit(index, max_logit=exact["max_logit"])
+        families = Families.of(layer, exact["P"])
+        audit = Audit(index, max_logit=exact["max_logit"], inputs=asdict(families))
         for name, value in got.items():
             audit.rel_l2[name], audit.cosine[name], audit.projection[name] = _metrics(
                 value, exact[name]
@@ -80,6 +84,8 @@ class Auditor:
         if self.config.attention == "sagebwd":
             self._look_at_ds(audit, layer, got["O"])
         audit.alarms = _alarms(audit)
+        if audit.alarms:
+            audit.alarms += families.words()  # what may have caused them
         return audit
 
     def _look_at_ds(self, audit, layer, out):
@@ -91,8 +97,7 @@ class Auditor:
         p = _rebuilt_p(layer, recipe, lse)
         if p is None:
             return  # Q-smoothing: its codes are not rebuilt here
-        group = layer.q.shape[1] // layer.k.shape[1]
-        v, dout = layer.v.double().repeat_interleave(group, 1), layer.dout.double()
+        v, dout = _value_codes(_repeat(layer)[1], recipe), layer.dout.double()
         ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True))
         rows = ds.abs().sum(-1)
         audit.row_sum = (ds.sum(-1).norm() / rows.norm()).item()
@@ -111,21 +116,30 @@ def _metrics(value, exact):
 
 
 def _dead_zone(ds, layer, recipe):
-    tile_q, tile_k = recipe.tile_q or 128, recipe.tile_k or 64
+    tile_q, tile_k = _tiles(layer, recipe)
     x = ds
     if recipe.scheme == "vectorwise":
-        keys = layer.k.float()
+        tile_q = 1
+    if recipe.k_per_token:  # folded into dS before it is quantised
+        keys = _repeat(layer)[0].float()
         if recipe.smooth_k:
             keys = keys - keys.mean(2, keepdim=True)
-        group = layer.q.shape[1] // layer.k.shape[1]
-        scale = keys.abs().amax(-1).double().repeat_interleave(group, 1) / 127
-        x, tile_q = ds * scale[:, :, None], 1
+        if recipe.rotate:
+            keys = _rotated(keys)
+        x = ds * keys.abs().amax(-1).double()[:, :, None]
     n = x.shape[-1]
     pad = torch.nn.functional.pad(x.abs(), (0, -n % tile_k, 0, -n % tile_q))
     tiles = pad.unflatten(-1, (-1, tile_k)).unflatten(-3, (-1, tile_q))
     step = tiles.amax((-3, -1), keepdim=True) / 127
     there = tiles > 0
     return ((tiles < step / 2) & there).sum().item() / max(1, there.sum().item())
+
+
+def _tiles(layer, recipe):
+    """Queries and keys of a tile, as the backward has them here."""
+    options = ops.Options(causal=layer.causal, top_left=layer.top_left, recipe=recipe.text())
+    answers = ops.explain(layer.q, layer.k, layer.v, options, is_backward=True)
+    return next(map(int, t.split("x")) for _, state, t in answers if state == "chosen")
 
 
 def _alarms(audit):

@@ -36,7 +36,7 @@ def parse_arms(text, config):
     """{name: Config} from ``fpa,paper,dither=paper:rounding=dither``."""
     arms = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
-        spec, *changes = part.split(":")
+        spec, _, changes = part.partition(":")
         name, _, base = spec.rpartition("=")
         if base not in BASES:
             raise BadInput(
@@ -44,7 +44,8 @@ def parse_arms(text, config):
                 f"{did_you_mean(base, BASES)}"
             )
         values = dict(BASES[base])
-        for change in changes:
+        # A colon begins a change only before "field=": rounding=dither:dQ has one of its own.
+        for change in filter(None, re.split(r":(?=\w+=)", changes)):
             field, separator, value = change.partition("=")
             if not separator:
                 raise BadInput(f"compare: expected field=value in {part!r}, got {change!r}")

@@ -48,8 +48,9 @@ class Config:
     rounding: str = _option(
         "nearest",
         "attention",
-        "of P and dS; dither has no bias, a new seed every step",
-        ("nearest", "dither"),
+        "of P and dS; dither has no bias, a new seed every step; dither:dQ or dither:dQ,dK for the "
+        "operands of these matmuls alone",
+        ("nearest", "dither", "dither:"),
     )
     smoothing: str = _option(
         "recipe",
@@ -233,12 +234,18 @@ def _convert(name, value):
             raise TypeError(value)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}") from None
-    if choices and value not in choices:
+    if choices and not _is_choice(value, choices):
         raise BadInput(
             f"{name}: expected one of {', '.join(choices)}, got {value!r}"
             f"{did_you_mean(value, choices)}"
         )
     return value
+
+
+def _is_choice(value, choices):
+    """A choice that ends in a colon stands for everything that begins with it: the recipe checks
+    the rest."""
+    return value in choices or any(c.endswith(":") and value.startswith(c) for c in choices)
 
 
 def _boolean(value):
@@ -322,7 +329,7 @@ def _check_value(name, value, kind, choices):
     taken = (float, int) if kind is float else kind
     if not isinstance(value, taken) or (kind is not bool and isinstance(value, bool)):
         raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
-    if choices and value not in choices:
+    if choices and not _is_choice(value, choices):
         raise BadInput(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
     if kind is str and "\0" in value:
         raise BadInput(f"{name}: expected text without null characters, got {value!r}")

@@ -60,10 +60,14 @@ struct ForwardTile {
   const float* logit_factor;   // [tile_q] query scale · logit scale · log2 e
   const float* bias;           // [tile_k] logits of the mean query, or null
   const int32_t *begin, *end;  // [tile_q] visible keys relative to the tile, or null when all are
-  float *m, *l;                // [tile_q] running maximum (log2 units) and sum
-  float *alpha, *beta;         // [tile_q] out: factors of the old output and of this tile's product
-  bool p_float;                // keep p as FP32 in s instead of codes
-  void* p8;                    // quads along keys
+  // V's scale, folded into P: its logarithm and its inverse, [tile_k]; zeros and ones where nothing
+  // is folded.
+  const float *v_log2, *v_inverse;
+  float *m, *l;         // [tile_q] running maximum (log2 units, with v_log2) and sum
+  float* logit_max;     // [tile_q] running maximum of the logits, or null
+  float *alpha, *beta;  // [tile_q] out: factors of the old output and of this tile's product
+  bool p_float;         // keep p as FP32 in s instead of codes
+  void* p8;             // quads along keys
   float p_levels;
   const float* dither_query;  // [tile_q] dither terms, or null for nearest rounding
   float dither_u;
@@ -75,7 +79,8 @@ struct BackwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
   bool s_is_float;
-  float* dp;                  // [tile_k][tile_q] dP in; dS out
+  float* dp;                  // [tile_k][tile_q] dP / v_scale in; dS out
+  const float* v_scale;       // [tile_k]
   const float* k_scale;       // [tile_k], for the logits
   const float* logit_factor;  // [tile_q]
   const float* bias;          // [tile_k] or null
@@ -93,8 +98,13 @@ struct BackwardTile {
   float *p_scale, *ds_key_scale;      // [tile_k] out
   float* ds_query_scale;              // [tile_q] out
   int32_t* ds_query_start;            // [tile_q] out: accumulator start of dQ where Kernels::flip
-  const float* dither_query;
-  float dither_u[3];  // P, dS for dQ, dS for dK
+  // What is dithered, and with which uniform number of the tile.
+  struct Dither {
+    bool on;
+    float u;
+  };
+  Dither dither_p, dither_ds_query, dither_ds_key;
+  const float* dither_query;  // [tile_q] dither terms
   float p_levels;
 };
 
@@ -138,11 +148,12 @@ struct Kernels {
                      int ld, float factor);
   /// sum[c] += values of the rows that are finite throughout; returns how many those are.
   int (*sum_rows)(const float* x, int ld, int rows, int d, double* sum);
-  /// Codes of `rows` rows (ld a multiple of 16) with one scale per row, or one for all; rows with
-  /// NaN or Inf get the scale NaN and codes 0. codes has row stride ldc >= ld; bytes past ld are
-  /// left alone. Returns whether any row was not finite.
-  bool (*quantize_rows)(const float* x, int ld, int rows, bool per_row, float* scale, int8_t* codes,
-                        int64_t ldc);
+  /// Largest magnitude of each row (ld a multiple of 16); Inf or NaN where one is not finite.
+  void (*row_magnitudes)(const float* x, int ld, int rows, float* amax);
+  /// Codes of rows with one scale each; a row whose scale is NaN gets codes 0. codes has row stride
+  /// ldc >= ld; bytes past ld are left alone.
+  void (*encode_rows)(const float* x, int ld, int rows, const float* scale, int8_t* codes,
+                      int64_t ldc);
   /// Codes [rows][ldc] to quads along the row: [rows/16][cols/4][16][4].
   void (*pack_along_rows)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
   /// Codes [rows][ldc] to quads along the column: [cols/16][rows/4][16][4].

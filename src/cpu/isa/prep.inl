@@ -47,34 +47,24 @@ inline int sum_rows(const float* x, int ld, int rows, int d, double* sum) {
   return count;
 }
 
-inline bool quantize_rows(const float* x, int ld, int rows, bool per_row, float* scale,
-                          int8_t* codes, int64_t ldc) {
-  bool poisoned = false;
-  uint32_t shared = 0;
+inline void row_magnitudes(const float* x, int ld, int rows, float* amax) {
+  for (int r = 0; r < rows; ++r)
+    amax[r] = std::bit_cast<float>(row_magnitude(x + static_cast<int64_t>(r) * ld, ld));
+}
+
+inline void encode_rows(const float* x, int ld, int rows, const float* scale, int8_t* codes,
+                        int64_t ldc) {
   for (int r = 0; r < rows; ++r) {
-    const uint32_t m = row_magnitude(x + static_cast<int64_t>(r) * ld, ld);
-    scale[r] = std::bit_cast<float>(m);
-    if (m >= 0x7f800000u)
-      poisoned = true;
-    else if (m > shared)
-      shared = m;
-  }
-  for (int r = 0; r < rows; ++r) {
-    const float amax = scale[r];
-    const bool finite = numerics::is_finite(amax);
-    const float s = numerics::scale_of(finite && !per_row ? std::bit_cast<float>(shared) : amax);
-    scale[r] = s;
     int8_t* out = codes + r * ldc;
-    if (!finite) {
+    if (!(scale[r] == scale[r])) {  // a row that is not finite
       std::memset(out, 0, static_cast<size_t>(ld));
       continue;
     }
-    const Vec inverse = set1(numerics::inverse_of(s));
+    const Vec inverse = set1(numerics::inverse_of(scale[r]));
     const float* row = x + static_cast<int64_t>(r) * ld;
     for (int c = 0; c < ld; c += kPanel)
       store_bytes(out + c, round_to_int(mul(load(row + c), inverse)));
   }
-  return poisoned;
 }
 
 inline void pack_along_rows(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst) {

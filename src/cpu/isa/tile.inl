@@ -63,7 +63,7 @@ inline Vec load_scores(const void* s, int64_t at) {
 
 // The forward.
 
-/// Logits in log2 units into t.s, and their maximum per query.
+/// Logits in log2 units with the logarithm of V's scale into t.s, and their maximum per query.
 template <bool kFloatScores, bool kMasked>
 inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
   Vec logit_factor[kVecs];
@@ -79,7 +79,7 @@ inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) 
   }
   for (int j = 0; j < t.tile_k; ++j) {
     const Vec k_scale = set1(t.k_scale[j]);
-    const Vec bias = set1(t.bias != nullptr ? t.bias[j] : 0.0f);
+    const Vec bias = set1(t.v_log2[j] + (t.bias != nullptr ? t.bias[j] : 0.0f));
     const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
@@ -92,8 +92,20 @@ inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) 
   }
 }
 
-/// exp2(logit - maximum), its sum, and either codes (quads along keys) or, with kKeepFloat, the
-/// values themselves.
+/// The running maximum of the logits themselves, without V's scale.
+inline void track_logits(const ForwardTile& t, int g) {
+  for (int at = g; at < g + kStrip; at += kPanel) {
+    Vec top = load(t.logit_max + at);
+    for (int j = 0; j < t.tile_k; ++j) {
+      const Vec x = load(static_cast<const float*>(t.s) + static_cast<int64_t>(j) * t.tile_q + at);
+      top = max(sub(x, set1(t.v_log2[j])), top);
+    }
+    store(t.logit_max + at, top);
+  }
+}
+
+/// exp2(logit - maximum), its sum without V's scale, and either codes (quads along keys) or, with
+/// kKeepFloat, the values themselves.
 template <bool kKeepFloat, bool kDither>
 inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_max)[kVecs],
                                   Vec (&sum)[kVecs]) {
@@ -116,7 +128,7 @@ inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_
       for (int r = 0; r < 4; ++r) {
         const int64_t at = static_cast<int64_t>(j + r) * t.tile_q + g + v * kPanel;
         const Vec p = exp2_nonpositive(sub(load(s + at), shift[v]));
-        sum[v] = add(sum[v], p);
+        sum[v] = fma(p, set1(t.v_inverse[j + r]), sum[v]);
         if constexpr (kKeepFloat) {
           store(s + at, p);
         } else {
@@ -142,6 +154,7 @@ inline void forward_tile(const ForwardTile& t) {
     else
       masked ? forward_logits<false, true>(t, g, tile_max)
              : forward_logits<false, false>(t, g, tile_max);
+    if (t.logit_max != nullptr) track_logits(t, g);
     if (t.p_float)
       forward_probabilities<true, false>(t, g, tile_max, sum);
     else if (t.dither_query != nullptr)
@@ -169,14 +182,15 @@ inline void forward_tile(const ForwardTile& t) {
 /// maxima each).
 template <bool kFloatScores, bool kMasked>
 inline void backward_gradients(const BackwardTile& t, int g) {
-  Vec logit_factor[kVecs], lse2[kVecs], delta[kVecs], q_scale[kVecs], do_scale[kVecs], sum[kVecs];
+  Vec logit_factor[kVecs], lse2[kVecs], minus_delta[kVecs], q_scale[kVecs], do_scale[kVecs],
+      sum[kVecs];
   IVec begin[kVecs], end[kVecs], query_max[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
     const int at = g + v * kPanel;
     logit_factor[v] = load(t.logit_factor + at);
     lse2[v] = load(t.lse2 + at);
-    delta[v] = load(t.delta + at);
+    minus_delta[v] = sub(set1(0.0f), load(t.delta + at));
     q_scale[v] = t.dk_float ? set1(1.0f) : load(t.q_scale + at);
     do_scale[v] = t.dv_float ? set1(1.0f) : load(t.do_scale + at);
     query_max[v] = set1(0);
@@ -188,7 +202,7 @@ inline void backward_gradients(const BackwardTile& t, int g) {
   }
   for (int j = 0; j < t.tile_k; ++j) {
     const Vec k_scale = set1(t.k_scale[j]);
-    const Vec k_fold = set1(t.k_fold[j]);
+    const Vec k_fold = set1(t.k_fold[j]), v_scale = set1(t.v_scale[j]);
     const Vec bias = set1(t.bias != nullptr ? t.bias[j] : 0.0f);
     const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
     IVec p_max = set1(0), ds_max = set1(0);
@@ -199,7 +213,7 @@ inline void backward_gradients(const BackwardTile& t, int g) {
       const Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), logit_factor[v], bias);
       const Vec p = exp2_any(sub(x, lse2[v]));
       Vec p_fold = mul(p, do_scale[v]);
-      Vec ds = mul(p, sub(load(t.dp + at), delta[v]));
+      Vec ds = mul(p, fma(load(t.dp + at), v_scale, minus_delta[v]));
       const Vec magnitude = as_float(magnitude_bits(ds));
       Vec ds_key = mul(magnitude, q_scale[v]);
       Vec ds_query = mul(magnitude, k_fold);
@@ -260,28 +274,28 @@ inline void finish_scales(float* scale, float* inverse, int n, bool per_vector, 
 }
 
 /// Codes of P for dV and of dS for dK, left operands [keys][queries].
-template <bool kDither>
+template <bool kDitherP, bool kDitherDs>
 inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
                       const float* ds_inverse) {
   Vec q_scale[kVecs], dither[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
     q_scale[v] = load(t.q_scale + g + v * kPanel);
-    if constexpr (kDither) dither[v] = load(t.dither_query + g + v * kPanel);
+    if constexpr (kDitherP || kDitherDs) dither[v] = load(t.dither_query + g + v * kPanel);
   }
   for (int j = 0; j < t.tile_k; ++j) {
     const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
-    const float p_term = kDither ? numerics::dither_key_term(j, t.dither_u[0]) : 0.0f;
-    const float ds_term = kDither ? numerics::dither_key_term(j, t.dither_u[2]) : 0.0f;
+    const float p_term = kDitherP ? numerics::dither_key_term(j, t.dither_p.u) : 0.0f;
+    const float ds_term = kDitherDs ? numerics::dither_key_term(j, t.dither_ds_key.u) : 0.0f;
     const Vec p_factor = set1(p_inverse[j]), ds_factor = set1(ds_inverse[j]);
     IVec p8[kVecs], ds8[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
       const Vec p = load(static_cast<const float*>(t.s) + row + v * kPanel);
       const Vec ds = load(t.dp + row + v * kPanel);
-      p8[v] = make_code<kDither>(mul(p, p_factor), dither[v], p_term, t.p_levels);
-      ds8[v] = make_code<kDither>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term,
-                                  numerics::kLevels);
+      p8[v] = make_code<kDitherP>(mul(p, p_factor), dither[v], p_term, t.p_levels);
+      ds8[v] = make_code<kDitherDs>(mul(mul(ds, q_scale[v]), ds_factor), dither[v], ds_term,
+                                    numerics::kLevels);
     }
     store_unsigned(static_cast<uint8_t*>(t.p8) + row, p8);
     store_codes(static_cast<int8_t*>(t.ds8_key) + row, ds8, kFlip);
@@ -302,7 +316,7 @@ inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) {
         const Vec ds = load(t.dp + static_cast<int64_t>(j + r) * t.tile_q + at);
-        const float term = kDither ? numerics::dither_key_term(j + r, t.dither_u[1]) : 0.0f;
+        const float term = kDither ? numerics::dither_key_term(j + r, t.dither_ds_query.u) : 0.0f;
         code[r] = make_code<kDither>(mul(mul(ds, set1(t.k_fold[j + r])), factor), dither, term,
                                      numerics::kLevels);
       }
@@ -314,12 +328,15 @@ inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
   }
 }
 
-template <bool kDither>
 inline void backward_codes(const BackwardTile& t, const float* p_inverse, const float* key_inverse,
                            const float* query_inverse) {
+  const auto by_key = t.dither_p.on
+                          ? (t.dither_ds_key.on ? key_codes<true, true> : key_codes<true, false>)
+                          : (t.dither_ds_key.on ? key_codes<false, true> : key_codes<false, false>);
+  const auto by_query = t.dither_ds_query.on ? query_codes<true> : query_codes<false>;
   for (int g = 0; g < t.tile_q; g += kStrip) {
-    key_codes<kDither>(t, g, p_inverse, key_inverse);
-    query_codes<kDither>(t, g, query_inverse);
+    by_key(t, g, p_inverse, key_inverse);
+    by_query(t, g, query_inverse);
   }
 }
 
@@ -342,8 +359,5 @@ inline void backward_tile(const BackwardTile& t) {
   finish_scales(t.p_scale, p_inverse, t.tile_k, t.per_vector, t.p_levels);
   finish_scales(t.ds_key_scale, key_inverse, t.tile_k, t.per_vector, numerics::kLevels);
   finish_scales(t.ds_query_scale, query_inverse, t.tile_q, t.per_vector, numerics::kLevels);
-  if (t.dither_query != nullptr)
-    backward_codes<true>(t, p_inverse, key_inverse, query_inverse);
-  else
-    backward_codes<false>(t, p_inverse, key_inverse, query_inverse);
+  backward_codes(t, p_inverse, key_inverse, query_inverse);
 }

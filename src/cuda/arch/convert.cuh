@@ -8,11 +8,9 @@
 
 namespace sagebwd::cuda::arch {
 
-/// Four numbers rounded to nearest even and clamped; NaN is 0. Two instructions from sm_86 on.
+/// Four integers clamped to bytes.
 template <Bytes kType>
-__device__ __forceinline__ uint32_t to_bytes(float a, float b, float c, float d) {
-  const int ia = __float2int_rn(a), ib = __float2int_rn(b), ic = __float2int_rn(c),
-            id = __float2int_rn(d);
+__device__ __forceinline__ uint32_t pack_bytes(int ia, int ib, int ic, int id) {
   uint32_t high, word;
   if constexpr (kType == Bytes::u8) {
     asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(id), "r"(ic), "r"(0));
@@ -22,6 +20,19 @@ __device__ __forceinline__ uint32_t to_bytes(float a, float b, float c, float d)
     asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(ib), "r"(ia), "r"(high));
   }
   return word;
+}
+
+/// Four numbers rounded to nearest even and clamped; NaN is 0. Two instructions from sm_86 on.
+template <Bytes kType>
+__device__ __forceinline__ uint32_t to_bytes(float a, float b, float c, float d) {
+  return pack_bytes<kType>(__float2int_rn(a), __float2int_rn(b), __float2int_rn(c),
+                           __float2int_rn(d));
+}
+/// The same with what is behind the point cut off.
+template <Bytes kType>
+__device__ __forceinline__ uint32_t cut_to_bytes(float a, float b, float c, float d) {
+  return pack_bytes<kType>(__float2int_rz(a), __float2int_rz(b), __float2int_rz(c),
+                           __float2int_rz(d));
 }
 
 }  // namespace sagebwd::cuda::arch

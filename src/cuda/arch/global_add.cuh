@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adding the four values of an m16n8 accumulator to FP32 sums in global memory.
+// Adding the four values of an m16n8 accumulator to FP32 sums in global memory, and reading them.
 //
 // The 128 sums of such a block lie together, in the order that lets the instruction of the target
 // cover whole sectors: four values of a lane together where a vector can be added (sm_90 and
-// later), else one value of all lanes together. Whoever reads the sums asks `sum_at`.
+// later), else one value of all lanes together.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,16 @@ __device__ __forceinline__ uint32_t sum_at(uint32_t lane, uint32_t e) {
   return lane * 4 + e;
 #else
   return e * 32 + lane;
+#endif
+}
+
+/// The lane's values of a block whose sums nobody adds to any more and nobody reads again.
+__device__ __forceinline__ float4 last_sums(const float* block, uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  return __ldcs(reinterpret_cast<const float4*>(block) + lane);
+#else
+  return make_float4(__ldcs(block + sum_at(lane, 0)), __ldcs(block + sum_at(lane, 1)),
+                     __ldcs(block + sum_at(lane, 2)), __ldcs(block + sum_at(lane, 3)));
 #endif
 }
 

@@ -30,6 +30,13 @@ __device__ __forceinline__ uint32_t thread_index() {
   return x;
 }
 
+/// min(a, b) that keeps NaN.
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 /// max(a, b) that keeps NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;

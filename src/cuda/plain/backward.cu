@@ -10,6 +10,7 @@
 #include "cuda/host/launch.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/scores.cuh"
+#include "cuda/plain/turn_back.h"
 
 namespace sagebwd::cuda::plain {
 namespace {
@@ -31,9 +32,9 @@ __device__ int max_lanes(int x, int first, int last) {
 template <Gradient kGradient>
 struct Block {
   static constexpr bool kByQuery = kGradient == Gradient::dq;  // lines are queries
-  static constexpr uint32_t kMatmul = kGradient == Gradient::dq   ? kMatmulDQ
-                                      : kGradient == Gradient::dk ? kMatmulDK
-                                                                  : kMatmulDV;
+  static constexpr Matmul kMatmul = kGradient == Gradient::dq   ? kMatmulDQ
+                                    : kGradient == Gradient::dk ? kMatmulDK
+                                                                : kMatmulDV;
   static constexpr numerics::DitherOperand kOperand =
       kGradient == Gradient::dq   ? numerics::DitherOperand::ds_query
       : kGradient == Gradient::dk ? numerics::DitherOperand::ds_key
@@ -92,6 +93,8 @@ struct Block {
         shared.lse2[row] = p.lse2[i], shared.delta[row] = p.delta[i];
         shared.fold[row] = kGradient == Gradient::dv ? p.dout.scale[i] : p.q.scale[i];
       }
+      if (kGradient != Gradient::dv && p.folds_v && row < here.cols)
+        shared.v_scale[row] = p.v.scale[here.k_at + row];
     }
     logits(here, (p.lifted & kMatmulSRecompute) != 0, shared, x);
     const Spans spans(shared);
@@ -102,16 +105,27 @@ struct Block {
     });
     if constexpr (kGradient == Gradient::dv) return;
     Fragment<float> dp;
-    const Rows<float> dout = here.queries(p.dout.values), v = here.keys(p.v.values);
-    if (p.exact_inputs)
-      channel_product<true>(dout, v, false, shared, dp);
-    else
-      channel_product<false>(dout, v, false, shared, dp);
+    if (p.folds_v) {
+      value_product(here, here.keys(p.v.codes), dp);
+      for_elements(dp, [&](float& y, int, int, int col) { y *= shared.v_scale[col]; });
+    } else {
+      value_product(here, here.keys(p.v.values), dp);
+    }
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         x[b][e] = spans.sees(e / 2, at.col(b, e % 2)) ? x[b][e] * (dp[b][e] - delta[e / 2]) : 0.0f;
+  }
+
+  /// dO·Vᵀ, V as values or as codes.
+  template <typename T>
+  __device__ void value_product(const Pair& here, const Rows<T>& v, Fragment<float>& dp) {
+    const Rows<float> dout = here.queries(p.dout.values);
+    if (p.exact_inputs)
+      channel_product<true>(dout, v, false, shared, dp);
+    else
+      channel_product<false>(dout, v, false, shared, dp);
   }
 
   /// A visible value times the token scale of the other operand. That scale varies along the
@@ -232,7 +246,7 @@ struct Block {
   }
 
   __device__ void add_codes(const Pair& here, Fragment<float>& x, const float (&scale)[2]) {
-    const Rounder round(here, kOperand, levels());
+    const Rounder round(here, kMatmul, kOperand, levels());
     const Spans spans(shared);
     for_elements(x, [&](float& y, int r, int row, int col) {
       const int line = kByQuery ? row : col, step = kByQuery ? col : row;
@@ -274,7 +288,7 @@ struct Block {
         if (at.g == 0) shared.part[at.warp_row][at.col(b, e)] = sum;
       }
     __syncthreads();
-    const float* mean = p.q_mean + here.q_block() * p.d;
+    const float* mean = p.turned_mean + here.q_block() * p.d;
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
       for_elements(result[part], [&](float& y, int, int line, int col) {
@@ -313,12 +327,30 @@ struct Block {
     }
   }
 
+  /// Where the result waits to be turned back, or null.
+  __device__ float* turned_rows() const {
+    return kGradient == Gradient::dq ? p.dq_rows : kGradient == Gradient::dk ? p.dk_rows : nullptr;
+  }
+
   __device__ void finish() {
     float sum[2] = {};
     const float* mean = nullptr;
     if (kGradient == Gradient::dq && p.k_mean != nullptr) {
       find_row_sums(sum);
       mean = p.k_mean + (static_cast<int64_t>(s.index) * p.hk + own_head / p.group) * p.d;
+    }
+    if (float* rows = turned_rows(); rows != nullptr) {
+      const int64_t first =
+          own_head * (kByQuery ? p.tq : p.tk) + (kByQuery ? s.q_first : s.k_first) + line0;
+#pragma unroll
+      for (int part = 0; part < kResultChannels / kChannels; ++part)
+        for_elements(result[part], [&](float& y, int r, int line, int col) {
+          const int c = channel + part * kChannels + col;
+          if (line0 + line >= lines || c >= p.d) return;
+          rows[(first + line) * p.d + c] = y;
+          if (mean != nullptr && c == 0) p.row_sum[first + line] = sum[r];
+        });
+      return;
     }
     const Strided& to = kGradient == Gradient::dq ? p.dq : kGradient == Gradient::dk ? p.dk : p.dv;
     const float factor = kGradient == Gradient::dv ? 1.0f : p.scale;
@@ -366,7 +398,16 @@ void run(const BackwardParams& p, int heads, cudaStream_t stream) {
 void launch_backward(const BackwardParams& p, cudaStream_t stream) {
   run<Gradient::dv>(p, p.hk, stream);
   run<Gradient::dk>(p, p.hk, stream);
+  TurnBackJob turn{};
+  turn.batch = p.batch, turn.d = p.d, turn.factor = p.scale;
+  turn.heads = p.hk, turn.group = 1, turn.tokens = p.tk;
+  turn.rows = p.dk_rows, turn.to = p.dk;
+  if (p.dk_rows != nullptr) launch_turn_back(turn, stream);
   run<Gradient::dq>(p, p.h, stream);
+  turn.queries = true, turn.heads = p.h, turn.group = p.group, turn.tokens = p.tq;
+  turn.row_sum = p.row_sum, turn.mean = p.k_mean;
+  turn.rows = p.dq_rows, turn.to = p.dq;
+  if (p.dq_rows != nullptr) launch_turn_back(turn, stream);
 }
 
 }  // namespace sagebwd::cuda::plain

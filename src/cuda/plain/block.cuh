@@ -112,6 +112,24 @@ __device__ __forceinline__ void stage(T* to, const Rows<T>& x, int c0) {
     *reinterpret_cast<uint4*>(to + (row + n * (kThreads / kPieces)) * kLine + c) = bits[n];
 }
 
+/// The same from codes to floats.
+template <int kWidth, int kLine>
+__device__ __forceinline__ void stage(float* to, const Rows<int8_t>& x, int c0) {
+  constexpr int kPieces = kWidth / 16;  // per row
+  static_assert(kBlock * kPieces == kThreads && kLine % 4 == 0);
+  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 16;
+  const uint4 bits = load_piece(x, row, c0 + c);
+  const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const auto value = [&](int e) {
+      return static_cast<float>(static_cast<int8_t>(word[n] >> 8 * e));
+    };
+    *reinterpret_cast<float4*>(to + row * kLine + c + 4 * n) =
+        make_float4(value(0), value(1), value(2), value(3));
+  }
+}
+
 /// Copies channels c0 … c0 + 63 of a block of codes, a line per channel.
 __device__ inline void stage_transposed_codes(int8_t* to, const Rows<int8_t>& x, int c0) {
   // Each thread turns four tokens by four channels.

@@ -5,6 +5,9 @@
 // Codes of P need the largest logit of the whole tile. So a tile of more than one block is visited
 // twice, first for the maximum and then for P. The second time goes backwards, because the logits
 // of the last block are still in registers.
+//
+// Where V has a scale per token, the exponent of a key is its logit plus the logarithm of that
+// scale: P·s_V has the running maximum and the codes, and the row sum takes the scale out again.
 #include "cuda/host/launch.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/scores.cuh"
@@ -21,18 +24,26 @@ __device__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-__device__ bool quad_any(bool x) {
-  int y = x;
-  y |= __shfl_xor_sync(0xffffffffu, y, 1);
-  return (y | __shfl_xor_sync(0xffffffffu, y, 2)) != 0;
+/// The larger one; NaN stays.
+__device__ float larger(float x, float y) { return x < y || isnan(y) ? y : x; }
+__device__ float quad_larger(float x) {
+  x = larger(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return larger(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 /// What a row carries from tile to tile.
 struct RowState {
-  float top = -INFINITY;   // running maximum
-  float sum = 0.0f;        // this thread's share of Σ 2^(logit - top)
-  bool seen = false;       // whether the row had a visible key
-  bool nan_logit = false;  // this thread's share; the maximum drops NaN, P does not
+  float top = -INFINITY;    // running maximum of the exponents; drops NaN
+  float sum = 0.0f;         // this thread's share of Σ 2^(logit - top)
+  bool seen = false;        // whether the row had a visible key
+  float logit = -INFINITY;  // this thread's share of the largest logit; NaN if one is
+};
+
+/// How P·V of a tile runs.
+enum class Product {
+  codes,    // codes of P by codes of V
+  leading,  // P by codes of V
+  values,   // P by V: lifted out of INT8, or V holds NaN or Inf, which no code can carry
 };
 
 /// One thread block's work.
@@ -45,7 +56,7 @@ struct Block {
   int q0;
   tile::Range seen;  // keys that any of the queries sees
   tile::Walk walk;   // the tiles that hold them
-  int leading;       // the first steps of the walk, whose P·V runs in floating point
+  int leading;       // the first steps of the walk, whose P is not quantised
   RowState row[2];
   Result result = {};
 
@@ -63,26 +74,44 @@ struct Block {
         leading(walk.leading(params.pv16_tiles)) {}
 
   __device__ Pair pair(int k0) const { return Pair(p, s, head, kv, q0, k0); }
-  __device__ void logits_of(const Pair& here, Fragment<float>& x) {
+  /// `folds`: whether scales of V go into the exponents.
+  __device__ void logits_of(const Pair& here, bool folds, Fragment<float>& x) {
     load_pair(here, shared, [](int) { return true; });
+    if (threadIdx.x >= kThreads - kBlock) {
+      const int col = static_cast<int>(threadIdx.x) % kBlock;
+      const float scale = folds && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
+      shared.v_log2[col] = log2f(scale), shared.v_inverse[col] = 1.0f / scale;
+    }
     logits(here, (p.lifted & kMatmulS) != 0, shared, x);
   }
 
-  /// Largest logit of each of the thread's rows over the keys of a tile. `held` is the block whose
-  /// logits are left in x, or -1.
-  __device__ void measure(int begin, int end, Fragment<float>& x, int& held, float (&top)[2]) {
+  /// Whether V of a tile holds NaN or Inf.
+  __device__ bool poisoned(int begin, int end) const {
+    int any = 0;
+    for (int k0 = begin; k0 < end; k0 += kBlock) any |= p.v.poisoned[pair(k0).k_block()];
+    return any != 0;
+  }
+  __device__ Product product_of(int step, int begin, int end) const {
+    if ((p.lifted & kMatmulO) != 0 || poisoned(begin, end)) return Product::values;
+    return step < leading ? Product::leading : Product::codes;
+  }
+
+  /// Largest exponent of each of the thread's rows over the keys of a tile. `held` is the block
+  /// whose logits are left in x, or -1.
+  __device__ void measure(int begin, int end, bool folds, Fragment<float>& x, int& held,
+                          float (&top)[2]) {
     const Position at;
     top[0] = top[1] = -INFINITY;
     held = -1;
     for (int k0 = begin; k0 < end; k0 += kBlock) {
       if (!overlaps(seen, k0)) continue;
-      logits_of(pair(k0), x);
+      logits_of(pair(k0), folds, x);
       held = k0;
       const Spans spans(shared);
       for_elements(x, [&](float& logit, int r, int, int col) {
         if (!spans.sees(r, col)) return;
-        row[r].nan_logit |= isnan(logit);
-        top[r] = fmaxf(top[r], logit);
+        row[r].logit = larger(row[r].logit, logit);
+        top[r] = fmaxf(top[r], logit + shared.v_log2[col]);
       });
     }
 #pragma unroll
@@ -103,11 +132,13 @@ struct Block {
     Fragment<float> x;
     int held;
     float tile_top[2];
-    measure(begin, end, x, held, tile_top);
+    const Product product = product_of(step, begin, end);
+    const bool folds = p.folds_v && product != Product::values;
+    measure(begin, end, folds, x, held, tile_top);
     if (held < 0) return;
 
-    const float v_scale = p.v_scale[kv * p.batch.k_blocks + s.k_block + begin / kBlock];
-    const bool floating = step < leading || isnan(v_scale);
+    // What is left to multiply where the scale of V is one for the tile.
+    const float v_scale = folds || product == Product::values ? 1.0f : p.v.scale[pair(begin).k_at];
     float alpha[2], beta[2], factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -118,7 +149,8 @@ struct Block {
       const float top = fmaxf(row[r].top, tile_top[r]);
       alpha[r] = row[r].seen ? exp2f(row[r].top - top) : 0.0f;
       beta[r] = exp2f(tile_top[r] - top);
-      factor[r] = floating ? beta[r] : beta[r] * v_scale / p.p_levels;
+      factor[r] = beta[r] * v_scale;
+      if (product == Product::codes) factor[r] /= p.p_levels;
       row[r].top = top, row[r].seen = true;
       row[r].sum *= alpha[r];
     }
@@ -128,29 +160,34 @@ struct Block {
     for (int k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
       if (!overlaps(seen, k0)) continue;
       const Pair here = pair(k0);
-      if (k0 != held) logits_of(here, x);
+      if (k0 != held) logits_of(here, folds, x);
       const Spans spans(shared);
       for_elements(x, [&](float& y, int r, int, int col) {
-        y = spans.sees(r, col) ? exp2f(y - tile_top[r]) : 0.0f;
-        row[r].sum += y * beta[r];
+        y = spans.sees(r, col) ? exp2f(y + shared.v_log2[col] - tile_top[r]) : 0.0f;
+        row[r].sum += y * shared.v_inverse[col] * beta[r];
       });
-      values(here, x, floating, factor);
+      values(here, x, product, factor);
     }
   }
 
   /// result += P·V of one block of keys.
-  __device__ void values(const Pair& here, Fragment<float>& x, bool floating,
+  __device__ void values(const Pair& here, Fragment<float>& x, Product product,
                          const float (&factor)[2]) {
-    if (floating) {
+    if (product != Product::codes) {
       for_elements(x, [&](float& y, int, int line, int col) {
         shared.weights[line * kWeightLine + col] = y;
       });
-      add_product(
-          here.keys(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel, shared, result,
-          [&](int line, int key) { return key >= shared.begin[line] && key < shared.end[line]; });
+      const auto sees = [&](int line, int key) {
+        return key >= shared.begin[line] && key < shared.end[line];
+      };
+      if (product == Product::leading)
+        add_product(here.keys(p.v.codes), false, factor, channel, shared, result, sees);
+      else
+        add_product(here.keys(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel,
+                    shared, result, sees);
       return;
     }
-    const Rounder round(here, numerics::DitherOperand::p_forward, p.p_levels);
+    const Rounder round(here, kMatmulO, numerics::DitherOperand::p_forward, p.p_levels);
     const Spans spans(shared);
     for_elements(x, [&](float& y, int r, int line, int col) {
       shared.codes[line * kTokenLine + col] =
@@ -161,15 +198,14 @@ struct Block {
 
   __device__ void finish() {
     const Position at;
-    float sum[2];
-    bool nan_logit[2];
+    float sum[2], logit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(row[r].sum);
-      nan_logit[r] = quad_any(row[r].nan_logit);
+      logit[r] = quad_larger(row[r].logit);
       if (at.t == 0) {
         shared.part[at.warp_col][at.row(r)] = sum[r];
-        shared.part[2 + at.warp_col][at.row(r)] = nan_logit[r] ? 1.0f : 0.0f;
+        shared.part[2 + at.warp_col][at.row(r)] = logit[r];
       }
     }
     __syncthreads();
@@ -177,7 +213,7 @@ struct Block {
     for (int r = 0; r < 2; ++r) {
       const int line = at.row(r);
       sum[r] = shared.part[0][line] + shared.part[1][line];
-      nan_logit[r] = shared.part[2][line] + shared.part[3][line] != 0.0f;
+      logit[r] = larger(shared.part[2][line], shared.part[3][line]);
     }
     const float* mean = p.v_mean == nullptr
                             ? nullptr
@@ -196,25 +232,25 @@ struct Block {
     for (int r = 0; r < 2; ++r) {
       if (at.t != 0 || at.warp_col != 0) continue;
       const int i = q0 + at.row(r);
-      float logit = -INFINITY;
+      float true_logit = -INFINITY;
       if (i < s.nq) {
         float lse = -INFINITY;
         if (row[r].seen) {
-          const double mean_logit = p.mean_logit[head * p.tq + s.q_first + i],
+          const double mean_logit = static_cast<double>(p.mean_logit[head * p.tq + s.q_first + i]),
                        top = static_cast<double>(row[r].top);
           lse = static_cast<float>(numerics::kLn2 * (top + log2(static_cast<double>(sum[r]))) +
                                    mean_logit);
-          logit = nan_logit[r] ? NAN : static_cast<float>(numerics::kLn2 * top + mean_logit);
+          true_logit =
+              static_cast<float>(numerics::kLn2 * static_cast<double>(logit[r]) + mean_logit);
         }
         *tile::stat_of(p.lse, s, head, s.q_begin + i) = lse;
       }
-      shared.line[at.row(r)] = logit;
+      shared.line[at.row(r)] = true_logit;
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
     float largest = -INFINITY;
-    for (int line = 0; line < kBlock; ++line)
-      if (isnan(shared.line[line]) || largest < shared.line[line]) largest = shared.line[line];
+    for (int line = 0; line < kBlock; ++line) largest = larger(largest, shared.line[line]);
     p.block_max[head * p.batch.q_blocks + block] = largest;
   }
 };

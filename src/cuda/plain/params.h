@@ -42,32 +42,36 @@ struct Params {
   int64_t tq, tk;  // tokens of all sequences
   int tile_q, tile_k;
   Scheme scheme;
-  Rounding rounding;
+  uint32_t dithered;  // Matmul bits
   uint64_t seed;
   uint32_t lifted;    // Matmul bits
   float scale;        // of the logits
   float p_levels;     // of the codes of P
   bool exact_inputs;  // values of V and dO have 11 significant bits or fewer
-  Operand q, k;
-  const float* q_mean;       // [h, q blocks, d] of the block's tile; null: no Q-smoothing
-  const float* k_mean;       // [sequences, hk, d]; null: no K-smoothing
-  const double* mean_logit;  // [h, tq]: scale·q·mean(K)
+  bool folds_v;       // V has a scale per token, which is folded into P; dP is made from its codes
+  Operand q, k, v;    // v in the backward: codes if folds_v, else values
+  const float* q_mean;      // [h, q blocks, d] of the block's tile; null: no Q-smoothing
+  const float* k_mean;      // [sequences, hk, d]; null: no K-smoothing
+  const float* mean_logit;  // [h, tq]: scale·q·mean(K)
 };
 
 struct ForwardParams : Params {
-  Operand v;
-  const float* v_scale;  // [hk, k blocks]: of the block's tile; NaN if the tile is poisoned
-  const float* v_mean;   // [sequences, hk, d]; null: no V-smoothing
-  int64_t pv16_tiles;    // leading tiles of keys whose P·V runs in floating point
+  const float* v_mean;  // [sequences, hk, d]; null: no V-smoothing
+  int64_t pv16_tiles;   // leading tiles of keys whose P is not quantised
   Strided o;
   StridedStats lse;
   float* block_max;  // [h, q blocks]: largest logit
 };
 
 struct BackwardParams : Params {
-  Operand v, dout;     // v: values only
-  const float* lse2;   // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
-  const float* delta;  // [h, tq]: D - dLSE
+  Operand dout;
+  const float* lse2;         // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
+  const float* delta;        // [h, tq]: D - dLSE, without dO·mean(V) if folds_v
+  const float* turned_mean;  // q_mean rotated as the codes of Q are
+  // Gradients of rotated Q and K before they are turned back, [heads, tokens, d]; null where the
+  // codes are not of rotated tensors or are not used. They may share memory.
+  float *dq_rows, *dk_rows;
+  float* row_sum;  // [h, tq]: of dS, for dq_rows
   StridedStats dlse;
   bool partial_kv;
   Strided dq, dk, dv;

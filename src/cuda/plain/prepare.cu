@@ -1,55 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp handles a token and a thread block a block of tokens. What a whole tile shares (a mean, a
-// scale) each of its blocks finds by itself, because the tile is in the cache.
+// A warp handles a token and a thread block a block of tokens. What a run of tokens shares (a mean,
+// a scale) each of its blocks finds by itself, because the run is in the cache.
 //
 // Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
 // neighbours.
 #include "cuda/host/launch.h"
 #include "cuda/plain/prepare.h"
-#include "cuda/plain/sequence.cuh"
+#include "cuda/plain/rotate.cuh"
+#include "cuda/plain/token_block.cuh"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda::plain {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kMaxTile = 256;
-constexpr int kMaxDim = 256;
-static_assert(kMaxDim <= kThreads, "loops over channels give each thread one");
-
-__device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
-__device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+constexpr int kMaxRun = 256;
+static_assert(kMaxDim <= kTokenThreads, "loops over channels give each thread one");
 
 __device__ double warp_sum(double x) {
   for (int m = 16; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffu, x, m);
   return x;
 }
-__device__ float warp_max(float x) {
-  for (int m = 16; m > 0; m /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
-  return x;
-}
 __device__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x) != 0; }
-
-dim3 grid_of(int64_t blocks, int heads) { return dim3(static_cast<unsigned>(blocks * heads)); }
-
-/// Work of one thread block: a block of one head's tokens.
-struct Place {
-  __device__ Place(const Batch& batch, bool queries) {
-    const int64_t blocks = queries ? batch.q_blocks : batch.k_blocks;
-    head = static_cast<int>(blockIdx.x / blocks);
-    block = blockIdx.x % blocks;
-    at = head * blocks + block;
-    s = sequence_of_block(batch.seq, block, queries);
-    first = static_cast<int>(block - (queries ? s.q_block : s.k_block)) * kBlock;
-    count = queries ? s.nq : s.nk;
-    rows = min(kBlock, count - first);
-  }
-  Sequence s;
-  int head, rows;     // rows: tokens the block has
-  int64_t block, at;  // number of the block; place in arrays [heads, blocks]
-  int first, count;   // first token inside the sequence; tokens of the sequence
-};
 
 // ---- means
 
@@ -60,11 +31,11 @@ __device__ bool is_poisoned(Dtype dtype, const Strided& x, int64_t row, int d) {
   return warp_any(bad);
 }
 
-__global__ void __launch_bounds__(kThreads) mean_part_kernel(MeanJob job) {
+__global__ void __launch_bounds__(kTokenThreads) mean_part_kernel(MeanJob job) {
   __shared__ bool poisoned[kBlock];
-  const Place b(job.batch, false);
+  const TokenBlock b(job.batch, false);
   const int64_t row0 = tile::offset_of(job.x, b.s, b.head, b.s.k_begin + b.first);
-  for (int r = warp(); r < b.rows; r += kWarps) {
+  for (int r = warp(); r < b.rows; r += kTokenWarps) {
     const bool bad = is_poisoned(job.batch.dtype, job.x, row0 + r * job.x.token, job.d);
     if (lane() == 0) poisoned[r] = bad;
   }
@@ -82,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) mean_part_kernel(MeanJob job) {
   if (c == 0) job.counted[b.at] = counted;
 }
 
-__global__ void __launch_bounds__(kThreads) mean_kernel(MeanJob job) {
+__global__ void __launch_bounds__(kTokenThreads) mean_kernel(MeanJob job) {
   const int head = static_cast<int>(blockIdx.x) % job.heads;
   const Sequence s = sequence_at(job.batch.seq, static_cast<int>(blockIdx.x) / job.heads);
   const int c = static_cast<int>(threadIdx.x);
@@ -101,16 +72,16 @@ __global__ void __launch_bounds__(kThreads) mean_kernel(MeanJob job) {
 
 // ---- codes
 
-__global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
-  __shared__ float mean[kMaxDim], tile_mean[kMaxDim];
-  __shared__ float amax[kMaxTile];
-  __shared__ bool poisoned[kMaxTile];
-  const Place b(job.batch, job.queries);
+__global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
+  __shared__ float mean[kMaxDim], run_mean[kMaxDim];
+  __shared__ float amax[kMaxRun];
+  __shared__ bool poisoned[kMaxRun];
+  __shared__ float row_of_warp[kTokenWarps][kMaxDim];
+  const TokenBlock b(job.batch, job.queries);
   const int c = static_cast<int>(threadIdx.x), d = job.d;
-  // Tokens first … first + rows - 1 share a mean or a scale; the block's own start at row `own`.
-  const bool shared = job.scale_by_tile || job.tile_mean != nullptr;
-  const int first = shared ? b.first / job.tile * job.tile : b.first;
-  const int rows = min(shared ? job.tile : kBlock, b.count - first);
+  // The run has tokens first … first + rows - 1, and the block's own start at row `own`.
+  const int first = b.first / job.run * job.run;
+  const int rows = min(job.run, b.count - first);
   const int own = b.first - first;
   const int64_t row0 =
       tile::offset_of(job.x, b.s, b.head, (job.queries ? b.s.q_begin : b.s.k_begin) + first);
@@ -122,10 +93,10 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
     mean[c] = job.mean == nullptr
                   ? 0.0f
                   : job.mean[(static_cast<int64_t>(b.s.index) * job.heads + b.head) * d + c];
-    tile_mean[c] = 0.0f;
+    run_mean[c] = 0.0f;
   }
-  if (job.tile_mean != nullptr) {
-    for (int r = warp(); r < rows; r += kWarps) {
+  if (job.run_mean != nullptr) {
+    for (int r = warp(); r < rows; r += kTokenWarps) {
       const bool bad = is_poisoned(job.batch.dtype, job.x, row0 + r * job.x.token, d);
       if (lane() == 0) poisoned[r] = bad;
     }
@@ -135,21 +106,32 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
       int counted = 0;
       for (int r = 0; r < rows; ++r)
         if (!poisoned[r]) sum += static_cast<double>(raw(r, c)), ++counted;
-      if (counted > 0) tile_mean[c] = static_cast<float>(sum / counted);
-      job.tile_mean[b.at * d + c] = tile_mean[c];
+      if (counted > 0) run_mean[c] = static_cast<float>(sum / counted);
+      job.run_mean[b.at * d + c] = run_mean[c];
     }
   }
   __syncthreads();
-  const auto smooth = [&](int r, int channel) {
-    const float x = job.mean == nullptr ? raw(r, channel) : raw(r, channel) - mean[channel];
-    return job.tile_mean == nullptr ? x : x - tile_mean[channel];
+  // A token as it is quantised. Each lane reads the channels lane, lane + 32, … only.
+  float* const row = row_of_warp[warp()];
+  const auto load = [&](int r) {
+    for (int ch = lane(); ch < d; ch += 32) {
+      const float x = job.mean == nullptr ? raw(r, ch) : raw(r, ch) - mean[ch];
+      row[ch] = job.run_mean == nullptr ? x : x - run_mean[ch];
+    }
+    if (job.rotate) rotate(row, d);
   };
+  if (job.turned_mean != nullptr && warp() == 0) {
+    for (int ch = lane(); ch < d; ch += 32) row[ch] = run_mean[ch];
+    rotate(row, d);
+    for (int ch = lane(); ch < d; ch += 32) job.turned_mean[b.at * d + ch] = row[ch];
+  }
 
-  for (int r = warp(); r < rows; r += kWarps) {
+  for (int r = warp(); r < rows; r += kTokenWarps) {
     float top = 0.0f;
     bool bad = false;
+    load(r);
     for (int ch = lane(); ch < d; ch += 32) {
-      const float x = fabsf(smooth(r, ch));
+      const float x = fabsf(row[ch]);
       bad |= !numerics::is_finite(x);
       top = fmaxf(top, x);
     }
@@ -159,30 +141,26 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
   }
   __syncthreads();
 
-  float tile_amax = 0.0f;
-  bool tile_poisoned = false, block_poisoned = false;
+  float run_amax = 0.0f;
+  bool block_poisoned = false;
   for (int r = 0; r < rows; ++r) {
-    tile_amax = fmaxf(tile_amax, amax[r]);
-    tile_poisoned |= poisoned[r];
+    run_amax = fmaxf(run_amax, amax[r]);
     block_poisoned |= poisoned[r] && r >= own && r < own + kBlock;
   }
-  if (c == 0) {
-    job.to.poisoned[b.at] = block_poisoned;
-    if (job.tile_scale != nullptr)
-      job.tile_scale[b.at] = tile_poisoned ? NAN : numerics::scale_of(tile_amax);
-  }
-  for (int r = own + warp(); r < own + b.rows; r += kWarps) {
-    const int64_t token = (job.queries ? b.s.q_first : b.s.k_first) + first + r;
-    const int64_t to = b.head * job.tokens + token;
-    const float scale = numerics::scale_of(job.scale_by_tile ? tile_amax : amax[r]);
+  if (c == 0) job.to.poisoned[b.at] = block_poisoned;
+  for (int r = own + warp(); r < own + b.rows; r += kTokenWarps) {
+    const int64_t to = b.place(job.tokens, r - own);
+    float scale = numerics::scale_of(job.scale_of == ScaleOf::run ? run_amax : amax[r]);
+    if (job.scale_of == ScaleOf::value)
+      scale = numerics::value_scale(scale, numerics::scale_of(run_amax));
     const float inverse = numerics::inverse_of(scale);
     if (lane() == 0 && job.to.scale != nullptr) job.to.scale[to] = poisoned[r] ? NAN : scale;
+    load(r);
     for (int ch = lane(); ch < job.pitch; ch += 32) {
       if (job.to.codes != nullptr)
         job.to.codes[to * job.pitch + ch] =
-            ch >= d || poisoned[r]
-                ? int8_t{0}
-                : static_cast<int8_t>(numerics::code_nearest(smooth(r, ch), inverse));
+            ch >= d || poisoned[r] ? int8_t{0}
+                                   : static_cast<int8_t>(numerics::code_nearest(row[ch], inverse));
       if (job.to.values != nullptr)
         job.to.values[to * job.pitch + ch] = ch >= d               ? 0.0f
                                              : job.mean == nullptr ? raw(r, ch)
@@ -193,41 +171,44 @@ __global__ void __launch_bounds__(kThreads) token_kernel(TokenJob job) {
 
 // ---- queries
 
-__global__ void __launch_bounds__(kThreads) row_kernel(RowJob job) {
-  const Place b(job.batch, true);
-  const float* mean = job.k_mean == nullptr
-                          ? nullptr
-                          : job.k_mean + (static_cast<int64_t>(b.s.index) * (job.h / job.group) +
-                                          b.head / job.group) *
-                                             job.d;
-  for (int r = warp(); r < b.rows; r += kWarps) {
+__global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
+  const TokenBlock b(job.batch, true);
+  const auto mean_of = [&](const float* means) {
+    const int64_t kv = static_cast<int64_t>(b.s.index) * (job.h / job.group) + b.head / job.group;
+    return means == nullptr ? nullptr : means + kv * job.d;
+  };
+  const float *k_mean = mean_of(job.k_mean), *v_mean = mean_of(job.v_mean);
+  for (int r = warp(); r < b.rows; r += kTokenWarps) {
     const int64_t token = b.s.q_begin + b.first + r;
-    const int64_t to = b.head * job.tq + b.s.q_first + b.first + r;
-    const int64_t q = tile::offset_of(job.q, b.s, b.head, token);
-    double dot = 0;
-    for (int c = lane(); c < job.d && mean != nullptr; c += 32)
-      dot +=
-          static_cast<double>(read(job.batch.dtype, job.q, q + c)) * static_cast<double>(mean[c]);
-    const double mean_logit = static_cast<double>(job.scale) * warp_sum(dot);
-    if (lane() == 0) job.mean_logit[to] = mean_logit;
+    const int64_t to = b.place(job.tq, r);
+    if (job.q.data != nullptr) {
+      const int64_t q = tile::offset_of(job.q, b.s, b.head, token);
+      double dot = 0;
+      for (int c = lane(); c < job.d && k_mean != nullptr; c += 32)
+        dot += static_cast<double>(read(job.batch.dtype, job.q, q + c)) *
+               static_cast<double>(k_mean[c]);
+      dot = warp_sum(dot);
+      if (lane() == 0)
+        job.mean_logit[to] = static_cast<float>(static_cast<double>(job.scale) * dot);
+    }
     if (job.lse2 == nullptr) continue;
 
     const int64_t o = tile::offset_of(job.o, b.s, b.head, token),
                   dout = tile::offset_of(job.dout, b.s, b.head, token);
     double delta = 0;
-    for (int c = lane(); c < job.d; c += 32)
-      delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) *
-               static_cast<double>(read(job.batch.dtype, job.o, o + c));
+    for (int c = lane(); c < job.d; c += 32) {
+      double value = static_cast<double>(read(job.batch.dtype, job.o, o + c));
+      if (v_mean != nullptr) value -= static_cast<double>(v_mean[c]);
+      delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) * value;
+    }
     delta = warp_sum(delta);
     if (lane() != 0) continue;
     const float lse = *tile::stat_of(job.lse, b.s, b.head, token);
     const bool active = lse != -INFINITY;
     if (job.dlse.data != nullptr)
       delta -= static_cast<double>(*tile::stat_of(job.dlse, b.s, b.head, token));
-    job.lse2[to] =
-        active
-            ? static_cast<float>((static_cast<double>(lse) - mean_logit) * (1.0 / numerics::kLn2))
-            : -INFINITY;
+    const double smooth_lse = static_cast<double>(lse) - static_cast<double>(job.mean_logit[to]);
+    job.lse2[to] = active ? static_cast<float>(smooth_lse * (1.0 / numerics::kLn2)) : -INFINITY;
     job.delta[to] = active ? static_cast<float>(delta) : 0.0f;
   }
 }
@@ -249,23 +230,22 @@ __global__ void max_kernel(MaxJob job) {
 }  // namespace
 
 void launch_mean(const MeanJob& job, cudaStream_t stream) {
-  launch(mean_part_kernel, grid_of(job.batch.k_blocks, job.heads), kThreads, 0, job, stream);
-  launch(mean_kernel, grid_of(job.batch.seq.count, job.heads), kThreads, 0, job, stream);
+  launch(mean_part_kernel, grid_of(job.batch.k_blocks, job.heads), kTokenThreads, 0, job, stream);
+  launch(mean_kernel, grid_of(job.batch.seq.count, job.heads), kTokenThreads, 0, job, stream);
 }
 
 void launch_tokens(const TokenJob& job, cudaStream_t stream) {
-  launch(token_kernel, grid_of(job.queries ? job.batch.q_blocks : job.batch.k_blocks, job.heads),
-         kThreads, 0, job, stream);
+  launch(token_kernel, grid_of(job.batch, job.queries, job.heads), kTokenThreads, 0, job, stream);
 }
 
 void launch_rows(const RowJob& job, cudaStream_t stream) {
-  launch(row_kernel, grid_of(job.batch.q_blocks, job.h), kThreads, 0, job, stream);
+  launch(row_kernel, grid_of(job.batch.q_blocks, job.h), kTokenThreads, 0, job, stream);
 }
 
 void launch_max(const MaxJob& job, cudaStream_t stream) {
   const int64_t items = static_cast<int64_t>(job.batch.seq.count) * job.h;
-  launch(max_kernel, dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads, 0,
-         job, stream);
+  launch(max_kernel, dim3(static_cast<unsigned>((items + kTokenThreads - 1) / kTokenThreads)),
+         kTokenThreads, 0, job, stream);
 }
 
 }  // namespace sagebwd::cuda::plain

@@ -20,6 +20,13 @@ struct MeanJob {
 };
 void launch_mean(const MeanJob& job, cudaStream_t stream);
 
+/// Which tokens share a scale.
+enum class ScaleOf {
+  token,  // none
+  run,    // those of a run
+  value,  // none, but a scale stays near the largest of its run: V, whose scales are folded into P
+};
+
 /// Codes, scales and copies of one tensor. Whatever is null is not made.
 struct TokenJob {
   Batch batch;
@@ -27,12 +34,13 @@ struct TokenJob {
   int heads, d, pitch;
   int64_t tokens;
   Strided x;
-  const float* mean;   // [sequences, heads, d]: subtracted first
-  int tile;            // tokens of a tile
-  bool scale_by_tile;  // one scale per tile; else one per token
-  float* tile_mean;    // [heads, blocks, d]: mean of the tile, subtracted before quantisation
+  const float* mean;  // [sequences, heads, d]: subtracted first
+  int run;            // tokens that share a mean or a scale: a multiple of kBlock up to 256
+  ScaleOf scale_of;
+  float* run_mean;     // [heads, blocks, d]: mean of the run, subtracted before quantisation
+  bool rotate;         // quantise the rotated tensor
+  float* turned_mean;  // [heads, blocks, d]: run_mean rotated
   Operand to;
-  float* tile_scale;  // [heads, blocks]: scale of the tile, NaN if it holds NaN or Inf
 };
 void launch_tokens(const TokenJob& job, cudaStream_t stream);
 
@@ -41,11 +49,12 @@ struct RowJob {
   int h, group, d;
   int64_t tq;
   float scale;
-  Strided q;
+  Strided q;            // data null: mean_logit is given
   const float* k_mean;  // [sequences, h / group, d] or null
-  double* mean_logit;
+  float* mean_logit;
   // Backward only: lse2 is null in the forward.
   float *lse2, *delta;
+  const float* v_mean;  // [sequences, h / group, d] or null: dP lacks dO·mean(V), and so must D
   StridedStats lse, dlse;
   Strided o, dout;
 };

@@ -3,74 +3,106 @@
 // device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
 #include "cuda/plain/run.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "base/math.h"
 #include "cuda/host/arena.h"
 #include "cuda/host/blocks.h"
+#include "cuda/host/check.h"
 #include "cuda/host/documents.h"
 #include "cuda/host/views.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/prepare.h"
+#include "cuda/plain/saved_codes.h"
+#include "spec/codes.h"
 
 namespace sagebwd::cuda::plain {
 namespace {
 
 using spec::Problem;
 
-/// The workspace of a call, and the parameters that point into it.
+/// The workspace of a call, and the parameters that point into it or into the caller's codes.
 struct Space {
-  Space(const Problem& p, void* base) : arena(base), blocks(p, kBlock) {
+  Space(const Problem& p, void* base, void* codes)
+      : arena(base),
+        blocks(p, kBlock),
+        scale_blocks(p, kKeysPerScale),
+        saved(p, codes),
+        has_codes(p.has_codes),
+        forward(p.direction == spec::Direction::forward) {
     pitch = round_up(p.d, 16);
     tq = p.b * p.nq, tk = p.b * p.nk;
-    forward = p.direction == spec::Direction::forward;
     const Recipe& r = p.recipe;
     if (p.packed()) documents = arena.take<DocumentStart>(p.documents.count + 1);
-    const bool mean_v = forward && r.smooth_v;
-    if (r.smooth_k || mean_v) {
+    if (p.packed() && has_codes) scale_documents = arena.take<DocumentStart>(p.documents.count + 1);
+    const bool mean_v = r.smooth_v && (forward || spec::folds_v(r));
+    if ((r.smooth_k || mean_v) && !reads_codes()) {
       mean_part = arena.take<double>(p.hk * blocks.k * p.d);
       mean_counted = arena.take<int>(p.hk * blocks.k);
     }
-    if (r.smooth_k) k_mean = arena.take<float>(p.num_sequences() * p.hk * p.d);
-    if (mean_v) v_mean = arena.take<float>(p.num_sequences() * p.hk * p.d);
+    const int64_t means = p.num_sequences() * p.hk * p.d;
+    if (r.smooth_k) k_mean = take_saved(saved.layout.k_mean, means);
+    if (mean_v) v_mean = take_saved(saved.layout.v_mean, means);
     if (r.smooth_q) q_mean = arena.take<float>(p.h * blocks.q * p.d);
-    mean_logit = arena.take<double>(p.h * tq);
+    mean_logit = take_saved(saved.layout.mean_logit, p.h * tq);
     const bool lifted_s = p.lifted(forward ? kMatmulS : kMatmulSRecompute);
     q = operand(p.h, tq, blocks.q, true, lifted_s || (!forward && p.lifted(kMatmulDK)));
+    q.scale = take_saved(saved.layout.q_scale, p.h * tq);
     k = operand(p.hk, tk, blocks.k, true,
                 lifted_s || r.smooth_q || (!forward && p.lifted(kMatmulDQ)));
-    v = operand(p.hk, tk, blocks.k, forward, true);
+    k.scale = arena.take<float>(p.hk * tk);
+    const bool v_codes = forward ? !p.lifted(kMatmulO) : spec::folds_v(r);
+    // A tile of V that holds NaN or Inf is taken as it is.
+    v = operand(p.hk, tk, blocks.k, v_codes, forward || !v_codes);
+    if (v_codes) v.scale = take_saved(saved.layout.v_scale, p.hk * tk);
     if (forward) {
-      v_scale = arena.take<float>(p.hk * blocks.k);
       block_max = arena.take<float>(p.h * blocks.q);
-    } else {
-      dout = operand(p.h, tq, blocks.q, true, true);
-      lse2 = arena.take<float>(p.h * tq);
-      delta = arena.take<float>(p.h * tq);
+      return;
     }
+    dout = operand(p.h, tq, blocks.q, true, true);
+    dout.scale = arena.take<float>(p.h * tq);
+    lse2 = arena.take<float>(p.h * tq);
+    delta = arena.take<float>(p.h * tq);
+    if (!r.rotate) return;
+    if (r.smooth_q) turned_mean = arena.take<float>(p.h * blocks.q * p.d);
+    const bool turns_dq = !p.lifted(kMatmulDQ), turns_dk = !p.lifted(kMatmulDK);
+    float* rows =
+        arena.take<float>(std::max(turns_dq ? p.h * tq : 0, turns_dk ? p.hk * tk : 0) * p.d);
+    if (turns_dq) dq_rows = rows, row_sum = arena.take<float>(p.h * tq);
+    if (turns_dk) dk_rows = rows;
   }
+  bool writes_codes() const { return has_codes && forward; }
+  bool reads_codes() const { return has_codes && !forward; }
 
+  /// An array of the saved codes that starts at byte `at` there, or one of the workspace.
+  float* take_saved(int64_t at, int64_t count) {
+    if (!has_codes) return arena.take<float>(count);
+    return saved.base == nullptr ? nullptr : reinterpret_cast<float*>(saved.base + at);
+  }
   Operand operand(int64_t heads, int64_t tokens, int64_t token_blocks, bool codes, bool values) {
     Operand o{};
     if (codes) o.codes = arena.take<int8_t>(heads * tokens * pitch);
-    if (codes) o.scale = arena.take<float>(heads * tokens);
     if (values) o.values = arena.take<float>(heads * tokens * pitch);
     o.poisoned = arena.take<int>(heads * token_blocks);
     return o;
   }
 
   Arena arena;
-  Blocks blocks;
+  Blocks blocks, scale_blocks;
+  spec::CodesView saved;
+  bool has_codes, forward;
   int64_t pitch, tq, tk;
-  bool forward;
-  DocumentStart* documents = nullptr;
-  double *mean_part = nullptr, *mean_logit = nullptr;
+  DocumentStart *documents = nullptr, *scale_documents = nullptr;
+  double* mean_part = nullptr;
   int* mean_counted = nullptr;
-  float *k_mean = nullptr, *v_mean = nullptr, *q_mean = nullptr;
+  float *k_mean = nullptr, *v_mean = nullptr, *q_mean = nullptr, *turned_mean = nullptr;
+  float* mean_logit = nullptr;
   Operand q{}, k{}, v{}, dout{};
-  float *v_scale = nullptr, *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
+  float *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
+  float *dq_rows = nullptr, *dk_rows = nullptr, *row_sum = nullptr;
 };
 
 /// One call on its way: the steps both directions share.
@@ -78,10 +110,12 @@ struct Call {
   Call(const Problem& problem, const AttentionArgs& a, void* workspace)
       : p(problem),
         args(a),
-        ws(problem, aligned(workspace)),
+        ws(problem, aligned(workspace), a.codes),
         tiles(tiles_of(problem)),
         stream(static_cast<cudaStream_t>(a.stream)) {
     batch = {ws.blocks.sequences(p, ws.documents), ws.blocks.q, ws.blocks.k, p.dtype};
+    write_documents(p, ws.blocks, ws.documents, stream);
+    if (ws.has_codes) write_documents(p, ws.scale_blocks, ws.scale_documents, stream);
   }
 
   /// Mean of K or V, where `to` asks for it.
@@ -97,27 +131,70 @@ struct Call {
                 stream);
   }
 
-  TokenJob tokens(const TensorView& x, bool queries, const Operand& to) const {
+  /// Codes of Q or dO, with one scale per token or per tile.
+  TokenJob queries(const TensorView& x, const Operand& to) const {
+    const bool by_tile = p.recipe.scheme == Scheme::paper;
     return {.batch = batch,
-            .queries = queries,
-            .heads = static_cast<int>(queries ? p.h : p.hk),
+            .queries = true,
+            .heads = static_cast<int>(p.h),
             .d = static_cast<int>(p.d),
             .pitch = static_cast<int>(ws.pitch),
-            .tokens = queries ? ws.tq : ws.tk,
+            .tokens = ws.tq,
             .x = input(x),
             .mean = nullptr,
-            .tile = queries ? tiles.q : tiles.k,
-            .scale_by_tile = p.recipe.scheme == Scheme::paper,
-            .tile_mean = nullptr,
-            .to = to,
-            .tile_scale = nullptr};
+            .run = by_tile ? tiles.q : kBlock,
+            .scale_of = by_tile ? ScaleOf::run : ScaleOf::token,
+            .run_mean = nullptr,
+            .rotate = false,
+            .turned_mean = nullptr,
+            .to = to};
   }
-  void queries_and_keys() const {
-    TokenJob q = tokens(args.q, true, ws.q), k = tokens(args.k, false, ws.k);
-    q.tile_mean = ws.q_mean;
-    k.mean = ws.k_mean;
-    launch_tokens(q, stream);
-    launch_tokens(k, stream);
+  /// Codes of K or V, without their mean, with one scale for every `run` keys.
+  TokenJob keys(const TensorView& x, const float* mean, int run, const Operand& to) const {
+    TokenJob job = queries(x, to);
+    job.queries = false;
+    job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
+    job.mean = mean;
+    job.run = std::max(run, kBlock);
+    job.scale_of = run == 1 ? ScaleOf::token : ScaleOf::run;
+    return job;
+  }
+
+  void quantize() const {
+    mean(args.k, ws.k_mean);
+    mean(args.v, ws.v_mean);
+    TokenJob q = queries(args.q, ws.q);
+    q.run_mean = ws.q_mean, q.turned_mean = ws.turned_mean;
+    if (ws.q_mean != nullptr) q.run = tiles.q;
+    TokenJob k = keys(args.k, ws.k_mean, spec::keys_per_scale(p.recipe, tiles.k), ws.k);
+    q.rotate = k.rotate = p.recipe.rotate;
+    TokenJob v = keys(args.v, ws.v_mean, tiles.k, ws.v);
+    if (spec::folds_v(p.recipe)) v.run = kKeysPerScale, v.scale_of = ScaleOf::value;
+    for (const TokenJob& job : {q, k, v}) launch_tokens(job, stream);
+  }
+
+  /// Between the codes of the workspace and those of the caller.
+  void for_saved(void (*copy)(const SavedCodesJob&, cudaStream_t)) const {
+    SavedCodesJob job{};
+    job.batch = batch;
+    job.d = static_cast<int>(p.d), job.pitch = static_cast<int>(ws.pitch);
+    job.per_token = p.recipe.k_per_token;
+    job.key_blocks = ws.saved.layout.key_blocks;
+    job.scale_blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
+    job.queries = true, job.heads = static_cast<int>(p.h), job.tokens = ws.tq;
+    job.x = ws.q, job.saved = ws.saved.q8();
+    copy(job, stream);
+    job.queries = false, job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
+    job.x = ws.v, job.saved = ws.saved.v8();
+    copy(job, stream);
+    job.x = ws.k, job.saved = ws.saved.k8(), job.k_scale = ws.saved.k_scale();
+    copy(job, stream);
+  }
+  void save_codes() const {
+    for_saved(launch_save);
+    const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
+    if (ws.k_mean == nullptr) SAGE_CUDA(cudaMemsetAsync(ws.saved.k_mean(), 0, bytes, stream));
+    if (ws.v_mean == nullptr) SAGE_CUDA(cudaMemsetAsync(ws.saved.v_mean(), 0, bytes, stream));
   }
 
   RowJob rows() const {
@@ -127,7 +204,7 @@ struct Call {
     job.group = group();
     job.tq = ws.tq;
     job.scale = p.scale;
-    job.q = input(args.q);
+    if (!ws.reads_codes()) job.q = input(args.q);
     job.k_mean = ws.k_mean;
     job.mean_logit = ws.mean_logit;
     return job;
@@ -147,14 +224,16 @@ struct Call {
             .tile_q = tiles.q,
             .tile_k = tiles.k,
             .scheme = r.scheme,
-            .rounding = r.rounding,
+            .dithered = r.rounding == Rounding::dither ? r.dithered : 0,
             .seed = r.seed,
             .lifted = r.high_precision,
             .scale = p.scale,
             .p_levels = static_cast<float>(tiles.p_levels),
             .exact_inputs = p.dtype != Dtype::f32,
+            .folds_v = spec::folds_v(r),
             .q = ws.q,
             .k = ws.k,
+            .v = ws.v,
             .q_mean = ws.q_mean,
             .k_mean = ws.k_mean,
             .mean_logit = ws.mean_logit};
@@ -174,31 +253,22 @@ struct Call {
 
 backend::Tiles tiles_of(const Problem& p) { return backend::any_tiles(p.recipe, 255); }
 
-size_t workspace_of(const Problem& p) { return Space(p, nullptr).arena.used() + kDeviceAlign; }
+size_t workspace_of(const Problem& p) {
+  return Space(p, nullptr, nullptr).arena.used() + kDeviceAlign;
+}
 
 void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const Call call(p, args, workspace);
   const Space& ws = call.ws;
-  write_documents(p, ws.blocks, ws.documents, call.stream);
-  call.mean(args.k, ws.k_mean);
-  call.mean(args.v, ws.v_mean);
-  call.queries_and_keys();
-
-  TokenJob values = call.tokens(args.v, false, ws.v);
-  values.scale_by_tile = true;
-  values.mean = ws.v_mean;
-  values.tile_scale = ws.v_scale;
-  launch_tokens(values, call.stream);
+  call.quantize();
   launch_rows(call.rows(), call.stream);
+  if (ws.writes_codes()) call.save_codes();
 
   ForwardParams params{};
   static_cast<Params&>(params) = call.params();
-  params.v = ws.v;
-  params.v_scale = ws.v_scale;
   params.v_mean = ws.v_mean;
-  params.pv16_tiles = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)
-                          ? std::numeric_limits<int64_t>::max()
-                          : p.recipe.pv16_tiles;
+  params.pv16_tiles =
+      p.recipe.pv16_tiles < 0 ? std::numeric_limits<int64_t>::max() : p.recipe.pv16_tiles;
   params.o = output(args.o);
   params.lse = stats(args.lse);
   params.block_max = ws.block_max;
@@ -214,22 +284,24 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const Call call(p, args, workspace);
   const Space& ws = call.ws;
-  write_documents(p, ws.blocks, ws.documents, call.stream);
-  call.mean(args.k, ws.k_mean);
-  call.queries_and_keys();
-  launch_tokens(call.tokens(args.v, false, ws.v), call.stream);
-  launch_tokens(call.tokens(args.dout, true, ws.dout), call.stream);
+  if (ws.reads_codes())
+    call.for_saved(launch_load);
+  else
+    call.quantize();
+  launch_tokens(call.queries(args.dout, ws.dout), call.stream);
 
   RowJob rows = call.rows();
-  rows.lse2 = ws.lse2, rows.delta = ws.delta;
+  rows.lse2 = ws.lse2, rows.delta = ws.delta, rows.v_mean = ws.v_mean;
   rows.lse = stats(args.lse), rows.dlse = stats(args.dlse);
   rows.o = input(args.o), rows.dout = input(args.dout);
   launch_rows(rows, call.stream);
 
   BackwardParams params{};
   static_cast<Params&>(params) = call.params();
-  params.v = ws.v, params.dout = ws.dout;
+  params.dout = ws.dout;
   params.lse2 = ws.lse2, params.delta = ws.delta;
+  params.turned_mean = ws.turned_mean != nullptr ? ws.turned_mean : ws.q_mean;
+  params.dq_rows = ws.dq_rows, params.dk_rows = ws.dk_rows, params.row_sum = ws.row_sum;
   params.dlse = stats(args.dlse);
   params.partial_kv = p.partial_kv;
   params.dq = output(args.dq), params.dk = output(args.dk), params.dv = output(args.dv);

@@ -19,6 +19,9 @@ struct Shared : BlockShared {
   float logit_factor[kBlock];         // of each row: scale of its codes times c·log2 e
   float k_scale[kBlock];              // of each column's codes
   float bias[kBlock];                 // of each column's logits (Q-smoothing)
+  float v_scale[kBlock];              // of each column's codes of V (backward)
+  float v_log2[kBlock];               // of the scale that is folded into each column of P …
+  float v_inverse[kBlock];            // … and one over it (forward)
   float lse2[kBlock], delta[kBlock];  // of each row (backward)
   float fold[kBlock];                 // of each row: token scale of the other operand of dK or dV
   // Of the lines of the result.
@@ -117,10 +120,11 @@ __device__ inline void mean_query_logits(const Pair& x, Shared& shared) {
     shared.bias[key] = static_cast<float>(static_cast<double>(p.scale * numerics::kLog2e) * dot);
 }
 
-/// left·right of two blocks of tokens over their channels, in floating point. Ends with a barrier.
-template <bool kExact>
-__device__ inline void channel_product(const Rows<float>& left, const Rows<float>& right,
-                                       bool poisoned, Shared& shared, Fragment<float>& sum) {
+/// left·right of two blocks of tokens over their channels, in floating point; `right` has values or
+/// codes. Ends with a barrier.
+template <bool kExact, typename T>
+__device__ inline void channel_product(const Rows<float>& left, const Rows<T>& right, bool poisoned,
+                                       Shared& shared, Fragment<float>& sum) {
   clear(sum);
   const RightValues b{shared.right_values(), kValueLine, 1};
 #pragma unroll 1
@@ -173,11 +177,11 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
     }
 }
 
-/// Rounds values of a pair of blocks as the recipe asks.
+/// Rounds values of a pair of blocks as the recipe asks for the codes of a matmul.
 class Rounder {
  public:
-  __device__ Rounder(const Pair& x, numerics::DitherOperand operand, float levels)
-      : dither_(x.p.rounding == Rounding::dither), levels_(levels) {
+  __device__ Rounder(const Pair& x, Matmul matmul, numerics::DitherOperand operand, float levels)
+      : dither_((x.p.dithered & matmul) != 0), levels_(levels) {
     if (!dither_) return;
     const int q_tile = x.q0 / x.p.tile_q, k_tile = x.k0 / x.p.tile_k;
     row0_ = x.q0 - q_tile * x.p.tile_q;
@@ -230,10 +234,11 @@ __device__ inline void add_product(const Rows<int8_t>& right, const float (&scal
   __syncthreads();
 }
 
-/// result += scale · weights·right in floating point: shared.weights by a block of tokens. `seen`
-/// says which pairs (line, token) are visible; it is asked where the tokens are poisoned.
-template <typename F>
-__device__ inline void add_product(const Rows<float>& right, bool poisoned, const float (&scale)[2],
+/// result += scale · weights·right in floating point: shared.weights by a block of tokens, values
+/// or codes. `seen` says which pairs (line, token) are visible; it is asked where the tokens are
+/// poisoned.
+template <typename T, typename F>
+__device__ inline void add_product(const Rows<T>& right, bool poisoned, const float (&scale)[2],
                                    int channel, Shared& shared, Result& result, F&& seen) {
   const RightValues b{shared.left_values(), 1, kChannelLine};
 #pragma unroll

@@ -44,25 +44,40 @@ struct Runs {
   __device__ int block(int run) const { return max(first_block, (first_span + run) * kMeanBlocks); }
 };
 
-/// Waits for eight channels of a mean. This ends: the pieces of work that make the mean were handed
-/// out earlier, to thread blocks that are running and wait for nothing.
-__device__ inline void wait_for_mean(float (&mean)[8], const float* from) {
-  const auto* at = reinterpret_cast<const uint4*>(from);
+/// Waits for a mean, eight channels of every 32. This ends: the pieces of work that make the mean
+/// were handed out earlier, to thread blocks that are running and wait for nothing.
+template <int kParts>
+__device__ __forceinline__ void wait_for_mean(float (&mean)[kParts][8], const float* from) {
   while (true) {
-    const uint4 a = __ldcv(at), b = __ldcv(at + 1);
-    const uint32_t word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    bool there = true;
+    uint4 word[kParts][2];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) there &= word[e] != 0, mean[e] = __uint_as_float(word[e]);
-    if (__all_sync(0xffffffffu, there)) return;
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int w = 0; w < 2; ++w)
+        word[part][w] = __ldcv(reinterpret_cast<const uint4*>(from + part * 32) + w);
+    uint32_t least = 0xffffffffu;  // of the words: 0 until all are there
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        const uint32_t bits[4] = {word[part][w].x, word[part][w].y, word[part][w].z,
+                                  word[part][w].w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          least = min(least, bits[e]), mean[part][4 * w + e] = __uint_as_float(bits[e]);
+      }
+    if (__all_sync(0xffffffffu, least != 0)) return;
     __nanosleep(100);
   }
 }
 
 template <typename T, int D>
 struct MeanBlock {
-  using Shape = RowShape<D>;
-  static constexpr int kSteps = Shape::kSteps, kWays = Shape::kThreads / D;
+  struct Shape {                          // a thread has one chunk of each of its tokens
+    static constexpr int kLanes = D / 8;  // of a slot
+    static constexpr int kSlots = kRowThreads / kLanes;  // of a thread block
+  };
+  static constexpr int kSteps = kBlock / Shape::kSlots, kWays = kRowThreads / D;
 
   struct Shared {
     double sums[Shape::kSlots][D];
@@ -194,8 +209,9 @@ struct MeanBlock {
     if (way != 0) return;
     for (int w = 1; w < kWays; ++w) sum += shared.sums[w][c], count += shared.counts[w];
     const float value = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
-    mean.mean[(static_cast<int64_t>(s.index) * job.hk + head) * D + c] =
-        value == 0.0f ? -0.0f : value;
+    const int64_t row = static_cast<int64_t>(s.index) * job.hk + head;
+    mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
+    if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two kernels. One turns the caller's tensors into what the main kernels read: means, INT8 codes
-// (row-major and transposed), padded 16-bit copies, and numbers of each query. The other decodes
-// the largest logits.
+// Two kernels. One turns the caller's tensors, or the codes that a forward saved, into what the
+// main kernels read: means, INT8 codes (row-major and transposed), padded 16-bit copies, and
+// numbers of each query. The other decodes the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,6 +23,18 @@ struct MeanJob {
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
   uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
+  float* saved = nullptr;       // [sequences, hk, d]: another copy for the caller; null: unwanted
+};
+
+/// Codes in the caller's memory (sagebwd/codes.h), without padding.
+struct SavedCodes {
+  int64_t queries, keys, key_blocks;
+  int8_t* q8 = nullptr;         // [h, queries, d]; null: there are no saved codes
+  int8_t *k8, *v8;              // [hk, keys, d]
+  float *q_scale, *mean_logit;  // [h, queries]
+  float* k_scale;               // [hk, key_blocks], or [hk, keys] with k_per_token
+  float* v_scale;               // [hk, keys]
+  float* v_mean;                // [sequences, hk, d]
 };
 
 /// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
@@ -32,27 +44,46 @@ struct OperandJob {
   int d, padded_d, h, hk, group, q_blocks, k_blocks;
   int64_t tq, tk;  // padded totals
   bool backward;
-  int q_tokens, k_tokens;  // that share a scale in `paper`; k_tokens share one of V in any recipe
+  int q_tokens, k_tokens;  // that share a scale in `paper`
   Scheme scheme;
-  uint32_t* next;  // the next piece of work; 0 at the start
+  bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
+  int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none
+  bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
+  uint32_t* next;    // the next piece of work; 0 at the start
+  SavedCodes
+      saved;  // the forward writes them; the backward takes them instead of q, k, v and means
 
   Strided k;
   MeanJob k_mean;
-  int8_t* k8;               // [hk, tk, D]
-  int8_t* k8t = nullptr;    // [hk, tk / kSlab, D, kSlab]
-  bool k8t_turned = false;  // its order: tile::turned instead of tile::permuted
-  KeyScale* k_scale;        // [hk, tk]
+  int8_t* k8 = nullptr;   // [hk, tk, D]
+  int8_t* k8t = nullptr;  // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
+  KeyScale* k_scale;      // [hk, tk]
 
   Strided v;
   MeanJob v_mean;
-  int8_t* v8t = nullptr;  // [hk, tk / kSlab, D, kSlab]
-  float* v_scale;         // [hk, tk / k_tokens]
-  void* v16 = nullptr;    // [hk, tk, D]; with v8t only the leading pv16_tiles, and poisoned ones
+  int8_t* v8t = nullptr;            // [hk, tk / kSlab, D, kSlab]
+  TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]; forward
+  int tile_k;
+  FoldedScales* folded = nullptr;  // [hk, tk / kBlock]; forward
+  float* v_scale = nullptr;        // [hk, tk]; backward: NaN for a poisoned token
+
+  // For sm90 alone.
+  BlockScales* block_scales = nullptr;  // [hk, tk / kBlock]
+  uint16_t* v_share = nullptr;          // [hk, tk], halves in the order of tile::permuted; forward
+  QueryStats* stats = nullptr;          // [h, tq / kSlab]; backward
+  // Bits of the largest scale of V, and how many blocks it is made of: [sequences, hk], 0 at the
+  // start; backward.
+  uint32_t *v_top = nullptr, *v_done = nullptr;
+
+  // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
+  // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.
+  void* v16 = nullptr;
   int64_t pv16_tiles;
+  bool v16_is_v;
 
   Strided q;
   float logit_scale;
-  int8_t* q8;  // [h, tq, D]
+  int8_t* q8 = nullptr;  // [h, tq, D]
 
   // Forward.
   float *logit_factor, *mean_logit;  // [h, tq]

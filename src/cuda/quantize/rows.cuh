@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a thread block holds a block of kBlock tokens of one head. D / 8 neighbouring lanes are a
-// slot: they share kSteps neighbouring tokens, and each has eight channels of them.
+// Rows of the caller's tensors in registers. A thread block takes kBlock tokens of one head.
+// Neighbouring lanes are a slot: they share neighbouring tokens, and each has some of the channels,
+// in chunks of eight.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,13 +15,7 @@
 
 namespace sagebwd::cuda {
 
-template <int D>
-struct RowShape {
-  static constexpr int kThreads = 256;
-  static constexpr int kLanes = D / 8;              // of a slot
-  static constexpr int kSlots = kThreads / kLanes;  // of a thread block
-  static constexpr int kSteps = kBlock / kSlots;    // tokens of a thread
-};
+inline constexpr int kRowThreads = 256;  // of a thread block
 
 /// Eight values of one token.
 template <typename T>

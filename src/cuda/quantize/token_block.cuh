@@ -1,30 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of one block of kBlock tokens of one head.
 //
-//   load → subtract mean → largest magnitude per token or per 64 or 128 tokens → codes
-//   codes → row-major rows
+//   load → subtract mean → rotate → largest magnitude per token or per 64 or 128 tokens → codes
+//   codes → row-major rows, in the workspace and in the caller's memory
 //   codes → shared memory → transposed rows
 //
 // Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
 // neighbours. The arithmetic is that of numerics/quantize.h, so the codes equal those of the other
 // backends bit for bit.
 //
-// A number per token (a scale, a dot product) ends up in the lane that owns the token. D / 8 lanes
-// share kSteps tokens; member m of them owns token m % kSteps.
+// Four lanes share two tokens, and each has eight channels of every 32. That is what the rotation
+// wants (tile/rotate.cuh). A number per token (a scale, a dot product) ends up in the lane that
+// owns the token: member m of the four owns token m % 2.
 #pragma once
 
 #include "cuda/quantize/quantize.h"
 #include "cuda/quantize/rows.cuh"
 #include "cuda/tile/codes.cuh"
+#include "cuda/tile/rotate.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "sagebwd/codes.h"
 
 namespace sagebwd::cuda {
 
+/// Which values codes are made of: those that were loaded, or what was made of them in FP32.
+enum class Values { loaded, made };
+
 template <typename T, int D>
 struct TokenBlock {
-  using Shape = RowShape<D>;
-  static constexpr int kSteps = Shape::kSteps, kLanes = Shape::kLanes;
-  static constexpr int kWarps = Shape::kThreads / 32;
+  static constexpr int kLanes = 4, kSteps = 2, kParts = D / 32;
+  static constexpr int kWarps = kRowThreads / 32;
+  static_assert(kRowThreads / kLanes * kSteps == kBlock);
 
   struct Shared {
     uint32_t codes[kBlock * D / 4];
@@ -32,65 +38,131 @@ struct TokenBlock {
   };
 
   Shared& shared;
-  uint32_t member, channel, slot;  // member: which of the lanes that share tokens
-  int64_t token0;                  // first token of the thread in the workspace, heads included
-  int left;                        // tokens from there to the end of the sequence
-  Chunk<T> chunk[kSteps];
-  float mean[8];
+  int64_t row0;  // first token of the block in the workspace, heads included
+  int left;      // tokens from the thread's first to the end of the sequence
+  using Chunks = Chunk<T>[kParts][kSteps];
+  Chunks chunk;
+  float made[kSteps][kParts][8];
+  float mean[kParts][8];
   float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
   float scale;            // of the token that this lane owns; 0 after the end
+  float value_scale;      // the largest of the block, behind measure_values
 
-  /// `first`: the block's first token inside its sequence of `count` tokens. `row0`: the same token
+  /// `first`: the block's first token inside its sequence of `count` tokens. `row`: the same token
   /// in the workspace.
-  __device__ TokenBlock(Shared& s, int first, int count, int64_t row0) : shared(s) {
-    member = threadIdx.x % kLanes, slot = threadIdx.x / kLanes, channel = member * 8;
-    const int mine = static_cast<int>(slot * kSteps);
-    token0 = row0 + mine, left = count - first - mine;
-  }
+  __device__ TokenBlock(Shared& s, int first, int count, int64_t row)
+      : shared(s), row0(row), left(count - first - static_cast<int>(slot() * kSteps)) {}
 
-  __device__ uint32_t own() const { return member % kSteps; }
-  __device__ bool owns() const { return member < kSteps; }
+  /// The thread's first token in the workspace.
+  __device__ int64_t token0() const { return row0 + slot() * kSteps; }
+
+  /// Which of the lanes that share tokens this is, and which tokens and channels they are.
+  __device__ static uint32_t member() { return threadIdx.x % kLanes; }
+  __device__ static uint32_t slot() { return threadIdx.x / kLanes; }
+  __device__ static uint32_t channel(int part) {
+    return static_cast<uint32_t>(part) * 32 + member() * 8;
+  }
+  __device__ static uint32_t own() { return member() % kSteps; }
+  __device__ static bool owns() { return member() < kSteps; }
   __device__ bool own_is_real() const { return static_cast<int>(own()) < left; }
 
   /// Loads the thread's tokens. `at`: the row of the first.
-  __device__ void load(Chunk<T> (&to)[kSteps], const T* at, const Strided& x, int d) const {
-    load_chunks<Reading::once>(to, at + channel, x.token, static_cast<int>(channel) < d ? left : 0,
-                               x.vector);
+  __device__ void load(Chunks& to, const T* at, const Strided& x, int d) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      load_chunks<Reading::once>(to[part], at + channel(part), x.token,
+                                 static_cast<int>(channel(part)) < d ? left : 0, x.vector);
   }
 
-  /// Eight values of a token. kSmooth: without the mean.
+  /// Makes values of what was loaded: without the mean, or as they are. Those after the end are not
+  /// used, nor are those of channels after the last: the mean there is zero.
   template <bool kSmooth>
-  __device__ void values(int step, float (&x)[8]) const {
-    chunk[step].unpack(x);
-    if constexpr (kSmooth)
+  __device__ void make() {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] -= mean[e];
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        chunk[part][step].unpack(made[step][part]);
+        if constexpr (kSmooth)
+#pragma unroll
+          for (int e = 0; e < 8; ++e) made[step][part][e] -= mean[part][e];
+      }
+  }
+
+  /// Rotates them: numerics::rotate with blocks of `size` channels.
+  __device__ void rotate(int size) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) tile::flip_signs(made[step], member());
+    if (size == D) {  // most calls; the constant saves instructions
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) tile::hadamard(made[step], member(), D);
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) tile::hadamard(made[step], member(), size);
+    }
+  }
+
+  template <Values kValues>
+  __device__ void values(int step, int part, float (&x)[8]) const {
+    if constexpr (kValues == Values::loaded) {
+      chunk[part][step].unpack(x);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = made[step][part][e];
+    }
   }
 
   /// Largest magnitude of this thread's channels of a token; 0 after the end.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ float top_of(int step) const {
-    if constexpr (!kSmooth) return chunk[step].top();
-    float x[8];
-    values<true>(step, x);
     float top = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) top = arch::max_nan(top, fabsf(x[e]));
+    for (int part = 0; part < kParts; ++part) {
+      if constexpr (kValues == Values::loaded) {
+        top = arch::max_nan(top, chunk[part][step].top());
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) top = arch::max_nan(top, fabsf(made[step][part][e]));
+      }
+    }
     return step < left ? top : 0.0f;
   }
 
-  /// One scale per token.
-  template <bool kSmooth>
-  __device__ void measure_tokens() {
+  /// Largest magnitude of the token that this lane owns.
+  template <Values kValues>
+  __device__ float own_top() const {
     float top[kSteps];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) top[step] = top_of<kSmooth>(step);
-    scale = numerics::scale_of(
-        scatter_reduce<kLanes>(top, member, [](float a, float b) { return arch::max_nan(a, b); }));
-    const float mine = numerics::inverse_of(scale);
+    for (int step = 0; step < kSteps; ++step) top[step] = top_of<kValues>(step);
+    return scatter_reduce<kLanes>(top, member(),
+                                  [](float a, float b) { return arch::max_nan(a, b); });
+  }
+
+  /// Every lane learns the factors of the tokens from the lanes that own them.
+  __device__ void share_inverses() {
+    const float mine = own_is_real() ? numerics::inverse_of(scale) : 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       inverse[step] = __shfl_sync(0xffffffffu, mine, step, kLanes);
+  }
+
+  /// One scale per token.
+  template <Values kValues>
+  __device__ void measure_tokens() {
+    scale = numerics::scale_of(own_top<kValues>());
+    share_inverses();
+  }
+
+  /// One scale per token of V, for folding into P (numerics::value_scale). Returns whether a token
+  /// of the block holds NaN or Inf.
+  __device__ bool measure_values() {
+    const float top = own_top<Values::made>();
+    const bool poisoned = !numerics::is_finite(top);
+    const float most = __uint_as_float(share_top(0, poisoned ? 0.0f : top, kBlock));
+    scale = numerics::scale_of(top), value_scale = numerics::scale_of(most);
+    if (!poisoned) scale = numerics::value_scale(scale, value_scale);
+    share_inverses();
+    return __syncthreads_or(poisoned);
   }
 
   /// A scale that several tokens share. Those that hold NaN or Inf are left out, and `poisoned`
@@ -100,16 +172,16 @@ struct TokenBlock {
     bool poisoned;
   };
   /// One scale per `tokens` tokens, 64 or 128.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ SharedScale measure_shared(int tokens) {
     float top = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kSmooth>(step));
+    for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kValues>(step));
     uint32_t bad = 0;  // a bit per token
     const uint32_t most = share_top(0, top, tokens);
     float amax = __uint_as_float(most);
     const bool poisoned = !numerics::is_finite(amax);
-    if (__syncthreads_or(poisoned)) amax = measure_poisoned<kSmooth>(tokens, bad);
+    if (__syncthreads_or(poisoned)) amax = measure_poisoned<kValues>(tokens, bad);
     const float common = numerics::scale_of(amax), factor = numerics::inverse_of(common);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
@@ -129,16 +201,16 @@ struct TokenBlock {
     const uint4 a = tops[0], b = tops[1];
     const uint32_t low = max(max(a.x, a.y), max(a.z, a.w)),
                    high = max(max(b.x, b.y), max(b.z, b.w));
-    return tokens == kBlock ? max(low, high) : threadIdx.x < Shape::kThreads / 2 ? low : high;
+    return tokens == kBlock ? max(low, high) : threadIdx.x < kRowThreads / 2 ? low : high;
   }
 
   /// The largest magnitude without tokens that hold NaN or Inf; `bad` says which those are.
-  template <bool kSmooth>
+  template <Values kValues>
   __device__ float measure_poisoned(int tokens, uint32_t& bad) {
     float top = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const float here = top_of<kSmooth>(step);
+      const float here = top_of<kValues>(step);
       if (slot_any<kLanes>(!numerics::is_finite(here)))
         bad |= 1u << step;
       else
@@ -147,46 +219,108 @@ struct TokenBlock {
     return __uint_as_float(share_top(1, top, tokens));
   }
 
-  /// Writes codes to global memory, unless `rows` is null, and to shared memory if `transpose`.
-  template <bool kSmooth>
-  __device__ void write_codes(int8_t* rows, bool transpose) const {
+  /// Where codes go.
+  struct Targets {
+    int8_t* rows = nullptr;   // [tokens, D] in the workspace; null: not there
+    bool transpose = false;   // to shared memory
+    int8_t* saved = nullptr;  // [tokens, d] in the caller's memory, from the thread's first token
+                              // on; null: not there
+    int d = 0;
+    bool marks = false;  // poisoned tokens are marked there (kPoisonedCode)
+  };
+
+  template <Values kValues>
+  __device__ void write_codes(const Targets& to) const {
+    uint32_t marked = 0;  // a bit per token whose first channel this thread has
+    if (to.marks && to.saved != nullptr) {
+      const uint32_t votes = __ballot_sync(0xffffffffu, scale != scale);
+      if (member() == 0) marked = votes >> threadIdx.x % 32;
+    }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float x[8];
-      values<kSmooth>(step, x);
       const uint32_t mask = inverse[step] == 0.0f ? 0u : ~0u;
-      uint32_t word[2];
 #pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        uint32_t c[4];
+      for (int part = 0; part < kParts; ++part) {
+        float x[8];
+        values<kValues>(step, part, x);
+        uint32_t word[2];
 #pragma unroll
-        for (int e = 0; e < 4; ++e)  // round(x·inverse), two roundings as in numerics::code_nearest
-          c[e] =
-              __float_as_uint(__fadd_rn(__fmul_rn(x[4 * w + e], inverse[step]), tile::kMagicFloat));
-        word[w] = tile::pack(c[0], c[1], c[2], c[3]) & mask;
+        for (int w = 0; w < 2; ++w) {
+          uint32_t c[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e)  // round(x·inverse), two roundings: numerics::code_nearest
+            c[e] = __float_as_uint(
+                __fadd_rn(__fmul_rn(x[4 * w + e], inverse[step]), tile::kMagicFloat));
+          word[w] = tile::pack(c[0], c[1], c[2], c[3]) & mask;
+        }
+        put(to, step, part, make_uint2(word[0], word[1]));
+        if (to.saved == nullptr || step >= left || static_cast<int>(channel(part)) >= to.d)
+          continue;
+        if (part == 0 && (marked >> step & 1) != 0)
+          word[0] = static_cast<uint8_t>(kPoisonedCode);  // its other codes are 0
+        *reinterpret_cast<uint2*>(to.saved + static_cast<int64_t>(step) * to.d + channel(part)) =
+            make_uint2(word[0], word[1]);
       }
-      if (rows != nullptr)
-        *reinterpret_cast<uint2*>(rows + (token0 + step) * D + channel) =
-            make_uint2(word[0], word[1]);
-      if (transpose)
-        *reinterpret_cast<uint2*>(shared.codes + word_at(slot * kSteps + step, channel / 4)) =
-            make_uint2(word[0], word[1]);
     }
   }
 
-  /// Where a token's word of four codes lies in shared memory. The exclusive or spreads the four
-  /// pieces of 16 tokens that are read together over different banks.
+  /// Eight codes to the workspace and to shared memory.
+  __device__ void put(const Targets& to, int step, int part, uint2 words) const {
+    if (to.rows != nullptr)
+      *reinterpret_cast<uint2*>(to.rows + (token0() + step) * D + channel(part)) = words;
+    if (to.transpose)
+      *reinterpret_cast<uint2*>(shared.codes + word_at(slot() * kSteps + step, channel(part) / 4)) =
+          words;
+  }
+
+  /// Saved codes of the thread's tokens; zero after the end.
+  using Words = uint2[kParts][kSteps];
+
+  /// `at`: the row of the thread's first token.
+  __device__ void load_codes(Words& to, const int8_t* at, int d) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        to[part][step] = make_uint2(0, 0);
+        if (step < left && static_cast<int>(channel(part)) < d)
+          to[part][step] = __ldcs(
+              reinterpret_cast<const uint2*>(at + static_cast<int64_t>(step) * d + channel(part)));
+      }
+  }
+
+  /// Whether the token that this lane owns is marked as poisoned. Takes the marks off.
+  __device__ bool take_marks(Words& codes) const {
+    uint32_t marked = 0;  // a bit per token, in the first lane of the slot
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      if (member() == 0 && (codes[0][step].x & 0xff) == static_cast<uint8_t>(kPoisonedCode))
+        marked |= 1u << step, codes[0][step].x = 0;
+    return (__shfl_sync(0xffffffffu, marked, 0, kLanes) >> own() & 1) != 0;
+  }
+
+  __device__ void put_all(const Targets& to, const Words& codes) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) put(to, step, part, codes[part][step]);
+  }
+
+  /// Where a token's word of four codes lies in shared memory. The exclusive or spreads what is
+  /// accessed together over different banks: four slots when codes are written, and four pieces of
+  /// 16 tokens when they are read.
   __device__ static uint32_t word_at(uint32_t token, uint32_t word) {
-    return (token * (D / 4) + word) ^ ((token >> 4 & 3) << 3);
+    return (token * (D / 4) + word) ^ (((token >> 4 ^ token >> 1) & 3) << 3);
   }
 
   /// Writes transposed rows, after a barrier. Each thread turns 16 tokens x 4 channels into four
   /// 16-byte pieces, in the order that matches A operands made from accumulators (tile/codes.cuh).
-  /// `row0`: the block's first token in the workspace.
-  template <bool kTurned>
-  __device__ void write_transposed(int8_t* to, int64_t row0) const {
+  /// kTurned: tokens are in the order of tile::turned. kTurnedRows: channels are in the order of
+  /// tile::turned_row, so that a lane holds sums of neighbouring channels.
+  template <bool kTurned, bool kTurnedRows = kTurned>
+  __device__ void write_transposed(int8_t* to) const {
     constexpr uint32_t kItems = D / 4 * (kBlock / 16);
-    static_assert(kItems <= Shape::kThreads);
+    static_assert(kItems <= kRowThreads);
     if (threadIdx.x >= kItems) return;
     const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
     const uint32_t c = threadIdx.x % D / 4 * 4;
@@ -212,15 +346,57 @@ struct TokenBlock {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = static_cast<int>(c) + e;
-      *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kSlab) =
+      *reinterpret_cast<uint4*>(to + (kTurnedRows ? tile::turned_row(row) : row) * kSlab) =
           make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
     }
   }
 
-  /// Copies a token's 16-bit values as they are.
-  __device__ void write_raw(void* to, int step) const {
-    *reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0 + step) * D + channel) =
-        chunk[step].bits;
+  /// Writes codes as 16-bit numbers, which hold them exactly.
+  __device__ void write_codes_16(void* to) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        alignas(16) T code[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float scaled = __fmul_rn(made[step][part][e], inverse[step]);
+          // Adding zero makes +0 of -0.
+          code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled) + 0.0f);
+        }
+        *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(code);
+      }
+  }
+
+  /// The same of saved codes.
+  __device__ void write_codes_16(void* to, const Words& codes) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t word[2] = {codes[part][step].x, codes[part][step].y};
+        alignas(16) T code[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          // The float 2^23 + 128 + code has the byte code + 128 at its low end.
+          const uint32_t bits = arch::byte_permute(word[e / 4] ^ 0x80808080u, 0x4b000000u,
+                                                   0x7440u | static_cast<uint32_t>(e % 4));
+          code[e] = static_cast<T>(__uint_as_float(bits) - (0x1p23f + 128.0f));
+        }
+        *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(code);
+      }
+  }
+
+  /// Writes what was loaded, as it is.
+  __device__ void write_loaded(void* to) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) *chunk_at(to, step, part) = chunk[part][step].bits;
+  }
+
+  __device__ uint4* chunk_at(void* to, int step, int part) const {
+    return reinterpret_cast<uint4*>(static_cast<T*>(to) + (token0() + step) * D + channel(part));
   }
 };
 

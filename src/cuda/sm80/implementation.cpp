@@ -13,6 +13,17 @@
 namespace sagebwd::cuda::sm80 {
 namespace {
 
+std::string decline_dither(const spec::Problem& p) {
+  constexpr uint32_t kGradients = kMatmulDV | kMatmulDQ | kMatmulDK;
+  const uint32_t dithered = dithered_in(p);
+  if (dithered == 0) return "";
+  if (p.recipe.scheme == Scheme::vectorwise)
+    return dithered == kMatmulDQ ? "" : "has dither of dQ alone in recipe vectorwise";
+  return dithered == kMatmulO || dithered == kGradients
+             ? ""
+             : "has dither of all gradients or of none in recipe paper";
+}
+
 std::string decline(const spec::Problem& p) {
   constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 29;
   const Recipe& r = p.recipe;
@@ -21,8 +32,7 @@ std::string decline(const spec::Problem& p) {
   if (p.d > 128) return "takes head dims up to 128";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (r.smooth_q) return "has no Q-smoothing";
-  if (r.rounding == Rounding::dither && r.scheme != Scheme::paper)
-    return "has dither in recipe paper only";
+  if (const std::string reason = decline_dither(p); !reason.empty()) return reason;
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
     return "can lift only O = PV out of INT8";
   // Keys without queries still have gradients, of zeros, which the plain kernels write.

@@ -20,15 +20,18 @@ struct ForwardParams {
   MaskParams mask;
   int d, group;
   int64_t tq, tk;
-  const int8_t* q8;           // [h, tq, D]
-  const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
-  const float* q_mean_logit;  // [h, tq]: c·q·mean(K)
-  const int8_t* k8;           // [hk, tk, D]
-  const KeyScale* k_scale;    // [hk, tk]
-  const int8_t* v8t;          // [hk, tk / kSlab, D, kSlab]
-  const float* v_scale;       // [hk, tk / tile_k]; NaN: the tile holds NaN or Inf
-  const void* v16;            // [hk, tk, D], only of tiles whose P·V is in 16 bit
-  const float* v_mean;        // [sequences, hk, D]
+  const int8_t* q8;             // [h, tq, D]
+  const float* logit_factor;    // [h, tq]: scale of Q times c·log2e
+  const float* q_mean_logit;    // [h, tq]: c·q·mean(K)
+  const int8_t* k8;             // [hk, tk, D]
+  const KeyScale* k_scale;      // [hk, tk]
+  bool k_per_token;             // else the keys of a tile share a scale
+  const int8_t* v8t;            // [hk, tk / kSlab, D, kSlab]
+  const TileScale* tile_scale;  // [hk, tk / tile_k]
+  const FoldedScales* folded;   // [hk, tk / kBlock]; `vectorwise`
+  const void* v16;  // [hk, tk, D], only of tiles whose P·V is in 16 bit: codes, or V if poisoned
+  bool v16_is_v;    // V in all of them
+  const float* v_mean;  // [sequences, hk, D]
   int64_t pv16_tiles;
   float p_levels, p_unit;  // of the codes of P, and the inverse of that
   Strided o;
@@ -53,13 +56,17 @@ struct BackwardParams {
   const int8_t* k8;                 // [hk, tk, D]
   const int8_t* k8t;                // [hk, tk / kSlab, D, kSlab]
   const KeyScale* k_scale;          // [hk, tk]
+  bool k_per_token;                 // else the keys of a tile share a scale
   const void* v16;                  // [hk, tk, D]; null: V is as the kernel wants it
+  const float* v_scale;             // [hk, tk]: v16 holds codes with these scales; null: V itself
+  int rotation;                     // channels that the rotation of Q and K mixes; 0: none
   const void* do16;                 // [h, tq, D]; null: so is dO
   Strided v, dout;
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
   // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c, from zero on (arch/global_add.cuh).
   float* dq_sum;
-  const float* k_mean;  // [sequences, hk, D]
+  const float* k_mean;  // [sequences, hk, k_mean_d]
+  int k_mean_d;         // D, or d where the mean is the one that the forward saved
   StridedStats dlse;    // data null: none
   float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: unwanted
   Strided dq, dk, dv;

@@ -13,7 +13,10 @@ Plan::Plan(const spec::Problem& p)
       q_blocks(static_cast<int>(blocks.q)),
       k_blocks(static_cast<int>(blocks.k)),
       tq(blocks.q * kBlock),
-      tk(blocks.k * kBlock) {}
+      tk(blocks.k * kBlock) {
+  const bool fits = p.has_codes && !p.packed() && p.d == padded_d;
+  q8_is_saved = fits && p.nq % kBlock == 0, k8_is_saved = fits && p.nk % kBlock == 0;
+}
 
 backend::Tiles tiles_of(const spec::Problem& p) {
   const bool paper = p.recipe.scheme == Scheme::paper;

@@ -6,11 +6,10 @@
 #include <cstdint>
 
 #include "cuda/host/arena.h"
-#include "cuda/host/check.h"
-#include "cuda/host/documents.h"
 #include "cuda/host/views.h"
 #include "cuda/quantize/quantize.h"
 #include "cuda/sm80/bwd/bwd.h"
+#include "cuda/sm80/call.h"
 #include "cuda/sm80/fwd/fwd.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/workspace.h"
@@ -20,70 +19,12 @@ namespace {
 
 using spec::Problem;
 
-constexpr int64_t kAllTiles = int64_t{1} << 60;
+constexpr int64_t kAllTiles = int64_t{1} << 40;
 
 /// Leading key tiles whose P·V runs in 16 bit.
 int64_t pv16_tiles(const Problem& p) {
   return p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO) ? kAllTiles : p.recipe.pv16_tiles;
 }
-
-/// One call on its way: its sizes, its stream, and the steps both directions share.
-struct Call {
-  Call(const Problem& problem, const AttentionArgs& a)
-      : p(problem),
-        plan(problem),
-        args(a),
-        tiles(tiles_of(problem)),
-        stream(static_cast<cudaStream_t>(a.stream)) {}
-
-  float p_levels() const { return static_cast<float>(tiles.p_levels); }
-
-  Sequences sequences(const SharedSpace& ws) const {
-    return plan.blocks.sequences(p, ws.documents);
-  }
-
-  UncoveredJob::Rows rows_of(const TensorView& x, bool queries) const {
-    return {output(x), queries ? p.nq : p.nk, static_cast<int>(queries ? p.h : p.hk), queries};
-  }
-  /// Results of tokens that no document holds. With offsets on the host there are none.
-  void finish(const SharedSpace& ws, const UncoveredJob::Rows (&rows)[3],
-              const StridedStats& lse) const {
-    if (!p.packed() || !p.documents.on_device) return;
-    launch_uncovered({.documents = ws.documents,
-                      .count = plan.num_sequences,
-                      .d = static_cast<int>(p.d),
-                      .rows = {rows[0], rows[1], rows[2]},
-                      .lse = lse},
-                     stream);
-  }
-
-  /// Zeroes what has to be zero, and says what both directions make.
-  OperandJob start(const SharedSpace& ws) const {
-    write_documents(p, plan.blocks, ws.documents, stream);
-    if (ws.zero_bytes > 0) SAGE_CUDA(cudaMemsetAsync(ws.zeros, 0, ws.zero_bytes, stream));
-    OperandJob job{};
-    job.seq = sequences(ws);
-    job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
-    job.h = static_cast<int>(p.h), job.hk = static_cast<int>(p.hk);
-    job.group = static_cast<int>(p.group());
-    job.q_blocks = plan.q_blocks, job.k_blocks = plan.k_blocks;
-    job.tq = plan.tq, job.tk = plan.tk;
-    job.scheme = p.recipe.scheme;
-    job.q_tokens = tiles.q, job.k_tokens = tiles.k;
-    job.next = ws.next;
-    job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-    if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
-    job.k8 = ws.k8, job.k_scale = ws.k_scale, job.v16 = ws.v16;
-    job.q8 = ws.q8, job.logit_scale = p.scale;
-    return job;
-  }
-
-  const Problem& p;
-  Plan plan;
-  const AttentionArgs& args;
-  backend::Tiles tiles;
-  cudaStream_t stream;
-};
 
 }  // namespace
 
@@ -98,14 +39,14 @@ size_t workspace_of(const Problem& p) {
 }
 
 void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
-  const Call call(p, args);
+  const Call call(p, args, tiles_of(p));
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
-  if (p.recipe.smooth_v) job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-  job.v8t = ws.v8t, job.v_scale = ws.v_scale, job.pv16_tiles = pv16_tiles(p);
+  job.v8t = ws.v8t, job.tile_scale = ws.tile_scale, job.pv16_tiles = pv16_tiles(p);
+  job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
 
@@ -115,14 +56,17 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .group = static_cast<int>(p.group()),
                              .tq = plan.tq,
                              .tk = plan.tk,
-                             .q8 = ws.q8,
+                             .q8 = call.q8(ws),
                              .logit_factor = ws.logit_factor,
                              .q_mean_logit = ws.mean_logit,
-                             .k8 = ws.k8,
+                             .k8 = call.k8(ws),
                              .k_scale = ws.k_scale,
+                             .k_per_token = job.k_per_token,
                              .v8t = ws.v8t,
-                             .v_scale = ws.v_scale,
+                             .tile_scale = ws.tile_scale,
+                             .folded = ws.folded,
                              .v16 = ws.v16,
+                             .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,
                              .pv16_tiles = pv16_tiles(p),
                              .p_levels = call.p_levels(),
@@ -131,15 +75,15 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
                              .seed = p.recipe.seed};
-  launch_forward(params, p.dtype, p.recipe.rounding, plan.padded_d, call.tiles.k, plan.q_blocks,
-                 static_cast<int>(p.h), call.stream);
+  launch_forward(params, p.dtype, p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest,
+                 plan.padded_d, call.tiles.k, plan.q_blocks, static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
 }
 
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
-  const Call call(p, args);
+  const Call call(p, args, tiles_of(p));
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
@@ -149,15 +93,16 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   // the distance of its rows, times as many as a copy covers, is a number of 32 bits.
   constexpr int64_t kFarApart = int64_t{1} << 26;
   const Strided v = input(args.v), dout = input(args.dout);
-  const bool v_as_is = (p.d == 64 || p.d == 128) && v.vector,
+  const bool v_as_is = !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
              dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart;
   OperandJob job = call.start(ws);
   job.backward = true;
-  job.k8t = ws.k8t, job.k8t_turned = true;
+  job.k8t = ws.k8t;
   job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
-  if (v_as_is) job.v16 = nullptr;
+  job.v16 = v_as_is ? nullptr : ws.v16;
+  job.v_scale = ws.v_scale;
   if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
@@ -174,21 +119,25 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .scale = p.scale,
                               .dq_chunks = input(args.dq).vector,
                               .p_unit = 1.0f / call.p_levels(),
-                              .q8 = ws.q8,
+                              .q8 = call.q8(ws),
                               .q8t = ws.q8t,
                               .q_row = ws.row,
                               .q_exponent = ws.exponent,
                               .q_gradient = ws.gradient,
-                              .k8 = ws.k8,
+                              .k8 = call.k8(ws),
                               .k8t = ws.k8t,
                               .k_scale = ws.k_scale,
+                              .k_per_token = job.k_per_token,
                               .v16 = job.v16,
+                              .v_scale = ws.v_scale,
+                              .rotation = job.rotation,
                               .do16 = job.do16,
                               .v = v,
                               .dout = dout,
                               .do8t = ws.do8t,
                               .dq_sum = ws.dq_sum,
-                              .k_mean = ws.k_mean,
+                              .k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean,
+                              .k_mean_d = p.has_codes ? static_cast<int>(p.d) : plan.padded_d,
                               .dlse = stats(args.dlse),
                               .row_sum = ws.row_sum,
                               .dq = output(args.dq),
@@ -197,7 +146,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .seed = p.recipe.seed,
                               .tickets = ws.tickets,
                               .turns = ws.turns};
-  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.rounding, plan.padded_d, plan.q_blocks,
+  launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},

@@ -17,63 +17,74 @@ namespace sagebwd::cuda::sm80 {
 /// Warps that share the channels of dQ, at most.
 inline constexpr int kDqParts = 4;
 
-/// Pieces that both directions have.
+/// Pieces that both directions have. Saved codes (sagebwd/codes.h) take the place of some: of means
+/// where the backward reads codes, and of row-major codes where those have the same layout.
 struct SharedSpace {
   SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena) {
     const bool forward = p.direction == spec::Direction::forward;
+    const bool has_k_mean = forward || !p.has_codes,
+               has_v_mean = has_k_mean && (forward || spec::folds_v(p.recipe));
     const int64_t heads = plan.num_sequences * p.hk;
     zeros = arena.take<std::byte>(0);
     const size_t before = arena.used();
-    next = arena.take<uint32_t>(1);
-    k_arrived = arena.take<uint32_t>(heads);
-    k_mean = arena.take<float>(heads * plan.padded_d);
-    if (forward) {
+    next = arena.take<uint32_t>(1), tickets = arena.take<uint32_t>(1);
+    if (has_k_mean) {
+      k_arrived = arena.take<uint32_t>(heads);
+      k_mean = arena.take<float>(heads * plan.padded_d);
+    }
+    if (has_v_mean) {
       v_arrived = arena.take<uint32_t>(heads);
       v_mean = arena.take<float>(heads * plan.padded_d);
+    }
+    if (forward) {
       max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
     } else {
-      tickets = arena.take<uint32_t>(1);
+      v_top = arena.take<uint32_t>(heads), v_done = arena.take<uint32_t>(heads);
       if (p.deterministic) turns = arena.take<uint32_t>(p.h * plan.tq / 32 * kDqParts);
       if (p.partial_kv) row_sum = arena.take<float>(p.h * plan.tq);
     }
     zero_bytes = arena.used() - before;
     documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
     const int64_t parts = p.hk * plan.k_blocks;
-    k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
-    q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
-    k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    if (has_k_mean)
+      k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
+    if (has_v_mean)
+      v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
+    if (!plan.q8_is_saved) q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    if (!plan.k8_is_saved) k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     k_scale = arena.take<KeyScale>(p.hk * plan.tk);
-    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
   }
   std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
-  uint32_t *next, *k_arrived, *v_arrived = nullptr;
-  float *k_mean, *v_mean = nullptr;
+  uint32_t *next, *k_arrived = nullptr, *v_arrived = nullptr;
+  float *k_mean = nullptr, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
-  uint32_t *tickets = nullptr, *turns = nullptr;
+  uint32_t *tickets, *turns = nullptr;
+  uint32_t *v_top = nullptr, *v_done = nullptr;  // of sm90
   float* row_sum = nullptr;
   DocumentStart* documents;
-  double* k_part;
-  int* k_part_tokens;
-  int8_t *q8, *k8;
+  double *k_part = nullptr, *v_part = nullptr;
+  int *k_part_tokens = nullptr, *v_part_tokens = nullptr;
+  int8_t *q8 = nullptr, *k8 = nullptr;
   KeyScale* k_scale;
-  uint16_t* v16;
 };
 
 struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
-    const int64_t parts = p.hk * plan.k_blocks;
-    v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
+    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    v_scale = arena.take<float>(p.hk * plan.tk / kSlab);
+    tile_scale = arena.take<TileScale>(p.hk * plan.tk / kSlab);
+    if (p.recipe.scheme == Scheme::vectorwise)
+      folded = arena.take<FoldedScales>(p.hk * plan.tk / kBlock);
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
   }
-  double* v_part;
-  int* v_part_tokens;
+  uint16_t* v16;
   int8_t* v8t;
-  float *v_scale, *logit_factor, *mean_logit;
+  TileScale* tile_scale;
+  FoldedScales* folded = nullptr;
+  float *logit_factor, *mean_logit;
 };
 
 struct BackwardSpace : SharedSpace {
@@ -82,6 +93,8 @@ struct BackwardSpace : SharedSpace {
     q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    if (spec::folds_v(p.recipe)) v_scale = arena.take<float>(p.hk * plan.tk);
+    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
@@ -89,7 +102,8 @@ struct BackwardSpace : SharedSpace {
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
   }
   int8_t *q8t, *k8t, *do8t;
-  uint16_t* do16;
+  uint16_t *v16, *do16;
+  float* v_scale = nullptr;
   QueryRow* row;
   QueryExponent* exponent;
   QueryGradient* gradient;

@@ -28,6 +28,9 @@ __host__ __device__ constexpr int permuted(int p) {
 /// g + 8 being 16-bit elements.
 __host__ __device__ constexpr int turned(int p) { return (p >> 1) + (p & 1) * 8; }
 
+/// Where `permuted` puts index i: its inverse.
+__host__ __device__ constexpr int place_of(int i) { return (i & 6) * 2 + (i & 8) / 4 + (i & 1); }
+
 /// Where a channel of the operand that meets turned codes is stored: with this order the four 8-
 /// channel blocks of an accumulator give a lane eight neighbouring channels.
 __host__ __device__ constexpr int turned_row(int channel) {

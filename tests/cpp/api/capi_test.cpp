@@ -22,15 +22,16 @@ using testing::SmallProblem;
 // sets.
 static_assert(sizeof(sagebwd_tensor) == 8 + 2 * 32 + 2 * 4);
 static_assert(sizeof(sagebwd_stats) == 8 + 24);
-static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 4 * 4);
+static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 6 * 4);
 static_assert(offsetof(sagebwd_forward_args, recipe) ==
               16 + 4 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_forward_args) ==
-              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8);
+              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8 + 16);
 static_assert(offsetof(sagebwd_backward_args, recipe) ==
               16 + 8 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_backward_args) == offsetof(sagebwd_backward_args, recipe) + 8 + 16 +
-                                                   16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16);
+                                                   16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16 +
+                                                   16);
 
 // The C constants are the C++ enums.
 static_assert(SAGEBWD_F32 == static_cast<int>(Dtype::f32) &&
@@ -77,6 +78,9 @@ TEST(CApi, RecipeInitFillsThePresets) {
     EXPECT_EQ(c.pv16_tiles, r.pv16_tiles);
     EXPECT_EQ(c.high_precision, r.high_precision);
     EXPECT_EQ(c.p_levels, r.p_levels);
+    EXPECT_EQ(c.dithered, r.dithered);
+    EXPECT_EQ(c.rotate, r.rotate);
+    EXPECT_EQ(c.k_per_token, r.k_per_token);
   }
   sagebwd_recipe c;
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, "papper"), SAGEBWD_INVALID_ARGUMENT);
@@ -121,6 +125,9 @@ TEST(CApi, SameBitsAsTheCppCalls) {
       a.recipe.tile_q = 64;
       a.recipe.smooth_q = true;
       a.recipe.rounding = Rounding::dither;
+      a.recipe.dithered = kMatmulDV | kMatmulDK;
+      a.recipe.rotate = true;
+      a.recipe.k_per_token = true;
       a.recipe.seed = 77;
       a.recipe.high_precision = kMatmulDQ;
       a.recipe.p_levels = 255;
@@ -189,6 +196,42 @@ TEST(CApi, ShorterStructTakesDefaults) {
   ASSERT_EQ(sagebwd_forward(&a.args), SAGEBWD_OK) << sagebwd_last_error();
   ASSERT_EQ(sagebwd_forward(&b.args), SAGEBWD_OK) << sagebwd_last_error();
   EXPECT_EQ(whole.outputs(), cut.outputs());
+}
+
+/// The recipe of a caller who was compiled before rotation and scales per key token existed: both
+/// take the default of its scheme, and its last field, reserved then, says nothing about dither.
+TEST(CApi, RecipeOfTheFirstVersionKeepsItsScheme) {
+  const size_t first_version = offsetof(sagebwd_recipe, rotate);
+  static_assert(first_version == 64);
+  for (const char* scheme : {"paper", "vectorwise"})
+    for (const int rounding : {SAGEBWD_ROUND_NEAREST, SAGEBWD_ROUND_DITHER}) {
+      sagebwd_recipe recipe;
+      ASSERT_EQ(sagebwd_recipe_init(&recipe, sizeof recipe, scheme), SAGEBWD_OK);
+      recipe.rounding = rounding;
+      const auto outputs = [](const sagebwd_recipe& r) {
+        SmallProblem problem;
+        CForward c(problem.forward_args());
+        c.recipe = r;
+        size_t bytes = 0;
+        EXPECT_EQ(sagebwd_forward_workspace_size(&c.args, &bytes), SAGEBWD_OK);
+        std::vector<std::byte> workspace(bytes);
+        c.args.workspace = workspace.data(), c.args.workspace_bytes = bytes;
+        EXPECT_EQ(sagebwd_forward(&c.args), SAGEBWD_OK) << sagebwd_last_error();
+        return problem.outputs();
+      };
+      sagebwd_recipe old = recipe;
+      std::memset(&old.rotate, 0xFF, sizeof old - first_version);
+      old.size = first_version;
+      old.dithered = 0;
+      EXPECT_EQ(outputs(recipe), outputs(old)) << scheme << " " << rounding;
+      // The switches have an effect here, so a wrong default would show.
+      sagebwd_recipe other = recipe;
+      other.rotate = 1 - other.rotate;
+      EXPECT_NE(outputs(recipe), outputs(other)) << scheme;
+      other = recipe;
+      other.k_per_token = 1 - other.k_per_token;
+      EXPECT_NE(outputs(recipe), outputs(other)) << scheme;
+    }
 }
 
 TEST(CApi, InitStaysInsideAShorterStruct) {

@@ -168,6 +168,8 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r) {
   r.pv16_tiles = a.recipe.pv16_tiles;
   r.high_precision = a.recipe.high_precision;
   r.p_levels = a.recipe.p_levels;
+  r.dithered = a.recipe.dithered;
+  r.rotate = a.recipe.rotate, r.k_per_token = a.recipe.k_per_token;
   c.recipe = &r;
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "numerics/rotate.h"
 #include "support/attention_problem.h"
 #include "support/compare.h"
 #include "support/implementations.h"
@@ -96,9 +97,9 @@ INSTANTIATE_TEST_SUITE_P(, Accuracy,
                                            AccuracyCase{"h1 n2048 d64 bf16 causal", true},
                                            AccuracyCase{"h1 n2048 d128 bf16", false}));
 
-/// Exact attention on the values that the codes of Q and K stand for: the gradient of what the
-/// forward computed, with V as given because dP takes it unquantised. With key tiles of 128 the
-/// per-query scale of dS spans twice the keys, and dQ is .018 instead of .014.
+/// Exact attention on the values that the codes of Q, K and V stand for: the gradient of what
+/// the forward computed. With key tiles of 128 the per-query scale of dS spans twice the keys, and
+/// dQ is .018 instead of .014.
 TEST(StraightThrough, GradientsMatchTheQuantisedForward) {
   struct Case {
     const char* text;
@@ -114,8 +115,14 @@ TEST(StraightThrough, GradientsMatchTheQuantisedForward) {
     const int64_t d = p.c.d;
     for (int64_t i = 0; i < p.c.nq * d; ++i)
       quantised.in.q[i] = static_cast<float>(in.q8[i]) * in.q_scale[i / d];
-    for (int64_t i = 0; i < p.c.nk * d; ++i)
+    for (int64_t i = 0; i < p.c.nk * d; ++i) {
       quantised.in.k[i] = static_cast<float>(in.k8[i]) * in.k_scale[i / d];
+      quantised.in.v[i] = static_cast<float>(in.v8[i]) * in.v_scale[i / d] + in.mu_v[i % d];
+    }
+    for (int64_t i = 0; i < p.c.nq; ++i) {
+      numerics::rotate_back(&quantised.in.q[i * d], static_cast<int>(d));
+      numerics::rotate_back(&quantised.in.k[i * d], static_cast<int>(d));
+    }
     const Exact want = exact(quantised);
     for (const dispatch::Implementation* impl : available_production())
       EXPECT_TRUE(

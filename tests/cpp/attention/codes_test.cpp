@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "base/math.h"
+#include "cpu/scales.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 #include "ref/attention_recipe.h"
 #include "support/attention_problem.h"
 #include "support/implementations.h"
@@ -103,11 +105,14 @@ float uniform(const Oracle& x, const ref::RecipeTile& t, numerics::DitherOperand
 }
 
 void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) {
-  const bool dither = x.one.head.recipe.rounding == Rounding::dither;
+  const bool dither = x.one.head.recipe.dithers(kMatmulO);
   ref::recipe_forward(x.one.head, [&](const ref::RecipeTile& t) {
     if (t.p8 == nullptr) return;
     Operands o(x, t);
     std::vector<float> m(o.tile_q, -kInf), l(o.tile_q, 0.0f), alpha(o.tile_q), beta(o.tile_q);
+    std::vector<float> v_log2(o.tile_k, 0.0f), v_inverse(o.tile_k, 1.0f);
+    for (int64_t j = 0; j < t.cols; ++j)
+      v_log2[j] = std::log2(t.v_scale[j]), v_inverse[j] = 1.0f / t.v_scale[j];
     std::vector<uint8_t> p8(o.sums.size());
     kernels.forward_tile({.tile_q = o.tile_q,
                           .tile_k = o.tile_k,
@@ -118,8 +123,11 @@ void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) 
                           .bias = nullptr,
                           .begin = o.begin.data(),
                           .end = o.end.data(),
+                          .v_log2 = v_log2.data(),
+                          .v_inverse = v_inverse.data(),
                           .m = m.data(),
                           .l = l.data(),
+                          .logit_max = nullptr,
                           .alpha = alpha.data(),
                           .beta = beta.data(),
                           .p_float = false,
@@ -137,10 +145,11 @@ struct BackwardCounts {
 };
 
 void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& counts) {
-  const bool dither = x.one.head.recipe.rounding == Rounding::dither;
+  const Recipe& recipe = x.one.head.recipe;
   ref::recipe_backward(x.one.head, x.in, [&](const ref::RecipeTile& t) {
     Operands o(x, t);
     const size_t size = o.sums.size();
+    const std::vector<float> ones(o.tile_k, 1.0f);  // the oracle's dP has V's scale in it
     std::vector<float> dp(size, 0.0f), lse2(o.tile_q, kInf), delta(o.tile_q, 0.0f);
     std::vector<float> q_scale(o.tile_q, 0.0f), do_scale(o.tile_q, 0.0f);
     std::vector<float> p_scale(o.tile_k), key_scale(o.tile_k), query_scale(o.tile_q);
@@ -154,39 +163,41 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
       for (int64_t j = 0; j < t.cols; ++j) dp[j * o.tile_q + i] = t.dp[i * t.cols + j];
     }
     using enum numerics::DitherOperand;
-    kernels.backward_tile(
-        {.tile_q = o.tile_q,
-         .tile_k = o.tile_k,
-         .s = o.sums.data(),
-         .s_is_float = false,
-         .dp = dp.data(),
-         .k_scale = o.k_scale.data(),
-         .logit_factor = o.logit_factor.data(),
-         .bias = nullptr,
-         .begin = o.begin.data(),
-         .end = o.end.data(),
-         .lse2 = lse2.data(),
-         .delta = delta.data(),
-         .q_scale = q_scale.data(),
-         .do_scale = do_scale.data(),
-         .k_fold = o.k_scale.data(),
-         .per_vector = x.one.head.recipe.scheme == Scheme::vectorwise,
-         .dv_float = false,
-         .dq_float = false,
-         .dk_float = false,
-         .query_sum = nullptr,
-         .key_sum = nullptr,
-         .key_max = key_max.data(),
-         .p8 = p8.data(),
-         .ds8_key = ds8_key.data(),
-         .ds8_query = ds8_query.data(),
-         .p_scale = p_scale.data(),
-         .ds_key_scale = key_scale.data(),
-         .ds_query_scale = query_scale.data(),
-         .ds_query_start = start.data(),
-         .dither_query = dither ? o.dither.data() : nullptr,
-         .dither_u = {uniform(x, t, p_backward), uniform(x, t, ds_query), uniform(x, t, ds_key)},
-         .p_levels = p_levels(x)});
+    kernels.backward_tile({.tile_q = o.tile_q,
+                           .tile_k = o.tile_k,
+                           .s = o.sums.data(),
+                           .s_is_float = false,
+                           .dp = dp.data(),
+                           .v_scale = ones.data(),
+                           .k_scale = o.k_scale.data(),
+                           .logit_factor = o.logit_factor.data(),
+                           .bias = nullptr,
+                           .begin = o.begin.data(),
+                           .end = o.end.data(),
+                           .lse2 = lse2.data(),
+                           .delta = delta.data(),
+                           .q_scale = q_scale.data(),
+                           .do_scale = do_scale.data(),
+                           .k_fold = o.k_scale.data(),
+                           .per_vector = recipe.scheme == Scheme::vectorwise,
+                           .dv_float = false,
+                           .dq_float = false,
+                           .dk_float = false,
+                           .query_sum = nullptr,
+                           .key_sum = nullptr,
+                           .key_max = key_max.data(),
+                           .p8 = p8.data(),
+                           .ds8_key = ds8_key.data(),
+                           .ds8_query = ds8_query.data(),
+                           .p_scale = p_scale.data(),
+                           .ds_key_scale = key_scale.data(),
+                           .ds_query_scale = query_scale.data(),
+                           .ds_query_start = start.data(),
+                           .dither_p = {recipe.dithers(kMatmulDV), uniform(x, t, p_backward)},
+                           .dither_ds_query = {recipe.dithers(kMatmulDQ), uniform(x, t, ds_query)},
+                           .dither_ds_key = {recipe.dithers(kMatmulDK), uniform(x, t, ds_key)},
+                           .dither_query = o.dither.data(),
+                           .p_levels = p_levels(x)});
     for (int64_t i = 0; i < t.rows; ++i)
       for (int64_t j = 0; j < t.cols; ++j) {
         const int64_t at = j * o.tile_q + i, want = i * t.cols + j;
@@ -203,25 +214,43 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
   });
 }
 
-/// Codes and scales of whole blocks of rows through quantize_rows, means removed first.
-void check_rows(const Kernels& kernels, const char* name, const std::vector<float>& x, int64_t n,
-                int64_t d, int64_t block, bool per_token, const float* mean, int64_t mean_stride,
-                const std::vector<int8_t>& codes, const std::vector<float>& scales) {
+/// A tensor [n, d] with the codes and scales that the oracle made of it.
+struct Quantised {
+  const char* name;
+  const std::vector<float>& x;
+  const std::vector<int8_t>& codes;
+  const std::vector<float>& scales;
+  const float* mean = nullptr;  // removed first; one per mean_tokens tokens
+  int64_t mean_tokens = 0;      // 0: one for all
+  bool rotated = false;
+};
+
+/// The same codes and scales through the kernels: magnitudes, then scale(amax, count, top) for each
+/// run of `tokens`, then codes.
+template <typename Scale>
+void check_rows(const Kernels& kernels, int64_t d, int64_t tokens, const Quantised& t,
+                Scale scale) {
   const int ld = static_cast<int>(round_up(d, 16));
-  for (int64_t first = 0; first < n; first += block) {
-    const int rows = static_cast<int>(std::min(block, n - first));
-    std::vector<float> padded(static_cast<size_t>(rows * ld), 0.0f), scale(rows);
+  const int64_t n = static_cast<int64_t>(t.x.size()) / d;
+  for (int64_t first = 0; first < n; first += tokens) {
+    const int rows = static_cast<int>(std::min(tokens, n - first));
+    std::vector<float> padded(static_cast<size_t>(rows * ld), 0.0f), scales(rows);
     std::vector<int8_t> got(static_cast<size_t>(rows * ld));
-    for (int r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < d; ++c)
-        padded[r * ld + c] = x[(first + r) * d + c] -
-                             (mean != nullptr ? mean[first / block * mean_stride + c] : 0.0f);
-    kernels.quantize_rows(padded.data(), ld, rows, per_token, scale.data(), got.data(), ld);
     for (int r = 0; r < rows; ++r) {
-      ASSERT_EQ(scale[r], scales[first + r]) << name << " token " << first + r;
+      const int64_t of = t.mean_tokens == 0 ? 0 : (first + r) / t.mean_tokens;
       for (int64_t c = 0; c < d; ++c)
-        ASSERT_EQ(got[r * ld + c], codes[(first + r) * d + c])
-            << name << " token " << first + r << " channel " << c;
+        padded[r * ld + c] =
+            t.x[(first + r) * d + c] - (t.mean != nullptr ? t.mean[of * d + c] : 0.0f);
+      if (t.rotated) numerics::rotate(&padded[r * ld], static_cast<int>(d));
+    }
+    kernels.row_magnitudes(padded.data(), ld, rows, scales.data());
+    scale(scales.data(), rows, cpu::largest_finite(scales.data(), rows));
+    kernels.encode_rows(padded.data(), ld, rows, scales.data(), got.data(), ld);
+    for (int r = 0; r < rows; ++r) {
+      ASSERT_EQ(scales[r], t.scales[first + r]) << t.name << " token " << first + r;
+      for (int64_t c = 0; c < d; ++c)
+        ASSERT_EQ(got[r * ld + c], t.codes[(first + r) * d + c])
+            << t.name << " token " << first + r << " channel " << c;
     }
   }
 }
@@ -235,6 +264,8 @@ const char* const kCases[] = {
     "n400 d64 paper rounding=dither window=100,20 seed4",
     "nq300 nk300 d64 tile=128x64 pv16=0",
     "nq300 nk300 d24 tile=64x256 pv16=0 smooth_k=off smooth_v=off",
+    "n400 d96 k_per_token=on rounding=dither:dQ",
+    "n300 d64 paper rotate=on",
 };
 
 class Codes : public PerKernelTable {
@@ -256,17 +287,20 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
       const Oracle x(p);
       const ref::RecipeHead& h = x.one.head;
       const ref::RecipeInputs& in = x.inputs();
-      const bool per_token = h.recipe.scheme == Scheme::vectorwise;
-      check_rows(kernels(), "Q", x.one.q, h.nq, h.d, h.recipe.tile_q, per_token, in.mu_q.data(),
-                 h.d, in.q8, in.q_scale);
-      check_rows(kernels(), "K", x.one.k, h.nk, h.d, h.recipe.tile_k, per_token, in.mu_k.data(), 0,
-                 in.k8, in.k_scale);
-      std::vector<float> v_scale;
-      for (int64_t j = 0; j < h.nk; ++j) v_scale.push_back(in.v_scale[j / h.recipe.tile_k]);
-      check_rows(kernels(), "V", x.one.v, h.nk, h.d, h.recipe.tile_k, false, in.mu_v.data(), 0,
-                 in.v8, v_scale);
-      check_rows(kernels(), "dO", x.one.dout, h.nq, h.d, h.recipe.tile_q, per_token, nullptr, 0,
-                 x.backward.do8, x.backward.do_scale);
+      const Recipe& r = h.recipe;
+      const bool per_token = r.scheme == Scheme::vectorwise;
+      const int64_t q_tokens = per_token ? 1 : r.tile_q;
+      check_rows(kernels(), h.d, q_tokens,
+                 {"Q", x.one.q, in.q8, in.q_scale, in.mu_q.data(), r.tile_q, r.rotate},
+                 cpu::scale_together);
+      check_rows(kernels(), h.d, spec::keys_per_scale(r, r.tile_k),
+                 {"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate},
+                 cpu::scale_together);
+      check_rows(kernels(), h.d, per_token ? kKeysPerScale : r.tile_k,
+                 {"V", x.one.v, in.v8, in.v_scale, in.mu_v.data()},
+                 per_token ? cpu::scale_values : cpu::scale_together);
+      check_rows(kernels(), h.d, q_tokens, {"dO", x.one.dout, x.backward.do8, x.backward.do_scale},
+                 cpu::scale_together);
       if (HasFatalFailure()) return;
     }
 }

@@ -59,6 +59,12 @@ Recipe random_recipe(Random& r, int64_t number) {
   recipe.rounding = r.chance(0.25) ? Rounding::dither : Rounding::nearest;
   if (r.chance(0.3)) recipe.pv16_tiles = static_cast<int>(r.integer(-1, 2));
   if (r.chance(0.25)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
+  if (r.chance(0.25)) recipe.rotate = !recipe.rotate;
+  recipe.k_per_token = r.chance(0.25);
+  if (r.chance(0.3)) {
+    const std::vector<uint32_t> some = {kMatmulDQ, kMatmulO, kMatmulDV | kMatmulDK};
+    recipe.dithered = r.pick(some);
+  }
   recipe.p_levels = number % 2 == 0 ? 127 : 255;
   return recipe;
 }

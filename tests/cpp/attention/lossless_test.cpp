@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, and scales
-// are powers of two, so the result must equal FP64 to one unit in the last place. Only indexing can
-// go wrong.
+// Inputs that INT8 represents without loss. Codes are exact, P is one-hot or one half, scales
+// are powers of two, so that the result must equal FP64 to one unit in the last place. What is left
+// to go wrong is indexing. Rotated channels are no multiples of a scale, so Q and K are not
+// rotated.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,10 +35,13 @@ AttentionProblem one_hot(const std::string& text) {
     for (int64_t j = 0; j < c.nk; ++j) {
       const auto [channel, sign] = direction(j);
       p.in.k[(bh * c.nk + j) * c.d + channel] = sign;
-      // Values in pairs of opposite sign as well, few and small.
+      // Values in pairs of opposite sign as well: 127 and smaller numbers, times the scale that
+      // the pair is to have.
+      const bool per_token = c.recipe.scheme == Scheme::vectorwise;
+      const float scale = per_token ? std::ldexp(1.0f, static_cast<int>(random.integer(-9, 0))) : 1;
       for (int n = 0; n < 3 && j % 2 == 0; ++n) {
-        const int64_t at = (bh * c.nk + j) * c.d + random.integer(0, c.d - 1);
-        p.in.v[at] = static_cast<float>(random.integer(-8, 8));
+        const int64_t at = (bh * c.nk + j) * c.d + random.integer(0, c.d / 4 - 1) * 4 + n;
+        p.in.v[at] = scale * static_cast<float>(n == 0 ? 127 : random.integer(-126, 126));
         p.in.v[at + c.d] = -p.in.v[at];
       }
     }
@@ -55,9 +59,12 @@ AttentionProblem one_hot(const std::string& text) {
 
 class Lossless : public PerImplementation {};
 
-/// With one-hot P, dS comes from dLSE alone and is exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
+/// With one-hot P only dLSE makes dS, and it makes it exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
+/// Codes of P would leave a unit in the last place of O, hence of D, which is larger than dLSE.
 TEST_P(Lossless, OneHotProbabilities) {
-  for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32", "h2 nq150 nk64 d32 f32 tile=64x64",
+  for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off pv16=all",
+                           "h2 nq150 nk64 d32 f32 tile=64x64 rotate=off pv16=all",
+                           "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off pv16=all k_per_token=on",
                            "h2 n128 d64 f32 paper pv16=all"}) {
     const AttentionProblem p = one_hot(text);
     const Results got = run(impl(), p);
@@ -70,9 +77,24 @@ TEST_P(Lossless, OneHotProbabilities) {
   }
 }
 
+/// Codes of P are exact too: one is the largest code.
+TEST_P(Lossless, CodesOfOneHotProbabilities) {
+  for (const char* text :
+       {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off", "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off",
+        "h2 n128 d64 f32 paper"}) {
+    const AttentionProblem p = one_hot(text);
+    const Results got = run(impl(), p);
+    const Exact want = exact(p);
+    EXPECT_TRUE(elementwise("O", got.o, want.o, p.q_shape(), 0, 2 * kUlp, p));
+    EXPECT_TRUE(elementwise("LSE", got.lse, want.lse, p.row_shape(), 0, kUlp, p));
+    EXPECT_TRUE(elementwise("dV", got.dv, want.dv, p.k_shape(), kCancelled, kUlp, p));
+  }
+}
+
 /// Two equal keys share each row: P is one half, dS = ±(dP1 - dP2)/4, and dQ cancels to exact zero.
 TEST_P(Lossless, TwoEqualKeys) {
-  AttentionProblem p = one_hot("h2 nq32 nk128 d64 f32 smooth_k=off smooth_v=off");
+  AttentionProblem p =
+      one_hot("h2 nq32 nk128 d64 f32 smooth_k=off smooth_v=off rotate=off pv16=all");
   p.dlse.clear();
   const spec::AttnCase& c = p.c;
   std::fill(p.in.q.begin(), p.in.q.end(), 0.0f);
@@ -83,7 +105,7 @@ TEST_P(Lossless, TwoEqualKeys) {
     for (int64_t j = 0; j < c.nk; ++j)
       for (int64_t ch = 0; ch < c.d; ++ch) {
         p.in.k[(h * c.nk + j) * c.d + ch] = ch == j / 2 ? 127.0f : 0.0f;
-        p.in.v[(h * c.nk + j) * c.d + ch] = ch == 5 ? (j % 2 == 0 ? 8.0f : -8.0f) : 0.0f;
+        p.in.v[(h * c.nk + j) * c.d + ch] = ch == 5 ? (j % 2 == 0 ? 127.0f : -127.0f) : 0.0f;
       }
     for (int64_t i = 0; i < c.nq; ++i) {
       p.in.q[(h * c.nq + i) * c.d + i] = 127.0f;

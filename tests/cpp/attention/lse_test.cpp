@@ -151,8 +151,14 @@ TEST_P(Lse, TwoChunksOfKeysMergeToTheWhole) {
             x->in.k[h * 300 * 64 + i] += i % 2 == 0 ? 0.5f : -0.3f;
       if (dlse) p.dlse = q.dlse = random_rows(p, 8);
       const TwoChunks int8(impl(), p, 130), lifted(impl(), q, 130);
-      EXPECT_TRUE(
-          accurate(int8.merged, exact(p), {.o = 0.03, .dq = 0.04, .dk = 0.04, .dv = 0.03}, p))
+      // The row sums of dS have the error that codes of P put into D, and are multiplied by the
+      // mean key: dQ is .056 wrong at an offset of 10 (.11 with 127 levels of P).
+      EXPECT_TRUE(accurate(int8.merged, exact(p),
+                           {.o = 0.03, .dq = offset > 0 ? 0.12 : 0.04, .dk = 0.04, .dv = 0.03}, p))
+          << offset;
+      p.c.recipe.pv16_tiles = -1;
+      EXPECT_TRUE(accurate(TwoChunks(impl(), p, 130).merged, exact(p),
+                           {.o = 0.03, .dq = 0.04, .dk = 0.04, .dv = 0.03}, p))
           << offset;
       EXPECT_TRUE(
           accurate(lifted.merged, exact(q), {.o = 2e-5, .dq = 5e-5, .dk = 2e-5, .dv = 2e-5}, q))

@@ -85,8 +85,10 @@ TEST_P(Masks, AccurateInInt8) {
 /// The content of a hidden key changes a causal row only through the shared mean and scales, which
 /// is within rounding. (With per-token scales and no smoothing it changes nothing at all.)
 TEST_P(Masks, TheFutureDoesNotLeak) {
-  for (const char* text : {"n300 d32 f32 causal", "n300 d32 f32 causal paper",
-                           "n300 d32 f32 causal smooth_k=off smooth_v=off pv16=all"}) {
+  for (const char* text :
+       {"n300 d32 f32 causal", "n300 d32 f32 causal paper",
+        "n300 d32 f32 causal smooth_k=off smooth_v=off k_per_token=on",
+        "n300 d32 f32 causal smooth_k=off smooth_v=off k_per_token=on rotate=off"}) {
     const AttentionProblem p = make_problem(text);
     AttentionProblem q = p;
     const int64_t cut = 137 * p.c.d;

@@ -110,7 +110,7 @@ TEST_P(RecipeScheme, BackwardSeesTheForwardsCodes) {
 TEST_P(RecipeScheme, InputScalesCoverBlocksOrTokens) {
   RandomHead h(200, 200, 32);
   Recipe r = recipe();
-  r.smooth_k = false;
+  r.smooth_k = r.smooth_v = r.rotate = false;
   const RecipeAnswer a(h, r);
   const bool paper = GetParam() == Scheme::paper;
   const auto check = [&](const std::vector<float>& x, const std::vector<int8_t>& codes,
@@ -127,8 +127,12 @@ TEST_P(RecipeScheme, InputScalesCoverBlocksOrTokens) {
     }
   };
   check(h.q, a.forward.inputs.q8, a.forward.inputs.q_scale, paper ? r.tile_q : 1);
-  check(h.k, a.forward.inputs.k8, a.forward.inputs.k_scale, paper ? r.tile_k : 1);
+  check(h.k, a.forward.inputs.k8, a.forward.inputs.k_scale, paper ? r.tile_k : 128);
+  check(h.v, a.forward.inputs.v8, a.forward.inputs.v_scale, paper ? r.tile_k : 1);
   check(h.dout, a.backward.do8, a.backward.do_scale, paper ? r.tile_q : 1);
+  r.k_per_token = true;
+  const RecipeAnswer b(h, r);
+  check(h.k, b.forward.inputs.k8, b.forward.inputs.k_scale, 1);
 }
 
 /// The tap's codes, scales undone, are within half a step of the values; tiles cover every visible
@@ -162,7 +166,7 @@ TEST_P(RecipeScheme, TapShowsValuesAndTheirCodes) {
         const float code = t.p8[at];
         ASSERT_GE(code, 0.0f);
         ASSERT_LE(code, static_cast<float>(p_levels));
-        ASSERT_NEAR(code * t.p_scale[r], t.p[at], step(code, t.p_scale[r]));
+        ASSERT_NEAR(code * t.p_scale[r], t.p[at] * t.v_scale[c], step(code, t.p_scale[r]));
       }
   });
   EXPECT_GT(int8_forward_tiles, 0);
@@ -234,10 +238,20 @@ TEST(RecipeOracle, LeadingTilesOfPvStayInFloatingPoint) {
   const std::vector<float> all = o();
   r.pv16_tiles = 3;  // 300 keys are three tiles of 128
   EXPECT_EQ(o(), all);
-  r.pv16_tiles = 0, r.high_precision = kMatmulO;
-  EXPECT_EQ(o(), all);
   EXPECT_NE(none, one);
   EXPECT_NE(one, all);
+  r.high_precision = kMatmulO;
+  EXPECT_NE(o(), all) << "lifted, V has no codes either";
+  // Each step takes away some of the error.
+  const std::vector<double> want = ExactAnswer(h).result.o;
+  r.high_precision |= kMatmulS;
+  const double lifted = rel_l2(o(), want);
+  r.high_precision = kMatmulS;
+  const double values = rel_l2(o(), want);
+  r.pv16_tiles = 0;
+  EXPECT_LT(lifted, 1e-5);
+  EXPECT_GT(values, 1e-3);
+  EXPECT_LT(values, 0.9 * rel_l2(o(), want));
 }
 
 /// Pairs of keys share each query's weight equally, all other keys are 2^-363 away, and every
@@ -265,7 +279,7 @@ RandomHead lossless_head() {
 TEST_P(RecipeScheme, LosslessInputsStayExact) {
   const RandomHead h = lossless_head();
   Recipe r = recipe();
-  r.smooth_k = r.smooth_v = false, r.pv16_tiles = 0;
+  r.smooth_k = r.smooth_v = r.rotate = false, r.pv16_tiles = 0;
   const RecipeAnswer got(h, r);
   const ExactAnswer want(h);
   for (size_t n = 0; n < h.q.size(); ++n)

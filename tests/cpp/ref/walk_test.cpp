@@ -60,8 +60,6 @@ TEST(RefWalk, LeadingStepsAreThoseOfTheLeadingTiles) {
   EXPECT_EQ(leading(1, 1), 0);  // its first tile is the second of the sequence
   EXPECT_EQ(leading(3, 1), 2);
   EXPECT_EQ(leading(-1, 1), 4);
-  head.recipe.high_precision = kMatmulO;
-  EXPECT_EQ(leading(0, 1), 4);
 }
 
 }  // namespace

@@ -62,6 +62,9 @@ TEST(AttnCase, RoundTrips) {
            "lift=dP",
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 f16 vectorwise bhsd seed1",
+           "b1 h1 hk1 nq64 nk64 d64 full bf16 vectorwise bhsd seed1 rotate=off k_per_token=on "
+           "rounding=dither:dQ",
+           "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 rotate=on rounding=dither:O,dV,dK",
        })
     EXPECT_EQ(AttnCase::parse(text).to_string(), text);
 }
@@ -82,6 +85,10 @@ TEST(AttnCase, NamesTheBadToken) {
   EXPECT_NE(error_of("causal full").find("mask is given twice"), std::string::npos);
   EXPECT_NE(error_of("lift=dX").find("\"dX\""), std::string::npos);
   EXPECT_NE(error_of("smooth_k=maybe").find("on or off"), std::string::npos);
+  EXPECT_NE(error_of("rotate=90").find("on or off"), std::string::npos);
+  EXPECT_NE(error_of("rounding=dither:dP").find("dither of O, dV, dQ or dK"), std::string::npos);
+  EXPECT_NE(error_of("rounding=dither:").find("got \"\""), std::string::npos);
+  EXPECT_NE(error_of("rounding=nearest:dQ").find("expected nearest"), std::string::npos);
   EXPECT_NE(error_of("window=3").find("window=<left>,<right>"), std::string::npos);
   EXPECT_NE(error_of("tile=64").find("tile=<queries>x<keys>"), std::string::npos);
 }
@@ -125,13 +132,14 @@ TEST(MacCounts, SplitsByArithmetic) {
 
 TEST(MacCounts, LeavesLiftedAndLeadingTilesOutOfInt8) {
   // One leading tile of 64 keys out of 256 keeps P·V in floating point.
-  const auto c = AttnCase::parse("n256 d32 vectorwise tile=64x64 lift=S");
+  const auto c = AttnCase::parse("n256 d32 vectorwise tile=64x64 pv16=1 lift=S");
   const int64_t one = int64_t{256} * 256 * 32;
   const MacCounts forward = count_macs(c, Direction::forward);
   EXPECT_EQ(forward.of(kMatmulS).floating, one);
   EXPECT_EQ(forward.of(kMatmulO).floating, one / 4);
   EXPECT_EQ(forward.of(kMatmulO).int8, one * 3 / 4);
   EXPECT_EQ(count_macs(c, Direction::forward, 128).of(kMatmulO).floating, one / 2);
+  EXPECT_EQ(count_macs(AttnCase::parse("n256 d32"), Direction::forward).of(kMatmulO).floating, 0);
   const auto all = AttnCase::parse("n256 d32 pv16=all");
   EXPECT_EQ(count_macs(all, Direction::forward).of(kMatmulO).int8, 0);
 }

@@ -83,8 +83,8 @@ struct Exact {
 /// Attention in FP64 over all sequences and heads. Knows no partial_kv.
 Exact exact(const AttentionProblem& p);
 
-/// The same with P and dS rounded to bf16 on their way into the matmuls, and O rounded to bf16:
-/// what 16-bit attention loses.
+/// The same with P and dS rounded to bf16 on their way into the matmuls, O rounded to bf16, and D
+/// made from that O: what 16-bit attention loses.
 Exact bf16_attention(const AttentionProblem& p);
 
 /// The problem with the levels of P that `impl` has, for comparisons with another implementation.

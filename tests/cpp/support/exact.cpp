@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exact answer of a whole problem: every sequence and head through ref::attention_exact.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -65,17 +66,26 @@ ref::ExactResult bf16_head(const ref::ExactHead& head) {
     double* dq_i = dq.data() + row.i * d;
     double* o_i = o.data() + row.i * d;
     const double *q_i = head.q + row.i * d, *dout_i = head.dout + row.i * d;
+    // The forward rounds exp(S - max), so that the largest is one; the backward exp(S - LSE).
+    const double top = *std::max_element(row.p, row.p + (row.end - row.begin));
+    for (int64_t j = row.begin; j < row.end; ++j)
+      for (int64_t c = 0; c < d; ++c)
+        o_i[c] += round_bf16(row.p[j - row.begin] / top) * top * head.v[j * d + c];
+    double delta = head.dlse != nullptr ? -head.dlse[row.i] : 0.0;  // of the O that is kept
+    for (int64_t c = 0; c < d; ++c) {
+      o_i[c] = round_bf16(o_i[c]);
+      delta += dout_i[c] * o_i[c];
+    }
     for (int64_t j = row.begin; j < row.end; ++j) {
-      const double p = round_bf16(row.p[j - row.begin]), ds = round_bf16(row.ds[j - row.begin]);
+      const int64_t at = j - row.begin;
+      const double p = round_bf16(row.p[at]), ds = round_bf16(row.p[at] * (row.dp[at] - delta));
       for (int64_t c = 0; c < d; ++c) {
-        o_i[c] += p * head.v[j * d + c];
         dv[j * d + c] += p * dout_i[c];
         dq_i[c] += head.scale * ds * head.k[j * d + c];
         dk[j * d + c] += head.scale * ds * q_i[c];
       }
     }
   });
-  for (double& x : o) x = round_bf16(x);
   out.o = o, out.dq = dq, out.dk = dk, out.dv = dv;
   return out;
 }

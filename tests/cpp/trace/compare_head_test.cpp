@@ -83,7 +83,10 @@ TEST(CompareHead, ErrorsSitWhereTheQuantisationIs) {
   EXPECT_GT(e.delta.rel_l2, 0.005) << "D inherits the error of O";
   EXPECT_GT(e.ds_unquantised.rel_l2, 1e-5);
   EXPECT_LT(e.s.rel_l2, 1e-5);
-  EXPECT_LT(e.dp.rel_l2, 1e-5);
+  EXPECT_GT(e.dp.rel_l2, 0.004) << "dP has the error of V's codes";
+  EXPECT_LT(e.dp.rel_l2, 0.008);
+  recipe.scheme = Scheme::paper;
+  EXPECT_LT(errors_of(h, recipe).dp.rel_l2, 1e-5) << "in `paper` it has not";
 }
 
 TEST(CompareHead, OutputIsRoundedToItsType) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every tuned kernel of the target once, against the recipe oracle: both types, both head dims,
-// both recipes; with a mask, with documents, deterministic, dithered. every_kernel.sh fails when
-// one is missing here.
+// both recipes; with a mask, with documents, deterministic, dithered, with a scale per key.
+// every_kernel.sh fails when one is missing here.
 #include <gtest/gtest.h>
 
 #include "device_case.h"
@@ -39,6 +39,19 @@ TEST_P(Instances, DeterministicDocuments) {
 TEST_P(Instances, Dithered) {
   const DeviceCase dc = make("n140 causal rounding=dither");
   if (dc.c.recipe.scheme == Scheme::paper) expect_parity(dc);
+}
+
+TEST_P(Instances, ScaleOfEveryKey) {
+  const DeviceCase dc = make("n140 causal k_per_token=on");
+  if (dc.c.recipe.scheme == Scheme::vectorwise) expect_parity(dc);
+}
+
+TEST_P(Instances, DitheredDq) {
+  DeviceCase dc = make("n140 causal rounding=dither:dQ");
+  if (dc.c.recipe.scheme != Scheme::vectorwise) return;
+  expect_parity(dc);
+  dc.deterministic = true;
+  expect_parity(dc);
 }
 
 std::vector<std::string> all() {

@@ -95,6 +95,67 @@ def test_dead_zone_by_hand():
     assert _dead_zone(ds, layer, Recipe.vectorwise(smooth_k=False)) == pytest.approx(1 / 3)
 
 
+def test_dead_zone_folds_the_scales_of_keys_only_where_the_recipe_does():
+    from sagebwd import Recipe
+    from sagebwd.capture import Layer
+
+    k = torch.ones(1, 1, 2, 8)
+    k[:, :, 1] = 100
+    layer = Layer(k, k, k, k, None, True, False, (-1, -1))
+    ds = torch.tensor([[[[1.0, 1 / 300], [1.0, 1.0]]]], dtype=torch.float64)
+    plain = dict(smooth_k=False, rotate=False)
+    # One scale per block of keys says nothing of a single key. A scale per token does: the second
+    # key is long, and its dS counts a hundred times.
+    assert _dead_zone(ds, layer, Recipe(**plain)) == pytest.approx(1 / 4)
+    assert _dead_zone(ds, layer, Recipe(**plain, k_per_token=True)) == 0
+
+
+def hard(kind, n=128, d=32):
+    """q, k, v, dO [1, 1, n, d] of a family."""
+    g = torch.Generator().manual_seed(3)
+    q, k, v, dout = (torch.randn(1, 1, n, d, generator=g) for _ in range(4))
+    if kind == "sink":  # key 5 takes most of every row that sees it, and has a small value
+        q[..., 0] += 6
+        k[:, :, 5] = 0
+        k[:, :, 5, 0], v[:, :, 5] = 8, 0.1 * v[:, :, 5]
+    if kind == "channels":
+        q[..., 3] *= 6
+        k[..., 7] *= 12
+    if kind == "sharp":  # every query looks at itself
+        q = k = 7.5 * torch.nn.functional.normalize(k, dim=-1)  # logits of 10
+    return q, k, v, dout
+
+
+def test_families_of_inputs_are_told_apart(trained):
+    from sagebwd.train.families import Families
+
+    _, trainer = trained
+    seen = {}
+    for kind in ("gaussian", "sink", "channels", "sharp"):
+        audit = trainer.auditor.compare(0, *hard(kind))
+        seen[kind] = Families(**audit.inputs)
+        # Of the four, only sharp rows are beyond the recipe, and the alarm says so.
+        assert (audit.alarms == []) == (kind != "sharp"), (kind, audit)
+    assert seen["gaussian"].words() == []
+    assert seen["sink"].sink_key == 5 and "key 5 takes" in seen["sink"].words()[0]
+    assert 9 < seen["channels"].channel < 16 and len(seen["channels"].words()) == 1
+    assert seen["sharp"].sharpness > 0.9 and seen["sharp"].words()[0].startswith("sharp rows")
+
+
+def test_an_alarm_says_which_inputs_the_layer_has(trained, monkeypatch):
+    _, trainer = trained
+    monkeypatch.setattr(attend, "attention", _stuck_bit(attend.attention, slice(0, 64)))
+    alarms = trainer.auditor.compare(0, *hard("sink")).alarms
+    assert "cosine" in " ".join(alarms) and any("key 5 takes" in words for words in alarms)
+
+
+def test_row_sums_are_of_the_values_that_the_backward_uses(trained):
+    """Sharp rows: what the codes of V lack is large against dS, but dP lacks it too. With the given
+    V the figure is 0.17."""
+    _, trainer = trained
+    assert trainer.auditor.compare(0, *hard("sharp")).row_sum < 0.12
+
+
 @pytest.mark.parametrize(
     "change, word",
     [

@@ -103,6 +103,13 @@ def test_an_arm_that_blows_up_does_not_stop_the_others(tmp_path, capsys):
     assert "wild did not finish: step" in capsys.readouterr().out
 
 
+def test_colons_and_commas_inside_of_values(tmp_path):
+    text = "vectorwise:rounding=dither:dQ+dK:lr=1e-3,paper:lift=dQ+dK"
+    arms = parse_arms(text, tiny.config(tmp_path))
+    assert (arms["vectorwise"].rounding, arms["vectorwise"].lr) == ("dither:dQ,dK", 1e-3)
+    assert arms["paper"].lift == "dQ,dK"
+
+
 def test_refusals(tmp_path, monkeypatch):
     config = tiny.config(tmp_path)
     for text, words in (
@@ -112,6 +119,7 @@ def test_refusals(tmp_path, monkeypatch):
         ("paper:rounding=diter", "did you mean 'dither'"),
         ("fpa,fpa", "two arms are named"),
         ("paper:rounding", "expected field=value"),
+        ("paper:rounding=dither:dP", "expected 'nearest', 'dither' or 'dither:' with names"),
         ("paper:colour=red", "no field is named"),
         ("", "no arms"),
         ("..=fpa", "name of its directory"),

@@ -14,7 +14,7 @@ import torch
 import tiny
 from sagebwd.train import Config, Trainer, errors, preset, train
 from sagebwd.train.__main__ import main
-from sagebwd.train.attend import dither_seed
+from sagebwd.train.attend import Clock, dither_seed, make_attend
 from sagebwd.train.batch_plan import plan_batch
 from sagebwd.train.config import FIELDS, check, count, from_dict
 from sagebwd.train.errors import EXIT_CODES, BadInput
@@ -153,10 +153,23 @@ def test_attention_fields_make_the_recipe():
     make = lambda **changes: Config(**changes).make_recipe()
     assert make().text() == "vectorwise"
     assert make(recipe="paper", rounding="dither").text() == "paper rounding=dither"
+    assert make(rounding="dither:dQ").text() == "vectorwise rounding=dither:32"
     assert make(smoothing="none").smooth_k is False
     assert make(smoothing="qk").smooth_q is True and make(smoothing="qk").smooth_k is True
     assert make(lift="dQ, dK").high_precision == ("dQ", "dK")
     assert make(recipe="paper").pv16_tiles == 0
+
+
+def test_dither_of_one_matmul_draws_new_seeds():
+    clock = Clock()
+    attend = make_attend(Config(rounding="dither:dQ"), 0, clock)
+    q, k, v = (torch.randn(1, 40, 2, 32, requires_grad=True) for _ in range(3))
+    grads = []
+    for clock.step in (1, 1, 2):
+        grads.append(torch.autograd.grad(attend(q, k, v).sin().sum(), (q, k, v)))
+    first, again, next_step = grads
+    for a, b, c, is_dq in zip(first, again, next_step, (True, False, False)):
+        assert torch.equal(a, b) and torch.equal(a, c) != is_dq
 
 
 def test_dither_seeds_differ():

@@ -168,7 +168,7 @@ def test_accuracy_and_bias_are_on_the_page(tmp_path):
     path = tmp_path / "report.html"
     write_report(runs, path, accuracy={"cases": cases, "page": "../report.html"}, bias=bias)
     text = path.read_text()
-    assert 'href="../report.html"' in text and "attention sink" in text and "15%" in text
+    assert 'href="../report.html"' in text and "sink, first key" in text and "15%" in text
     assert "Does the gradient error average out?" in text
     assert "grows from 10% to 20%" in text and "stays near 1.0%" in text
     figures = json.loads((tmp_path / "report.json").read_text())

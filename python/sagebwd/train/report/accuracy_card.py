@@ -6,7 +6,16 @@ from .svg import Bars, Chart, Line, bars_to_svg, share, to_svg
 
 _RECIPES = ("paper", "vectorwise")
 _GRADIENTS = ("dQ", "dK", "dV")
-_NAMES = {"outlier": "outlier channels", "sink": "attention sink", "long": "long rows"}
+_NAMES = {
+    "outlier": "outliers everywhere",
+    "channels": "outlier channels",
+    "sink": "sink, first key",
+    "sink_middle": "sink, middle",
+    "sinks": "four sinks",
+    "previous": "sharp heads",
+    "delimiters7": "delimiters",
+    "long": "long rows",
+}
 
 
 def accuracy_card(record):
@@ -33,8 +42,7 @@ def accuracy_card(record):
         f"heads of {case['d']}), against exact attention in float64. The worst of dQ, dK and dV is "
         f"off by {_both(worst, ('gaussian', first))} on easy inputs (σ = {first:g}) and by up to "
         f"{share(most['paper'])} under `paper`, {share(most['vectorwise'])} under `vectorwise` on "
-        "hard ones: channels 20 to 100 times larger than the rest, a first key that takes most of "
-        "every row, long rows that are nearly uniform. "
+        "hard ones, of which `sagebwd trace --help` says what they are. "
         f"At σ = {last:g} it is {_both(worst, ('gaussian', last))}: "
         "the sharper the softmax, the more the rounding of Q and K weighs."
     )

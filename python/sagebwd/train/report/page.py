@@ -225,6 +225,7 @@ def _audits(runs, css):
         "dK, projection of the error": (lambda e: e["projection"]["dK"], False),
         "Share of dS rounded to zero": (lambda e: e["dead_zone"], False),
         "Largest logit": (lambda e: e["max_logit"], True),
+        "Share of the strongest key": (lambda e: e.get("inputs", {}).get("sink_share"), False),
     }
     charts = []
     for title, (value, log) in pick.items():

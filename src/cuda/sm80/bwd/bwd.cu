@@ -11,11 +11,12 @@ namespace sagebwd::cuda::sm80 {
 namespace {
 
 template <typename T, int D>
-void run(const BackwardParams& p, Scheme scheme, Rounding rounding, int q_blocks, int k_blocks,
+void run(const BackwardParams& p, Scheme scheme, uint32_t dithered, int q_blocks, int k_blocks,
          cudaStream_t stream) {
-  if (rounding == Rounding::dither)
-    launch_dithered<T, D>(p, k_blocks, stream);
-  else if (p.turns != nullptr || p.row_sum != nullptr)
+  if (dithered != 0)
+    scheme == Scheme::paper ? launch_dithered<T, D>(p, k_blocks, stream)
+                            : launch_dithered_dq<T, D>(p, k_blocks, stream);
+  else if (wants_general(p))
     launch_general<T, D>(p, scheme, k_blocks, stream);
   else
     launch_fast<T, D>(p, scheme, k_blocks, stream);
@@ -24,14 +25,14 @@ void run(const BackwardParams& p, Scheme scheme, Rounding rounding, int q_blocks
 
 }  // namespace
 
-void launch_backward(const BackwardParams& p, Dtype dtype, Scheme scheme, Rounding rounding,
+void launch_backward(const BackwardParams& p, Dtype dtype, Scheme scheme, uint32_t dithered,
                      int padded_d, int q_blocks, int k_blocks, cudaStream_t stream) {
   if (dtype == Dtype::bf16)
-    padded_d == 64 ? run<__nv_bfloat16, 64>(p, scheme, rounding, q_blocks, k_blocks, stream)
-                   : run<__nv_bfloat16, 128>(p, scheme, rounding, q_blocks, k_blocks, stream);
+    padded_d == 64 ? run<__nv_bfloat16, 64>(p, scheme, dithered, q_blocks, k_blocks, stream)
+                   : run<__nv_bfloat16, 128>(p, scheme, dithered, q_blocks, k_blocks, stream);
   else
-    padded_d == 64 ? run<__half, 64>(p, scheme, rounding, q_blocks, k_blocks, stream)
-                   : run<__half, 128>(p, scheme, rounding, q_blocks, k_blocks, stream);
+    padded_d == 64 ? run<__half, 64>(p, scheme, dithered, q_blocks, k_blocks, stream)
+                   : run<__half, 128>(p, scheme, dithered, q_blocks, k_blocks, stream);
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "cuda/sm80/params.h"
 #include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
@@ -18,8 +20,9 @@ struct BackwardTiles {
 };
 BackwardTiles backward_tiles(Scheme scheme, int padded_d);
 
-/// Dither is of recipe `paper` only.
-void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, Rounding rounding,
+/// `dithered`: of dV, dQ and dK, those whose codes of P or dS are rounded by dither (Matmul bits).
+/// That is all or none in `paper`, dQ or none in `vectorwise`.
+void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, uint32_t dithered,
                      int padded_d, int q_blocks, int k_blocks, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm80

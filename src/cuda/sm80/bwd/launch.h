@@ -20,9 +20,19 @@ template <typename T, int D>
 void launch_general(const BackwardParams& params, Scheme scheme, int k_blocks, cudaStream_t stream);
 template <typename T, int D>
 void launch_dithered(const BackwardParams& params, int k_blocks, cudaStream_t stream);
+template <typename T, int D>
+void launch_dithered_dq(const BackwardParams& params, int k_blocks, cudaStream_t stream);
+
+/// Whether a call needs policy `general`.
+inline bool wants_general(const BackwardParams& p) {
+  return p.turns != nullptr || p.row_sum != nullptr || p.k_per_token;
+}
 
 /// dQ from its sums.
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& params, int q_blocks, cudaStream_t stream);
+
+void launch_query_sums(const BackwardParams& params, Dtype dtype, int padded_d, int q_blocks,
+                       cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm80

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The FP32 sums of dQ to the caller's tensor. A warp takes 16 queries x 32 channels: in the order
-// of the sums (tile::turned_row) a lane has eight neighbouring channels of two queries.
+// The FP32 sums of dQ to the caller's tensor, with the rotation turned back. A warp takes 16 whole
+// rows: in the order of the sums (tile::turned_row) a lane has eight neighbouring channels of each
+// 32, of two queries.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -8,6 +9,7 @@
 #include "cuda/host/launch.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/rotate.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace sagebwd::cuda::sm80 {
@@ -20,53 +22,67 @@ constexpr int kThreads = 256;
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads)
     query_sums_kernel(const __grid_constant__ BackwardParams p) {
-  constexpr int kParts = D / 32, kQueries = 16 * (kThreads / 32) / kParts;  // per thread block
+  constexpr int kParts = D / 32;
   const int head = static_cast<int>(blockIdx.y);
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % kParts;
+  const uint32_t lane = threadIdx.x % 32, member = lane % 4;
   const int64_t padded =
-      static_cast<int64_t>(blockIdx.x) * kQueries + warp / kParts * 16;  // of 16 queries
+      static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x / 32 * 16;  // of 16 queries
   const tile::Sequence s =
       tile::sequence_of_block<kBlock>(p.seq, static_cast<int>(padded / kBlock), true);
-  const float* from = p.dq_sum + (head * p.tq + padded) * D + part * 4 * 128;
-  const int channel = static_cast<int>(part * 32 + lane % 4 * 8);
-  if (padded - s.q_pad >= s.nq || channel >= p.d) return;
+  if (padded - s.q_pad >= s.nq) return;
   // Before the sums are loaded: a division may call a function, which would spill some of them.
   const int first = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4);
   const QueryRow* rows = p.q_row + head * p.tq + s.q_pad + first;
   const float factors[2] = {p.scale / rows[0].logit_factor, p.scale / rows[8].logit_factor};
-  float x[4][4];  // [block of channels][row g: 0, 1; row g + 8: 2, 3]
+  const float* from = p.dq_sum + (head * p.tq + padded) * D;
+  float x[2][kParts][8];  // rows g and g + 8
 #pragma unroll
-  for (int c = 0; c < 4; ++c)
+  for (int part = 0; part < kParts; ++part)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) x[c][e] = from[c * 128 + arch::sum_at(lane, e)];
+    for (int c = 0; c < 4; ++c) {
+      const float4 sums = arch::last_sums(from + (part * 4 + c) * 128, lane);
+      x[0][part][2 * c] = sums.x * factors[0], x[0][part][2 * c + 1] = sums.y * factors[0];
+      x[1][part][2 * c] = sums.z * factors[1], x[1][part][2 * c + 1] = sums.w * factors[1];
+    }
+  if (p.rotation == D) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) tile::hadamard(x[r], member, D), tile::flip_signs(x[r], member);
+  } else if (p.rotation > 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      tile::hadamard(x[r], member, p.rotation), tile::flip_signs(x[r], member);
+  }
   const float* k_mean =
-      p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * D + channel;
+      p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * p.k_mean_d;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int query = first + 8 * r;
     if (query >= s.nq) continue;
-    const float factor = factors[r];
     float total = 0.0f;
     if (p.row_sum != nullptr)
-      total = factor * p.row_sum[head * p.tq + s.q_pad + query];
+      total = factors[r] * p.row_sum[head * p.tq + s.q_pad + query];
     else if (p.dlse.data != nullptr && rows[8 * r].lse2 != INFINITY)
       total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
-    T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query) + channel;
-    uint4 bits;
-    uint32_t* word = reinterpret_cast<uint32_t*>(&bits);
+    T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      float a = x[c][2 * r] * factor, b = x[c][2 * r + 1] * factor;
+    for (int part = 0; part < kParts; ++part) {
+      const int channel = part * 32 + static_cast<int>(member * 8);
+      if (channel >= p.d) break;
       if (p.row_sum != nullptr || p.dlse.data != nullptr)
-        a += total * k_mean[2 * c], b += total * k_mean[2 * c + 1];
-      word[c] = tile::pack_16<T>(a, b);
-    }
-    if (p.dq_chunks) {
-      *reinterpret_cast<uint4*>(out) = bits;
-    } else {
-      const T* v = reinterpret_cast<const T*>(&bits);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) out[e] = v[e];
+        for (int e = 0; e < 8; ++e) x[r][part][e] += total * k_mean[channel + e];
+      uint4 bits;
+      uint32_t* word = reinterpret_cast<uint32_t*>(&bits);
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        word[c] = tile::pack_16<T>(x[r][part][2 * c], x[r][part][2 * c + 1]);
+      if (p.dq_chunks) {
+        *reinterpret_cast<uint4*>(out + channel) = bits;
+      } else {
+        const T* v = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) out[channel + e] = v[e];
+      }
     }
   }
 }
@@ -75,15 +91,24 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream) {
-  constexpr int kPerBlock = kBlock / (16 * (kThreads / 32) / (D / 32));
-  launch(query_sums_kernel<T, D>,
-         dim3(static_cast<unsigned>(q_blocks * kPerBlock), static_cast<unsigned>(p.h)), kThreads, 0,
-         p, stream);
+  static_assert(kBlock == 16 * (kThreads / 32));
+  launch(query_sums_kernel<T, D>, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)),
+         kThreads, 0, p, stream);
 }
 
 template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
 template void launch_query_sums<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
 template void launch_query_sums<__half, 64>(const BackwardParams&, int, cudaStream_t);
 template void launch_query_sums<__half, 128>(const BackwardParams&, int, cudaStream_t);
+
+void launch_query_sums(const BackwardParams& p, Dtype dtype, int padded_d, int q_blocks,
+                       cudaStream_t stream) {
+  if (dtype == Dtype::bf16)
+    padded_d == 64 ? launch_query_sums<__nv_bfloat16, 64>(p, q_blocks, stream)
+                   : launch_query_sums<__nv_bfloat16, 128>(p, q_blocks, stream);
+  else
+    padded_d == 64 ? launch_query_sums<__half, 64>(p, q_blocks, stream)
+                   : launch_query_sums<__half, 128>(p, q_blocks, stream);
+}
 
 }  // namespace sagebwd::cuda::sm80

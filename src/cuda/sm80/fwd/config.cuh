@@ -10,14 +10,24 @@ namespace sagebwd::cuda::sm80::fwd {
 // A warp has 16 queries. They are the rows of its accumulators.
 inline constexpr int kWarpQueries = 16;
 
+/// Keys that share a scale of K.
+enum class KeyScales { tile, key };
+
 /// One instance of the kernel.
 struct Config {
+  Scheme scheme;
+  KeyScales k_scale;
   int d;       // channels, padded
   int tile_k;  // keys of a tile
   int warps;
   int resident;  // thread blocks on a multiprocessor, if its shared memory has room for them
   Rounding rounding = Rounding::nearest;  // of P
 
+  /// Whether V's token scale is folded into P.
+  constexpr bool folds_v() const { return scheme == Scheme::vectorwise; }
+  /// Whether the start of the integer sums stays on the scores (tile/codes.cuh). It may if the keys
+  /// of a tile share a scale: it then adds the same to all exponents of a row.
+  constexpr bool keeps_start() const { return k_scale == KeyScales::tile; }
   constexpr int threads() const { return 32 * warps; }
   constexpr int queries() const { return kWarpQueries * warps; }
   // Accumulators come in blocks of 8 columns: keys in the scores, channels in O.
@@ -25,32 +35,91 @@ struct Config {
   constexpr int channel_blocks() const { return d / 8; }
   /// INT8 products contract 32 keys at a time.
   constexpr int key_steps() const { return tile_k / 32; }
-  constexpr bool valid() const { return kBlock % queries() == 0 && kBlock % tile_k == 0; }
+  constexpr bool valid() const {
+    return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!folds_v() || tile_k == kBlock) &&
+           (!keeps_start() || folds_v());
+  }
 };
 
 // The table. Thread blocks are small and several share a multiprocessor: while one waits at its
 // barrier, or for its products, the others have work of another kind.
 
-inline constexpr Config kNarrow{.d = 64, .tile_k = 128, .warps = 4, .resident = 3};
-inline constexpr Config kWide{.d = 128, .tile_k = 128, .warps = 4, .resident = 2};
+inline constexpr Config kNarrow{.scheme = Scheme::vectorwise,
+                                .k_scale = KeyScales::tile,
+                                .d = 64,
+                                .tile_k = 128,
+                                .warps = 4,
+                                .resident = 3};
+inline constexpr Config kWide{.scheme = Scheme::vectorwise,
+                              .k_scale = KeyScales::tile,
+                              .d = 128,
+                              .tile_k = 128,
+                              .warps = 4,
+                              .resident = 2};
+// `k_per_token`. The two more numbers per key cost the third thread block at d 64.
+inline constexpr Config kPerKeyNarrow{.scheme = Scheme::vectorwise,
+                                      .k_scale = KeyScales::key,
+                                      .d = 64,
+                                      .tile_k = 128,
+                                      .warps = 4,
+                                      .resident = 2};
+inline constexpr Config kPerKeyWide{.scheme = Scheme::vectorwise,
+                                    .k_scale = KeyScales::key,
+                                    .d = 128,
+                                    .tile_k = 128,
+                                    .warps = 4,
+                                    .resident = 2};
 // The tiles of `paper` are part of the recipe. They have 64 keys.
-inline constexpr Config kPaperNarrow{.d = 64, .tile_k = 64, .warps = 4, .resident = 3};
-inline constexpr Config kPaperWide{.d = 128, .tile_k = 64, .warps = 4, .resident = 2};
+inline constexpr Config kPaperNarrow{.scheme = Scheme::paper,
+                                     .k_scale = KeyScales::key,
+                                     .d = 64,
+                                     .tile_k = 64,
+                                     .warps = 4,
+                                     .resident = 3};
+inline constexpr Config kPaperWide{.scheme = Scheme::paper,
+                                   .k_scale = KeyScales::key,
+                                   .d = 128,
+                                   .tile_k = 64,
+                                   .warps = 4,
+                                   .resident = 2};
 // Only `paper` has dither here; cuda-plain serves it in `vectorwise`.
-inline constexpr Config kDitheredNarrow{
-    .d = 64, .tile_k = 64, .warps = 4, .resident = 3, .rounding = Rounding::dither};
-inline constexpr Config kDitheredWide{
-    .d = 128, .tile_k = 64, .warps = 4, .resident = 2, .rounding = Rounding::dither};
+inline constexpr Config kDitheredNarrow{.scheme = Scheme::paper,
+                                        .k_scale = KeyScales::key,
+                                        .d = 64,
+                                        .tile_k = 64,
+                                        .warps = 4,
+                                        .resident = 3,
+                                        .rounding = Rounding::dither};
+inline constexpr Config kDitheredWide{.scheme = Scheme::paper,
+                                      .k_scale = KeyScales::key,
+                                      .d = 128,
+                                      .tile_k = 64,
+                                      .warps = 4,
+                                      .resident = 2,
+                                      .rounding = Rounding::dither};
 
 /// The names by which the host knows the instances: nvcc cannot launch a kernel whose template
 /// parameter is a structure.
-enum class Instance { narrow, wide, paper_narrow, paper_wide, dithered_narrow, dithered_wide };
+enum class Instance {
+  narrow,
+  wide,
+  per_key_narrow,
+  per_key_wide,
+  paper_narrow,
+  paper_wide,
+  dithered_narrow,
+  dithered_wide
+};
 constexpr Config config_of(Instance instance) {
   switch (instance) {
     case Instance::narrow:
       return kNarrow;
     case Instance::wide:
       return kWide;
+    case Instance::per_key_narrow:
+      return kPerKeyNarrow;
+    case Instance::per_key_wide:
+      return kPerKeyWide;
     case Instance::paper_narrow:
       return kPaperNarrow;
     case Instance::paper_wide:

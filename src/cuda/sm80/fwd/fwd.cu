@@ -13,6 +13,9 @@ void run(const ForwardParams& p, int padded_d, int tile_k, int q_blocks, int hea
   if (tile_k == 64)
     padded_d == 64 ? run_forward<T, Instance::paper_narrow>(p, q_blocks, heads, stream)
                    : run_forward<T, Instance::paper_wide>(p, q_blocks, heads, stream);
+  else if (p.k_per_token)
+    padded_d == 64 ? run_forward<T, Instance::per_key_narrow>(p, q_blocks, heads, stream)
+                   : run_forward<T, Instance::per_key_wide>(p, q_blocks, heads, stream);
   else
     padded_d == 64 ? run_forward<T, Instance::narrow>(p, q_blocks, heads, stream)
                    : run_forward<T, Instance::wide>(p, q_blocks, heads, stream);

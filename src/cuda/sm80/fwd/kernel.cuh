@@ -7,6 +7,10 @@
 //   16 queries each →  │      │      │ …    O += P8·V8  (INT8)     one scale of P per row and tile
 //                      └──────┴──────┴───   O += P·V    (16 bit)   in leading and poisoned tiles
 //
+// In `vectorwise` V has a scale per token, and P is multiplied with it: its logarithm is added to
+// the logit, so that the largest exponent of a tile is that of P·scale, and the row sums, which are
+// of P alone, multiply by its inverse.
+//
 // A warp has its rows to itself. It meets the other warps only at the barrier that protects the two
 // stages of key tiles. The codes of P are A operands straight from registers, because V8 comes
 // transposed in the order of the accumulators (tile/codes.cuh).
@@ -55,8 +59,8 @@ __device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile
   Codes<kConfig> codes;
   TileRows rows;
   dither.draw(me, tile, first);
-  scores(x, me, queries, stage, tile);
-  softmax(x, rows, sums, me, queries);
+  multiply_qk(x, me, queries, stage);
+  softmax(x, rows, me, queries, stage, tile);
   quantize(codes, x, me, dither, tile);
   // The branch in here keeps the compiler from mixing codes and products, which would take more
   // registers than there are.
@@ -75,16 +79,18 @@ __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int t
   TileRows rows;
   load_v16<T>(me, other(stage), tile);
   arch::cp_async_commit();
-  scores(x, me, queries, stage, tile);
-  softmax(x, rows, sums, me, queries);
+  multiply_qk(x, me, queries, stage);
+  softmax(x, rows, me, queries, stage, tile);
   sums.template carry_over<Product::floating>(rows);
-  sums.add_mass_16(rows, leading);
+  const bool whole_v = poisoned || me.p.v16_is_v;  // else codes of V, without its mean
+  sums.add_mass_16(rows, leading, whole_v);
+  const float unit = whole_v ? 1.0f : me.scale(stage).v;
   wait_for_copies();
   if (poisoned) {
     clean_v16<T>(me, other(stage));
     __syncthreads();
   }
-  multiply_16<T>(sums, me, x, rows, other(stage));
+  multiply_16<T>(sums, me, x, rows, unit, other(stage));
   if (poisoned) spread_poison<T>(sums, me, tile);
 }
 
@@ -104,8 +110,10 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   arch::cp_async_commit();
   wait_for_copies();  // the Work is there too
   for (bool first = true; left > 0; --left, stage = other(stage), first = false) {
-    // From Blackwell on the loop has no registers left to hold what follows from the index.
-    if constexpr (arch::kTarget >= 1000) me.set_index(arch::thread_index());
+    // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
+    // and on sm_80 at d 64.
+    if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64))
+      me.set_index(arch::thread_index());
     const int tile = next;
     const tile::Walk& walk = me.work().walk;
     next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);  // 0: the first in 16 bit

@@ -3,6 +3,7 @@
 // of tiles are only started.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +21,9 @@ __device__ void share_work(const Thread<kConfig>& me, const Work& w) {
   constexpr int D = kConfig.d;
   const ForwardParams& p = me.p;
   if (me.index == 0) at<Work>(me.shared + offsetof(Plan, work)) = w, me.any_poisoned() = 0;
+  static_assert(kConfig.queries() <= kConfig.threads());
+  if (me.index < kConfig.queries())
+    at<float>(me.shared + offsetof(Plan, logit_top) + me.index * 4) = -INFINITY;
   for (uint32_t c = me.index; c < D; c += kConfig.threads())
     at<float>(me.shared + offsetof(Plan, v_mean) + c * 4) =
         p.v_mean[(static_cast<int64_t>(w.s.index) * (gridDim.y / p.group) + w.head / p.group) * D +
@@ -37,9 +41,14 @@ __device__ void load_tile(const Thread<kConfig>& me, int stage, uint32_t row) {
   tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + first, me.index);
   tile::load_tile<D*(kTileK / kSlab), kSlab, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
                                                        me.index);
-  tile::load_linear<kTileK * 8, kThreads>(to + offsetof(Stage, k_scale), p.k_scale + row, me.index);
+  if constexpr (kConfig.k_scale == KeyScales::key)
+    tile::load_linear<kTileK * sizeof(KeyScale), kThreads>(to + offsetof(Stage, k_scale),
+                                                           p.k_scale + row, me.index);
+  if constexpr (kConfig.folds_v())
+    tile::load_linear<sizeof(FoldedScales), kThreads>(to + offsetof(Stage, folded),
+                                                      p.folded + row / kBlock, me.index);
   if (me.index == kThreads - 1)
-    arch::cp_async_4(to + offsetof(Stage, v_scale), p.v_scale + row / kTileK);
+    arch::cp_async_8(to + offsetof(Stage, scale), p.tile_scale + row / kTileK);
 }
 
 /// A tile of V in 16 bit, in the place of codes.

@@ -21,7 +21,7 @@ __device__ void multiply_int8(Accumulators<kConfig>& sums, const Thread<kConfig>
                               const Codes<kConfig>& a, const TileRows& rows, int stage) {
   using Stage = typename SharedPlan<kConfig>::Stage;
   constexpr int D = kConfig.d;
-  const float scale = me.v_scale(stage);
+  const float scale = me.scale(stage).v;
   const float unit = scale == scale ? scale * me.p.p_unit : 0.0f;
   if (scale != scale && me.index == 0) me.any_poisoned() = 1;
   const float w[2] = {rows.weight[0] * unit, rows.weight[1] * unit};
@@ -56,12 +56,12 @@ __device__ void multiply_int8(Accumulators<kConfig>& sums, const Thread<kConfig>
   }
 }
 
-/// O += weight·P·V, with P in the type of V. `stage` holds V in 16 bit.
+/// O += unit·weight·P·V, with P in the type of V. `stage` holds V in 16 bit, or its codes.
 template <typename T, Config kConfig>
 __device__ void multiply_16(Accumulators<kConfig>& sums, const Thread<kConfig>& me,
-                            const Scores<kConfig>& x, const TileRows& rows, int stage) {
+                            const Scores<kConfig>& x, const TileRows& rows, float unit, int stage) {
   constexpr int D = kConfig.d;
-  const float w[2] = {rows.weight[0] * me.p.p_unit, rows.weight[1] * me.p.p_unit};
+  const float w[2] = {rows.weight[0] * me.p.p_unit * unit, rows.weight[1] * me.p.p_unit * unit};
   const uint32_t v = me.stage_at(stage);
 #pragma unroll
   for (int k = 0; k < kConfig.tile_k / 16; ++k) {

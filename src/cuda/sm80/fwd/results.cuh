@@ -41,7 +41,7 @@ __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kC
   *tile::stat_of(p.lse, s, me.work().head, token) =
       any ? kLn2 * (sums.reference[r] + log2f(sums.sum[r])) + mean_logit : -INFINITY;
   return any ? tile::ordered(sums.sum[r] != sums.sum[r] ? sums.sum[r]
-                                                        : kLn2 * sums.top[r] + mean_logit)
+                                                        : kLn2 * me.logit_top(r) + mean_logit)
              : 0;
 }
 

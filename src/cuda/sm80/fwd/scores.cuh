@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of a tile: S = Q8·K8ᵀ, and the mask.
+// The scores of a tile: S = Q8·K8ᵀ, what makes logits of them, and the mask.
 #pragma once
 
 #include <cmath>
@@ -33,14 +33,14 @@ struct Queries {
   }
 };
 
-/// x = (Q8·K8ᵀ)·(scale of K). The logit factor of the query is still missing.
+/// x = (Q8·K8ᵀ)·(scale of K), or Q8·K8ᵀ with the start of the sums if that stays on. `Logits`
+/// knows what is missing.
 template <Config kConfig>
 __device__ void multiply_qk(Scores<kConfig>& x, const Thread<kConfig>& me,
                             const Queries<kConfig>& queries, int stage) {
   using Stage = typename SharedPlan<kConfig>::Stage;
   constexpr int D = kConfig.d, kKeyBlocks = kConfig.key_blocks();
-  const uint32_t k8 = me.stage_at(stage) + me.key_offset,
-                 k_scale = me.stage_at(stage) + offsetof(Stage, k_scale) + me.t() * 16;
+  const uint32_t k8 = me.stage_at(stage) + me.key_offset;
   int acc[kKeyBlocks][4];
 #pragma unroll
   for (int k = 0; k < D / 32; ++k)
@@ -55,11 +55,39 @@ __device__ void multiply_qk(Scores<kConfig>& x, const Thread<kConfig>& me,
     }
 #pragma unroll
   for (int n = 0; n < kKeyBlocks; ++n) {
-    const float4 ks = at<float4>(k_scale + n * 64);  // scale, offset; of two keys
+    float4 ks;  // scale, offset; of two keys
+    if constexpr (!kConfig.keeps_start())
+      ks = at<float4>(me.stage_at(stage) + offsetof(Stage, k_scale) + me.t() * 16 + n * 64);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      x[n][e] = tile::scaled_sum(acc[n][e], e & 1 ? ks.z : ks.x, e & 1 ? ks.w : ks.y);
+      x[n][e] = kConfig.keeps_start()
+                    ? __int_as_float(acc[n][e])
+                    : tile::scaled_sum(acc[n][e], e & 1 ? ks.z : ks.x, e & 1 ? ks.w : ks.y);
   }
+}
+
+/// From scores to logits in log2 units: x·slope - start·slope.
+template <Config kConfig>
+struct Logits {
+  static constexpr float kStart = kConfig.keeps_start() ? tile::kMagicFloat : 0.0f;
+  PerRow slope;
+
+  __device__ Logits(const Thread<kConfig>& me, const Queries<kConfig>& queries, int stage) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      slope[r] =
+          queries.logit_factor[r] * (kConfig.keeps_start() ? fabsf(me.scale(stage).k) : 1.0f);
+  }
+};
+
+/// Makes NaN of the scores of keys that hold NaN or Inf, where the scale that they share does not.
+template <Config kConfig>
+__device__ void poison(Scores<kConfig>& x, const Thread<kConfig>& me, int tile) {
+  const KeyScale* of_key = me.p.k_scale + me.key_row(tile) + 2 * me.t();
+#pragma unroll
+  for (int n = 0; n < kConfig.key_blocks(); ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[n][e] = fmaf(of_key[n * 8 + (e & 1)].scale, 0.0f, x[n][e]);
 }
 
 /// Makes -inf of what the mask hides.
@@ -76,14 +104,6 @@ __device__ void hide(Scores<kConfig>& x, const Thread<kConfig>& me, int tile) {
       for (int e = 0; e < 2; ++e)
         if (here + n * 8 + e >= width) x[n][2 * r + e] = -INFINITY;
   }
-}
-
-/// The scores of a tile, masked.
-template <Config kConfig>
-__device__ void scores(Scores<kConfig>& x, const Thread<kConfig>& me,
-                       const Queries<kConfig>& queries, int stage, int tile) {
-  multiply_qk(x, me, queries, stage);
-  if (!me.work().whole.holds(tile)) hide(x, me, tile);
 }
 
 }  // namespace sagebwd::cuda::sm80::fwd

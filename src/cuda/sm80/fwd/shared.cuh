@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/shared_memory.cuh"
@@ -23,6 +24,8 @@ template <Config kConfig>
 using Codes = uint32_t[kConfig.key_steps()][4];  // A operands
 using PerRow = float[2];
 
+struct None {};
+
 /// What the warps of a thread block share.
 template <Config kConfig>
 struct SharedPlan {
@@ -31,12 +34,14 @@ struct SharedPlan {
   struct Stage {  // a tile of keys
     alignas(128) uint8_t k8[kTileK * D];
     alignas(128) uint8_t v8t[kTileK * D];
-    alignas(16) KeyScale k_scale[kTileK];
-    alignas(16) float v_scale;
+    alignas(16) KeyScale k_scale[kConfig.k_scale == KeyScales::key ? kTileK : 1];
+    alignas(16) std::conditional_t<kConfig.folds_v(), FoldedScales, None> folded;
+    alignas(16) TileScale scale;
   };
   Stage stage[2];  // a tile of V in 16 bit takes the place of k8 and v8t
   alignas(16) float v_mean[D];
   alignas(16) Work work;
+  float logit_top[kConfig.queries()];  // largest logit of each query, if the call wants it
   int any_poisoned;  // whether the V of a tile that has been multiplied holds NaN or Inf
 };
 
@@ -101,13 +106,16 @@ struct Thread {
   __device__ uint32_t stage_at(int stage) const {
     return shared + static_cast<uint32_t>(stage * sizeof(Stage));
   }
-  /// Scale of the tile's V8; NaN if its V holds NaN or Inf.
-  __device__ float v_scale(int stage) const {
-    return at<float>(stage_at(stage) + offsetof(Stage, v_scale));
+  __device__ const TileScale& scale(int stage) const {
+    return at<TileScale>(stage_at(stage) + offsetof(Stage, scale));
   }
+  /// Whether the V of a tile holds NaN or Inf.
   __device__ bool poisoned(int stage) const {
-    const float scale = v_scale(stage);
-    return scale != scale;
+    const float factor = scale(stage).v;
+    return factor != factor;
+  }
+  __device__ float& logit_top(int r) const {
+    return at<float>(shared + offsetof(Plan, logit_top) + (first_row() + 8 * r) * 4);
   }
   __device__ int& any_poisoned() const { return at<int>(shared + offsetof(Plan, any_poisoned)); }
 };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 
 #include "cuda/arch/scalar.cuh"
 #include "cuda/sm80/fwd/scores.cuh"
@@ -21,7 +22,7 @@ enum class Product { int8, floating };
 
 /// What one tile has for each of a lane's two rows. Logits are in log2 units.
 struct TileRows {
-  PerRow top;     // largest logit
+  PerRow top;     // largest exponent: a logit, plus log2 of V's scale where that is folded in
   PerRow mass;    // this lane's share of the sum of levels·P
   PerRow weight;  // what carries the tile over to the reference exponent
 };
@@ -30,7 +31,7 @@ struct TileRows {
 template <Config kConfig>
 struct Accumulators {
   static constexpr int kChannelBlocks = kConfig.channel_blocks();
-  PerRow top, reference;  // largest logit so far, reference exponent
+  PerRow reference;  // exponent that O and the sums are relative to
   // This lane's share of the row sum, and of that part of it whose tiles multiplied V itself
   // instead of V minus its mean.
   PerRow sum, sum_16;
@@ -39,8 +40,7 @@ struct Accumulators {
 
   __device__ Accumulators() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      top[r] = reference[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
+    for (int r = 0; r < 2; ++r) reference[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c)
 #pragma unroll
@@ -102,41 +102,136 @@ struct Accumulators {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += rows.mass[r];
   }
-  /// The same for a tile in 16 bit. `is_new`: its mass has not been counted in INT8.
-  __device__ void add_mass_16(const TileRows& rows, bool is_new) {
+  /// The same for a tile in 16 bit. `is_new`: its mass has not been counted in INT8. `whole_v`: it
+  /// multiplies V itself.
+  __device__ void add_mass_16(const TileRows& rows, bool is_new, bool whole_v) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum_16[r] += rows.mass[r];
+      if (whole_v) sum_16[r] += rows.mass[r];
       if (is_new) sum[r] += rows.mass[r];
     }
   }
 };
 
-/// Scores become levels·P, where P = 2^(logit - largest of the row in this tile). Codes round that.
-template <Config kConfig>
-__device__ void softmax(Scores<kConfig>& x, TileRows& rows, Accumulators<kConfig>& sums,
-                        const Thread<kConfig>& me, const Queries<kConfig>& queries) {
-  constexpr int kKeyBlocks = kConfig.key_blocks();
-  PerRow shift;
+/// The largest of three.
+__device__ inline float largest(float a, float b, float c) { return fmaxf(a, fmaxf(b, c)); }
+/// The same for numbers that are positive or -inf. Their bits have their order, and there is an
+/// instruction for three integers. NaN is larger than all.
+__device__ inline float largest_bits(float a, float b, float c) {
+  return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+}
+
+/// The largest number of each row; all lanes of the row get it. `kPositive`: none is negative but
+/// -inf.
+template <Config kConfig, bool kPositive>
+__device__ void row_tops(PerRow& top, const Scores<kConfig>& x) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float best[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int n = 0; n < kKeyBlocks; ++n)
-      best[n & 1] = fmaxf(best[n & 1], fmaxf(x[n][2 * r], x[n][2 * r + 1]));
-    const float most = tile::quad_max(fmaxf(best[0], best[1]));
-    rows.top[r] = most == -INFINITY ? -INFINITY : most * queries.logit_factor[r];
-    shift[r] = most == -INFINITY ? 0.0f : me.work().log_levels - rows.top[r];
-    sums.top[r] = fmaxf(sums.top[r], rows.top[r]);
+    for (int n = 0; n < kConfig.key_blocks(); ++n) {
+      const float a = best[n & 1], b = x[n][2 * r], c = x[n][2 * r + 1];
+      best[n & 1] = kPositive ? largest_bits(a, b, c) : largest(a, b, c);
+    }
+    top[r] = tile::quad_max(fmaxf(best[0], best[1]));
+  }
+}
+
+/// Adds log2 of V's scales to logits: scores become exponents, x·slope + log2. A start that is on
+/// the scores stays on. It costs the exponents their last bits: they are rounded to about the
+/// weight of one unit of Q8·K8ᵀ.
+template <Config kConfig>
+__device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits, uint32_t scales) {
+#pragma unroll
+  for (int n = 0; n < kConfig.key_blocks(); n += 2) {
+    const float4 v = at<float4>(scales + offsetof(FoldedScales, exponent) + n * 32);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[n][e] = fmaf(x[n][e], logits.slope[e >> 1], e & 1 ? v.y : v.x);
+      x[n + 1][e] = fmaf(x[n + 1][e], logits.slope[e >> 1], e & 1 ? v.w : v.z);
+    }
+  }
+}
+
+/// Notes the largest logits, for calls that want them. A row has one lane that writes.
+template <Config kConfig>
+__device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& logits,
+                            uint32_t scales, const Thread<kConfig>& me) {
+  Scores<kConfig> y;
+#pragma unroll
+  for (int n = 0; n < kConfig.key_blocks(); ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float folded = 0.0f;
+      // Volatile, or what `fold` has read would stay in registers for this.
+      if constexpr (kConfig.folds_v())
+        folded = at<const volatile float>(scales + offsetof(FoldedScales, exponent) + n / 2 * 64 +
+                                          n % 2 * 8 + e * 4);
+      y[n][e] = x[n][e] - folded, y[n][e + 2] = x[n][e + 2] - folded;
+    }
+  PerRow top;
+  row_tops<kConfig, false>(top, y);
+  if (me.t() != 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float logit = kConfig.folds_v() ? fmaf(-logits.kStart, logits.slope[r], top[r])
+                                          : top[r] * logits.slope[r];
+    if (top[r] != -INFINITY) me.logit_top(r) = fmaxf(me.logit_top(r), logit);
+  }
+}
+
+/// Scores become levels·P, where P = 2^(exponent - largest of the row in this tile). Codes round
+/// that. `stage` has the tile's scales.
+template <Config kConfig>
+__device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig>& me,
+                        const Queries<kConfig>& queries, int stage, int tile) {
+  using Stage = typename SharedPlan<kConfig>::Stage;
+  constexpr int kKeyBlocks = kConfig.key_blocks();
+  constexpr bool kFolds = kConfig.folds_v();
+  constexpr float kBias = kFolds ? FoldedScales::kBias : 0.0f;
+  const Logits<kConfig> logits(me, queries, stage);
+  const uint32_t scales = me.stage_at(stage) + offsetof(Stage, folded) + me.t() * 16;
+  if constexpr (kFolds) fold(x, logits, scales);
+  const bool poisoned = kConfig.keeps_start() && me.scale(stage).k < 0.0f;
+  if (poisoned | !me.work().plain.holds(tile)) {  // one branch, seldom taken
+    if (poisoned) poison(x, me, tile);
+    if (!me.work().whole.holds(tile)) hide(x, me, tile);
+    if (me.p.max_logit != nullptr) note_logits(x, logits, scales, me);
+  }
+
+  PerRow most, shift;
+  row_tops<kConfig, kConfig.keeps_start()>(most, x);
+  // P is the exponential of x·factor + shift. The shift is rounded down, so that no P exceeds the
+  // levels, and the row's exponent is what the rounded shift makes it.
+  const float log_levels = me.work().log_levels;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool none = most[r] == -INFINITY;
+    shift[r] = none ? 0.0f : __fmaf_rd(-most[r], kFolds ? 1.0f : logits.slope[r], log_levels);
+    rows.top[r] =
+        none ? -INFINITY : log_levels - fmaf(logits.kStart, logits.slope[r], shift[r] + kBias);
   }
   float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
 #pragma unroll
-  for (int n = 0; n < kKeyBlocks; ++n)
+  for (int n = 0; n < kKeyBlocks; n += 2) {
+    float4 inverse;
+    if constexpr (kFolds) inverse = at<float4>(scales + offsetof(FoldedScales, inverse) + n * 32);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      x[n][e] = arch::exp2_approx(fmaf(x[n][e], queries.logit_factor[e >> 1], shift[e >> 1]));
-      total[e >> 1][e & 1] += x[n][e];
-    }
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& y = x[n + h][e];
+        float& sum = total[e >> 1][e & 1];
+        if constexpr (kFolds) {
+          y = arch::exp2_approx(y + shift[e >> 1]);
+          sum = fmaf(y, h == 0 ? (e & 1 ? inverse.y : inverse.x) : (e & 1 ? inverse.w : inverse.z),
+                     sum);
+        } else {
+          y = arch::exp2_approx(fmaf(y, logits.slope[e >> 1], shift[e >> 1]));
+          sum += y;
+        }
+      }
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.mass[r] = total[r][0] + total[r][1];
 }

@@ -16,6 +16,7 @@ namespace sagebwd::cuda::sm80::fwd {
 struct Work {
   tile::Walk walk;         // over tiles of keys
   tile::WholeTiles whole;  // tiles of keys that need no mask
+  tile::WholeTiles plain;  // the same, but none if the call wants the largest logits
   int leading;             // the first steps of the walk, whose P·V runs in 16 bit
   float log_levels;        // log2 of the levels of P
   int head;
@@ -38,6 +39,7 @@ __device__ Work work_of(const ForwardParams& p, int block) {
   const int last = min(w.q0 + kQueries, w.s.nq) - 1;
   w.walk = tile::walk_keys(p.mask, w.s, w.q0, last, kTileK);
   w.whole = tile::whole_keys(p.mask, w.s, w.q0, last, kTileK);
+  w.plain = p.max_logit == nullptr ? w.whole : tile::WholeTiles{0, 0};
   w.leading = w.walk.leading(p.pv16_tiles);
   w.head = static_cast<int>(blockIdx.y);
   w.keys = static_cast<uint32_t>(w.head / p.group * p.tk + w.s.k_pad);

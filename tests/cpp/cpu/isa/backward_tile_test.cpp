@@ -25,7 +25,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct Options {
   int tile_q = 64, tile_k = 128;
-  bool per_vector = true, masked = false, s_is_float = false, dither = false, sums = true;
+  bool per_vector = true, masked = false, s_is_float = false, sums = true;
+  bool dither_p = false, dither_ds_query = false, dither_ds_key = false;
   bool dv_float = false, dq_float = false, dk_float = false;
 };
 
@@ -45,6 +46,7 @@ struct Tile {
     }
     scores.assign(sums.begin(), sums.end());
     for (int j = 0; j < k; ++j) k_scale.push_back(std::exp2(random.between(-8.0f, -7.0f)));
+    for (int j = 0; j < k; ++j) v_scale.push_back(std::exp2(random.between(-7.0f, 0.0f)));
     for (int i = 0; i < q; ++i) {
       logit_factor.push_back(std::exp2(random.between(-8.0f, -7.0f)));
       do_scale.push_back(std::exp2(random.between(-14.0f, 0.0f)));
@@ -82,6 +84,7 @@ struct Tile {
                            .s = s,
                            .s_is_float = options.s_is_float,
                            .dp = dp.data(),
+                           .v_scale = v_scale.data(),
                            .k_scale = k_scale.data(),
                            .logit_factor = logit_factor.data(),
                            .bias = bias.data(),
@@ -106,8 +109,10 @@ struct Tile {
                            .ds_key_scale = ds_key_scale.data(),
                            .ds_query_scale = ds_query_scale.data(),
                            .ds_query_start = ds_query_start.data(),
-                           .dither_query = options.dither ? dither_query.data() : nullptr,
-                           .dither_u = {dither_u[0], dither_u[1], dither_u[2]},
+                           .dither_p = {options.dither_p, dither_u[0]},
+                           .dither_ds_query = {options.dither_ds_query, dither_u[1]},
+                           .dither_ds_key = {options.dither_ds_key, dither_u[2]},
+                           .dither_query = dither_query.data(),
                            .p_levels = p_levels = static_cast<float>(kernels.p_levels)});
     p_fold.resize(dp.size());
     std::memcpy(p_fold.data(), s, dp.size() * sizeof(float));
@@ -120,8 +125,8 @@ struct Tile {
 
   Options options;
   std::vector<int32_t> sums;
-  std::vector<float> scores, scores_in, dp, dp_in, k_scale, logit_factor, bias, lse2, delta,
-      q_scale, do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale,
+  std::vector<float> scores, scores_in, dp, dp_in, k_scale, v_scale, logit_factor, bias, lse2,
+      delta, q_scale, do_scale, k_fold, query_sum, query_sum_before, key_sum, p_scale, ds_key_scale,
       ds_query_scale, dither_query, p_fold;
   std::vector<int32_t> begin, end, key_max, ds_query_start;
   std::vector<uint8_t> p8;
@@ -139,7 +144,8 @@ void check_gradients(const Tile& t) {
       const double s2 =
           static_cast<double>(t.scores_in[at]) * t.k_scale[j] * t.logit_factor[i] + t.bias[j];
       const double p = t.visible(i, j) ? std::exp2(s2 - t.lse2[i]) : 0.0;
-      const double ds = p * (static_cast<double>(t.dp_in[at]) - t.delta[i]);
+      const double dp = static_cast<double>(t.dp_in[at]) * t.v_scale[j];
+      const double ds = p * (dp - t.delta[i]);
       const double fold = o.dv_float ? 1.0 : t.do_scale[i];
       ASSERT_NEAR(t.p_fold[at], p * fold, 3e-6 * p * fold) << "P at " << i << ", " << j;
       ASSERT_NEAR(t.dp[at], ds, 3e-6 * p * 4) << "dS at " << i << ", " << j;
@@ -173,9 +179,12 @@ void larger(float& top, float x) {
   if (!(std::fabs(x) <= top)) top = std::isnan(top) ? top : std::fabs(x);
 }
 
+/// operand: 0 for P, 1 for dS by query, 2 for dS by key.
 int code_of(const Tile& t, int operand, float x, float scale, int i, int j) {
+  const Options& o = t.options;
+  const bool dithered[] = {o.dither_p, o.dither_ds_query, o.dither_ds_key};
   const float inverse = numerics::inverse_of(scale);
-  if (!t.options.dither) return numerics::code_nearest(x, inverse);
+  if (!dithered[operand]) return numerics::code_nearest(x, inverse);
   return numerics::code_dither(
       x, inverse,
       numerics::dither_offset(numerics::dither_query_term(i),
@@ -237,7 +246,8 @@ class BackwardTiles : public PerKernelTable {
   void check(const Options& o, uint64_t seed) {
     SCOPED_TRACE(::testing::Message()
                  << "tile " << o.tile_q << "x" << o.tile_k << " per_vector " << o.per_vector
-                 << " masked " << o.masked << " float " << o.s_is_float << " dither " << o.dither);
+                 << " masked " << o.masked << " float " << o.s_is_float << " dither " << o.dither_p
+                 << o.dither_ds_query << o.dither_ds_key);
     Tile t(o, seed);
     t.run(kernels());
     check_gradients(t);
@@ -259,15 +269,18 @@ TEST_P(BackwardTiles, GradientsScalesAndCodes) {
                 seed++);
 }
 
+/// Each of the three operands is dithered or not, whatever the others are.
 TEST_P(BackwardTiles, DitheredCodes) {
-  for (uint64_t seed = 1; seed <= 4; ++seed)
+  for (int dithered = 0; dithered < 8; ++dithered)
     for (bool per_vector : {true, false})
       check({.tile_q = 128,
              .tile_k = 64,
              .per_vector = per_vector,
-             .masked = seed % 2 == 0,
-             .dither = true},
-            seed);
+             .masked = dithered % 2 == 0,
+             .dither_p = (dithered & 1) != 0,
+             .dither_ds_query = (dithered & 2) != 0,
+             .dither_ds_key = (dithered & 4) != 0},
+            static_cast<uint64_t>(dithered + 1));
 }
 
 TEST_P(BackwardTiles, LiftedMatmulsTakeUnfoldedValues) {

@@ -27,8 +27,11 @@ struct Tile {
         sums(static_cast<size_t>(q * k), 0),
         k_scale(k, 1.0f),
         logit_factor(q, 1.0f),
+        v_log2(k, 0.0f),
+        v_inverse(k, 1.0f),
         m(q, -kInf),
         l(q, 0.0f),
+        logit_max(q, -kInf),
         alpha(q, -7.0f),
         beta(q, -7.0f),
         p8(static_cast<size_t>(q * k), 77) {
@@ -46,8 +49,11 @@ struct Tile {
                           .bias = bias.empty() ? nullptr : bias.data(),
                           .begin = begin.empty() ? nullptr : begin.data(),
                           .end = end.empty() ? nullptr : end.data(),
+                          .v_log2 = v_log2.data(),
+                          .v_inverse = v_inverse.data(),
                           .m = m.data(),
                           .l = l.data(),
+                          .logit_max = logit_max.data(),
                           .alpha = alpha.data(),
                           .beta = beta.data(),
                           .p_float = p_float,
@@ -67,7 +73,8 @@ struct Tile {
   int tile_q, tile_k;
   std::vector<float> scores;
   std::vector<int32_t> sums;
-  std::vector<float> k_scale, logit_factor, bias, m, l, alpha, beta, dither;
+  std::vector<float> k_scale, logit_factor, bias, v_log2, v_inverse, m, l, logit_max, alpha, beta,
+      dither;
   std::vector<int32_t> begin, end;
   std::vector<uint8_t> p8;
 };
@@ -143,6 +150,36 @@ TEST_P(ForwardTiles, LogitsCombineScalesAndBias) {
   }
 }
 
+/// V's scale multiplies P: the maximum is that of the products, the sum is that of P alone, and the
+/// largest logit is what it was.
+TEST_P(ForwardTiles, ScalesOfValuesAreFoldedIntoP) {
+  Random random(28);
+  Tile t(64, 128);
+  fill_random(t, random, 5.0f);
+  for (int j = 0; j < t.tile_k; ++j) {
+    t.v_log2[j] = static_cast<float>(random.integer(-20, 3));
+    t.v_inverse[j] = std::exp2(-t.v_log2[j]);
+  }
+  const Tile given = t;
+  t.run(kernels(), true, true);
+  for (int i = 0; i < t.tile_q; ++i) {
+    double top = -1e30, logit_max = -1e30, sum = 0;
+    const auto logit = [&](int j) { return static_cast<double>(given.scores[j * t.tile_q + i]); };
+    for (int j = 0; j < t.tile_k; ++j) {
+      top = std::max(top, logit(j) + given.v_log2[j]);
+      logit_max = std::max(logit_max, logit(j));
+    }
+    for (int j = 0; j < t.tile_k; ++j) {
+      const double p = std::exp2(logit(j) + given.v_log2[j] - top);
+      ASSERT_NEAR(t.score(i, j), p, 3e-6) << i << ", " << j;
+      sum += std::exp2(logit(j) - top);
+    }
+    EXPECT_NEAR(t.m[i], top, 1e-5);
+    EXPECT_NEAR(t.l[i], sum, 1e-5 * sum);
+    EXPECT_NEAR(t.logit_max[i], logit_max, 2e-6 * 20);
+  }
+}
+
 TEST_P(ForwardTiles, RunningMaximumAndSumFollowTheOnlineSoftmax) {
   Random random(22);
   Tile t(64, 128);
@@ -163,6 +200,7 @@ TEST_P(ForwardTiles, RunningMaximumAndSumFollowTheOnlineSoftmax) {
       double tile_top = -1e300;
       for (int j = 0; j < 128; ++j) tile_top = std::max<double>(tile_top, scores[j * 64 + i]);
       EXPECT_EQ(t.m[i], static_cast<float>(top[i]));
+      EXPECT_EQ(t.logit_max[i], static_cast<float>(top[i]));
       EXPECT_NEAR(t.l[i], sum[i], 1e-5 * sum[i]);
       EXPECT_NEAR(t.alpha[i], std::exp2(old_top[i] - top[i]), 1e-6);
       EXPECT_NEAR(t.beta[i], std::exp2(tile_top - top[i]), 1e-6);
@@ -186,6 +224,7 @@ TEST_P(ForwardTiles, MaskedPairsDoNotExist) {
     float top = -kInf;
     for (int j = t.begin[i]; j < t.end[i]; ++j) top = std::max(top, scores[j * 64 + i]);
     EXPECT_EQ(t.m[i], top);
+    EXPECT_EQ(t.logit_max[i], top);
     for (int j = 0; j < 64; ++j) {
       if (!t.visible(i, j)) {
         EXPECT_EQ(t.score(i, j), 0.0f);

@@ -153,54 +153,57 @@ std::vector<float> hard_rows(int rows, int ld, Random& random) {
   return x;
 }
 
-TEST_P(Prepare, CodesAreBitEqualToTheScalarQuantiser) {
+TEST_P(Prepare, MagnitudesAndCodesAreBitEqualToTheScalarQuantiser) {
   Random random(5);
   for (int ld : {16, 48, 64, 256})
-    for (bool per_row : {true, false})
-      for (int repeat = 0; repeat < 4; ++repeat) {
-        const int rows = 61, ldc = ld + 13;
-        const std::vector<float> x = hard_rows(rows, ld, random);
-        std::vector<float> scale(rows, -1.0f);
-        std::vector<int8_t> codes(static_cast<size_t>(rows * ldc), 99);
-        const bool poisoned =
-            kernels().quantize_rows(x.data(), ld, rows, per_row, scale.data(), codes.data(), ldc);
-        EXPECT_TRUE(poisoned);
-
-        std::vector<float> amax(rows, 0.0f);
-        std::vector<bool> finite(rows, true);
-        float shared = 0.0f;
-        for (int r = 0; r < rows; ++r) {
-          for (int c = 0; c < ld; ++c) {
-            finite[r] = finite[r] && std::isfinite(x[r * ld + c]);
-            amax[r] = std::fmax(amax[r], std::fabs(x[r * ld + c]));
-          }
-          if (finite[r]) shared = std::fmax(shared, amax[r]);
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      const int rows = 61, ldc = ld + 13;
+      const std::vector<float> x = hard_rows(rows, ld, random);
+      std::vector<float> amax(rows, -1.0f), scale(rows);
+      kernels().row_magnitudes(x.data(), ld, rows, amax.data());
+      for (int r = 0; r < rows; ++r) {
+        float want = 0.0f;
+        bool finite = true;
+        for (int c = 0; c < ld; ++c) {
+          finite = finite && std::isfinite(x[r * ld + c]);
+          want = std::fmax(want, std::fabs(x[r * ld + c]));
         }
-        for (int r = 0; r < rows; ++r) {
-          const float s = numerics::scale_of(per_row ? amax[r] : shared);
-          if (finite[r]) {
-            ASSERT_EQ(std::bit_cast<uint32_t>(scale[r]), std::bit_cast<uint32_t>(s)) << "row " << r;
-          } else {
-            ASSERT_TRUE(std::isnan(scale[r])) << "row " << r;
-          }
-          for (int c = 0; c < ld; ++c) {
-            const int want =
-                finite[r] ? numerics::code_nearest(x[r * ld + c], numerics::inverse_of(s)) : 0;
-            ASSERT_EQ(codes[r * ldc + c], want)
-                << "row " << r << " column " << c << " value " << x[r * ld + c] << " scale " << s;
-            ASSERT_LE(std::abs(want), 127);
-          }
-          for (int c = ld; c < ldc; ++c) ASSERT_EQ(codes[r * ldc + c], 99) << "past the row";
+        if (finite) {
+          ASSERT_EQ(amax[r], want) << "row " << r;
+        } else {
+          ASSERT_FALSE(std::isfinite(amax[r])) << "row " << r;
         }
+        scale[r] = numerics::scale_of(amax[r]);
       }
+
+      std::vector<int8_t> codes(static_cast<size_t>(rows * ldc), 99);
+      kernels().encode_rows(x.data(), ld, rows, scale.data(), codes.data(), ldc);
+      for (int r = 0; r < rows; ++r) {
+        const float s = scale[r];
+        for (int c = 0; c < ld; ++c) {
+          const int want =
+              std::isnan(s) ? 0 : numerics::code_nearest(x[r * ld + c], numerics::inverse_of(s));
+          ASSERT_EQ(codes[r * ldc + c], want)
+              << "row " << r << " column " << c << " value " << x[r * ld + c] << " scale " << s;
+          ASSERT_LE(std::abs(want), 127);
+        }
+        for (int c = ld; c < ldc; ++c) ASSERT_EQ(codes[r * ldc + c], 99) << "past the row";
+      }
+    }
 }
 
-TEST_P(Prepare, FiniteRowsAreReportedAsSuch) {
+/// A scale that rows share, or one with a floor, is larger than the row's own.
+TEST_P(Prepare, CodesFollowTheScaleTheyAreGiven) {
   const std::vector<float> x(4 * 16, 1.5f);
-  std::vector<float> scale(4);
+  const std::vector<float> scale = {1.5f / 127, 0.5f, 3.0f, 0.0f};
   std::vector<int8_t> codes(4 * 16);
-  EXPECT_FALSE(kernels().quantize_rows(x.data(), 16, 4, true, scale.data(), codes.data(), 16));
-  for (int8_t c : codes) EXPECT_EQ(c, 127);
+  kernels().encode_rows(x.data(), 16, 4, scale.data(), codes.data(), 16);
+  for (int c = 0; c < 16; ++c) {
+    EXPECT_EQ(codes[c], 127);
+    EXPECT_EQ(codes[16 + c], 3);
+    EXPECT_EQ(codes[32 + c], 0);  // a tie, to even
+    EXPECT_EQ(codes[48 + c], 0);
+  }
 }
 
 std::vector<int8_t> random_codes(size_t n, Random& random) {

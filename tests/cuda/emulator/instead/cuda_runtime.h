@@ -47,11 +47,23 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }  // the build forbids contraction
 inline float __fadd_rn(float a, float b) { return a + b; }
+/// a·b + c rounded down.
+inline float __fmaf_rd(float a, float b, float c) {
+  const double exact = static_cast<double>(a) * b + c;
+  const float near = static_cast<float>(exact);
+  return near > exact ? std::nextafter(near, -INFINITY) : near;
+}
+inline float __fadd_rd(float a, float b) {  // of numbers whose sum is exact in FP64
+  const double sum = static_cast<double>(a) + static_cast<double>(b);
+  const float near = static_cast<float>(sum);
+  return static_cast<double>(near) > sum ? std::nextafter(near, -INFINITY) : near;
+}
 inline int __float2int_rn(float x) {
   if (x != x) return 0;
   if (std::fabs(x) >= 0x1p31f) return x > 0 ? INT32_MAX : INT32_MIN;
   return static_cast<int>(std::nearbyint(x));
 }
+inline int __float2int_rz(float x) { return __float2int_rn(std::trunc(x)); }
 inline int __vimax3_s32(int a, int b, int c) { return max(a, max(b, c)); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;

@@ -116,6 +116,8 @@ struct RowScales {
   static constexpr uint32_t kP = offsetof(Maxima, p), kDs = offsetof(Maxima, ds),
                             kQuery = offsetof(Maxima, query);
   static constexpr float kUnit = 1.0f / numerics::kLevels;
+  // Dithered codes stay inside the levels, though the largest may be off by a few roundings.
+  static constexpr float kQueryUnit = kConfig.dithers_dq ? kUnit * (1.0f + 0x1p-20f) : kUnit;
 
   const Thread<kConfig>& me;
   uint32_t maxima, tile_scales;  // Thread::maxima_at and tile_scales_at of the tile's buffer
@@ -160,7 +162,7 @@ struct RowScales {
   __device__ uint32_t of_ds(bool) const { return me.keys_of(maxima + kDs); }
   __device__ uint32_t of_queries(bool) const { return me.query_rows_of(maxima + kQuery); }
 
- private:
+ protected:
   /// From the largest magnitudes of a lane's four keys. Four lanes hold a key; each is left with
   /// one.
   __device__ void share_keys(uint32_t to, float (&top)[2 * kKeyBlocks], float unit) const {
@@ -212,7 +214,7 @@ struct RowScales {
     halve<1>(top, me.lane(), 4);
     const QueryOfLane query = query_of_lane(me);
     atomicMax(&at<uint32_t>(to + (me.first_query() + query.column * 4 + query.block) * 4),
-              __float_as_uint(top[0] * kUnit));
+              __float_as_uint(top[0] * kQueryUnit));
   }
 
   __device__ void key_inverses(PerKey& x, uint32_t from) const {

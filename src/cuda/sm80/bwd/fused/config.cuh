@@ -31,6 +31,8 @@ struct CodeGeneration {
   bool dq_early = false;
   // A product that may not mix with its neighbours: mixed products need more registers.
   bool dv_apart = false, dk_apart = false, dq_apart = false;
+  // Thread blocks that share the registers, if they do not suffice for those of the instance.
+  int resident = 0;
 };
 
 /// By target. One that is left out takes another instance, and only the emulator runs this there.
@@ -50,6 +52,9 @@ enum class Policy {
   fast,     // nothing: dQ is added up in any order
   general,  // what it asks for: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh)
   dither,   // the same, and codes that are rounded by dither (dither.cuh)
+  // fast and general with the codes of dS for dQ rounded by dither (dither_dq.cuh)
+  fast_dither_dq,
+  general_dither_dq,
 };
 
 /// One instance of the kernel.
@@ -67,9 +72,16 @@ struct Config {
   bool keeps_codes = false;  // a warp reads only the codes of other warps from shared memory
   // The start of integer sums is added to dV and dK and comes off later (tile/codes.cuh).
   bool starts_stay_on = false;
-  Policy policy = Policy::fast;
-  Targets fast = {}, general = {}, dither = {};  // by policy
+  Policy policy = Policy::fast;  // fast, general or dither
+  bool dithers_dq = false;       // the codes of dS for dQ alone are rounded by dither
+  Targets fast = {}, general = {}, dither = {}, fast_dither_dq = {},
+          general_dither_dq = {};  // by policy
 
+  /// Whether V is given as codes with a scale per key.
+  constexpr bool has_v_codes() const { return scheme == Scheme::vectorwise; }
+  /// Whether K's scale is folded into dS, key by key. Otherwise the keys of a thread block share
+  /// one, and it multiplies dQ, which saves a multiplication per score but takes registers.
+  constexpr bool folds_k() const { return scheme == Scheme::paper || policy != Policy::fast; }
   constexpr int warps() const { return key_strips * query_strips; }
   constexpr int threads() const { return 32 * warps(); }
   constexpr int tile_k() const { return kWarpKeys * key_strips; }
@@ -86,10 +98,14 @@ struct Config {
   constexpr int ahead() const { return backs == 3 ? 2 : 1; }
 
   constexpr CodeGeneration code_generation(int target) const {
-    const Targets& targets = policy == Policy::fast      ? fast
-                             : policy == Policy::general ? general
-                                                         : dither;
-    return targets.of(target);
+    switch (policy) {
+      case Policy::fast:
+        return (dithers_dq ? fast_dither_dq : fast).of(target);
+      case Policy::general:
+        return (dithers_dq ? general_dither_dq : general).of(target);
+      default:
+        return dither.of(target);
+    }
   }
   /// Whether the kernel can be built like this. Codes are kept, or starts stay on, only in the
   /// shapes that need it.
@@ -104,6 +120,10 @@ struct Config {
 
 template <Config kConfig>
 inline constexpr CodeGeneration kCode = kConfig.code_generation(arch::kTarget);
+/// Thread blocks that share the registers of a multiprocessor.
+template <Config kConfig>
+inline constexpr int kResident =
+    kCode<kConfig>.resident != 0 ? kCode<kConfig>.resident : kConfig.resident;
 
 // The table. Each recipe and head dimension has a large instance for sm_90 and sm_100, and smaller
 // ones for sm_80, 86, 89 and 120, which have less shared memory (choose.cuh takes one).
@@ -122,12 +142,19 @@ inline constexpr Config kNarrow{
     .keeps_codes = true,
     .fast = {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
              // The choices of sm_90 would spill 112 bytes here.
-             .sm100 = {.renews_transposed = true,
+             .sm100 = {.whole_addresses = true,
+                       .renews_keys = true,
+                       .renews_transposed = true,
                        .walk_in_shared = true,
                        .dv_apart = true,
                        .dk_apart = true}},
     .general = {.sm90 = {.mixes_tiles = true, .dq_early = true},
                 .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
+    .fast_dither_dq =
+        {.sm90 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true},
+         .sm100 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true, .resident = 2}},
+    .general_dither_dq = {.sm90 = {.mixes_tiles = true, .dq_early = true},
+                          .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -141,10 +168,20 @@ inline constexpr Config kNarrowSmall{
     .resident = 2,
     .holds_keys = true,
     .keeps_codes = true,
-    .fast = {.sm80 = {.renews_keys = true},
+    .fast = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
              .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
-    .general = {.sm80 = {.renews_keys = true},
+    .general = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
                 .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
+    .fast_dither_dq = {.sm80 = {.renews_keys = true},
+                       .sm120 = {.mixes_tiles = true,
+                                 .renews_transposed = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
+    .general_dither_dq = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+                          .sm120 = {.mixes_tiles = true,
+                                    .renews_transposed = true,
+                                    .dv_apart = true,
+                                    .dk_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -172,6 +209,22 @@ inline constexpr Config kWide{
                           .renews_transposed = true,
                           .dv_apart = true,
                           .dk_apart = true}},
+    .fast_dither_dq = {.sm90 = {.whole_addresses = true,
+                                .mixes_tiles = true,
+                                .renews_transposed = true},
+                       .sm100 = {.whole_addresses = true,
+                                 .mixes_tiles = true,
+                                 .renews_keys = true,
+                                 .renews_transposed = true,
+                                 .dk_apart = true,
+                                 .dq_apart = true}},
+    .general_dither_dq = {.sm90 = {.mixes_tiles = true, .renews_index = true},
+                          .sm100 = {.whole_addresses = true,
+                                    .mixes_tiles = true,
+                                    .renews_keys = true,
+                                    .renews_transposed = true,
+                                    .dv_apart = true,
+                                    .dk_apart = true}},
 };
 // Half the keys and one stage.
 inline constexpr Config kWideSmall{
@@ -183,11 +236,23 @@ inline constexpr Config kWideSmall{
     .backs = 1,
     .resident = 1,
     .starts_stay_on = true,
-    // Tiles that mix would spill on sm_80, whole addresses on sm_120.
-    .fast = {.sm80 = {.whole_addresses = true, .renews_transposed = true, .dv_apart = true},
+    // Tiles that mix would spill on sm_80, whole addresses on sm_120 but for dither of dQ.
+    .fast = {.sm80 = {.whole_addresses = true,
+                      .renews_transposed = true,
+                      .dv_apart = true,
+                      .dk_apart = true},
              .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
-    .general = {.sm80 = {.dk_apart = true},
+    .general = {.sm80 = {.dv_apart = true, .dk_apart = true},
                 .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
+    .fast_dither_dq = {.sm80 = {.whole_addresses = true,
+                                .renews_transposed = true,
+                                .dv_apart = true,
+                                .dk_apart = true},
+                       .sm120 = {.whole_addresses = true,
+                                 .mixes_tiles = true,
+                                 .renews_transposed = true}},
+    .general_dither_dq = {.sm80 = {.walk_in_shared = true, .dk_apart = true},
+                          .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
 };
 
 // The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.
@@ -316,8 +381,13 @@ constexpr Config table(Instance instance) {
 }
 constexpr Config config_of(Instance instance, Policy policy) {
   Config config = table(instance);
-  config.policy = policy;
-  if (policy == Policy::dither) config.resident = 1;  // it needs more registers
+  config.dithers_dq = policy == Policy::fast_dither_dq || policy == Policy::general_dither_dq;
+  config.policy = policy == Policy::fast_dither_dq      ? Policy::fast
+                  : policy == Policy::general_dither_dq ? Policy::general
+                                                        : policy;
+  // These need more registers.
+  if (policy == Policy::dither) config.resident = 1;
+  if (policy == Policy::general_dither_dq && instance == Instance::narrow) config.resident = 2;
   return config;
 }
 

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cuda/sm80/bwd/fused/codes.cuh"
+#include "cuda/sm80/bwd/fused/dither_dq.cuh"
 #include "cuda/sm80/bwd/fused/shared.cuh"
 #include "cuda/tile/dither.cuh"
 #include "numerics/quantize.h"
@@ -97,8 +98,10 @@ struct DitheredScales : TileScales<kConfig> {
 
 /// The scales and codes of an instance.
 template <Config kConfig>
-using Scales = std::conditional_t<kConfig.scheme == Scheme::vectorwise, RowScales<kConfig>,
-                                  std::conditional_t<kConfig.policy == Policy::dither,
-                                                     DitheredScales<kConfig>, TileScales<kConfig>>>;
+using Scales = std::conditional_t<
+    kConfig.scheme == Scheme::vectorwise,
+    std::conditional_t<kConfig.dithers_dq, DqDitheredScales<kConfig>, RowScales<kConfig>>,
+    std::conditional_t<kConfig.policy == Policy::dither, DitheredScales<kConfig>,
+                       TileScales<kConfig>>>;
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

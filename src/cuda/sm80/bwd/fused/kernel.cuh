@@ -14,7 +14,7 @@
 // dK and dV. For dQ the codes are turned around in registers: the warps of a query strip hand them
 // to each other, and each owns a part of the channels of dQ.
 //
-// What is quantised is y = dS·(logit factor of the query)·(scale of K). Codes for dK have one scale
+// What is quantised is y = dS·(logit factor of the query). Codes for dK have one scale
 // per key and codes for dQ one per query, so either factor can be taken out again at the very end,
 // and one y serves both products.
 //
@@ -25,7 +25,8 @@
 // nothing is loaded ahead.
 //
 // Most calls add dQ up in any order. The policies of an instance (config.cuh) are what else a call
-// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh).
+// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh), in
+// `vectorwise` of dQ alone (dither_dq.cuh).
 //
 // config.cuh has the instances, walk.cuh the order of the tiles, shared.cuh the shared memory.
 #pragma once
@@ -83,6 +84,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
   const Walk& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
   if constexpr (kChoices.walk_in_shared) __syncthreads();
+  DqDither<kConfig>::start(me, own_walk);
 
   int left = own_walk.steps;          // tiles from `now` on
   int head = own_walk.first_head(p);  // of `next`, the tile that is loaded next
@@ -171,6 +173,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
       __syncthreads();  // what S and dP read of the next tile is there
     }
     Starts<kConfig>::count(me, scales.maxima, left);
+    DqDither<kConfig>::draw(me, left - 1);  // here there are registers for it
     if (kChoices.mixes_tiles || left > 1) {
       if constexpr (!kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
       if (walk.needs_mask(now)) hide(prob, me, now.query);
@@ -179,7 +182,8 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Turns<kConfig>::pass(me);
   arch::cp_async_wait<0>();
   Starts<kConfig>::settle_last(sums, me);
-  store<T>(sums, me);
+  store_dv<T>(sums, me);
+  store_dk<T>(sums, me);
 }
 
 /// Shared memory of a multiprocessor that an instance takes.
@@ -194,8 +198,9 @@ namespace sagebwd::cuda::sm80 {
 /// kLarger: memory of the instance that is taken instead where it fits; 0: there is none.
 template <typename T, fused_backward::Instance kInstance, fused_backward::Policy kPolicy,
           int kLarger>
-__global__ void __launch_bounds__(fused_backward::config_of(kInstance, kPolicy).threads(),
-                                  fused_backward::config_of(kInstance, kPolicy).resident)
+__global__ void __launch_bounds__(
+    fused_backward::config_of(kInstance, kPolicy).threads(),
+    fused_backward::kResident<fused_backward::config_of(kInstance, kPolicy)>)
     fused_kernel(const __grid_constant__ BackwardParams p) {
   constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kPolicy);
   extern __shared__ __align__(128) uint8_t memory[];

@@ -8,6 +8,7 @@
 #include "cuda/arch/scalar.cuh"
 #include "cuda/sm80/bwd/fused/shared.cuh"
 #include "cuda/sm80/params.h"
+#include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -35,9 +36,17 @@ __device__ void load_keys(const Thread<kConfig>& me, const Walk& w) {
   tile::load_tile<kTileK, D, kThreads>(me.shared + offsetof(Plan, both.keys.k8), me.p.k8 + row * D,
                                        me.index);
   load_values<T>(me, w, row);
-  if (me.index < kTileK)
-    at<float>(me.shared + offsetof(Plan, k_scale) + place_of_row(me.index) * 4) =
-        me.p.k_scale[row + me.index].scale;
+  if (me.index < kTileK) {
+    const uint32_t place = place_of_row(me.index) * 4;
+    const KeyScale k = me.p.k_scale[row + me.index];
+    at<float>(me.shared + offsetof(Plan, k_scale) + place) = k.scale;
+    // The first key may be poisoned; its offset is still that of the others.
+    if (!kConfig.folds_k() && me.index == 0)
+      at<float>(me.shared + offsetof(Plan, tile_k_scale)) = k.offset / -tile::kMagicFloat;
+    if constexpr (kConfig.has_v_codes())
+      at<float>(me.shared + offsetof(Plan, v_scale) + place) =
+          me.p.v_scale != nullptr ? me.p.v_scale[row + me.index] : 1.0f;
+  }
   tile::load_tile<D*(kTileK / kSlab), kSlab, kThreads>(me.shared + offsetof(Plan, k8t),
                                                        me.p.k8t + row * D, me.index);
 }

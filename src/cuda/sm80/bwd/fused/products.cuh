@@ -11,6 +11,7 @@
 #include "cuda/sm80/params.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/rotate.cuh"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda::sm80::fused_backward {
@@ -74,7 +75,7 @@ struct Starts {
   }
   __device__ static uint32_t place(const Thread<kConfig>& me, int i) {
     return me.shared + static_cast<uint32_t>(offsetof(Plan, starts)) +
-           static_cast<uint32_t>(i) * sizeof(Plan::starts[0]);
+           static_cast<uint32_t>(i) * (sizeof(Plan::starts) / 2);
   }
   __device__ static void take_off(Accumulators<kConfig>& sums, const Thread<kConfig>& me, int i) {
     take_off(sums.dv, me, place(me, i) + offsetof(Maxima, p));
@@ -225,6 +226,11 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
   const uint32_t strip = me.query_strip(), first = me.warp() / kConfig.query_strips * kDqBlocks;
   const float4 four = at<float4>(scales);
   float scale[2][2] = {{four.x, four.y}, {four.z, four.w}}, offset[2][2];
+  if constexpr (!kConfig.folds_k()) {
+    const float k_scale = at<float>(me.shared + offsetof(SharedPlan<kConfig>, tile_k_scale));
+#pragma unroll
+    for (int j = 0; j < 2; ++j) scale[j][0] *= k_scale, scale[j][1] *= k_scale;
+  }
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -280,34 +286,118 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
   }
 }
 
-/// Writes dK and dV.
+/// The channel of a lane's first element of a block.
+template <Config kConfig>
+__device__ int channel_of(const Thread<kConfig>& me, int block) {
+  return static_cast<int>(me.query_strip() * kConfig.channels() + 2 * me.t()) + block * 8;
+}
+
 template <typename T, Config kConfig>
-__device__ void store(const Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
-  constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // the logit factor carries c·log2e
-  PerKey scale;
-  me.get_key_scales(scale);
+__device__ void store_dv(const Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
   const tile::Sequence& s = me.walk().s;
-  const int key0 = me.walk().key0, kv_head = me.walk().kv_head;
 #pragma unroll
   for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int key = key0 + me.key(m, r);
+      const int key = me.walk().key0 + me.key(m, r);
       if (key >= s.nk) continue;
-      const float factor = kLn2 / scale[m][r];  // y carries the scale of K
-      T* dk_row = tile::row_of<T>(me.p.dk, s, kv_head, s.k_begin + key);
-      T* dv_row = tile::row_of<T>(me.p.dv, s, kv_head, s.k_begin + key);
+      T* row = tile::row_of<T>(me.p.dv, s, me.walk().kv_head, s.k_begin + key);
 #pragma unroll
       for (int c = 0; c < kConfig.channel_blocks(); ++c) {
-        const int channel =
-            static_cast<int>(me.query_strip() * kConfig.channels() + 2 * me.t()) + c * 8;
+        const int channel = channel_of(me, c);
         if (channel >= me.p.d) break;
-        tile::store_pair(dk_row + channel, sums.dk[m][c][2 * r] * factor,
-                         sums.dk[m][c][2 * r + 1] * factor, me.p.dk.vector);
-        tile::store_pair(dv_row + channel, sums.dv[m][c][2 * r], sums.dv[m][c][2 * r + 1],
+        tile::store_pair(row + channel, sums.dv[m][c][2 * r], sums.dv[m][c][2 * r + 1],
                          me.p.dv.vector);
       }
     }
+}
+
+/// Eight neighbouring values. `vector` as in store_pair.
+template <typename T>
+__device__ void store_eight(T* to, const float (&x)[8], bool vector) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 == 0)
+    *reinterpret_cast<uint4*>(to) =
+        make_uint4(tile::pack_16<T>(x[0], x[1]), tile::pack_16<T>(x[2], x[3]),
+                   tile::pack_16<T>(x[4], x[5]), tile::pack_16<T>(x[6], x[7]));
+  else
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) tile::store_pair(to + e, x[e], x[e + 1], vector);
+}
+
+/// The steps of the rotation between the blocks of channels that a warp owns.
+template <Config kConfig>
+__device__ void turn_back_blocks(typename Accumulators<kConfig>::Sums& x, int size) {
+  constexpr int kBlocks = kConfig.channel_blocks();
+#pragma unroll
+  for (int h = 1; h < kBlocks; h *= 2) {
+    if (8 * h >= size) break;
+#pragma unroll
+    for (int m = 0; m < kKeyBlocks; ++m)
+#pragma unroll
+      for (int c = 0; c < kBlocks; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if ((c & h) == 0) tile::butterfly(x[m][c][e], x[m][c + h][e]);
+  }
+}
+
+/// Writes dK by way of shared memory, and turns the rotation back: on this side of it a thread has
+/// all blocks of a warp's channels, on the other side all channels of a block. Only the steps
+/// between warps are between lanes; in `paper` those between blocks are too.
+template <typename T, Config kConfig>
+__device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
+  constexpr float kLn2 = static_cast<float>(numerics::kLn2);  // the logit factor carries c·log2e
+  constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kStrips = kConfig.query_strips,
+                kStride = D + 8;  // spreads over banks
+  static_assert(offsetof(SharedPlan<kConfig>, k_scale) >= kTileK * kStride * sizeof(float));
+  constexpr bool kBlocksFirst = kConfig.scheme == Scheme::vectorwise;  // `paper` has no registers
+  PerKey scale;
+  if constexpr (kConfig.folds_k()) me.get_key_scales(scale);
+  __syncthreads();  // the loop has read all that lies there
+  const int size = me.p.rotation;
+  float unit = kLn2;
+  if (size > 0) {
+    unit *= numerics::rotation_unit(size);
+    if constexpr (kBlocksFirst) turn_back_blocks<kConfig>(sums.dk, size);
+  }
+  // From the special register, so that the loop above need not hold what follows from the index.
+  const uint32_t index = arch::thread_index(), lane = index % 32, warp = index / 32;
+  const uint32_t first_key = warp / kStrips * kWarpKeys + lane / 4,
+                 first_channel = warp % kStrips * kConfig.channels() + 2 * (lane % 4);
+  const uint32_t to = me.shared + (first_key * kStride + first_channel) * 4;
+#pragma unroll
+  for (int m = 0; m < kKeyBlocks; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = kConfig.folds_k() ? unit / scale[m][r] : unit;
+#pragma unroll
+      for (int c = 0; c < kConfig.channel_blocks(); ++c)
+        at<float2>(to + ((16 * m + 8 * r) * kStride + c * 8) * 4) =
+            float2{sums.dk[m][c][2 * r] * factor, sums.dk[m][c][2 * r + 1] * factor};
+    }
+  __syncthreads();
+  const tile::Sequence& s = me.walk().s;
+  const int key0 = me.walk().key0;
+  constexpr int kLanes = D / 8;  // of a row
+  const uint32_t channel = index % kLanes * 8;
+#pragma unroll 1
+  for (int row = static_cast<int>(index / kLanes); row < kTileK;
+       row += kConfig.threads() / kLanes) {
+    float x[8];
+    const uint32_t from = me.shared + (row * kStride + channel) * 4;
+    const float4 a = at<float4>(from), b = at<float4>(from + 16);
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    if (size > 0) {
+      tile::hadamard_inside(x);
+#pragma unroll kBlocksFirst ? 4 : 1
+      for (int h = kBlocksFirst ? kConfig.channels() : 8; h < D; h *= 2)
+        if (h < size) tile::hadamard_across(x, h / 8, (channel & static_cast<uint32_t>(h)) != 0);
+      tile::flip_signs(x, channel);
+    }
+    if (key0 + row >= s.nk || static_cast<int>(channel) >= me.p.d) continue;
+    T* out = tile::row_of<T>(me.p.dk, s, me.walk().kv_head, s.k_begin + key0 + row) + channel;
+    store_eight(out, x, me.p.dk.vector);
+  }
 }
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

@@ -33,12 +33,13 @@ struct RowSums {
   static constexpr bool kMayBeWanted = kConfig.policy != Policy::fast;
 
   __device__ static void share_sums(const Thread<kConfig>& me, const Scores& y, int buffer) {
-    PerKey inverse;  // y carries the scale of K
-    me.get_key_scales(inverse);
+    PerKey inverse;  // of the scale of K, if y carries it
+    if constexpr (kConfig.folds_k()) me.get_key_scales(inverse);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) inverse[m][r] = arch::reciprocal_approx(inverse[m][r]);
+      for (int r = 0; r < 2; ++r)
+        inverse[m][r] = kConfig.folds_k() ? arch::reciprocal_approx(inverse[m][r]) : 1.0f;
     float sum[2 * kQueryBlocks];
 #pragma unroll
     for (int c = 0; c < 2 * kQueryBlocks; ++c) {

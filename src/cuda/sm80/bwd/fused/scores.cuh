@@ -93,7 +93,7 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
   }
 }
 
-/// y = dS·(logit factor of the query)·(scale of K) from φ·P.
+/// y = dS·(logit factor of the query) from φ·P; times the key's scale where that is folded in.
 template <typename T, Config kConfig>
 __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& me,
                           const KeyOperands<kConfig>& keys, int stage) {
@@ -119,8 +119,9 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
       for (int m = 0; m < kKeyBlocks; ++m)
         arch::mma_16<T>(y[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
   }
-  PerKey key;
-  me.get_key_scales(key);
+  PerKey key, value;
+  if constexpr (kConfig.folds_k()) me.get_key_scales(key);
+  if constexpr (kConfig.has_v_codes()) me.get_value_scales(value);
   const uint32_t gradient = me.shared + me.front_at(stage) + offsetof(Front, gradient) +
                             (me.first_query() + 2 * me.t()) * 8;
 #pragma unroll
@@ -129,9 +130,12 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        y[m][n][e] =
-            prob[m][n][e] * key[m][e >> 1] * fmaf(y[m][n][e], e & 1 ? q.z : q.x, e & 1 ? q.w : q.y);
+      for (int e = 0; e < 4; ++e) {
+        // What does not need dP comes first, so that it can be done while dP is on its way.
+        const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
+                    p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
+        y[m][n][e] = p * fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
+      }
   }
 }
 

@@ -76,15 +76,19 @@ struct SharedPlan {
   alignas(128) uint8_t k8t[kTileK * D];
   std::conditional_t<kConfig.one_place, OnePlace, Ring> tiles;
   alignas(16) float k_scale[kTileK];
-  alignas(16) Maxima maxima[2];  // tiles take turns
-  // What has to come off dV and dK again (products.cuh).
-  alignas(16) float starts[2][2 * kTileK];
+  alignas(16) float v_scale[kTileK];  // `vectorwise`: of the codes of V
+  float tile_k_scale;                 // of all keys that are finite, unless each has its own
+  alignas(16) Maxima maxima[2];       // tiles take turns
+  struct Nothing {};
+  struct Starts {  // what has to come off dV and dK again (products.cuh)
+    alignas(16) float places[2][2 * kTileK];
+  };
+  std::conditional_t<kConfig.starts_stay_on, Starts, Nothing> starts;
   alignas(16) Walk walk;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
   // What the policies need; tiles take turns in the row sums.
-  struct Nothing {};
   struct Extras {
     uint32_t turn[kConfig.warps()];
     float row_sums[2][kConfig.key_strips][kTileQ];
@@ -93,7 +97,11 @@ struct SharedPlan {
     alignas(8) float query_terms[kTileQ];
     float uniforms[32];
   };
+  struct DqDither {  // dither_dq.cuh
+    uint32_t terms[kConfig.threads()], uniforms[32];
+  };
   std::conditional_t<kConfig.policy == Policy::fast, Nothing, Extras> extras;
+  std::conditional_t<kConfig.dithers_dq, DqDither, Nothing> dq_dither;
   std::conditional_t<kConfig.policy == Policy::dither, DitherTerms, Nothing> dither;
 };
 
@@ -226,6 +234,11 @@ struct Thread {
   /// Read anew for every tile: registers are scarcer than loads.
   __device__ void get_key_scales(PerKey& scale) const {
     get_four(scale, keys_of(shared + offsetof(Plan, k_scale)));
+  }
+
+  /// The same for the scales of V.
+  __device__ void get_value_scales(PerKey& scale) const {
+    get_four(scale, keys_of(shared + offsetof(Plan, v_scale)));
   }
 
   // Codes as A operands. For dV and dK a contraction step is a query strip, and m a block of 16

@@ -14,6 +14,11 @@ inline uint32_t sum_at(uint32_t lane, uint32_t e) {
 #endif
 }
 
+inline float4 last_sums(const float* block, uint32_t lane) {
+  return {block[sum_at(lane, 0)], block[sum_at(lane, 1)], block[sum_at(lane, 2)],
+          block[sum_at(lane, 3)]};
+}
+
 inline void global_add(float* block, uint32_t lane, float x0, float x1, float x2, float x3) {
   const float x[4] = {x0, x1, x2, x3};
   for (uint32_t e = 0; e < 4; ++e) std::atomic_ref<float>(block[sum_at(lane, e)]).fetch_add(x[e]);

@@ -17,6 +17,7 @@ inline void cp_async_16_or_zero(uint32_t to, const void* from, bool real) {
   emulator::start_copy(to, from, 16, real);
 }
 inline void cp_async_4(uint32_t to, const void* from) { emulator::start_copy(to, from, 4, true); }
+inline void cp_async_8(uint32_t to, const void* from) { emulator::start_copy(to, from, 8, true); }
 inline void cp_async_commit() { emulator::close_copies(); }
 template <int kPending>
 void cp_async_wait() {

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantised inputs of a forward in one piece of memory (AttentionArgs::codes), which a backward
+// takes instead of q, k and v. The layout belongs to no implementation: one may write it and
+// another read it.
+//
+// Tokens of all sequences lie behind one another, heads outside: [head][token][channel]. Blocks of
+// 128 keys are counted through all sequences, each of which starts a new one. Every part starts at
+// a multiple of 16 bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "sagebwd/recipe.h"
+
+namespace sagebwd {
+
+/// A code that no value has. It stands in the first channel of a key that holds NaN or Inf, because
+/// the scale of a block cannot say so.
+inline constexpr int8_t kPoisonedCode = -128;
+
+struct CodesShape {
+  int64_t h, hk, d;
+  int64_t queries, keys;  // tokens of all sequences
+  int64_t sequences;      // batch entries, or documents of a packed batch
+  bool packed;
+  bool k_per_token;
+
+  /// Blocks of keys; an upper bound for packed batches, whose lengths only the device may know.
+  int64_t key_blocks() const {
+    if (packed) return keys / kKeysPerScale + sequences;
+    const int64_t each = sequences == 0 ? 0 : keys / sequences;
+    return sequences * ((each + kKeysPerScale - 1) / kKeysPerScale);
+  }
+};
+
+/// Where each part starts, in bytes from the start of the memory.
+struct CodesLayout {
+  explicit CodesLayout(const CodesShape& s) : key_blocks(s.key_blocks()) {
+    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys, means = s.sequences * s.hk * s.d;
+    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * s.d);
+    q_scale = take(queries * 4), mean_logit = take(queries * 4), v_scale = take(keys * 4);
+    k_scale = take((s.k_per_token ? keys : s.hk * key_blocks) * 4);
+    k_mean = take(means * 4), v_mean = take(means * 4);
+  }
+  int64_t key_blocks;
+  int64_t bytes = 0;
+  int64_t q8, k8, v8;           // INT8: [h][queries][d], [hk][keys][d], [hk][keys][d]
+  int64_t q_scale, mean_logit;  // FP32: [h][queries]; mean_logit is c·q·mean(K)
+  int64_t v_scale;              // FP32: [hk][keys]
+  int64_t k_scale;              // FP32: [hk][key_blocks], or [hk][keys] with k_per_token
+  int64_t k_mean, v_mean;       // FP32: [sequences][hk][d]
+
+ private:
+  int64_t take(int64_t size) {
+    const int64_t at = bytes;
+    bytes += (size + 15) / 16 * 16;
+    return at;
+  }
+};
+
+}  // namespace sagebwd

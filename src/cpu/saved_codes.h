@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantised inputs that a forward hands to a backward (spec/codes.h), as blocks of this
+// backend: codes [rows][dk] with zeros behind d, scales [rows].
+#pragma once
+
+#include "cpu/plan.h"
+#include "spec/codes.h"
+
+namespace sagebwd::cpu {
+
+class SavedCodes {
+ public:
+  SavedCodes(const Plan& plan, void* memory) : plan_(plan), view_(plan.p, memory) {}
+
+  /// Blocks of queries; mean_logit is c·q·mean(K) of each.
+  void write_queries(const Block& b, int64_t h, const int8_t* codes, const float* scale,
+                     const double* mean_logit) const;
+  void read_queries(const Block& b, int64_t h, int8_t* codes, float* scale,
+                    double* mean_logit) const;
+
+  /// Blocks of keys.
+  void write_k(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
+  /// The scale that keys share from `row` on: the block that has the first of them writes it.
+  void write_k_scale(const Block& b, int64_t hk, int row, float scale) const;
+  void read_k(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
+  void write_v(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
+  void read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
+
+  /// Means of K and V, [d], of a key head of a sequence.
+  float* k_mean(int64_t sequence, int64_t hk) const {
+    return view_.k_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
+  }
+  float* v_mean(int64_t sequence, int64_t hk) const {
+    return view_.v_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
+  }
+
+ private:
+  int64_t query_at(const Block& b, int64_t h) const {
+    return (h * plan_.p.b + b.seq.batch) * plan_.p.nq + b.seq.q_begin + b.first;
+  }
+  int64_t key_at(const Block& b, int64_t hk) const {
+    return (hk * plan_.p.b + b.seq.batch) * plan_.p.nk + b.seq.k_begin + b.first;
+  }
+  float& k_scale(const Block& b, int64_t hk, int row) const;
+  void write_rows(int8_t* to, const int8_t* codes, int rows) const;
+  void read_rows(const int8_t* from, int8_t* codes, int rows) const;
+
+  const Plan& plan_;
+  spec::CodesView view_;
+};
+
+}  // namespace sagebwd::cpu

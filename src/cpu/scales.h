@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales of Q, K, V and dO from the largest magnitudes of their tokens. A token that holds NaN or
+// Inf gets the scale NaN and takes no part in the scale of others.
+#pragma once
+
+#include <algorithm>
+
+#include "numerics/quantize.h"
+
+namespace sagebwd::cpu {
+
+/// The largest magnitude among those that are finite.
+inline float largest_finite(const float* amax, int count) {
+  float top = 0.0f;
+  for (int i = 0; i < count; ++i)
+    if (numerics::is_finite(amax[i])) top = std::max(top, amax[i]);
+  return top;
+}
+
+/// One scale per token, in place of the magnitudes.
+inline void scale_tokens(float* amax, int count) {
+  for (int i = 0; i < count; ++i) amax[i] = numerics::scale_of(amax[i]);
+}
+
+/// One scale for tokens whose largest magnitude is `top`, repeated for each.
+inline void scale_together(float* amax, int count, float top) {
+  const float scale = numerics::scale_of(top);
+  for (int i = 0; i < count; ++i)
+    amax[i] = numerics::is_finite(amax[i]) ? scale : numerics::scale_of(amax[i]);
+}
+
+/// One scale per token of V, for folding into P; `top` is the largest magnitude of the block.
+inline void scale_values(float* amax, int count, float top) {
+  for (int i = 0; i < count; ++i) {
+    amax[i] = numerics::scale_of(amax[i]);
+    if (amax[i] == amax[i]) amax[i] = numerics::value_scale(amax[i], numerics::scale_of(top));
+  }
+}
+
+}  // namespace sagebwd::cpu

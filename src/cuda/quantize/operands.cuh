@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: Apache-2.0
+// All operands of a call in one launch. Thread blocks take pieces of work from a list until it is
+// empty. For each key head the list has the means of the next head, then the codes of this one:
+//
+//   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
+//
+// Means and codes both read K and V. With this order K and V are still in the second-level cache
+// when their codes are made, and codes rarely wait for their mean. A piece waits only for pieces
+// that were handed out before it, so there is no deadlock.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/arch/target.cuh"
+#include "cuda/host/launch.h"
+#include "cuda/quantize/mean.cuh"
+#include "cuda/quantize/token_block.cuh"
+
+namespace sagebwd::cuda {
+
+/// Whose main kernels read the operands.
+enum class Reader { sm80, sm90 };
+
+// Scale of Q or K where all codes are zero. The backward multiplies scales into dS and divides them
+// out again, so a scale must not be 0. This one is too small to change the maxima of dS.
+inline constexpr float kZeroScale = 0x1p-60f;
+
+enum class Kind { none, k_mean, v_mean, keys, values, queries };
+
+struct Item {
+  Kind kind;
+  int head;   // a query head for queries, else a key head
+  int block;  // of tokens; for means a span (mean.cuh)
+  tile::Sequence s;
+};
+
+/// Pieces of work of one key head.
+struct Counts {
+  int spans, means, values, codes;
+  __host__ __device__ explicit Counts(const OperandJob& job) {
+    spans = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
+    means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
+    values = job.v8t != nullptr || job.v16 != nullptr ? job.k_blocks : 0;
+    codes = job.k_blocks + values + job.group * job.q_blocks;
+  }
+};
+
+__device__ inline Item item_at(const OperandJob& job, uint32_t index) {
+  const Counts n(job);
+  const uint32_t means = static_cast<uint32_t>(n.means), codes = static_cast<uint32_t>(n.codes);
+  const uint32_t last = static_cast<uint32_t>(job.hk) - 1;
+  Item item{Kind::none, 0, 0, {}};
+  uint32_t head = 0, at = index;
+  bool is_mean = index < means;
+  if (!is_mean) {
+    const uint32_t behind = index - means;
+    head = min(behind / (means + codes), last);
+    at = behind - head * (means + codes);
+    const uint32_t before = head == last ? 0 : means;
+    is_mean = at < before;
+    if (is_mean)
+      ++head;
+    else
+      at -= before;
+    if (!is_mean && at >= codes) return item;
+  }
+  item.head = static_cast<int>(head), item.block = static_cast<int>(at);
+  if (is_mean) {
+    const bool of_k = job.k_mean.mean != nullptr && item.block < n.spans;
+    item.kind = of_k ? Kind::k_mean : Kind::v_mean;
+    if (!of_k && job.k_mean.mean != nullptr) item.block -= n.spans;
+    return item;
+  }
+  if (item.block < job.k_blocks + n.values) {
+    item.kind = item.block < job.k_blocks ? Kind::keys : Kind::values;
+    if (item.kind == Kind::values) item.block -= job.k_blocks;
+  } else {
+    const int q = item.block - job.k_blocks - n.values;
+    item.kind = Kind::queries;
+    item.head = item.head * job.group + q / job.q_blocks, item.block = q % job.q_blocks;
+  }
+  item.s = tile::sequence_of_block<kBlock>(job.seq, item.block, item.kind == Kind::queries);
+  return item;
+}
+
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+struct Worker {
+  using Block = TokenBlock<T, D>;
+  using Mean = MeanBlock<T, D>;
+  static constexpr int kSteps = Block::kSteps;
+  // Thread blocks on a multiprocessor. With three the backward of `paper` would spill on sm_89, and
+  // the forward of `vectorwise` in FP16 on sm_120.
+  static constexpr bool kTooManyRegisters =
+      kBackward
+          ? kScheme == Scheme::paper
+          : kScheme == Scheme::vectorwise && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
+  static constexpr int kResident = D == 128 || kTooManyRegisters ? 2 : 3;
+
+  struct Shared {
+    union {
+      typename Block::Shared block;
+      typename Mean::Shared mean;
+    };
+    Item item[2];
+  };
+
+  const OperandJob& job;
+  const Item& item;
+  Shared& shared;
+
+  __device__ int first(bool queries) const {
+    return static_cast<int>(static_cast<int64_t>(item.block) * kBlock -
+                            (queries ? item.s.q_pad : item.s.k_pad));
+  }
+  __device__ Block key_block() const {
+    return Block(shared.block, first(false), item.s.nk,
+                 item.head * job.tk + static_cast<int64_t>(item.block) * kBlock);
+  }
+  /// The row of the thread's first token in one of the caller's tensors.
+  __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
+    return tile::row_of<const T>(
+        x, item.s, item.head,
+        (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot() * kSteps);
+  }
+  /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
+  __device__ bool reads_codes() const {
+    return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  __device__ bool saves_codes() const {
+    return !kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  /// The thread's first token in that memory, heads included.
+  __device__ int64_t saved_row(const Block& b, bool queries) const {
+    const int64_t sequence = queries ? item.s.batch * job.seq.nq + item.s.q_begin
+                                     : item.s.batch * job.seq.nk + item.s.k_begin;
+    return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + first(queries) +
+           b.slot() * kSteps;
+  }
+  /// The place of a key's scale there.
+  __device__ float* saved_k_scale(const Block& b) const {
+    return job.saved.k_scale + (job.k_per_token ? saved_row(b, false) + b.own()
+                                                : item.head * job.saved.key_blocks + item.block);
+  }
+  using Targets = typename Block::Targets;
+  __device__ Targets with_saved(Targets to, int8_t* saved, int64_t row) const {
+    if (saves_codes()) to.saved = saved + row * job.d, to.d = job.d;
+    return to;
+  }
+
+  /// Waits for the mean of a key head. It is zero if there is none.
+  __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
+#pragma unroll
+    for (int part = 0; part < Block::kParts; ++part)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
+    if (mean.mean == nullptr || item.s.nk == 0) return;
+    wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
+                              b.channel(0));
+  }
+
+  /// The mean of V that the forward saved.
+  __device__ void read_v_mean(Block& b, int kv_head) const {
+    const float* from =
+        job.saved.v_mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * job.d;
+#pragma unroll
+    for (int part = 0; part < Block::kParts; ++part) {
+      float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
+      if (static_cast<int>(b.channel(part)) < job.d) {
+        const auto* at = reinterpret_cast<const float4*>(from + b.channel(part));
+        low = at[0], high = at[1];
+      }
+      float(&to)[8] = b.mean[part];
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
+  }
+
+  /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
+  template <Values kValues>
+  __device__ void measure(Block& b, int tokens) const {
+    if constexpr (kScheme == Scheme::paper)
+      b.template measure_shared<kValues>(tokens);
+    else
+      b.template measure_tokens<kValues>();
+  }
+
+  /// Rounded to 22 significant bits, so that the offset of a KeyScale is exact; never 0.
+  __device__ static float exact_scale(float scale) {
+    if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
+    return scale == 0.0f ? kZeroScale : scale;
+  }
+
+  /// Scale of the key that this lane owns. `common`: that of the keys which share one, poisoned or
+  /// not.
+  __device__ void write_k_scale(const Block& b, float common, bool poisoned) const {
+    common = exact_scale(common);
+    if (b.owns())
+      job.k_scale[b.token0() + b.own()] = {poisoned ? __int_as_float(0x7fffffff) : common,
+                                           -tile::kMagicFloat * common};
+  }
+
+  /// What sm90 knows of a block's K.
+  __device__ void write_block_scale(const Block& b, float common, bool poisoned) const {
+    BlockScales& of_block = job.block_scales[b.row0 / kBlock];
+    of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
+  }
+  /// The largest scale of V of the sequence, which sm90's queries wait for. All threads come here.
+  __device__ void note_value_scale(float top) const {
+    if (threadIdx.x != 0) return;
+    const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + item.head;
+    atomicMax(job.v_top + at, __float_as_uint(top));
+    __threadfence();
+    atomicAdd(job.v_done + at, 1u);
+  }
+  __device__ float wait_for_value_scale(int kv_head) const {
+    const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + kv_head;
+    const uint32_t blocks = static_cast<uint32_t>((item.s.nk + kBlock - 1) / kBlock);
+    while (*static_cast<volatile uint32_t*>(job.v_done + at) < blocks) {
+    }
+    __threadfence();
+    return __uint_as_float(*static_cast<volatile uint32_t*>(job.v_top + at));
+  }
+
+  __device__ void keys() const {
+    Block b = key_block();
+    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.k8 + saved_row(b, false) * job.d, job.d);
+      const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
+      // Poison of K needs no mark here: the LSE of queries that see it is NaN.
+      if (kReader == Reader::sm90 && threadIdx.x == 0) write_block_scale(b, common, false);
+      write_k_scale(b, common, b.take_marks(codes));
+      b.put_all(to, codes);
+    } else {
+      b.load(b.chunk, row(job.k, b, false), job.k, job.d);
+      load_mean(b, job.k_mean, item.head);
+      b.template make<true>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      float common;
+      bool poisoned = false;  // one of the keys that share a scale
+      if (kScheme == Scheme::vectorwise && job.k_per_token) {
+        b.template measure_tokens<Values::made>();
+        common = b.scale;
+      } else {
+        const typename Block::SharedScale shared_scale = b.template measure_shared<Values::made>(
+            kScheme == Scheme::paper ? job.k_tokens : kBlock);
+        common = shared_scale.scale, poisoned = shared_scale.poisoned;
+      }
+      if (kReader == Reader::sm90 && threadIdx.x == 0)
+        write_block_scale(b, common, poisoned);
+      else if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
+        job.tile_scale[b.row0 / kBlock].k = poisoned ? -exact_scale(common) : exact_scale(common);
+      write_k_scale(b, common, b.scale != b.scale);
+      if (saves_codes() && b.owns() && b.own_is_real() && (job.k_per_token || threadIdx.x == 0))
+        *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
+      b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
+    }
+    if constexpr (kBackward) {
+      __syncthreads();
+      b.template write_transposed<kReader == Reader::sm80, true>(job.k8t);
+    }
+  }
+
+  __device__ void values() const {
+    Block b = key_block();
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.v8 + saved_row(b, false) * job.d, job.d);
+      const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
+      if constexpr (kReader == Reader::sm90)
+        note_value_scale(__uint_as_float(
+            b.share_top(0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)));
+      b.write_codes_16(job.v16, codes);
+      return;
+    }
+    b.load(b.chunk, row(job.v, b, false), job.v, job.d);
+    if (kBackward && !job.folds_v) {
+      b.write_loaded(job.v16);
+      return;
+    }
+    load_mean(b, job.v_mean, item.head);
+    b.template make<true>();
+    bool poisoned;
+    float unit = 1.0f;
+    if (job.folds_v) {
+      poisoned = b.measure_values();
+    } else {
+      const typename Block::SharedScale of_tile =
+          b.template measure_shared<Values::made>(job.tile_k);
+      poisoned = of_tile.poisoned, unit = of_tile.scale;
+    }
+    if constexpr (kBackward) {
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
+      if constexpr (kReader == Reader::sm90) note_value_scale(b.value_scale);
+      b.write_codes_16(job.v16);
+    } else if constexpr (kReader == Reader::sm90) {
+      if (threadIdx.x == 0) {
+        BlockScales& of_block = job.block_scales[b.row0 / kBlock];
+        of_block.v = b.value_scale, of_block.v_poisoned = poisoned;
+      }
+      if (b.owns()) {
+        const int64_t token = b.token0() + b.own();
+        const float share = b.value_scale == 0.0f ? 0.0f : __fdividef(b.scale, b.value_scale);
+        job.v_share[(token & ~int64_t{15}) + tile::place_of(static_cast<int>(token % 16))] =
+            share != share ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
+        if (saves_codes() && b.own_is_real())
+          job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      }
+      b.template write_codes<Values::made>(
+          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
+      __syncthreads();
+      b.template write_transposed<false>(job.v8t);
+    } else {
+      const int mine = static_cast<int>(b.slot()) * kSteps;
+      const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
+      if (mine % job.tile_k == 0 && b.member() == 0)
+        job.tile_scale[job.tile_k == kSlab ? tile : tile / 2].v =
+            poisoned ? __int_as_float(0x7fffffff) : unit;
+      if (job.folded != nullptr && b.owns()) {
+        const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
+        const int token = mine + static_cast<int>(b.own());
+        const int place = (token & ~15) + tile::place_of(token);
+        FoldedScales& to = job.folded[b.row0 / kBlock];
+        to.exponent[place] = log2f(folded) + FoldedScales::kBias;
+        to.inverse[place] = arch::reciprocal_approx(folded);
+      }
+      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k,
+                 as_loaded = poisoned || (leading && job.v16_is_v);
+      if (leading && !as_loaded) b.write_codes_16(job.v16);
+      if (saves_codes() && b.owns() && b.own_is_real())
+        job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      b.template write_codes<Values::made>(
+          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
+      __syncthreads();
+      b.template write_transposed<false>(job.v8t);
+      if (as_loaded) {
+        // Loaded again: kept until here they would take registers that most blocks need.
+        b.load(b.chunk, row(job.v, b, false), job.v, job.d);
+        b.write_loaded(job.v16);
+      }
+    }
+  }
+
+  __device__ void queries() const {
+    Block b(shared.block, first(true), item.s.nq,
+            item.head * job.tq + static_cast<int64_t>(item.block) * kBlock);
+    const int64_t own = b.token0() + b.own();
+    const Targets to{.rows = job.q8, .transpose = kBackward};
+    float mean_logit;
+    if constexpr (kBackward) clear_sums(b.row0);
+    if (reads_codes()) {
+      const int64_t saved = saved_row(b, true);
+      typename Block::Words codes;
+      b.load_codes(codes, job.saved.q8 + saved * job.d, job.d);
+      b.scale = b.own_is_real() ? job.saved.q_scale[saved + b.own()] : 0.0f;
+      mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
+      b.put_all(to, codes);
+    } else {
+      b.load(b.chunk, row(job.q, b, true), job.q, job.d);
+      load_mean(b, job.k_mean, item.head / job.group);
+      // The forward adds this number to LSE and the backward subtracts it again. Both need the same
+      // bits, so the product is rounded by itself and not as part of a multiply-add.
+      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+      });
+      b.template make<false>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      measure<Values::made>(b, job.q_tokens);
+      mean_logit = __fmul_rn(job.logit_scale, dot);
+      const int64_t saved = saved_row(b, true);
+      if (saves_codes() && b.owns() && b.own_is_real()) {
+        job.saved.q_scale[saved + b.own()] = b.scale;
+        job.saved.mean_logit[saved + b.own()] = mean_logit;
+      }
+      b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
+    }
+    const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
+    if constexpr (!kBackward) {
+      if (b.owns()) {
+        // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
+        // -inf, and next to a small one the start of the integer sums vanishes.
+        job.logit_factor[own] = logit_factor == 0.0f ? kZeroScale : logit_factor;
+        job.mean_logit[own] = mean_logit;
+      }
+    } else {
+      __syncthreads();
+      b.template write_transposed<false>(job.q8t);
+      __syncthreads();
+      const int64_t token = item.s.q_begin + first(true) + b.slot() * kSteps + b.own();
+      float lse = -INFINITY, dlse = 0.0f;
+      if (b.own_is_real()) lse = *tile::stat_of(job.lse, item.s, item.head, token);
+      if (b.own_is_real() && job.dlse.data != nullptr)
+        dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+      // P = 0 for queries without keys and after the end.
+      const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
+      douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
+    }
+  }
+
+  /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
+  __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
+    typename Block::Chunks out;
+    b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
+    b.load(out, row(job.o, b, true), job.o, job.d);
+    if (job.do16 != nullptr) b.write_loaded(job.do16);
+    measure<Values::loaded>(b, job.q_tokens);
+    // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
+    if (reads_codes())
+      read_v_mean(b, item.head / job.group);
+    else
+      load_mean(b, job.v_mean, item.head / job.group);
+    float delta = dots(b, [&](int step, int part, float(&y)[8]) {
+      out[part][step].unpack(y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
+    });
+    delta = lse2 == INFINITY ? 0.0f : delta - dlse;
+    if constexpr (kReader == Reader::sm90) {
+      write_stats(b, own, logit_factor, lse2, delta, dlse);
+    } else if (b.owns()) {
+      // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
+      const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
+      const float slope = logit_factor / phi;
+      job.row[own] = {logit_factor, lse2};
+      job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
+      job.gradient[own] = {slope, -delta * slope};
+    }
+    b.template write_codes<Values::loaded>({.transpose = true});
+    __syncthreads();
+    b.template write_transposed<false>(job.do8t);
+  }
+
+  /// What sm90's backward knows of the 64 queries of a slab (QueryStats).
+  __device__ void write_stats(Block& b, int64_t own, float logit_factor, float lse2, float delta,
+                              float dlse) const {
+    const float norm =
+        sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
+    // No dP, and no D, is larger than this times the norm of dO.
+    const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
+                       fmaxf(wait_for_value_scale(item.head / job.group), 0x1p-100f);
+    const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
+    const bool sees = b.owns() && lse2 != INFINITY;
+    const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab));
+    if (job.dlse.data != nullptr) {
+      // dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of
+      // so little dO need not be fine.
+      b.scale = arch::max_nan(b.scale, phi > 0.0f ? phi * 0x1p-6f : 1.0f);
+      b.share_inverses();
+    }
+    const bool counts = sees && b.scale > 0.0f;
+    const float ratio = counts ? logit_factor / b.scale : 0.0f;
+    const float bound = ratio * (norm * most + fabsf(dlse));
+    const float reference = phi > 0.0f ? phi : 1.0f,
+                largest = __uint_as_float(b.share_top(1, finite(bound), kSlab));
+    QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];
+    if (b.owns()) {
+      const int token = static_cast<int>(own % kSlab);
+      const int place = (token & ~15) + tile::place_of(token % 16);
+      const bool poisoned = sees && b.scale != b.scale;
+      const float slope = poisoned ? b.scale : largest > 0.0f ? ratio / largest : 0.0f;
+      stats.factor[place] = logit_factor;
+      stats.exponent[place] = poisoned ? b.scale
+                              : counts ? 15.0f - lse2 + log2f(b.scale / reference)
+                                       : -INFINITY;
+      stats.slope[place] = slope, stats.offset[place] = counts || poisoned ? -delta * slope : 0.0f;
+      job.row[own] = {logit_factor, lse2};
+    }
+    if (threadIdx.x % (kRowThreads / 2) == 0)
+      stats.dv_unit = reference * 0x1p-15f, stats.dq_unit = reference * largest * 0x1p-15f;
+    __syncthreads();  // share_top's memory is free again
+  }
+
+  /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y
+  /// the thread's eight channels of a part for its token `step`.
+  template <typename Other>
+  __device__ float dots(const Block& b, Other other) const {
+    float sum[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sum[step] = 0.0f;
+#pragma unroll
+      for (int part = 0; part < Block::kParts; ++part) {
+        float x[8], y[8];
+        b.chunk[part][step].unpack(x);
+        other(step, part, y);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+      }
+    }
+    return scatter_reduce<Block::kLanes>(sum, b.member(), [](float x, float y) { return x + y; });
+  }
+
+  /// Zeroes the sums of dQ, to which the fused kernel adds.
+  __device__ void clear_sums(int64_t row0) const {
+    if (job.dq_sum == nullptr) return;
+    auto* to = reinterpret_cast<float4*>(job.dq_sum + row0 * D) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kBlock * D / 4 / kRowThreads; ++i)
+      to[i * kRowThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+
+  __device__ void run() {
+    if (item.kind == Kind::k_mean)
+      Mean{job, job.k_mean, job.k, item.head, shared.mean}.run(item.block);
+    else if (item.kind == Kind::v_mean)
+      Mean{job, job.v_mean, job.v, item.head, shared.mean}.run(item.block);
+    else if (item.kind == Kind::keys)
+      keys();
+    else if (item.kind == Kind::values)
+      values();
+    else
+      queries();
+  }
+};
+
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+__global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, kReader>::kResident)
+    operand_kernel(const __grid_constant__ OperandJob job) {
+  using Work = Worker<T, D, kBackward, kScheme, kReader>;
+  __shared__ typename Work::Shared shared;
+  if (threadIdx.x == 0) shared.item[0] = item_at(job, atomicAdd(job.next, 1u));
+  __syncthreads();
+  for (int turn = 0; shared.item[turn].kind != Kind::none; turn ^= 1) {
+    uint32_t next = 0;  // asked for now, so that the answer is there when it is needed
+    if (threadIdx.x == 0) next = atomicAdd(job.next, 1u);
+    Work{job, shared.item[turn], shared}.run();
+    if (threadIdx.x == 0) shared.item[turn ^ 1] = item_at(job, next);
+    __syncthreads();
+  }
+}
+
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+void run_operands(const OperandJob& job, cudaStream_t stream) {
+  const Counts n(job);
+  const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
+  int device = 0, multiprocessors = 0;
+  SAGE_CUDA(cudaGetDevice(&device));
+  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t places =
+      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme, kReader>::kResident;
+  launch(operand_kernel<T, D, kBackward, kScheme, kReader>,
+         dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads, 0, job, stream);
+}
+
+}  // namespace sagebwd::cuda

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer: a warpgroup with 64 of the keys. Scores are transposed, rows are keys.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/arch/half2.cuh"
+#include "cuda/arch/scalar.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/bwd/results.cuh"
+#include "cuda/sm90/bwd/shared.cuh"
+#include "cuda/sm90/codes.cuh"
+
+namespace sagebwd::cuda::sm90::bwd {
+
+/// Scores of 64 keys x 64 queries: element 4·j + 2·r + e is key lane/4 + 8·r of the warp's 16,
+/// query 8·j + 2·(lane % 4) + e. Pairs of halves: element 2·j + r.
+using Scores = int[32];
+using Gradients = float[32];
+using Halves = uint32_t[16];
+using Codes = uint32_t[8];  // A operands
+
+template <typename T, int D>
+struct Consumer {
+  using Plan = SharedPlan<D>;
+
+  const BackwardParams& p;
+  Plan& shared;
+  int group;            // the warpgroup's number
+  uint32_t warp, lane;  // warp: inside the warpgroup
+  Ring<kPlaces> front{0}, back{0}, ds{1};
+
+  __device__ uint32_t front_at(int place) const {
+    return arch::shared_address(&shared.front[place]);
+  }
+
+  /// S = K8·Q8ᵀ of a tile; only issued.
+  __device__ __forceinline__ void issue_scores(Scores& s, int place) const {
+    const uint64_t k = arch::operand_at<D>(arch::shared_address(shared.k8) +
+                                           static_cast<uint32_t>(group * 64 * D)),
+                   q = arch::operand_at<D>(front_at(place));
+    arch::settle(s);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 32; ++step)
+      arch::wgmma_8(s, k + 2 * step, q + 2 * step, step > 0);
+    arch::wgmma_commit();
+  }
+  /// dP = V8·dOᵀ, still without the scale of V; only issued.
+  __device__ __forceinline__ void issue_gradients(Gradients& dp) const {
+    const uint32_t v = arch::shared_address(shared.v16) + static_cast<uint32_t>(group * 64 * 128),
+                   dout = front_at(front.place) + kQueries * D;
+    arch::settle(dp);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int panel = 0; panel < D / 64; ++panel)
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        arch::wgmma_16<T>(dp, arch::operand_at<128>(v + panel * kKeys * 128) + 2 * step,
+                          arch::operand_at<128>(dout + panel * kQueries * 128) + 2 * step,
+                          panel + step > 0);
+    arch::wgmma_commit();
+  }
+
+  /// P as halves.
+  template <bool kMasked>
+  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, float k_scale,
+                                               int query) const {
+    const QueryStats& stats = shared.front[front.place].stats;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // 16 queries
+      const float4 factor = *reinterpret_cast<const float4*>(stats.factor + 16 * i + lane % 4 * 4),
+                   exponent =
+                       *reinterpret_cast<const float4*>(stats.exponent + 16 * i + lane % 4 * 4);
+      const float f[4] = {factor.x * k_scale, factor.y * k_scale, factor.z * k_scale,
+                          factor.w * k_scale},
+                  x[4] = {exponent.x, exponent.y, exponent.z, exponent.w};
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const int j = 2 * i + b;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float y[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            y[e] = arch::exp2_approx(
+                fmaf(static_cast<float>(s[4 * j + 2 * r + e]), f[2 * b + e], x[2 * b + e]));
+          h[2 * j + r] = arch::half2_of(y[0], y[1]);
+        }
+      }
+    }
+    if constexpr (kMasked) hide(h, query);
+  }
+
+  /// Zeroes what the mask hides.
+  __device__ __forceinline__ void hide(Halves& h, int query) const {
+    const Walk& w = shared.walk;
+    const tile::Band band = tile::band_of(p.mask, w.s);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = w.key0 + first_key() + 8 * r;
+      const uint32_t seen = key < w.s.nk ? band.width() : 0,
+                     here = static_cast<uint32_t>(key - band.begin - query -
+                                                  static_cast<int>(lane % 4 * 2));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (here - static_cast<uint32_t>(8 * j) >= seen) h[2 * j + r] &= 0xffff0000u;
+        if (here - static_cast<uint32_t>(8 * j + 1) >= seen) h[2 * j + r] &= 0x0000ffffu;
+      }
+    }
+  }
+
+  /// dS = P·(dP - D) as halves, in the place of P.
+  __device__ __forceinline__ void differentiate(Halves& h, const Gradients& dp,
+                                                const float (&v_scale)[2]) const {
+    const QueryStats& stats = shared.front[front.place].stats;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // 16 queries
+      const float4 slope = *reinterpret_cast<const float4*>(stats.slope + 16 * i + lane % 4 * 4),
+                   offset = *reinterpret_cast<const float4*>(stats.offset + 16 * i + lane % 4 * 4);
+      const float a[4] = {slope.x, slope.y, slope.z, slope.w},
+                  b[4] = {offset.x, offset.y, offset.z, offset.w};
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int j = 2 * i + c;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float y[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            y[e] = fmaf(dp[4 * j + 2 * r + e], a[2 * c + e] * v_scale[r], b[2 * c + e]);
+          h[2 * j + r] = arch::half2_mul(h[2 * j + r], arch::half2_of(y[0], y[1]));
+        }
+      }
+    }
+  }
+
+  /// One scale per key.
+  template <arch::Bytes kCode>
+  __device__ __forceinline__ RowScales quantize(Codes& codes, const Halves& h) const {
+    uint32_t most[2] = {0, 0};
+    const auto magnitude = [](uint32_t x) {
+      return kCode == arch::Bytes::u8 ? x : arch::half2_abs(x);
+    };
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(h[4 * i + r])),
+                                  magnitude(h[4 * i + 2 + r]));
+    const RowScales scales = row_scales < kCode == arch::Bytes::u8 ? 255 : 127 > (most[0], most[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        codes[2 * i + r] =
+            arch::half2_codes<kCode>(h[4 * i + r], h[4 * i + 2 + r], scales.factor[r]);
+    return scales;
+  }
+
+  /// Hands dS to the warpgroup of dQ, turned around: rows are queries there.
+  __device__ __forceinline__ void hand_over(const Halves& h) {
+    const uint32_t row = lane % 8 + (lane >> 4) * 8,
+                   to = arch::shared_address(shared.ds[ds.place][group]) + row * 128 +
+                        ((warp * 2 + (lane >> 3) % 2 ^ lane % 8) << 4);
+    arch::barrier_wait(arch::shared_address(&shared.ds_empty[ds.place]), ds.parity);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      arch::stmatrix_x4_trans(to + static_cast<uint32_t>(i) * 16 * 128, h[4 * i], h[4 * i + 1],
+                              h[4 * i + 2], h[4 * i + 3]);
+    __syncwarp();
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[ds.place]));
+    ds.advance();
+  }
+
+  /// acc = codes·(64 channels of a transposed operand of queries); only issued.
+  template <arch::Bytes kCode>
+  __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes,
+                                                uint32_t operand, int part) const {
+    const uint64_t b = arch::operand_at<kSlab>(operand + static_cast<uint32_t>(part * 64 * kSlab));
+    arch::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+      if constexpr (kCode == arch::Bytes::u8)
+        arch::wgmma_u8(acc, codes + 4 * step, b + 2 * step, step > 0);
+      else
+        arch::wgmma_s8(acc, codes + 4 * step, b + 2 * step, step > 0);
+    arch::wgmma_commit();
+  }
+  __device__ __forceinline__ static void add(float (&sums)[D / 2], int part, const int (&acc)[32],
+                                             const float (&unit)[2]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+      sums[part * 32 + i] =
+          fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums[part * 32 + i]);
+  }
+
+  __device__ int first_key() const { return group * 64 + static_cast<int>(warp * 16 + lane / 4); }
+
+  struct Sums {
+    float dv[D / 2], dk[D / 2];
+  };
+
+  /// One tile of queries. `s` holds its scores, and then those of the next tile.
+  template <bool kMasked>
+  __device__ __forceinline__ void visit(Sums& sums, Scores& s, float k_scale,
+                                        const float (&v_scale)[2], int query, bool more) {
+    Gradients dp;
+    Halves h;
+    Codes p8, ds8;
+    issue_gradients(dp);
+    exponentials<kMasked>(h, s, k_scale, query);
+    const RowScales p_scales = quantize<arch::Bytes::u8>(p8, h);
+    arch::wgmma_wait<0>();
+    arch::settle(dp);
+    differentiate(h, dp, v_scale);
+    if constexpr (kMasked) hide(h, query);  // again: 0·NaN is not 0
+    const QueryStats& stats = shared.front[front.place].stats;
+    const float dv_unit = stats.dv_unit, dk_unit = stats.dq_unit * kLn2;
+    hand_over(h);
+    const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
+    const float dv_units[2] = {p_scales.unit[0] * dv_unit, p_scales.unit[1] * dv_unit},
+                dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
+    front.advance();
+    arch::barrier_wait(arch::shared_address(&shared.back_full[back.place]), back.parity);
+    const uint32_t q8t = arch::shared_address(&shared.back[back.place]), do8t = q8t + kQueries * D;
+    back.advance();
+    arch::settle(p8), arch::settle(ds8);
+    constexpr int kParts = D / 64;
+#pragma unroll
+    for (int part = 0; part < 2 * kParts; ++part) {
+      int acc[32];
+      if (part < kParts)
+        issue_product<arch::Bytes::u8>(acc, p8, do8t, part);
+      else
+        issue_product<arch::Bytes::s8>(acc, ds8, q8t, part - kParts);
+      if (part == 2 * kParts - 1) {
+        // The next scores are multiplied while the last sums are added up.
+        if (more)
+          arch::barrier_wait(arch::shared_address(&shared.front_full[front.place]), front.parity);
+        issue_scores(s, front.place);
+        arch::wgmma_wait<1>();
+      } else {
+        arch::wgmma_wait<0>();
+      }
+      arch::settle(acc);
+      if (part < kParts)
+        add(sums.dv, part, acc, dv_units);
+      else
+        add(sums.dk, part - kParts, acc, dk_units);
+    }
+    arch::settle(p8), arch::settle(ds8);
+    arch::wgmma_wait<0>();
+    arch::settle(s);
+  }
+
+  __device__ void run() {
+    const Walk& w = shared.walk;
+    Sums sums;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) sums.dv[i] = sums.dk[i] = 0.0f;
+    if (w.steps > 0) {
+      Scores s;
+      arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
+      const float k_scale = shared.scales.k,
+                  v_scale[2] = {shared.v_scale[first_key()], shared.v_scale[first_key() + 8]};
+      // Half a step apart, the consumers ask for products and for exponentials in turn.
+      if (group > 0) {
+        const long long start = clock64();
+        while (clock64() - start < kOffset) {
+        }
+      }
+      arch::barrier_wait(arch::shared_address(&shared.front_full[0]), 0);
+      issue_scores(s, 0);
+      arch::wgmma_wait<0>();
+      arch::settle(s);
+      const auto whole = [&](int query) {
+        return static_cast<uint32_t>(query - w.whole_begin) <= w.whole;
+      };
+      int left = w.steps, query = w.first;
+      const auto advance = [&] {
+        --left, query += kQueries;
+        if (query >= w.end) query = w.first;
+      };
+#pragma unroll 1
+      while (left > 0) {
+#pragma unroll 1
+        for (; left > 0 && whole(query); advance())
+          visit<false>(sums, s, k_scale, v_scale, query, left > 1);
+        if (left > 0) {
+          visit<true>(sums, s, k_scale, v_scale, query, left > 1);
+          advance();
+        }
+      }
+    }
+    store<T, D>(sums.dv, p.dv, p.dv_chunks, w, first_key(), lane, 0);
+    store<T, D>(sums.dk, p.dk, p.dk_chunks, w, first_key(), lane, p.rotation);
+  }
+
+  static constexpr int kOffset = 1500;  // cycles
+  static constexpr float kLn2 = 0.69314718055994530942f;
+};
+
+}  // namespace sagebwd::cuda::sm90::bwd

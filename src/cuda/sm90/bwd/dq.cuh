@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup that makes dQ. One of its threads also starts all copies.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/arch/global_add.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/bwd/shared.cuh"
+#include "cuda/sm90/codes.cuh"
+
+namespace sagebwd::cuda::sm90::bwd {
+
+template <int D>
+struct Copies {
+  using Plan = SharedPlan<D>;
+
+  const BackwardParams& p;
+  Plan& shared;
+  Step front, back;  // the next tile of each ring
+  int front_place = 0, back_place = 0;
+
+  __device__ Copies(const BackwardParams& params, Plan& plan)
+      : p(params), shared(plan), front(plan.walk), back(plan.walk) {}
+
+  __device__ void load_keys() {
+    const Walk& w = shared.walk;
+    const uint32_t full = arch::shared_address(&shared.keys_full);
+    const int row = static_cast<int>(w.key_row);
+    arch::barrier_expect(full, Plan::kKeyBytes);
+    arch::copy_rows(arch::shared_address(shared.k8), p.k8, 0, row, full);
+    arch::copy_panels(arch::shared_address(shared.v16), p.v16, row, full);
+    arch::copy_bulk(arch::shared_address(shared.v_scale), p.v_scale + w.key_row,
+                    sizeof(shared.v_scale), full);
+    arch::copy_bulk(arch::shared_address(&shared.scales), p.scales + w.key_row / kBlock,
+                    sizeof(shared.scales), full);
+  }
+  __device__ void load_turned_keys() {
+    const uint32_t full = arch::shared_address(&shared.turned_full);
+    arch::barrier_expect(full, sizeof(shared.k8t));
+    arch::copy_rows(arch::shared_address(shared.k8t), p.k8t, 0,
+                    static_cast<int>(shared.walk.key_row / kSlab * D), full);
+  }
+  __device__ void load_front() {
+    if (front.left == 0) return;
+    auto& to = shared.front[front_place];
+    const uint32_t full = arch::shared_address(&shared.front_full[front_place]);
+    const int row = static_cast<int>(front.row);
+    arch::barrier_expect(full, Plan::kFrontBytes);
+    arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
+    arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
+    arch::copy_bulk(arch::shared_address(&to.stats), p.stats + front.row / kQueries,
+                    sizeof(QueryStats), full);
+    front.advance(shared.walk), front_place ^= 1;
+  }
+  __device__ void load_back() {
+    if (back.left == 0) return;
+    auto& to = shared.back[back_place];
+    const uint32_t full = arch::shared_address(&shared.back_full[back_place]);
+    const int row = static_cast<int>(back.row / kSlab * D);
+    arch::barrier_expect(full, Plan::kBackBytes);
+    arch::copy_rows(arch::shared_address(to.q8t), p.q8t, 0, row, full);
+    arch::copy_rows(arch::shared_address(to.do8t), p.do8t, 0, row, full);
+    back.advance(shared.walk), back_place ^= 1;
+  }
+};
+
+template <int D>
+struct DqMaker {
+  using Plan = SharedPlan<D>;
+
+  const BackwardParams& p;
+  Plan& shared;
+  uint32_t warp, lane;
+
+  /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
+  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], int place) const {
+    uint32_t x[32];
+    uint32_t at = arch::shared_address(shared.ds[place]) + (warp * 16 + lane % 16) * 128 +
+                  ((lane / 16 ^ lane % 8) << 4);
+    arch::keep(at);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {  // 16 keys
+      uint32_t(&to)[4] = *reinterpret_cast<uint32_t(*)[4]>(x + 4 * i);
+      arch::ldmatrix_x4(to, (at ^ (i % 4 << 5)) + i / 4 * (kQueries * 128));
+    }
+    __syncwarp();
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[place]));
+    uint32_t most[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 32; i += 4)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        most[r] = arch::half2_max(arch::half2_max(most[r], arch::half2_abs(x[i + r])),
+                                  arch::half2_abs(x[i + 2 + r]));
+    const RowScales scales = row_scales<127>(most[0], most[1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        codes[2 * i + r] =
+            arch::half2_codes<arch::Bytes::s8>(x[4 * i + r], x[4 * i + 2 + r], scales.factor[r]);
+    return scales;
+  }
+
+  /// dQ += codes·K8, 32 channels at a time: more would take more registers than are left.
+  __device__ __forceinline__ void multiply(uint32_t (&codes)[16], const float (&unit)[2],
+                                           float* to) const {
+    constexpr int kChannels = 32;
+#pragma unroll 1
+    for (int part = 0; part < D / kChannels; ++part, to += kChannels / 8 * 128) {
+      int acc[kChannels / 2];
+      const uint64_t k = arch::operand_at<kSlab>(arch::shared_address(shared.k8t) +
+                                                 static_cast<uint32_t>(part * kChannels * kSlab));
+      arch::settle(codes);
+      arch::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        arch::wgmma_s8(acc, codes + 4 * step, k + step / 2 * (D * kSlab / 16) + 2 * (step % 2),
+                       step > 0);
+      arch::wgmma_commit();
+      arch::wgmma_wait<0>();
+      arch::settle(acc);
+      arch::settle(codes);
+#pragma unroll
+      for (int j = 0; j < kChannels / 8; ++j)
+        arch::global_add(to + j * 128, lane, static_cast<float>(acc[4 * j]) * unit[0],
+                         static_cast<float>(acc[4 * j + 1]) * unit[0],
+                         static_cast<float>(acc[4 * j + 2]) * unit[1],
+                         static_cast<float>(acc[4 * j + 3]) * unit[1]);
+    }
+  }
+
+  __device__ void run() {
+    const Walk& w = shared.walk;
+    // Two threads share the copies, so that neither keeps its warp waiting for long.
+    Copies<D> copies(p, shared);
+    const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
+    if (loads_front) {
+      copies.load_keys();
+      copies.load_front(), copies.load_front();
+    }
+    if (loads_back) {
+      copies.load_turned_keys();
+      copies.load_back(), copies.load_back();
+    }
+    Ring<kPlaces> ring(0);
+    bool first = true;
+    arch::barrier_wait(arch::shared_address(&shared.turned_full), 0);
+    const float k_scale = p.scales[w.key_row / kBlock].k;
+    Step step(w);
+    // From global memory, because copies overwrite the front of a tile; asked for one tile early.
+    float dq_unit = p.stats[step.row / kQueries].dq_unit;
+#pragma unroll 1
+    while (step.left > 0) {
+      const uint32_t row = step.row;
+      const float unit_here = dq_unit * k_scale;
+      step.advance(w);
+      if (step.left > 0) dq_unit = p.stats[step.row / kQueries].dq_unit;
+      arch::barrier_wait(arch::shared_address(&shared.ds_full[ring.place]), ring.parity);
+      if (loads_front) copies.load_front();
+      if (loads_back && !first) copies.load_back();
+      first = false;
+      uint32_t codes[16];
+      const RowScales scales = quantize(codes, ring.place);
+      const float unit[2] = {scales.unit[0] * unit_here, scales.unit[1] * unit_here};
+      multiply(codes, unit, p.dq_sum + static_cast<uint64_t>(row + warp * 16) * D);
+      ring.advance();
+    }
+  }
+};
+
+}  // namespace sagebwd::cuda::sm90::bwd

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// dK, dV and dQ on Hopper: a thread block has 128 keys and loops over tiles of 64 queries.
+//
+//   consumers  two warpgroups with 64 keys each. Per tile: S = K8·Q8ᵀ, P, dP = V8·dOᵀ (16 bit),
+//              dS = P·(dP - D), dV += P8·dO8, dK += dS8·Q8
+//   dQ         one warpgroup. Per tile: codes of dS with a scale per query, dQ += dS8·K8, added up
+//              in memory. One of its threads starts the copies.
+//
+//              full                                        dS full
+//   copies ──────────→ front: Q8, dO, stats (2 tiles) → consumers ──────────→ dQ
+//          ──────────→ back: Q8ᵀ, dO8ᵀ (2 tiles)      →           ←──────────
+//                                                                  dS empty
+#pragma once
+
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/bwd/consumer.cuh"
+#include "cuda/sm90/bwd/dq.cuh"
+
+namespace sagebwd::cuda::sm90 {
+
+namespace bwd {
+/// Registers of a thread. The three warpgroups start with 3 x 168.
+inline constexpr int kConsumerRegisters = 216, kDqRegisters = 72;
+}  // namespace bwd
+
+template <typename T, int D>
+__global__ void __launch_bounds__(bwd::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardParams p) {
+  using namespace bwd;
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
+  // Through a shuffle, so that the compiler knows that the warp agrees on it.
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
+  const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  if (threadIdx.x == 0) {
+    shared.walk = walk_of(p);
+    init_barriers(shared);
+  }
+  __syncthreads();
+  if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
+  if (group == kConsumers) {
+    arch::leave_registers<kDqRegisters>();
+    if (shared.walk.steps > 0) DqMaker<D>{p, shared, warp, threadIdx.x % 32}.run();
+  } else {
+    arch::take_registers<kConsumerRegisters>();
+    Consumer<T, D>{p, shared, group, warp, threadIdx.x % 32}.run();
+  }
+}
+
+}  // namespace sagebwd::cuda::sm90

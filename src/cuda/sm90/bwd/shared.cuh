@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shared memory of the backward and its barriers.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/arch/mbarrier.cuh"
+#include "cuda/arch/shared_memory.cuh"
+#include "cuda/sm90/bwd/work.cuh"
+#include "cuda/sm90/params.h"
+#include "cuda/sm90/ring.cuh"
+
+namespace sagebwd::cuda::sm90::bwd {
+
+inline constexpr int kPlaces = 2;  // of each ring
+inline constexpr int kThreads = 128 * (kConsumers + 1);
+
+/// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
+/// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
+template <int D>
+struct SharedPlan {
+  struct Front {  // of a tile of queries: what S and dP need
+    alignas(1024) uint8_t q8[kQueries * D];
+    uint8_t do16[2 * kQueries * D];
+    alignas(1024) QueryStats stats;
+  };
+  struct Back {  // what dK and dV need
+    alignas(1024) uint8_t q8t[kQueries * D];
+    uint8_t do8t[kQueries * D];
+  };
+  alignas(1024) uint8_t k8[kKeys * D];
+  uint8_t k8t[kKeys * D];  // two slabs
+  uint8_t v16[2 * kKeys * D];
+  Front front[kPlaces];
+  Back back[kPlaces];
+  // dS as halves, [query][key], from the consumers to the warpgroup of dQ: a panel of each
+  // consumer.
+  alignas(1024) uint8_t ds[kPlaces][kConsumers][kQueries * 128];
+  alignas(16) float v_scale[kKeys];
+  alignas(16) BlockScales scales;
+  Walk walk;
+
+  // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup
+  // of dQ has read. Rings of tiles have no `empty`: when dS of a tile is full, both consumers have
+  // left the tile's front and the back of the tile before.
+  alignas(8) uint64_t keys_full, turned_full;  // K8 and V16; K8ᵀ
+  uint64_t front_full[kPlaces], back_full[kPlaces], ds_full[kPlaces], ds_empty[kPlaces];
+
+  static constexpr uint32_t kFrontBytes = 3 * kQueries * D + sizeof(QueryStats);
+  static constexpr uint32_t kBackBytes = sizeof(Back::q8t) + sizeof(Back::do8t);
+  static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v16) + sizeof(v_scale) + sizeof(scales);
+};
+
+template <typename Plan>
+__device__ void init_barriers(Plan& shared) {
+  const auto init = [](uint64_t& barrier, int arrivals) {
+    arch::barrier_init(arch::shared_address(&barrier), arrivals);
+  };
+  init(shared.keys_full, 1), init(shared.turned_full, 1);
+  for (int i = 0; i < kPlaces; ++i) {
+    init(shared.front_full[i], 1), init(shared.back_full[i], 1);
+    init(shared.ds_full[i], 4 * kConsumers), init(shared.ds_empty[i], 4);
+  }
+  arch::barrier_init_done();
+}
+
+}  // namespace sagebwd::cuda::sm90::bwd

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a thread block of the backward has, and which tiles of queries it visits.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/params.h"
+#include "cuda/tile/sequence.cuh"
+#include "cuda/tile/walk.cuh"
+
+namespace sagebwd::cuda::sm90::bwd {
+
+inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
+inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
+inline constexpr int kQueries = 64;            // of a tile
+static_assert(kKeys == kBlock && kQueries == kSlab);
+
+/// The walk of a thread block: all query heads of its key head, and of each head the tiles that see
+/// one of its keys.
+struct Walk {
+  int first, end;      // queries of a head that see a key of the block, in whole tiles
+  int steps;           // tiles of all heads
+  uint32_t row;        // the first tile's first query in the workspace, heads included
+  uint32_t next_head;  // rows from the end of a head to its first tile in the next head
+  // A tile needs no mask if it starts at whole_begin or up to `whole` queries later.
+  int whole_begin;
+  uint32_t whole;
+  int key0;  // first key, inside the sequence
+  int kv_head;
+  uint32_t key_row;  // the same in the workspace, heads included
+  tile::Sequence s;
+};
+
+/// A place on the walk.
+struct Step {
+  int left;      // steps from here on, this one included
+  int query;     // first query of the tile, inside the sequence
+  uint32_t row;  // the same in the workspace
+
+  __device__ explicit Step(const Walk& w) : left(w.steps), query(w.first), row(w.row) {}
+  __device__ __forceinline__ void advance(const Walk& w) {
+    --left, query += kQueries, row += kQueries;
+    if (query >= w.end) query = w.first, row += w.next_head;
+  }
+};
+
+__device__ inline Walk walk_of(const BackwardParams& p) {
+  // The first keys of a causal sequence have the most queries, and the grid starts with them.
+  const int block = static_cast<int>(blockIdx.x);
+  Walk w;
+  w.kv_head = static_cast<int>(blockIdx.y);
+  w.s = tile::sequence_of_block<kBlock>(p.seq, block, false);
+  w.key0 = static_cast<int>(static_cast<int64_t>(block) * kKeys - w.s.k_pad);
+  w.key_row = static_cast<uint32_t>(w.kv_head * p.tk + static_cast<int64_t>(block) * kKeys);
+  const int last = min(w.key0 + kKeys, w.s.nk) - 1;
+  const tile::QueryWalk queries =
+      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries);
+  w.first = queries.first, w.end = queries.first + queries.steps * kQueries;
+  w.steps = queries.steps * p.group;
+  w.row =
+      static_cast<uint32_t>(static_cast<int64_t>(w.kv_head) * p.group * p.tq + w.s.q_pad + w.first);
+  w.next_head = static_cast<uint32_t>(p.tq - (w.end - w.first));
+  const tile::WholeQueries whole =
+      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries);
+  w.whole_begin = whole.begin, w.whole = whole.more;
+  return w;
+}
+
+}  // namespace sagebwd::cuda::sm90::bwd

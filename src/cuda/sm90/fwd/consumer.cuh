@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer: a warpgroup with 64 of the queries.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/fwd/results.cuh"
+#include "cuda/sm90/fwd/shared.cuh"
+#include "cuda/sm90/fwd/softmax.cuh"
+
+namespace sagebwd::cuda::sm90::fwd {
+
+template <typename T, int D>
+struct Consumer {
+  using Plan = SharedPlan<D>;
+  using Stage = typename Plan::Stage;
+#ifndef PVN
+#define PVN 64
+#endif
+  static constexpr int kChannels = D == 64 ? 64 : PVN;  // of a product P8·V8
+
+  const ForwardParams& p;
+  Plan& shared;
+  int group;            // the warpgroup's number
+  uint32_t warp, lane;  // warp: inside the warpgroup
+  Ring<kStages> stage{0};
+  Ring<kSlots> slot{0};
+
+  __device__ int first_row() const { return group * 64 + static_cast<int>(warp * 16 + lane / 4); }
+
+  /// S = Q8·K8ᵀ of the tile in the stage.
+  __device__ __forceinline__ void multiply_qk(Scores& x) const {
+    const uint64_t q = arch::operand_at<D>(arch::shared_address(&shared.slot[slot.place]) +
+                                           static_cast<uint32_t>(group * 64 * D)),
+                   k = arch::operand_at<D>(arch::shared_address(&shared.stage[stage.place]));
+    arch::settle(x);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 32; ++step)
+      arch::wgmma_8(x, q + 2 * step, k + 2 * step, step > 0);
+    arch::wgmma_commit();
+    arch::wgmma_wait<0>();
+    arch::settle(x);
+  }
+
+  /// The same for the 16 queries of one warp, while the others go on. Slow, and rarely needed.
+  __device__ void multiply_qk_again(Scores& x) const {
+    const auto word = [](const uint8_t* operand, uint32_t row, uint32_t byte) {
+      return *reinterpret_cast<const uint32_t*>(operand + arch::swizzled<D>(row * D + byte));
+    };
+    const uint8_t* q = shared.slot[slot.place].q8;
+    const uint8_t* k = shared.stage[stage.place].k8;
+    const uint32_t row = static_cast<uint32_t>(first_row());
+    int sums[16][4];  // in local memory: a loop that is not unrolled takes few registers
+#pragma unroll 1
+    for (uint32_t j = 0; j < 16; ++j) {
+      const uint32_t key = j * 8 + lane / 4;
+      int acc[4] = {0, 0, 0, 0};
+#pragma unroll 1
+      for (uint32_t byte = lane % 4 * 4; byte < D; byte += 32) {
+        const uint32_t a[4] = {word(q, row, byte), word(q, row + 8, byte), word(q, row, byte + 16),
+                               word(q, row + 8, byte + 16)};
+        arch::mma_8(acc, a, word(k, key, byte), word(k, key, byte + 16));
+      }
+      *reinterpret_cast<int4*>(sums[j]) = make_int4(acc[0], acc[1], acc[2], acc[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 64; ++i) x[i] = sums[i / 4][i % 4];
+  }
+
+  /// Hides what the mask hides. `tile`: of keys, inside the sequence.
+  __device__ void hide(Scores& x, int tile) const {
+    const Work& w = shared.work[slot.place];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const int key0 = tile * kKeys + static_cast<int>(lane % 4 * 2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
+      const uint32_t here = static_cast<uint32_t>(key0 - begin);
+      const uint32_t seen =
+          query < w.s.nq
+              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
+              : 0;
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (here + 8 * j + e >= seen) x[4 * j + 2 * r + e] = kHidden;
+    }
+  }
+
+  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
+  __device__ void note_logits(const Scores& x, const PerRow& factor) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = row_top(x, r, factor[r]);
+      float& most = shared.logit_top[first_row() + 8 * r];
+      if (lane % 4 == 0 && !(top <= most)) most = top;
+    }
+  }
+
+  /// Makes NaN of rows that see a poisoned key, whose codes are zero: of O and LSE if its K holds
+  /// NaN or Inf, and of O, in all channels, if its V does.
+  __device__ void spread_poison(Sums<D>& sums, int tile) const {
+    const Work& w = shared.work[slot.place];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const __half* share = shared.v_share[stage.place];
+    const int end = min((tile + 1) * kKeys, w.s.nk);
+    bool of_k[2] = {false, false}, of_v[2] = {false, false};
+#pragma unroll 1
+    for (int key = tile * kKeys; key < end; ++key) {
+      const float scale = p.k_scale[static_cast<uint64_t>(w.keys) + key].scale;
+      const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int distance = key - (w.q0 + first_row() + 8 * r);
+        if (distance < band.begin || distance >= band.end) continue;
+        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[place]) == kPoisonedShare;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (of_k[r]) sums.sum[r] = NAN;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i)
+      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+  }
+
+  /// O += unit·P8·V8. `release`: called when the stage has been read.
+  template <typename Release>
+  __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
+                                              const PerRow& unit, Release release) const {
+    const uint32_t v =
+        arch::shared_address(&shared.stage[stage.place]) + static_cast<uint32_t>(kKeys * D);
+    arch::settle(codes);
+#pragma unroll
+    for (int part = 0; part < D / kChannels; ++part) {
+      int acc[kChannels / 2];
+      const uint64_t b = arch::operand_at<kSlab>(v + part * kChannels * kSlab);
+      arch::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        arch::wgmma_u8(acc, codes + 4 * step, b + step / 2 * (D * kSlab / 16) + 2 * (step % 2),
+                       step > 0);
+      arch::wgmma_commit();
+      arch::wgmma_wait<0>();
+      arch::settle(acc);
+      if (part == D / kChannels - 1) {
+        arch::settle(codes);
+        release();
+      }
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i)
+        sums.o[part * (kChannels / 2) + i] =
+            fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * (kChannels / 2) + i]);
+    }
+  }
+
+  /// Adds a tile to the sums.
+  template <bool kMasked>
+  __device__ __forceinline__ void visit(Sums<D>& sums, const PerRow& logit_factor, int tile,
+                                        bool first) {
+    Scores x;
+    Halves halves;
+    PerRow sum, factor, unit;
+    uint32_t codes[16];
+    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    multiply_qk(x);
+    if constexpr (kMasked) hide(x, tile);
+    const BlockScales scales = shared.scales[stage.place];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = logit_factor[r] * scales.k;
+    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (first) sums.raise(x, factor);
+    for (;;) {
+      exponentials(halves, sum, x, factor, sums.reference);
+      if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
+      // Again, with a reference that suits. The scores are gone: there are no registers for both.
+      multiply_qk_again(x);
+      if constexpr (kMasked) hide(x, tile);
+      sums.raise(x, factor);
+    }
+    quantize(codes, unit, halves, shared.v_share[stage.place], lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] *= scales.v;
+    if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
+    multiply_pv(sums, codes, unit, [&] { release(); });
+    stage.advance();
+  }
+
+  __device__ __forceinline__ void release() {
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[stage.place]));
+  }
+  /// A tile that this warpgroup's queries do not see.
+  __device__ void skip() {
+    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    __syncwarp();
+    release();
+    stage.advance();
+  }
+
+  /// Adds the tiles from `tile` to `end`.
+  template <bool kMasked>
+  __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile,
+                                        int end, bool first) {
+#pragma unroll 1
+    for (; tile < end; ++tile, first = false) visit<kMasked>(sums, logit_factor, tile, first);
+  }
+
+  __device__ void run() {
+    for (;; slot.advance()) {
+      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
+      const Work& w = shared.work[slot.place];
+      if (w.last) return;
+      const int first = w.q0 + group * 64, last = min(first + 64, w.s.nq) - 1;
+      const bool any = first < w.s.nq;
+      const tile::Walk seen =
+          any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
+      const tile::WholeTiles whole = tile::whole_keys(p.mask, w.s, first, first + 63, kKeys);
+      PerRow logit_factor;
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        logit_factor[r] = shared.logit_factor[slot.place][first_row() + 8 * r];
+      if (p.max_logit != nullptr && lane % 4 == 0)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
+      Sums<D> sums;
+      // The tiles of the walk in order: those that this warpgroup does not see, masked ones, whole
+      // ones, masked ones, and again some that it does not see. Loops of their own, because a loop
+      // with a branch between masked and whole tiles moves the sums from register to register.
+      const int begin = max(seen.first, w.walk.first), end = begin + seen.steps;
+      const int whole_begin = min(max(whole.begin, begin), end),
+                whole_end = min(max(whole.end, whole_begin), end);
+      int tile = w.walk.first;
+      for (; tile < begin; ++tile) skip();
+      if (tile < whole_begin) sweep<true>(sums, logit_factor, tile, whole_begin, true);
+      if (tile < whole_end) sweep<false>(sums, logit_factor, tile, whole_end, tile == begin);
+      if (tile < end) sweep<true>(sums, logit_factor, tile, end, tile == begin);
+      for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
+      if (any) store<T>(sums, p, w, shared.logit_top, first_row(), lane);
+      __syncwarp();
+      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot.place]));
+    }
+  }
+};
+
+}  // namespace sagebwd::cuda::sm90::fwd

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/launch.h"
+#include "cuda/sm90/fwd/fwd.h"
+#include "cuda/sm90/fwd/kernel.cuh"
+
+namespace sagebwd::cuda::sm90 {
+namespace {
+
+template <typename T, int D>
+void run(const ForwardParams& p, cudaStream_t stream) {
+  int device = 0, multiprocessors = 0;
+  SAGE_CUDA(cudaGetDevice(&device));
+  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t pieces = static_cast<int64_t>(p.q_blocks) * p.h;
+  launch(forward_kernel<T, D>,
+         dim3(static_cast<unsigned>(pieces < multiprocessors ? pieces : multiprocessors)),
+         fwd::kThreads, static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream);
+}
+
+template <typename T>
+void run(const ForwardParams& p, int d, cudaStream_t stream) {
+  d == 64 ? run<T, 64>(p, stream) : run<T, 128>(p, stream);
+}
+
+}  // namespace
+
+void launch_forward(const ForwardParams& p, Dtype dtype, int d, cudaStream_t stream) {
+  static_assert(kForwardQueries == fwd::kQueries && kForwardKeys == fwd::kKeys);
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, stream) : run<__half>(p, d, stream);
+}
+
+}  // namespace sagebwd::cuda::sm90

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of one tile, 64 queries x 128 keys of a warpgroup.
+//
+// P is relative to a reference exponent of its row, as O and the row sum are: P = 2^(logit -
+// reference + kBias). The reference is the row's largest logit at some earlier time. It moves only
+// when half-precision sums would grow too large, so most tiles need no maximum before their
+// exponentials, and O is rarely rescaled. P is rounded to half precision; its codes need the
+// largest P·(share of V's scale) of the row in this tile, which packed instructions find.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/arch/half2.cuh"
+#include "cuda/arch/scalar.cuh"
+#include "cuda/sm90/codes.cuh"
+#include "cuda/sm90/fwd/shared.cuh"
+#include "cuda/tile/codes.cuh"
+
+namespace sagebwd::cuda::sm90::fwd {
+
+using PerRow = float[2];  // rows lane/4 and lane/4 + 8 of the warp's 16
+using Scores = int[64];   // element 4·j + 2·r + e: row r, key 8·j + 2·(lane % 4) + e
+
+/// log2 of P at the reference: half precision then keeps 11 bits down to 2^-22 of the largest P and
+/// some bits to 2^-32. A thread adds 16 pairs of them in half precision, so that sums are at most
+/// 2^13 at the reference; kTooLarge leaves them room to grow.
+inline constexpr float kBias = 8.0f, kTooLarge = 0x1p15f;
+/// A reference that no row has: exponentials relative to it are infinite, hence too large.
+inline constexpr float kNoReference = -1e30f;
+/// A masked score. Adding kMagic makes the bits of -inf of it.
+inline constexpr int kHidden = static_cast<int>(0xff800000u - static_cast<uint32_t>(tile::kMagic));
+
+/// The largest logit of row r in a tile; all lanes of the row get it. kNoReference if there is
+/// none.
+__device__ inline float row_top(const Scores& x, int r, float factor) {
+  int most = kHidden;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) most = max(most, max(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+  return most == kHidden ? kNoReference : static_cast<float>(most) * factor;
+}
+
+/// What a thread's two rows carry from tile to tile.
+template <int D>
+struct Sums {
+  float o[D / 2];    // element 4·j + 2·r + e: row r, channel 8·j + 2·(lane % 4) + e
+  PerRow sum;        // this lane's share of the sum of P
+  PerRow reference;  // in log2 units
+
+  __device__ Sums() {
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = 0.0f, reference[r] = kNoReference;
+  }
+
+  /// Raises the references to the largest logits of a tile. factor: from scores to logits.
+  __device__ void raise(const Scores& x, const PerRow& factor) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = row_top(x, r, factor[r]);
+      const float now = top > reference[r] ? top : reference[r];
+      const float shrink = arch::exp2_approx(reference[r] - now);
+      reference[r] = now, sum[r] *= shrink;
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i)
+        if ((i & 2) == 2 * r) o[i] *= shrink;
+    }
+  }
+};
+
+/// P of a tile in half precision: element 2·j + r is row r, keys 8·j + 2·(lane % 4) and the next.
+using Halves = uint32_t[32];
+
+/// Scores become P. `sum`: this lane's sums.
+__device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Scores& x,
+                                             const PerRow& factor, const PerRow& reference) {
+  PerRow shift;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) shift[r] = fmaf(-tile::kMagicFloat, factor[r], kBias - reference[r]);
+  // Two sums of a row side by side: half precision drops less of shorter ones.
+  uint32_t total[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float y[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        y[e] = arch::exp2_approx(
+            fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic), factor[r], shift[r]));
+      p[2 * j + r] = arch::half2_of(y[0], y[1]);
+      total[r][j % 2] = arch::half2_add(total[r][j % 2], p[2 * j + r]);
+    }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(total[r][0]) + arch::half2_sum(total[r][1]);
+}
+
+/// P times V's share, as codes: A operands. unit: what one code is worth.
+__device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Halves& p,
+                                         const __half* share, uint32_t lane) {
+  uint32_t most[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // 16 keys
+    const uint2 s = *reinterpret_cast<const uint2*>(share + i * 16 + lane % 4 * 4);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        p[4 * i + 2 * e + r] = arch::half2_mul(p[4 * i + 2 * e + r], e == 0 ? s.x : s.y);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      most[r] = arch::half2_max(arch::half2_max(most[r], p[4 * i + r]), p[4 * i + 2 + r]);
+  }
+  // A tile whose P is all below 2^-16 of the row's reference has fewer levels; its codes then count
+  // steps of 2^-24.
+  const RowScales scales = row_scales<255>(most[0], most[1]);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      codes[2 * i + r] =
+          arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], scales.factor[r]);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) unit[r] = scales.unit[r];
+}
+
+}  // namespace sagebwd::cuda::sm90::fwd

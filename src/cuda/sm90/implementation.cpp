@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What these kernels serve, and why they decline the rest.
+#include "cuda/sm90/implementation.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "cuda/host/device.h"
+#include "cuda/sm90/run.h"
+#include "cuda/tile/layout.h"
+
+namespace sagebwd::cuda::sm90 {
+namespace {
+
+std::string decline(const spec::Problem& p) {
+  const Recipe& r = p.recipe;
+  if (p.device != Device::cuda) return "runs on CUDA memory only";
+  const bool backward = p.direction == spec::Direction::backward;
+  if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
+  if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
+  if (r.scheme != Scheme::vectorwise) return "has recipe vectorwise only";
+  if (p.scale < 0.0f) return "takes positive logit scales only";
+  if (r.smooth_q) return "has no Q-smoothing";
+  if (r.k_per_token) return "has one scale of K per 128 keys";
+  if (r.rounding == Rounding::dither) return "rounds to nearest only";
+  if (r.pv16_tiles != 0) return "has no tiles whose P is not quantised";
+  if (r.high_precision != 0) return "has all matmuls but dP in INT8";
+  if (r.p_levels != 0 && r.p_levels != 255) return "has 255 levels of P";
+  if (backward && p.deterministic) return "adds dQ in any order";
+  if (backward && p.partial_kv) return "takes all keys of a query";
+  if (p.h == 0 || p.nq == 0 || p.nk == 0) return "takes at least one query head, query and key";
+  // Copies count rows of all heads in 31 bits.
+  const int64_t padded = p.packed() ? p.num_sequences() * kBlock : p.b * kBlock;
+  const int64_t rows = (p.packed() ? p.nq : p.b * p.nq) + padded,
+                keys = (p.packed() ? p.nk : p.b * p.nk) + padded;
+  if (p.h * rows * 2 > INT32_MAX || p.hk * keys * 2 > INT32_MAX)
+    return "takes up to 2^30 tokens times heads";
+  const backend::Tiles t = tiles_of(p);
+  if ((r.tile_k != 0 && r.tile_k != t.k) || (backward && r.tile_q != 0 && r.tile_q != t.q))
+    return "has tiles of " + std::to_string(t.q) + "x" + std::to_string(t.k);
+  const std::string why = decline_device(9);
+  if (!why.empty()) return why;
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      major != 9)
+    return "runs on Hopper only";
+  return "";
+}
+
+}  // namespace
+
+backend::Tiles tiles_of(const spec::Problem&) { return {64, 128, 255}; }
+
+const backend::Implementation& implementation() {
+  static const backend::Implementation impl{
+      .name = "cuda-sm90",
+      .decline = decline,
+      .tiles = tiles_of,
+      .workspace = workspace_of,
+      .forward = forward,
+      .backward = backward,
+  };
+  return impl;
+}
+
+}  // namespace sagebwd::cuda::sm90

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parameters of the main kernels. Every pointer is device memory, with its shape.
+//
+// Tokens lie in the workspace as in sm80/params.h: sequences behind one another, each padded to
+// whole blocks of kBlock tokens, tq and tk tokens in all. D is 64 or 128.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/quantize/formats.h"
+#include "cuda/tile/layout.h"
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
+
+namespace sagebwd::cuda::sm90 {
+
+struct ForwardParams {
+  CUtensorMap q8;   // [h·tq, D]
+  CUtensorMap k8;   // [hk·tk, D]
+  CUtensorMap v8t;  // [hk·tk / kSlab·D, kSlab]
+  Sequences seq;
+  MaskParams mask;
+  int h, group;
+  int q_blocks;  // of all sequences
+  int64_t tq, tk;
+  const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
+  const float* q_mean_logit;  // [h, tq]: c·q·mean(K)
+  const BlockScales* scales;  // [hk, tk / kBlock]
+  const __half* v_share;      // [hk, tk], in the order of tile::permuted
+  const KeyScale* k_scale;    // [hk, tk]: NaN for a poisoned key
+  const float* v_mean;        // [sequences, hk, D]
+  Strided o;
+  bool o_chunks;  // rows of O start at multiples of 16 bytes
+  StridedStats lse;
+  uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
+  uint32_t* next;       // the next piece of work; 0 at the start
+};
+
+struct BackwardParams {
+  CUtensorMap q8;    // [h·tq, D]
+  CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
+  CUtensorMap do16;  // [h·tq, D] in 16 bit
+  CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
+  CUtensorMap k8;    // [hk·tk, D]
+  CUtensorMap k8t;   // [hk·tk / kSlab·D, kSlab]
+  CUtensorMap v16;   // [hk·tk, D]: codes in 16 bit
+  Sequences seq;
+  MaskParams mask;
+  int hk, group;
+  int64_t tq, tk;
+  const QueryStats* stats;    // [h, tq / kSlab]
+  const BlockScales* scales;  // [hk, tk / kBlock]
+  const float* v_scale;       // [hk, tk]
+  int rotation;               // channels that the rotation of Q and K mixes; 0: none
+  float* dq_sum;              // [h, tq / 16, D / 8, 128]: as in sm80/params.h
+  Strided dk, dv;
+  bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
+};
+
+}  // namespace sagebwd::cuda::sm90

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward as a sequence of kernels on the caller's stream, as in sm80/run.cpp.
+#include "cuda/sm90/run.h"
+
+#include "cuda/host/arena.h"
+#include "cuda/host/tensor_map.h"
+#include "cuda/sm80/bwd/launch.h"
+#include "cuda/sm80/call.h"
+#include "cuda/sm90/bwd/bwd.h"
+#include "cuda/sm90/fwd/fwd.h"
+#include "cuda/sm90/operands.h"
+#include "cuda/sm90/workspace.h"
+
+namespace sagebwd::cuda::sm90 {
+
+using sm80::Call;
+using sm80::Plan;
+using spec::Problem;
+
+size_t workspace_of(const Problem& p) {
+  const Plan plan(p);
+  Arena arena(nullptr);
+  if (p.direction == spec::Direction::forward)
+    ForwardSpace(p, plan, arena);
+  else
+    BackwardSpace(p, plan, arena);
+  return arena.used() + kDeviceAlign;
+}
+
+void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
+  const Call call(p, args, tiles_of(p));
+  const Plan& plan = call.plan;
+  Arena arena(aligned(workspace));
+  const ForwardSpace ws(p, plan, arena);
+  if (plan.num_sequences == 0) return;
+  OperandJob job = call.start(ws);
+  job.v8t = ws.v8t, job.v_share = ws.v_share, job.block_scales = ws.block_scales;
+  job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
+  sm90::launch_operands(job, p.dtype, call.stream);
+
+  const int d = plan.padded_d;
+  const ForwardParams params{
+      .q8 = byte_matrix(call.q8(ws), p.h * plan.tq, d, kForwardQueries),
+      .k8 = byte_matrix(call.k8(ws), p.hk * plan.tk, d, kForwardKeys),
+      .v8t = byte_matrix(ws.v8t, p.hk * plan.tk / kSlab * d, kSlab, kForwardKeys / kSlab * d),
+      .seq = job.seq,
+      .mask = mask_of(p),
+      .h = job.h,
+      .group = job.group,
+      .q_blocks = plan.q_blocks,
+      .tq = plan.tq,
+      .tk = plan.tk,
+      .logit_factor = ws.logit_factor,
+      .q_mean_logit = ws.mean_logit,
+      .scales = ws.block_scales,
+      .v_share = reinterpret_cast<const __half*>(ws.v_share),
+      .k_scale = ws.k_scale,
+      .v_mean = ws.v_mean,
+      .o = output(args.o),
+      .o_chunks = input(args.o).vector,
+      .lse = stats(args.lse),
+      .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
+      .next = ws.tickets};
+  launch_forward(params, p.dtype, d, call.stream);
+  call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
+  if (args.max_logit != nullptr)
+    launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
+}
+
+void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
+  const Call call(p, args, tiles_of(p));
+  const Plan& plan = call.plan;
+  Arena arena(aligned(workspace));
+  const BackwardSpace ws(p, plan, arena);
+  if (plan.num_sequences == 0) return;
+  OperandJob job = call.start(ws);
+  job.backward = true;
+  job.k8t = ws.k8t, job.block_scales = ws.block_scales;
+  job.v16 = ws.v16, job.v_scale = ws.v_scale, job.v_top = ws.v_top, job.v_done = ws.v_done;
+  job.o = input(args.o), job.dout = input(args.dout);
+  job.lse = stats(args.lse), job.dlse = stats(args.dlse);
+  job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
+  job.row = ws.row, job.stats = ws.stats;
+  job.dq_sum = ws.dq_sum;
+  sm90::launch_operands(job, p.dtype, call.stream);
+
+  const int d = plan.padded_d;
+  const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
+  const BackwardParams params{
+      .q8 = byte_matrix(call.q8(ws), queries, d, kBackwardQueries),
+      .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
+      .do16 = panel_matrix(ws.do16, queries, d, kBackwardQueries),
+      .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, d),
+      .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
+      .k8t = byte_matrix(ws.k8t, keys / kSlab * d, kSlab, kBackwardKeys / kSlab * d),
+      .v16 = panel_matrix(ws.v16, keys, d, kBackwardKeys),
+      .seq = job.seq,
+      .mask = mask_of(p),
+      .hk = job.hk,
+      .group = job.group,
+      .tq = plan.tq,
+      .tk = plan.tk,
+      .stats = ws.stats,
+      .scales = ws.block_scales,
+      .v_scale = ws.v_scale,
+      .rotation = job.rotation,
+      .dq_sum = ws.dq_sum,
+      .dk = output(args.dk),
+      .dv = output(args.dv),
+      .dk_chunks = input(args.dk).vector,
+      .dv_chunks = input(args.dv).vector};
+  launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
+
+  sm80::BackwardParams sums{};
+  sums.seq = job.seq;
+  sums.d = d, sums.h = job.h, sums.hk = job.hk, sums.group = job.group;
+  sums.tq = plan.tq, sums.tk = plan.tk, sums.scale = p.scale;
+  sums.dq_chunks = input(args.dq).vector;
+  sums.q_row = ws.row, sums.rotation = job.rotation, sums.dq_sum = ws.dq_sum;
+  sums.k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean, sums.k_mean_d = d;
+  sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
+  sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream);
+  call.finish(
+      ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
+      {});
+}
+
+}  // namespace sagebwd::cuda::sm90

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in a call's workspace. Shapes are in sm90/params.h.
+#pragma once
+
+#include "cuda/sm80/workspace.h"
+
+namespace sagebwd::cuda::sm90 {
+
+struct ForwardSpace : sm80::SharedSpace {
+  ForwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
+      : sm80::SharedSpace(p, plan, arena) {
+    v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    v_share = arena.take<uint16_t>(p.hk * plan.tk);
+    block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
+    logit_factor = arena.take<float>(p.h * plan.tq);
+    mean_logit = arena.take<float>(p.h * plan.tq);
+  }
+  int8_t* v8t;
+  uint16_t* v_share;
+  BlockScales* block_scales;
+  float *logit_factor, *mean_logit;
+};
+
+struct BackwardSpace : sm80::SharedSpace {
+  BackwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
+      : sm80::SharedSpace(p, plan, arena) {
+    q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
+    do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
+    v_scale = arena.take<float>(p.hk * plan.tk);
+    block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
+    row = arena.take<QueryRow>(p.h * plan.tq);
+    stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
+    dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
+  }
+  int8_t *q8t, *k8t, *do8t;
+  uint16_t *v16, *do16;
+  float* v_scale;
+  BlockScales* block_scales;
+  QueryRow* row;
+  QueryStats* stats;
+  float* dq_sum;
+};
+
+}  // namespace sagebwd::cuda::sm90

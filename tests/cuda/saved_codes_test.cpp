@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes that the tuned forward saves: they are the recipe oracle's, and a backward that takes them
+// instead of q, k and v gives the same bits.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/dispatch_dtype.h"
+#include "device_case.h"
+#include "spec/codes.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+    return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y) ||
+           (std::isnan(x) && std::isnan(y));
+  });
+}
+
+void expect_saved_codes(const DeviceCase& dc, const CaseInputs& in) {
+  SCOPED_TRACE(dc.c.to_string());
+  Workspaces inside;
+  DeviceCase with = dc;
+  with.codes = true;
+  const Results got = run_on_device(with, in, 0.0f, &inside), want = run_on_device(dc, in);
+  for (auto tensor : {&Results::o, &Results::lse, &Results::max_logit, &Results::dk, &Results::dv})
+    EXPECT_TRUE(same_bits(got.*tensor, want.*tensor));
+  // Unless it is asked for, dQ is added up in any order.
+  if (dc.deterministic)
+    EXPECT_TRUE(same_bits(got.dq, want.dq));
+  else
+    EXPECT_LE(relative_error(got.dq, want.dq), 1e-3);
+
+  const std::vector<std::byte> oracle = oracle_codes(dc, in);
+  const CodesLayout at = spec::codes_layout(inside.forward.problem);
+  ASSERT_EQ(static_cast<int64_t>(inside.codes.size()), at.bytes);
+  const std::pair<const char*, int64_t> parts[] = {{"q8", at.q8},
+                                                   {"k8", at.k8},
+                                                   {"v8", at.v8},
+                                                   {"q_scale", at.q_scale},
+                                                   {"mean_logit", at.mean_logit},
+                                                   {"v_scale", at.v_scale},
+                                                   {"k_scale", at.k_scale},
+                                                   {"k_mean", at.k_mean},
+                                                   {"v_mean", at.v_mean},
+                                                   {"end", at.bytes}};
+  for (size_t i = 0; i + 1 < std::size(parts); ++i) {
+    const size_t begin = static_cast<size_t>(parts[i].second),
+                 size = static_cast<size_t>(parts[i + 1].second) - begin;
+    if (i < 3) {
+      EXPECT_EQ(std::memcmp(inside.codes.data() + begin, oracle.data() + begin, size), 0)
+          << parts[i].first;
+      continue;
+    }
+    std::vector<float> a(size / 4), b(size / 4);
+    std::memcpy(a.data(), inside.codes.data() + begin, size);
+    std::memcpy(b.data(), oracle.data() + begin, size);
+    if (parts[i].second == at.mean_logit)  // a dot product, in another order
+      EXPECT_LE(largest_difference(a, b), 1e-5) << parts[i].first;
+    else
+      EXPECT_TRUE(same_bits(a, b)) << parts[i].first;
+  }
+}
+
+void expect_saved_codes(DeviceCase dc) {
+  const CaseInputs in = make_case_inputs(dc);
+  for (bool deterministic : {false, true}) {
+    dc.deterministic = deterministic;
+    expect_saved_codes(dc, in);
+  }
+}
+
+// Padded tokens and channels; neither, so that the kernels read the saved codes in place; one of
+// both.
+TEST(GpuSaved, Codes) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"b2 h2 hk1 n140 d40 bf16 causal", "b2 h2 hk1 n256 d64 bf16 causal", "h1 n256 d128 f16",
+        "h2 nq128 nk200 d64 f16 k_per_token=on", "h1 nq200 nk128 d96 bf16 smooth_v=off pv16=1",
+        "h1 n130 d128 bf16 smooth_k=off rotate=off"})
+    expect_saved_codes(DeviceCase(text));
+}
+
+TEST(GpuSaved, CodesOfInputsWithGapsAndOtherRows) {
+  NEED_DEVICE();
+  DeviceCase dc("b2 h2 hk1 nq140 nk256 d64 bf16");
+  dc.placement = Placement::gaps, dc.dlse = dc.partial_kv = true;
+  expect_saved_codes(dc);
+}
+
+TEST(GpuSaved, CodesOfDocuments) {
+  NEED_DEVICE();
+  for (bool on_device : {false, true})
+    for (const char* text :
+         {"h4 hk2 nq700 nk650 d40 bf16 causal", "h2 nq700 nk650 d64 bf16 k_per_token=on"}) {
+      DeviceCase dc(text);
+      dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
+      dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+      dc.cu_on_device = on_device, dc.deterministic = true;
+      expect_saved_codes(dc, make_case_inputs(dc));
+    }
+}
+
+TEST(GpuSaved, CodesOfNanAndInf) {
+  NEED_DEVICE();
+  for (const char* text : {"h1 n300 d40 bf16 causal", "h1 n384 d64 bf16 causal"})
+    for (int tensor = 0; tensor < 3; ++tensor) {
+      DeviceCase dc(text);
+      dc.deterministic = true;
+      SCOPED_TRACE(tensor);
+      CaseInputs in = make_case_inputs(dc);
+      std::vector<float>& x = tensor_of(in, tensor);
+      x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
+      for (int64_t i = 256; i < dc.c.nk; ++i)  // a block
+        x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
+      expect_saved_codes(dc, in);
+    }
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
