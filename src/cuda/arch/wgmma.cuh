@@ -67,10 +67,10 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t offset) {
 #define SAGE_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define SAGE_NAMES_32 \
   SAGE_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define SAGE_NAMES_64                                                    \
-  SAGE_NAMES_32                                                          \
-      ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
-      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SAGE_NAMES_48 \
+  SAGE_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define SAGE_NAMES_64 \
+  SAGE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SAGE_SUMS_4(how, c, i) how(c[i]), how(c[i + 1]), how(c[i + 2]), how(c[i + 3])
 #define SAGE_SUMS_16(how, c, i)                                                   \
   SAGE_SUMS_4(how, c, i), SAGE_SUMS_4(how, c, i + 4), SAGE_SUMS_4(how, c, i + 8), \
@@ -121,6 +121,7 @@ SAGE_WGMMA_SS(wgmma_f16, "64", 32, "k16.f32.f16.f16", "+f", float, "32", "33", "
 #undef SAGE_SUMS_16
 #undef SAGE_SUMS_4
 #undef SAGE_NAMES_64
+#undef SAGE_NAMES_48
 #undef SAGE_NAMES_32
 #undef SAGE_NAMES_16
 

@@ -27,7 +27,7 @@ struct Consumer {
 
   const BackwardParams& p;
   Plan& shared;
-  int group;            // the warpgroup's number
+  int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
   Ring<kPlaces> front{0}, back{0}, ds{1};
 
@@ -38,7 +38,7 @@ struct Consumer {
   /// S = K8·Q8ᵀ of a tile; only issued.
   __device__ __forceinline__ void issue_scores(Scores& s, int place) const {
     const uint64_t k = arch::operand_at<D>(arch::shared_address(shared.k8) +
-                                           static_cast<uint32_t>(group * 64 * D)),
+                                           static_cast<uint32_t>(warpgroup * 64 * D)),
                    q = arch::operand_at<D>(front_at(place));
     arch::settle(s);
     arch::wgmma_fence();
@@ -49,7 +49,8 @@ struct Consumer {
   }
   /// dP = V8·dOᵀ, still without the scale of V; only issued.
   __device__ __forceinline__ void issue_gradients(Gradients& dp) const {
-    const uint32_t v = arch::shared_address(shared.v16) + static_cast<uint32_t>(group * 64 * 128),
+    const uint32_t v = arch::shared_address(shared.v16) +
+                       static_cast<uint32_t>(warpgroup * 64 * 128),
                    dout = front_at(front.place) + kQueries * D;
     arch::settle(dp);
     arch::wgmma_fence();
@@ -162,7 +163,7 @@ struct Consumer {
   /// Hands dS to the warpgroup of dQ, turned around: rows are queries there.
   __device__ __forceinline__ void hand_over(const Halves& h) {
     const uint32_t row = lane % 8 + (lane >> 4) * 8,
-                   to = arch::shared_address(shared.ds[ds.place][group]) + row * 128 +
+                   to = arch::shared_address(shared.ds[ds.place][warpgroup]) + row * 128 +
                         ((warp * 2 + (lane >> 3) % 2 ^ lane % 8) << 4);
     arch::barrier_wait(arch::shared_address(&shared.ds_empty[ds.place]), ds.parity);
 #pragma unroll
@@ -196,7 +197,9 @@ struct Consumer {
           fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums[part * 32 + i]);
   }
 
-  __device__ int first_key() const { return group * 64 + static_cast<int>(warp * 16 + lane / 4); }
+  __device__ int first_key() const {
+    return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
+  }
 
   struct Sums {
     float dv[D / 2], dk[D / 2];
@@ -266,7 +269,7 @@ struct Consumer {
       const float k_scale = shared.scales.k,
                   v_scale[2] = {shared.v_scale[first_key()], shared.v_scale[first_key() + 8]};
       // Half a step apart, the consumers ask for products and for exponentials in turn.
-      if (group > 0) {
+      if (warpgroup > 0) {
         const long long start = clock64();
         while (clock64() - start < kOffset) {
         }

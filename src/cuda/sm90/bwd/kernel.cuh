@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
   // Through a shuffle, so that the compiler knows that the warp agrees on it.
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   if (threadIdx.x == 0) {
     shared.walk = walk_of(p);
@@ -38,12 +38,12 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   }
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
-  if (group == kConsumers) {
+  if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
     if (shared.walk.steps > 0) DqMaker<D>{p, shared, warp, threadIdx.x % 32}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D>{p, shared, group, warp, threadIdx.x % 32}.run();
+    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32}.run();
   }
 }
 

@@ -18,24 +18,23 @@ template <typename T, int D>
 struct Consumer {
   using Plan = SharedPlan<D>;
   using Stage = typename Plan::Stage;
-#ifndef PVN
-#define PVN 64
-#endif
-  static constexpr int kChannels = D == 64 ? 64 : PVN;  // of a product P8·V8
+  static constexpr int kChannels = 64;  // of a product P8·V8
 
   const ForwardParams& p;
   Plan& shared;
-  int group;            // the warpgroup's number
+  int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
   Ring<kStages> stage{0};
   Ring<kSlots> slot{0};
 
-  __device__ int first_row() const { return group * 64 + static_cast<int>(warp * 16 + lane / 4); }
+  __device__ int first_row() const {
+    return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
+  }
 
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
     const uint64_t q = arch::operand_at<D>(arch::shared_address(&shared.slot[slot.place]) +
-                                           static_cast<uint32_t>(group * 64 * D)),
+                                           static_cast<uint32_t>(warpgroup * 64 * D)),
                    k = arch::operand_at<D>(arch::shared_address(&shared.stage[stage.place]));
     arch::settle(x);
     arch::wgmma_fence();
@@ -216,7 +215,7 @@ struct Consumer {
       arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
       const Work& w = shared.work[slot.place];
       if (w.last) return;
-      const int first = w.q0 + group * 64, last = min(first + 64, w.s.nq) - 1;
+      const int first = w.q0 + warpgroup * 64, last = min(first + 64, w.s.nq) - 1;
       const bool any = first < w.s.nq;
       const tile::Walk seen =
           any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
