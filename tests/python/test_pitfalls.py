@@ -70,7 +70,7 @@ def test_02_rows_of_ds_sum_to_zero_with_a_sink():
         "the test would not see the pitfall"
     )
     # A large value needs its tile of P·V in floating point.
-    assert _row_sums(sagebwd.Recipe(**keep)) > 0.05
+    assert _row_sums(sagebwd.Recipe(**keep)) > 0.03
     assert _row_sums(sagebwd.Recipe(pv16_tiles=1, **keep)) < 0.02
 
 
