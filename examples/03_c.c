@@ -67,7 +67,8 @@ int main(void) {
   free(f.workspace);
   if (!ok) return 1;
 
-  /* The first token of a document sees only itself, so O = V there and dQ = 0. */
+  /* The first token of a document sees only itself: there O is V, rounded to its INT8 code, and
+     dQ = 0. */
   const int first[] = {offsets[0], offsets[2]};
   double worst_o = 0, worst_dq = 0;
   for (int t = 0; t < 2; ++t)
@@ -76,5 +77,5 @@ int main(void) {
       worst_dq = fmax(worst_dq, fabs((double)dq[i]));
     }
   printf("at a document's first token: |O - V| <= %.2g, |dQ| <= %.2g\n", worst_o, worst_dq);
-  return worst_o < 1e-3 && worst_dq < 1e-3 ? 0 : 1;
+  return worst_o < 1e-2 && worst_dq < 1e-3 ? 0 : 1;
 }

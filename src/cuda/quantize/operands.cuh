@@ -204,9 +204,10 @@ struct Worker {
     BlockScales& of_block = job.block_scales[b.row0 / kBlock];
     of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
   }
-  /// The largest scale of V of the sequence, which sm90's queries wait for. All threads come here.
+  /// The largest scale of V of the sequence, which sm90's queries wait for. Where documents are on
+  /// the device there may be blocks behind the last one's end; nobody waits for those.
   __device__ void note_value_scale(float top) const {
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != 0 || first(false) >= item.s.nk) return;
     const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + item.head;
     atomicMax(job.v_top + at, __float_as_uint(top));
     __threadfence();
