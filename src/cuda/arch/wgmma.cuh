@@ -104,10 +104,8 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t offset) {
 SAGE_WGMMA_SS(wgmma_8, "128", 64, "k32.s32.s8.s8", "+r", int, "64", "65", "66", "")
 SAGE_WGMMA_SS(wgmma_8, "64", 32, "k32.s32.s8.s8", "+r", int, "32", "33", "34", "")
 /// The same with A in registers: codes of P (unsigned) or of dS (signed).
-SAGE_WGMMA_RS(wgmma_u8, "128", 64, "k32.s32.u8.s8", "%64,%65,%66,%67", "68", "69")
 SAGE_WGMMA_RS(wgmma_u8, "64", 32, "k32.s32.u8.s8", "%32,%33,%34,%35", "36", "37")
 SAGE_WGMMA_RS(wgmma_s8, "64", 32, "k32.s32.s8.s8", "%32,%33,%34,%35", "36", "37")
-SAGE_WGMMA_RS(wgmma_u8, "32", 16, "k32.s32.u8.s8", "%16,%17,%18,%19", "20", "21")
 SAGE_WGMMA_RS(wgmma_s8, "32", 16, "k32.s32.s8.s8", "%16,%17,%18,%19", "20", "21")
 /// In 16 bit, 16 contraction indices.
 SAGE_WGMMA_SS(wgmma_bf16, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34",

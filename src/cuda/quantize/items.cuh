@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of work of the operand kernel. For each key head the list has the means of the next
+// head, then the codes of this one:
+//
+//   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
+//
+// Means and codes both read K and V. With this order K and V are still in the second-level cache
+// when their codes are made, and codes rarely wait for their mean. A piece waits only for pieces
+// that were handed out before it, so there is no deadlock.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/quantize/mean.cuh"
+#include "cuda/quantize/quantize.h"
+#include "cuda/tile/sequence.cuh"
+
+namespace sagebwd::cuda {
+
+enum class Kind { none, k_mean, v_mean, keys, values, queries };
+
+struct Item {
+  Kind kind;
+  int head;   // a query head for queries, else a key head
+  int block;  // of tokens; for means a span (mean.cuh)
+  tile::Sequence s;
+};
+
+/// Pieces of work of one key head.
+struct Counts {
+  int spans, means, values, codes;
+  __host__ __device__ explicit Counts(const OperandJob& job) {
+    spans = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
+    means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
+    values = job.v8t != nullptr || job.v16 != nullptr ? job.k_blocks : 0;
+    codes = job.k_blocks + values + job.group * job.q_blocks;
+  }
+};
+
+__device__ inline Item item_at(const OperandJob& job, uint32_t index) {
+  const Counts n(job);
+  const uint32_t means = static_cast<uint32_t>(n.means), codes = static_cast<uint32_t>(n.codes);
+  const uint32_t last = static_cast<uint32_t>(job.hk) - 1;
+  Item item{Kind::none, 0, 0, {}};
+  uint32_t head = 0, at = index;
+  bool is_mean = index < means;
+  if (!is_mean) {
+    const uint32_t behind = index - means;
+    head = min(behind / (means + codes), last);
+    at = behind - head * (means + codes);
+    const uint32_t before = head == last ? 0 : means;
+    is_mean = at < before;
+    if (is_mean)
+      ++head;
+    else
+      at -= before;
+    if (!is_mean && at >= codes) return item;
+  }
+  item.head = static_cast<int>(head), item.block = static_cast<int>(at);
+  if (is_mean) {
+    const bool of_k = job.k_mean.mean != nullptr && item.block < n.spans;
+    item.kind = of_k ? Kind::k_mean : Kind::v_mean;
+    if (!of_k && job.k_mean.mean != nullptr) item.block -= n.spans;
+    return item;
+  }
+  if (item.block < job.k_blocks + n.values) {
+    item.kind = item.block < job.k_blocks ? Kind::keys : Kind::values;
+    if (item.kind == Kind::values) item.block -= job.k_blocks;
+  } else {
+    const int q = item.block - job.k_blocks - n.values;
+    item.kind = Kind::queries;
+    item.head = item.head * job.group + q / job.q_blocks, item.block = q % job.q_blocks;
+  }
+  item.s = tile::sequence_of_block<kBlock>(job.seq, item.block, item.kind == Kind::queries);
+  return item;
+}
+
+}  // namespace sagebwd::cuda
