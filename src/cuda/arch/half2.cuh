@@ -50,6 +50,11 @@ __device__ __forceinline__ uint32_t half2_abs(uint32_t a) {
   return y;
 }
 
+/// Whether both are at least as large as those of b. NaN is not.
+__device__ __forceinline__ bool half2_both_reach(uint32_t a, uint32_t b) {
+  return __hbge2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+}
+
 /// Two pairs times a factor, rounded to integers: the bytes {a low, a high, b low, b high}. Halves
 /// from 1024 on have steps of one, so that adding 1024 (1536 for signed codes) rounds, and the low
 /// byte of the sum is the code.

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/shared_memory.cuh"
 
 namespace sagebwd::cuda::arch {
 
@@ -45,15 +46,26 @@ __device__ __forceinline__ void settle(V (&x)[kCount]) {
   }
 }
 
-/// Describes an operand in shared memory whose rows have kRowBytes bytes, 64 or 128, and lie behind
-/// one another, swizzled over as many bytes. Starts at a multiple of 1024 bytes, or 32 bytes times
-/// a step of the product further. In units of 16 bytes, so that a step of the product adds 2.
+/// Places of operands in shared memory count in units of 16 bytes. A kernel asks once for the place
+/// of its shared memory; additions make all others of it.
+__device__ __forceinline__ uint32_t place_of_shared(const void* shared) {
+  return (shared_address(shared) & 0x3ffff) >> 4;
+}
+__host__ __device__ constexpr uint32_t places(size_t bytes) {
+  return static_cast<uint32_t>(bytes / 16);
+}
+/// Describes an operand whose rows have kRowBytes bytes, 64 or 128, and lie behind one another,
+/// swizzled over as many bytes. It is `bytes` behind `place`, and starts at a multiple of 1024
+/// bytes, or 32 bytes times a step of the product further.
 template <int kRowBytes>
-__device__ __forceinline__ uint64_t operand_at(uint32_t address) {
+__device__ __forceinline__ uint64_t operand_at(uint32_t place, size_t bytes = 0) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
   constexpr uint32_t kEightRows = 8 * kRowBytes / 16, kSwizzle = kRowBytes == 128 ? 1u : 2u;
-  constexpr uint64_t kHigh = static_cast<uint64_t>(kEightRows | kSwizzle << 30) << 32;
-  return kHigh | 1u << 16 | (address & 0x3ffff) >> 4;
+  uint64_t description;
+  asm("mov.b64 %0, {%1, %2};"
+      : "=l"(description)
+      : "r"(place + (places(bytes) | 1u << 16)), "n"(kEightRows | kSwizzle << 30));
+  return description;
 }
 
 /// Where the byte at `offset` of such an operand lies.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/arch/half2.cuh"
@@ -29,38 +30,46 @@ struct Consumer {
   Plan& shared;
   int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
+  uint32_t place;       // of the shared memory, for products
   Ring<kPlaces> front{0}, back{0}, ds{1};
 
-  __device__ uint32_t front_at(int place) const {
-    return arch::shared_address(&shared.front[place]);
+  // Places of operands.
+  __device__ uint32_t front_at(int i) const {
+    return place + static_cast<uint32_t>(i) * arch::places(sizeof(typename Plan::Front));
+  }
+  __device__ uint32_t back_at(int i) const {
+    return place + static_cast<uint32_t>(i) * arch::places(sizeof(typename Plan::Back));
+  }
+  /// Of an operand that has 64 rows of `row_bytes` for each consumer.
+  __device__ uint32_t mine_at(int row_bytes) const {
+    return place + static_cast<uint32_t>(warpgroup) * arch::places(64 * row_bytes);
   }
 
   /// S = K8·Q8ᵀ of a tile; only issued.
-  __device__ __forceinline__ void issue_scores(Scores& s, int place) const {
-    const uint64_t k = arch::operand_at<D>(arch::shared_address(shared.k8) +
-                                           static_cast<uint32_t>(warpgroup * 64 * D)),
-                   q = arch::operand_at<D>(front_at(place));
+  __device__ __forceinline__ void issue_scores(Scores& s, int i) const {
+    const uint32_t k = mine_at(D), q = front_at(i);
     arch::settle(s);
     arch::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(s, k + 2 * step, q + 2 * step, step > 0);
+      arch::wgmma_8(s, arch::operand_at<D>(k, offsetof(Plan, k8) + 32 * step),
+                    arch::operand_at<D>(q, offsetof(Plan, front) + 32 * step), step > 0);
     arch::wgmma_commit();
   }
   /// dP = V8·dOᵀ, still without the scale of V; only issued.
   __device__ __forceinline__ void issue_gradients(Gradients& dp) const {
-    const uint32_t v = arch::shared_address(shared.v16) +
-                       static_cast<uint32_t>(warpgroup * 64 * 128),
-                   dout = front_at(front.place) + kQueries * D;
+    constexpr size_t kDout = offsetof(Plan, front) + kQueries * D;
+    const uint32_t v = mine_at(128), dout = front_at(front.place);
     arch::settle(dp);
     arch::wgmma_fence();
 #pragma unroll
     for (int panel = 0; panel < D / 64; ++panel)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        arch::wgmma_16<T>(dp, arch::operand_at<128>(v + panel * kKeys * 128) + 2 * step,
-                          arch::operand_at<128>(dout + panel * kQueries * 128) + 2 * step,
-                          panel + step > 0);
+        arch::wgmma_16<T>(
+            dp, arch::operand_at<128>(v, offsetof(Plan, v16) + panel * kKeys * 128 + 32 * step),
+            arch::operand_at<128>(dout, kDout + panel * kQueries * 128 + 32 * step),
+            panel + step > 0);
     arch::wgmma_commit();
   }
 
@@ -140,17 +149,16 @@ struct Consumer {
   /// One scale per key.
   template <arch::Bytes kCode>
   __device__ __forceinline__ RowScales quantize(Codes& codes, const Halves& h) const {
+    constexpr bool kSigned = kCode == arch::Bytes::s8;
     uint32_t most[2] = {0, 0};
-    const auto magnitude = [](uint32_t x) {
-      return kCode == arch::Bytes::u8 ? x : arch::half2_abs(x);
-    };
+    const auto magnitude = [](uint32_t x) { return kSigned ? arch::half2_abs(x) : x; };
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(h[4 * i + r])),
                                   magnitude(h[4 * i + 2 + r]));
-    const RowScales scales = row_scales < kCode == arch::Bytes::u8 ? 255 : 127 > (most[0], most[1]);
+    const RowScales scales = row_scales < kSigned ? 127 : 255 > (row_tops(most[0], most[1]));
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -177,16 +185,18 @@ struct Consumer {
 
   /// acc = codes·(64 channels of a transposed operand of queries); only issued.
   template <arch::Bytes kCode>
-  __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes,
-                                                uint32_t operand, int part) const {
-    const uint64_t b = arch::operand_at<kSlab>(operand + static_cast<uint32_t>(part * 64 * kSlab));
+  __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes, size_t operand,
+                                                int part) const {
+    const uint32_t here = back_at(back.place);
     arch::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 2; ++step)
+    for (int step = 0; step < 2; ++step) {
+      const uint64_t b = arch::operand_at<kSlab>(here, operand + part * 64 * kSlab + 32 * step);
       if constexpr (kCode == arch::Bytes::u8)
-        arch::wgmma_u8(acc, codes + 4 * step, b + 2 * step, step > 0);
+        arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
       else
-        arch::wgmma_s8(acc, codes + 4 * step, b + 2 * step, step > 0);
+        arch::wgmma_s8(acc, codes + 4 * step, b, step > 0);
+    }
     arch::wgmma_commit();
   }
   __device__ __forceinline__ static void add(float (&sums)[D / 2], int part, const int (&acc)[32],
@@ -215,47 +225,75 @@ struct Consumer {
     issue_gradients(dp);
     exponentials<kMasked>(h, s, k_scale, query);
     const RowScales p_scales = quantize<arch::Bytes::u8>(p8, h);
-    arch::wgmma_wait<0>();
+    constexpr size_t q8t = offsetof(Plan, back), do8t = q8t + kQueries * D;
+    int acc_v[32];
+    if constexpr (kEarlyValues) {
+      wait_for_back();
+      arch::settle(p8);
+      issue_product<arch::Bytes::u8>(acc_v, p8, do8t, 0);
+      arch::wgmma_wait<1>();
+    } else {
+      arch::wgmma_wait<0>();
+    }
     arch::settle(dp);
     differentiate(h, dp, v_scale);
     if constexpr (kMasked) hide(h, query);  // again: 0·NaN is not 0
     const QueryStats& stats = shared.front[front.place].stats;
-    const float dv_unit = stats.dv_unit, dk_unit = stats.dq_unit * kLn2;
+    const float dv_units[2] = {p_scales.unit[0] * stats.dv_unit, p_scales.unit[1] * stats.dv_unit};
+    const float dk_unit = stats.dq_unit * kLn2;
     hand_over(h);
     const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
-    const float dv_units[2] = {p_scales.unit[0] * dv_unit, p_scales.unit[1] * dv_unit},
-                dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
+    const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
     front.advance();
-    arch::barrier_wait(arch::shared_address(&shared.back_full[back.place]), back.parity);
-    const uint32_t q8t = arch::shared_address(&shared.back[back.place]), do8t = q8t + kQueries * D;
-    back.advance();
-    arch::settle(p8), arch::settle(ds8);
-    constexpr int kParts = D / 64;
+    if constexpr (kEarlyValues) {
+      int acc_k[32];
+      arch::settle(ds8);
+      issue_product<arch::Bytes::s8>(acc_k, ds8, q8t, 0);
+      issue_next_scores(s, more);
+      arch::wgmma_wait<2>();
+      arch::settle(acc_v);
+      add(sums.dv, 0, acc_v, dv_units);
+      arch::wgmma_wait<1>();
+      arch::settle(acc_k);
+      add(sums.dk, 0, acc_k, dk_units);
+    } else {
+      wait_for_back();
+      arch::settle(p8), arch::settle(ds8);
+      constexpr int kParts = D / 64;
 #pragma unroll
-    for (int part = 0; part < 2 * kParts; ++part) {
-      int acc[32];
-      if (part < kParts)
-        issue_product<arch::Bytes::u8>(acc, p8, do8t, part);
-      else
-        issue_product<arch::Bytes::s8>(acc, ds8, q8t, part - kParts);
-      if (part == 2 * kParts - 1) {
-        // The next scores are multiplied while the last sums are added up.
-        if (more)
-          arch::barrier_wait(arch::shared_address(&shared.front_full[front.place]), front.parity);
-        issue_scores(s, front.place);
-        arch::wgmma_wait<1>();
-      } else {
-        arch::wgmma_wait<0>();
+      for (int part = 0; part < 2 * kParts; ++part) {
+        int acc[32];
+        if (part < kParts)
+          issue_product<arch::Bytes::u8>(acc, p8, do8t, part);
+        else
+          issue_product<arch::Bytes::s8>(acc, ds8, q8t, part - kParts);
+        if (part == 2 * kParts - 1) {
+          // The next scores are multiplied while the last sums are added up.
+          issue_next_scores(s, more);
+          arch::wgmma_wait<1>();
+        } else {
+          arch::wgmma_wait<0>();
+        }
+        arch::settle(acc);
+        if (part < kParts)
+          add(sums.dv, part, acc, dv_units);
+        else
+          add(sums.dk, part - kParts, acc, dk_units);
       }
-      arch::settle(acc);
-      if (part < kParts)
-        add(sums.dv, part, acc, dv_units);
-      else
-        add(sums.dk, part - kParts, acc, dk_units);
     }
     arch::settle(p8), arch::settle(ds8);
+    back.advance();
     arch::wgmma_wait<0>();
     arch::settle(s);
+  }
+
+  __device__ __forceinline__ void wait_for_back() const {
+    arch::barrier_wait(arch::shared_address(&shared.back_full[back.place]), back.parity);
+  }
+  __device__ __forceinline__ void issue_next_scores(Scores& s, bool more) const {
+    if (more)
+      arch::barrier_wait(arch::shared_address(&shared.front_full[front.place]), front.parity);
+    issue_scores(s, front.place);
   }
 
   __device__ void run() {
@@ -301,6 +339,8 @@ struct Consumer {
     store<T, D>(sums.dk, p.dk, p.dk_chunks, w, first_key(), lane, p.rotation);
   }
 
+  // With 64 channels there are registers for two products at a time: dV starts before dS is known.
+  static constexpr bool kEarlyValues = D == 64;
   static constexpr int kOffset = 1500;  // cycles
   static constexpr float kLn2 = 0.69314718055994530942f;
 };

@@ -2,6 +2,7 @@
 // The warpgroup that makes dQ. One of its threads also starts all copies.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/arch/global_add.cuh"
@@ -72,11 +73,12 @@ struct DqMaker {
   const BackwardParams& p;
   Plan& shared;
   uint32_t warp, lane;
+  uint32_t place;  // of the shared memory, for products
 
   /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
-  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], int place) const {
+  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], int tile) const {
     uint32_t x[32];
-    uint32_t at = arch::shared_address(shared.ds[place]) + (warp * 16 + lane % 16) * 128 +
+    uint32_t at = arch::shared_address(shared.ds[tile]) + (warp * 16 + lane % 16) * 128 +
                   ((lane / 16 ^ lane % 8) << 4);
     arch::keep(at);
 #pragma unroll
@@ -85,7 +87,7 @@ struct DqMaker {
       arch::ldmatrix_x4(to, (at ^ (i % 4 << 5)) + i / 4 * (kQueries * 128));
     }
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[place]));
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[tile]));
     uint32_t most[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 32; i += 4)
@@ -93,7 +95,7 @@ struct DqMaker {
       for (int r = 0; r < 2; ++r)
         most[r] = arch::half2_max(arch::half2_max(most[r], arch::half2_abs(x[i + r])),
                                   arch::half2_abs(x[i + 2 + r]));
-    const RowScales scales = row_scales<127>(most[0], most[1]);
+    const RowScales scales = lifted_row_scales<127>(x, row_tops(most[0], most[1]));
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -110,13 +112,14 @@ struct DqMaker {
 #pragma unroll 1
     for (int part = 0; part < D / kChannels; ++part, to += kChannels / 8 * 128) {
       int acc[kChannels / 2];
-      const uint64_t k = arch::operand_at<kSlab>(arch::shared_address(shared.k8t) +
-                                                 static_cast<uint32_t>(part * kChannels * kSlab));
+      const uint32_t k = place + static_cast<uint32_t>(part) * arch::places(kChannels * kSlab);
       arch::settle(codes);
       arch::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        arch::wgmma_s8(acc, codes + 4 * step, k + step / 2 * (D * kSlab / 16) + 2 * (step % 2),
+        arch::wgmma_s8(acc, codes + 4 * step,
+                       arch::operand_at<kSlab>(
+                           k, offsetof(Plan, k8t) + step / 2 * (D * kSlab) + step % 2 * 32),
                        step > 0);
       arch::wgmma_commit();
       arch::wgmma_wait<0>();

@@ -38,12 +38,13 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   }
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
+  const uint32_t place = arch::place_of_shared(memory);
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
-    if (shared.walk.steps > 0) DqMaker<D>{p, shared, warp, threadIdx.x % 32}.run();
+    if (shared.walk.steps > 0) DqMaker<D>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32}.run();
+    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 

@@ -18,12 +18,14 @@ template <typename T, int D>
 struct Consumer {
   using Plan = SharedPlan<D>;
   using Stage = typename Plan::Stage;
+  using Slot = typename Plan::Slot;
   static constexpr int kChannels = 64;  // of a product P8·V8
 
   const ForwardParams& p;
   Plan& shared;
   int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
+  uint32_t place;       // of the shared memory, for products
   Ring<kStages> stage{0};
   Ring<kSlots> slot{0};
 
@@ -31,16 +33,22 @@ struct Consumer {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
 
+  /// The place of the stage, for products.
+  __device__ uint32_t stage_at() const {
+    return place + static_cast<uint32_t>(stage.place) * arch::places(sizeof(Stage));
+  }
+
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
-    const uint64_t q = arch::operand_at<D>(arch::shared_address(&shared.slot[slot.place]) +
-                                           static_cast<uint32_t>(warpgroup * 64 * D)),
-                   k = arch::operand_at<D>(arch::shared_address(&shared.stage[stage.place]));
+    const uint32_t q = place + static_cast<uint32_t>(slot.place) * arch::places(sizeof(Slot)) +
+                       static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
+                   k = stage_at();
     arch::settle(x);
     arch::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(x, q + 2 * step, k + 2 * step, step > 0);
+      arch::wgmma_8(x, arch::operand_at<D>(q, offsetof(Plan, slot) + 32 * step),
+                    arch::operand_at<D>(k, offsetof(Plan, stage) + 32 * step), step > 0);
     arch::wgmma_commit();
     arch::wgmma_wait<0>();
     arch::settle(x);
@@ -133,17 +141,18 @@ struct Consumer {
   template <typename Release>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
                                               const PerRow& unit, Release release) const {
-    const uint32_t v =
-        arch::shared_address(&shared.stage[stage.place]) + static_cast<uint32_t>(kKeys * D);
+    constexpr size_t kV8t = offsetof(Plan, stage) + kKeys * D;
+    const uint32_t v = stage_at();
     arch::settle(codes);
 #pragma unroll
     for (int part = 0; part < D / kChannels; ++part) {
       int acc[kChannels / 2];
-      const uint64_t b = arch::operand_at<kSlab>(v + part * kChannels * kSlab);
       arch::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        arch::wgmma_u8(acc, codes + 4 * step, b + step / 2 * (D * kSlab / 16) + 2 * (step % 2),
+        arch::wgmma_u8(acc, codes + 4 * step,
+                       arch::operand_at<kSlab>(v, kV8t + part * kChannels * kSlab +
+                                                      step / 2 * (D * kSlab) + step % 2 * 32),
                        step > 0);
       arch::wgmma_commit();
       arch::wgmma_wait<0>();

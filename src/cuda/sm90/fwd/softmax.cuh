@@ -116,7 +116,7 @@ __device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Ha
   }
   // A tile whose P is all below 2^-16 of the row's reference has fewer levels; its codes then count
   // steps of 2^-24.
-  const RowScales scales = row_scales<255>(most[0], most[1]);
+  const RowScales scales = row_scales<255>(row_tops(most[0], most[1]));
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
