@@ -21,7 +21,6 @@
 #include "cpu/query_sums.h"
 #include "cpu/walk.h"
 #include "numerics/quantize.h"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 namespace {
@@ -167,9 +166,8 @@ struct Backward {
 
   /// Gradients of rotated Q or K, made from codes, become those of Q or K.
   void turn_back(Matmul matmul, float* rows, int count) const {
-    if (!plan.p.recipe.rotate || plan.p.lifted(matmul)) return;
-    for (int r = 0; r < count; ++r)
-      numerics::rotate_back(rows + static_cast<int64_t>(r) * plan.dl, static_cast<int>(plan.p.d));
+    if (plan.p.recipe.rotate && !plan.p.lifted(matmul))
+      kernels.rotate_rows_back(rows, plan.dl, count, static_cast<int>(plan.p.d));
   }
   QuerySums sums_at(int64_t partial, int64_t at) const {
     const QuerySums all{buffers.dq, buffers.query_sum, 1, 1, plan.p.h * plan.q_blocks};

@@ -7,7 +7,6 @@
 
 #include "cpu/saved_codes.h"
 #include "cpu/scales.h"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 namespace {
@@ -76,9 +75,7 @@ void Preparation::load_k(const Block& b, int64_t hk, float* rows) const {
 }
 
 void Preparation::rotate(float* rows, int count) const {
-  if (!plan.p.recipe.rotate) return;
-  for (int r = 0; r < count; ++r)
-    numerics::rotate(rows + static_cast<int64_t>(r) * plan.dl, static_cast<int>(plan.p.d));
+  if (plan.p.recipe.rotate) kernels.rotate_rows(rows, plan.dl, count, static_cast<int>(plan.p.d));
 }
 
 /// Turns the magnitudes of a block's tokens into scales: scale(amax, count, top) for every run of

@@ -7,7 +7,6 @@
 #include "cpu/saved_codes.h"
 #include "cpu/scales.h"
 #include "numerics/quantize.h"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 
@@ -93,9 +92,8 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   }
   std::copy(out.mean, out.mean + plan.dl, out.turned_mean);
   if (recipe.rotate) {
-    numerics::rotate(out.turned_mean, d);
-    for (int i = 0; i < b.rows; ++i)
-      numerics::rotate(scratch.smooth + static_cast<int64_t>(i) * plan.dl, d);
+    kernels.rotate_rows(out.turned_mean, plan.dl, 1, d);
+    kernels.rotate_rows(scratch.smooth, plan.dl, b.rows, d);
   }
   encode_queries(kernels, plan, scratch.smooth, b.rows, out.scale, scratch.codes);
 }

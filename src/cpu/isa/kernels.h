@@ -150,6 +150,9 @@ struct Kernels {
   int (*sum_rows)(const float* x, int ld, int rows, int d, double* sum);
   /// Largest magnitude of each row (ld a multiple of 16); Inf or NaN where one is not finite.
   void (*row_magnitudes)(const float* x, int ld, int rows, float* amax);
+  /// numerics::rotate and rotate_back of each row, bit for bit (d a multiple of 8, ld of 16).
+  void (*rotate_rows)(float* x, int ld, int rows, int d);
+  void (*rotate_rows_back)(float* x, int ld, int rows, int d);
   /// Codes of rows with one scale each; a row whose scale is NaN gets codes 0. codes has row stride
   /// ldc >= ld; bytes past ld are left alone.
   void (*encode_rows)(const float* x, int ld, int rows, const float* scale, int8_t* codes,

@@ -52,6 +52,78 @@ inline void row_magnitudes(const float* x, int ld, int rows, float* amax) {
     amax[r] = std::bit_cast<float>(row_magnitude(x + static_cast<int64_t>(r) * ld, ld));
 }
 
+/// x ← x·H/√n for `kVectors` vectors: one run of n channels, or two of 8 in a single vector.
+template <int kVectors>
+inline void hadamard(Vec (&x)[kVectors], int n) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = butterfly<4>(butterfly<2>(butterfly<1>(x[i])));
+    if (n > 8) x[i] = butterfly<8>(x[i]);
+  }
+#pragma GCC unroll 4
+  for (int h = 1; h < kVectors; h *= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i)
+      if ((i & h) == 0) {
+        const Vec a = x[i], b = x[i + h];
+        x[i] = add(a, b), x[i + h] = sub(a, b);
+      }
+  const Vec unit = set1(numerics::rotation_unit(n));
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) x[i] = mul(x[i], unit);
+}
+
+enum class Turn { forth, back };
+
+/// numerics::rotate or rotate_back of rows whose channels mix in runs of `kVectors` vectors.
+template <int kVectors, Turn kTurn>
+inline void turn_rows_of(float* x, int ld, int rows, int d) {
+  uint16_t flipped[numerics::kMostRotated / kPanel];
+  for (int c = 0; c < d; c += kPanel)
+    flipped[c / kPanel] = static_cast<uint16_t>(numerics::rotation_signs(c / 32) >> c % 32);
+  const int n = numerics::rotation_block(d);
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < d; c += kVectors * kPanel) {
+      float* at = x + static_cast<int64_t>(r) * ld + c;
+      const uint16_t* signs = flipped + c / kPanel;
+      Vec v[kVectors];
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) {
+        v[i] = load(at + i * kPanel);
+        if constexpr (kTurn == Turn::forth) v[i] = flip_signs(v[i], signs[i]);
+      }
+      hadamard(v, n);
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) {
+        if constexpr (kTurn == Turn::back) v[i] = flip_signs(v[i], signs[i]);
+        store(at + i * kPanel, v[i]);
+      }
+    }
+}
+
+template <Turn kTurn>
+inline void turn_rows(float* x, int ld, int rows, int d) {
+  switch (numerics::rotation_block(d) / kPanel) {
+    case 16:
+      return turn_rows_of<16, kTurn>(x, ld, rows, d);
+    case 8:
+      return turn_rows_of<8, kTurn>(x, ld, rows, d);
+    case 4:
+      return turn_rows_of<4, kTurn>(x, ld, rows, d);
+    case 2:
+      return turn_rows_of<2, kTurn>(x, ld, rows, d);
+    default:
+      return turn_rows_of<1, kTurn>(x, ld, rows, d);
+  }
+}
+
+inline void rotate_rows(float* x, int ld, int rows, int d) {
+  turn_rows<Turn::forth>(x, ld, rows, d);
+}
+inline void rotate_rows_back(float* x, int ld, int rows, int d) {
+  turn_rows<Turn::back>(x, ld, rows, d);
+}
+
 inline void encode_rows(const float* x, int ld, int rows, const float* scale, int8_t* codes,
                         int64_t ldc) {
   for (int r = 0; r < rows; ++r) {

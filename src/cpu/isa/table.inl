@@ -21,6 +21,8 @@ constexpr Kernels make_table(const char* name, const char* (*unavailable)()) {
           .store_rows = store_rows,
           .sum_rows = sum_rows,
           .row_magnitudes = row_magnitudes,
+          .rotate_rows = rotate_rows,
+          .rotate_rows_back = rotate_rows_back,
           .encode_rows = encode_rows,
           .pack_along_rows = pack_along_rows,
           .pack_along_columns = pack_along_columns,

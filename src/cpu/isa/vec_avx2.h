@@ -77,6 +77,34 @@ inline Mask greater(Vec a, Vec b) {
 inline Vec select(Mask m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }
+inline Vec flip_signs(Vec a, uint16_t flipped) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const auto flip = [&](__m256 x, int bits) {
+    const __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits), bit), bit);
+    return _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(chosen), _mm256_set1_ps(-0.0f)));
+  };
+  return {flip(a.lo, flipped & 255), flip(a.hi, flipped >> 8)};
+}
+template <int kStep>
+inline __m256 butterfly(__m256 a) {
+  if constexpr (kStep == 1) {
+    const __m256 b = _mm256_permute_ps(a, 0xb1);
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), 0xaa);
+  } else if constexpr (kStep == 2) {
+    const __m256 b = _mm256_permute_ps(a, 0x4e);
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), 0xcc);
+  } else {
+    const __m256 b = _mm256_permute2f128_ps(a, a, 1);
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), 0xf0);
+  }
+}
+template <int kStep>
+inline Vec butterfly(Vec a) {
+  if constexpr (kStep == 8)
+    return {_mm256_add_ps(a.lo, a.hi), _mm256_sub_ps(a.lo, a.hi)};
+  else
+    return {butterfly<kStep>(a.lo), butterfly<kStep>(a.hi)};
+}
 inline void store_bytes(void* p, IVec x) {
   // The low byte of each element to the front of its 128-bit half, then the four 32-bit pieces
   // together.

@@ -45,6 +45,25 @@ inline Mask in_range(IVec lo, IVec hi, int32_t x) {
 }
 inline Mask greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 inline Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
+inline Vec flip_signs(Vec a, uint16_t flipped) {
+  return _mm512_mask_xor_ps(a, flipped, a, _mm512_set1_ps(-0.0f));
+}
+template <int kStep>
+inline Vec butterfly(Vec a) {
+  if constexpr (kStep == 1) {
+    const Vec b = _mm512_permute_ps(a, 0xb1);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xaaaa, b, a);
+  } else if constexpr (kStep == 2) {
+    const Vec b = _mm512_permute_ps(a, 0x4e);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xcccc, b, a);
+  } else if constexpr (kStep == 4) {
+    const Vec b = _mm512_shuffle_f32x4(a, a, 0xb1);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xf0f0, b, a);
+  } else {
+    const Vec b = _mm512_shuffle_f32x4(a, a, 0x4e);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xff00, b, a);
+  }
+}
 inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }

@@ -127,6 +127,18 @@ inline Vec select(Mask m, Vec a, Vec b) {
   SAGE_LANES b.v[i] = m.v[i] ? a.v[i] : b.v[i];
   return b;
 }
+/// Negates the elements whose bit of `flipped` is set.
+inline Vec flip_signs(Vec a, uint16_t flipped) {
+  SAGE_LANES a.v[i] = (flipped >> i & 1) != 0 ? -a.v[i] : a.v[i];
+  return a;
+}
+/// Of elements i and i + kStep (bit kStep of i clear) the sum and the difference, in their places.
+template <int kStep>
+inline Vec butterfly(Vec a) {
+  Vec r;
+  SAGE_LANES r.v[i] = (i & kStep) == 0 ? a.v[i] + a.v[i + kStep] : a.v[i - kStep] - a.v[i];
+  return r;
+}
 /// The low bytes of the elements, in order.
 inline void store_bytes(void* p, IVec x) {
   SAGE_LANES static_cast<int8_t*>(p)[i] = static_cast<int8_t>(x.v[i]);

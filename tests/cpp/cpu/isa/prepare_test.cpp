@@ -11,6 +11,7 @@
 
 #include "base/half.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 #include "support/implementations.h"
 #include "support/random.h"
 
@@ -190,6 +191,24 @@ TEST_P(Prepare, MagnitudesAndCodesAreBitEqualToTheScalarQuantiser) {
         for (int c = ld; c < ldc; ++c) ASSERT_EQ(codes[r * ldc + c], 99) << "past the row";
       }
     }
+}
+
+TEST_P(Prepare, RotationIsBitEqualToTheScalarOne) {
+  Random random(6);
+  for (int d = 8; d <= 256; d += 8) {
+    const int ld = (d + 15) / 16 * 16 + 16, rows = 3;
+    std::vector<float> x(static_cast<size_t>(rows * ld), 0.0f);
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < d; ++c) x[r * ld + c] = random.between(-2.0f, 2.0f);
+    for (bool back : {false, true}) {
+      std::vector<float> want = x, got = x;
+      for (int r = 0; r < rows; ++r)
+        back ? numerics::rotate_back(&want[r * ld], d) : numerics::rotate(&want[r * ld], d);
+      (back ? kernels().rotate_rows_back : kernels().rotate_rows)(got.data(), ld, rows, d);
+      for (int i = 0; i < rows * ld; ++i)
+        ASSERT_EQ(got[i], want[i]) << "d " << d << " at " << i << (back ? " back" : " forth");
+    }
+  }
 }
 
 /// A scale that rows share, or one with a floor, is larger than the row's own.
