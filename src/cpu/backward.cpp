@@ -34,6 +34,7 @@ struct GradientBlock {
   int8_t* do8 = nullptr;                    // quads along queries
   float* do_scale = nullptr;                // [bq]
   float* dot = nullptr;                     // [dl][bq] dOᵀ
+  bf16* dot_bf16 = nullptr;                 // pairs along d, where plan.dp_bf16
   float *lse2 = nullptr, *delta = nullptr;  // [bq]
   float* q_rows = nullptr;                  // [bq][dl] when dK is lifted
   float* do_rows = nullptr;                 // [bq][dl] when dV is lifted
@@ -45,7 +46,10 @@ struct GradientBlock {
     dk_start = arena.take<int32_t>(blocks * plan.dl);
     do8 = arena.take<int8_t>(blocks * tile);
     do_scale = arena.take<float>(blocks * plan.bq);
-    dot = arena.take<float>(blocks * tile);
+    if (plan.dp_bf16)
+      dot_bf16 = arena.take<bf16>(blocks * tile);
+    else
+      dot = arena.take<float>(blocks * tile);
     lse2 = arena.take<float>(blocks * plan.bq);
     delta = arena.take<float>(blocks * plan.bq);
     if (plan.p.lifted(kMatmulDK)) q_rows = arena.take<float>(blocks * tile);
@@ -58,7 +62,8 @@ struct GradientBlock {
     b.dk_start += block * plan.dl;
     b.do8 += block * tile;
     b.do_scale += block * plan.bq;
-    b.dot += block * tile;
+    if (dot != nullptr) b.dot += block * tile;
+    if (dot_bf16 != nullptr) b.dot_bf16 += block * tile;
     b.lse2 += block * plan.bq;
     b.delta += block * plan.bq;
     if (q_rows != nullptr) b.q_rows += block * tile;
@@ -216,7 +221,15 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
     if (plan.p.has_dlse) dot -= static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n));
     g.delta[i] = static_cast<float>(dot);
   }
-  kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
+  if (plan.dp_bf16) {
+    // A pair of BF16 values takes the place of four codes.
+    auto* pairs = reinterpret_cast<int8_t*>(scratch.smooth);
+    const int row_bytes = 2 * plan.dl;
+    kernels.store_rows(Dtype::bf16, pairs, plan.dl, plan.bq, plan.dl, rows, plan.dl, 1.0f);
+    kernels.pack_along_rows(pairs, row_bytes, plan.bq, row_bytes, g.dot_bf16);
+  } else {
+    kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
+  }
   if (g.do_rows != nullptr) std::copy(rows, rows + tile, g.do_rows);
   encode_queries(kernels, plan, rows, b.rows, g.do_scale, scratch.codes);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.do8);
@@ -277,8 +290,12 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
     kernels.store_ss({keys, plan.bq, plan.dk, data.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
                       kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
-  kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq}, t.dp,
-                    plan.bq);
+  if (plan.dp_bf16)
+    kernels.store_bf16({keys, plan.bq, plan.dl, data.v_bf16 + key_tile, plan.dl, g.dot_bf16}, t.dp,
+                       plan.bq);
+  else
+    kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq},
+                      t.dp, plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
   const bool smooth_q = p.recipe.smooth_q;

@@ -175,15 +175,17 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
   if (b.index < data.needs.vt_rows_tiles)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.vt_rows + at * tile(), plan.bk);
   if (!data.needs.v_rows) return;
-  float* v_rows = data.v_rows + at * tile();
-  if (folds) {
-    std::copy(rows, rows + tile(), v_rows);
-    return;
+  if (!folds) {  // dP takes V as it is
+    std::fill(scale, scale + plan.bk, 1.0f);
+    kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first),
+                      a.v.stride[2], b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
+    std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + tile(), 0.0f);
   }
-  std::fill(scale, scale + plan.bk, 1.0f);  // dP takes V as it is
-  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first), a.v.stride[2],
-                    b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
-  std::fill(v_rows + static_cast<int64_t>(b.rows) * plan.dl, v_rows + tile(), 0.0f);
+  if (plan.dp_bf16)
+    kernels.store_rows(Dtype::bf16, data.v_bf16 + at * tile(), plan.dl, plan.bk, plan.dl, rows,
+                       plan.dl, 1.0f);
+  else
+    std::copy(rows, rows + tile(), data.v_rows + at * tile());
 }
 
 /// Means of K and V of one key head of one sequence.
@@ -244,7 +246,8 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   v_poisoned = arena.take<uint8_t>(blocks);
   if (n.k_float) k_float = arena.take<float>(blocks * tile);
   if (n.kt_float) kt_float = arena.take<float>(blocks * tile);
-  if (n.v_rows) v_rows = arena.take<float>(blocks * tile);
+  if (n.v_rows && plan.dp_bf16) v_bf16 = arena.take<bf16>(blocks * tile);
+  if (n.v_rows && !plan.dp_bf16) v_rows = arena.take<float>(blocks * tile);
   // One place per key block keeps the addressing simple; only the leading tiles are touched.
   if (n.vt_rows_tiles > 0) vt_rows = arena.take<float>(blocks * tile);
   rows = arena.take<float>(plan.slots * tile);

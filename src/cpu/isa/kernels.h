@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "base/half.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cpu::isa {
@@ -49,6 +50,15 @@ struct FloatProduct {
   int64_t left_stride;
   const float* right;
   int64_t right_stride;
+};
+
+/// A BF16 product of row-major left [m][k] and right panels [n/16][k/2][16][2] ("pairs"); m a
+/// multiple of 4, n of 64, k of 2. Strides count values.
+struct Bf16Product {
+  int m, n, k;
+  const bf16* left;
+  int64_t left_stride;
+  const bf16* right;
 };
 
 /// One score tile of the forward.
@@ -134,6 +144,10 @@ struct Kernels {
   void (*add_f32)(const FloatProduct&, float* c, int64_t ldc);
   void (*blend_f32)(const FloatProduct&, const float* alpha, const float* beta, float* c,
                     int64_t ldc);
+
+  /// BF16 operands, FP32 sums: for values that are exact in BF16. Null where the instruction set
+  /// has no such product.
+  void (*store_bf16)(const Bf16Product&, float* c, int64_t ldc);
 
   void (*forward_tile)(const ForwardTile&);
   void (*backward_tile)(const BackwardTile&);

@@ -2,7 +2,8 @@
 // Fills in the micro-kernel table from the functions of gemm.inl, tile.inl and prep.inl. Included
 // once per instruction set, inside its namespace.
 
-constexpr Kernels make_table(const char* name, const char* (*unavailable)()) {
+constexpr Kernels make_table(const char* name, const char* (*unavailable)(),
+                             decltype(Kernels::store_bf16) store_bf16 = nullptr) {
   return {.name = name,
           .unavailable = unavailable,
           .flip = kFlip,
@@ -15,6 +16,7 @@ constexpr Kernels make_table(const char* name, const char* (*unavailable)()) {
           .store_f32 = store_f32,
           .add_f32 = add_f32,
           .blend_f32 = blend_f32,
+          .store_bf16 = store_bf16,
           .forward_tile = forward_tile,
           .backward_tile = backward_tile,
           .load_rows = load_rows,

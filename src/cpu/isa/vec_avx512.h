@@ -105,5 +105,11 @@ inline IVec dot_us(IVec acc, IVec a, Quads b) {
 }
 inline IVec dot_su(IVec acc, IVec a, Quads b) { return dot_us(acc, b, a); }
 inline IVec dot_ss(IVec acc, IVec a, Quads b) { return dot_us(acc, a, b); }
+/// Two products of BF16 values per element (AVX512-BF16). Written out for the same reason, and so
+/// that the compiler cannot use the extension elsewhere.
+inline Vec dot_pairs(Vec acc, IVec a, Quads b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
 
 }  // namespace sagebwd::cpu::isa::avx512
