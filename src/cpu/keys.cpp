@@ -27,11 +27,6 @@ void mean_of(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
     mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
 }
 
-void subtract_mean(float* rows, int count, int dl, const float* mean) {
-  for (int r = 0; r < count; ++r)
-    for (int c = 0; c < dl; ++c) rows[static_cast<int64_t>(r) * dl + c] -= mean[c];
-}
-
 /// The key side of one call, block by block.
 struct Preparation {
   const isa::Kernels& kernels;
@@ -66,7 +61,7 @@ void Preparation::load(const TensorView& x, const Block& b, int64_t hk, const fl
                        float* rows) const {
   kernels.load_rows(x.dtype, row_at(x, b.seq.batch, hk, b.seq.k_begin + b.first), x.stride[2],
                     b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
-  subtract_mean(rows, b.rows, plan.dl, mean);
+  kernels.subtract_row(rows, plan.dl, b.rows, mean);
   std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + tile(), 0.0f);
 }
 
@@ -168,10 +163,7 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
   }
   if (data.needs.v8t)
     kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile(), plan.bk);
-  if (!plan.p.lifted(kMatmulO))
-    for (int r = 0; r < plan.bk; ++r)
-      for (int c = 0; c < plan.dl; ++c)
-        rows[static_cast<int64_t>(r) * plan.dl + c] = codes[static_cast<int64_t>(r) * plan.dk + c];
+  if (!plan.p.lifted(kMatmulO)) kernels.decode_rows(codes, plan.dk, plan.bk, plan.dl, rows);
   if (b.index < data.needs.vt_rows_tiles)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.vt_rows + at * tile(), plan.bk);
   if (!data.needs.v_rows) return;

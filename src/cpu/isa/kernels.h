@@ -162,6 +162,14 @@ struct Kernels {
                      int ld, float factor);
   /// sum[c] += values of the rows that are finite throughout; returns how many those are.
   int (*sum_rows)(const float* x, int ld, int rows, int d, double* sum);
+  /// x[r] -= row, for each row of ld values (a multiple of 16).
+  void (*subtract_row)(float* x, int ld, int rows, const float* row);
+  /// dots[r] = x[r] · (y[r] - minus) over ld values (a multiple of 16), summed in FP64. Rows of y
+  /// are ldy apart; 0: all are the same.
+  void (*row_dots)(const float* x, int ld, int rows, const float* y, int64_t ldy,
+                   const float* minus, double* dots);
+  /// sum[i] += x[i], n values (a multiple of 16).
+  void (*add_values)(const float* x, int64_t n, float* sum);
   /// Largest magnitude of each row (ld a multiple of 16); Inf or NaN where one is not finite.
   void (*row_magnitudes)(const float* x, int ld, int rows, float* amax);
   /// numerics::rotate and rotate_back of each row, bit for bit (d a multiple of 8, ld of 16).
@@ -171,6 +179,11 @@ struct Kernels {
   /// ldc >= ld; bytes past ld are left alone.
   void (*encode_rows)(const float* x, int ld, int rows, const float* scale, int8_t* codes,
                       int64_t ldc);
+  /// Codes [rows][ldc] as FP32 [rows][ld] (ld a multiple of 16).
+  void (*decode_rows)(const int8_t* codes, int64_t ldc, int rows, int ld, float* x);
+  /// Sums of the codes of each row, and of each column (cols a multiple of 16).
+  void (*sum_row_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, int32_t* sum);
+  void (*sum_column_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, int32_t* sum);
   /// Codes [rows][ldc] to quads along the row: [rows/16][cols/4][16][4].
   void (*pack_along_rows)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
   /// Codes [rows][ldc] to quads along the column: [cols/16][rows/4][16][4].

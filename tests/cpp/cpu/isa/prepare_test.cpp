@@ -225,6 +225,33 @@ TEST_P(Prepare, CodesFollowTheScaleTheyAreGiven) {
   }
 }
 
+TEST_P(Prepare, ArithmeticOnRows) {
+  Random random(7);
+  const int ld = 48, rows = 5, n = rows * ld;
+  std::vector<float> x(n), y(n), row(ld);
+  for (auto* values : {&x, &y, &row})
+    for (float& v : *values) v = random.between(-2.0f, 2.0f);
+
+  std::vector<float> less = x, sum = x;
+  kernels().subtract_row(less.data(), ld, rows, row.data());
+  kernels().add_values(y.data(), n, sum.data());
+  std::vector<double> apart(rows), alike(rows);
+  kernels().row_dots(x.data(), ld, rows, y.data(), ld, row.data(), apart.data());
+  kernels().row_dots(x.data(), ld, rows, y.data(), 0, row.data(), alike.data());
+  for (int r = 0; r < rows; ++r) {
+    double want_apart = 0, want_alike = 0;
+    for (int c = 0; c < ld; ++c) {
+      const int i = r * ld + c;
+      ASSERT_EQ(less[i], x[i] - row[c]);
+      ASSERT_EQ(sum[i], x[i] + y[i]);
+      want_apart += static_cast<double>(x[i]) * (static_cast<double>(y[i]) - row[c]);
+      want_alike += static_cast<double>(x[i]) * (static_cast<double>(y[c]) - row[c]);
+    }
+    EXPECT_NEAR(apart[r], want_apart, 1e-12);
+    EXPECT_NEAR(alike[r], want_alike, 1e-12);
+  }
+}
+
 std::vector<int8_t> random_codes(size_t n, Random& random) {
   std::vector<int8_t> x(n);
   for (int8_t& c : x) c = static_cast<int8_t>(random.integer(-127, 127));
@@ -252,6 +279,20 @@ TEST_P(Prepare, LayoutsFollowTheirFormulas) {
         ASSERT_EQ(along_columns[((c / 16 * (s.rows / 4) + r / 4) * 16 + c % 16) * 4 + r % 4],
                   at(r, c));
       }
+
+    std::vector<float> decoded(size);
+    std::vector<int32_t> row_sums(s.rows), column_sums(s.cols);
+    kernels().decode_rows(x.data(), ldc, s.rows, s.cols, decoded.data());
+    kernels().sum_row_codes(x.data(), ldc, s.rows, s.cols, row_sums.data());
+    kernels().sum_column_codes(x.data(), ldc, s.rows, s.cols, column_sums.data());
+    for (int r = 0; r < s.rows; ++r)
+      for (int c = 0; c < s.cols; ++c) {
+        ASSERT_EQ(decoded[r * s.cols + c], at(r, c));
+        row_sums[r] -= at(r, c);
+        column_sums[c] -= at(r, c);
+      }
+    for (const auto* left : {&row_sums, &column_sums})
+      for (int32_t rest : *left) ASSERT_EQ(rest, 0);
 
     for (uint8_t flip : {uint8_t{0}, uint8_t{0x80}}) {
       std::vector<int8_t> t(static_cast<size_t>(s.cols * ldd), 55);
