@@ -128,9 +128,9 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
 }
 
 void Preparation::finish_k(int64_t at, const int8_t* codes) const {
-  int8_t* k8 = data.k8 + at * plan.bk * plan.dk;
-  for (int64_t i = 0; i < static_cast<int64_t>(plan.bk) * plan.dk; ++i)
-    k8[i] = static_cast<int8_t>(codes[i] ^ kernels.flip);
+  const int64_t size = static_cast<int64_t>(plan.bk) * plan.dk;
+  std::transform(codes, codes + size, data.k8 + at * size,
+                 [flip = kernels.flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
   if (data.needs.k8t)
     kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile(),
                             plan.bk);

@@ -178,8 +178,9 @@ inline void decode_rows(const int8_t* codes, int64_t ldc, int rows, int ld, floa
 
 inline void sum_row_codes(const int8_t* codes, int64_t ldc, int rows, int cols, int32_t* sum) {
   for (int r = 0; r < rows; ++r) {
-    sum[r] = 0;
-    for (int c = 0; c < cols; ++c) sum[r] += codes[r * ldc + c];
+    int32_t s = 0;
+    for (int c = 0; c < cols; ++c) s += codes[r * ldc + c];
+    sum[r] = s;
   }
 }
 
