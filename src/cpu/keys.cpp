@@ -129,11 +129,11 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
 
 void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   const int64_t size = static_cast<int64_t>(plan.bk) * plan.dk;
-  std::transform(codes, codes + size, data.k8 + at * size,
+  int8_t* k8 = data.k8 + at * size;
+  std::transform(codes, codes + size, k8,
                  [flip = kernels.flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
   if (data.needs.k8t)
-    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile(),
-                            plan.bk);
+    kernels.transpose_codes(k8, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 
 /// Codes and scales of a block of V. `rows` keeps V with its mean removed.
@@ -162,7 +162,7 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
     data.v_inverse[at * plan.bk + j] = folds && !poisoned ? 1.0f / scale[j] : 1.0f;
   }
   if (data.needs.v8t)
-    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile(), plan.bk);
+    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, data.v8t + at * tile(), plan.bk);
   if (!plan.p.lifted(kMatmulO)) kernels.decode_rows(codes, plan.dk, plan.bk, plan.dl, rows);
   if (b.index < data.needs.vt_rows_tiles)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.vt_rows + at * tile(), plan.bk);

@@ -188,9 +188,9 @@ struct Kernels {
   void (*pack_along_rows)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
   /// Codes [rows][ldc] to quads along the column: [cols/16][rows/4][16][4].
   void (*pack_along_columns)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
-  /// Codes [rows][ldc] to left operand [cols][rows], XORed with flip.
-  void (*transpose_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip,
-                          int8_t* dst, int64_t ldd);
+  /// Codes [rows][ldc] to left operand [cols][ldd] (rows a multiple of 64, cols of 16).
+  void (*transpose_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, int8_t* dst,
+                          int64_t ldd);
   /// FP32 [rows][ld] to [cols][ldd].
   void (*transpose_f32)(const float* x, int64_t ld, int rows, int cols, float* dst, int64_t ldd);
 };

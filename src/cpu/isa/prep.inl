@@ -227,13 +227,16 @@ inline void pack_along_columns(const int8_t* codes, int64_t ldc, int rows, int c
     }
 }
 
-inline void transpose_codes(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip,
-                            int8_t* dst, int64_t ldd) {
-  // In blocks of 16 rows, so that both sides stay within a few cache lines.
-  for (int r0 = 0; r0 < rows; r0 += 16)
-    for (int c = 0; c < cols; ++c)
-      for (int r = r0; r < r0 + 16; ++r)
-        dst[c * ldd + r] = static_cast<int8_t>(codes[r * ldc + c] ^ flip);
+inline void transpose_codes(const int8_t* codes, int64_t ldc, int rows, int cols, int8_t* dst,
+                            int64_t ldd) {
+  constexpr int kQuads = 4 * kPanel;
+  for (int r = 0; r < rows; r += kQuads)
+    for (int c = 0; c < cols; c += kPanel) {
+      alignas(64)
+          int8_t quads[kPanel * kQuads];  // a square whose elements are four rows of a column
+      pack_along_columns(codes + r * ldc + c, ldc, kQuads, kPanel, quads);
+      transpose_square(quads, kQuads, dst + c * ldd + r, ldd);
+    }
 }
 
 inline void transpose_f32(const float* x, int64_t ld, int rows, int cols, float* dst, int64_t ldd) {

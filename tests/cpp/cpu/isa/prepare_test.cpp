@@ -294,12 +294,11 @@ TEST_P(Prepare, LayoutsFollowTheirFormulas) {
     for (const auto* left : {&row_sums, &column_sums})
       for (int32_t rest : *left) ASSERT_EQ(rest, 0);
 
-    for (uint8_t flip : {uint8_t{0}, uint8_t{0x80}}) {
+    if (s.rows % 64 == 0) {
       std::vector<int8_t> t(static_cast<size_t>(s.cols * ldd), 55);
-      kernels().transpose_codes(x.data(), ldc, s.rows, s.cols, flip, t.data(), ldd);
+      kernels().transpose_codes(x.data(), ldc, s.rows, s.cols, t.data(), ldd);
       for (int c = 0; c < s.cols; ++c)
-        for (int r = 0; r < ldd; ++r)
-          ASSERT_EQ(t[c * ldd + r], r < s.rows ? static_cast<int8_t>(at(r, c) ^ flip) : 55);
+        for (int r = 0; r < ldd; ++r) ASSERT_EQ(t[c * ldd + r], r < s.rows ? at(r, c) : 55);
     }
 
     std::vector<float> f(static_cast<size_t>(s.rows * ldc)),
