@@ -21,7 +21,6 @@
 #include "cpu/query_sums.h"
 #include "cpu/walk.h"
 #include "numerics/quantize.h"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 namespace {
@@ -35,6 +34,7 @@ struct GradientBlock {
   int8_t* do8 = nullptr;                    // quads along queries
   float* do_scale = nullptr;                // [bq]
   float* dot = nullptr;                     // [dl][bq] dOᵀ
+  bf16* dot_bf16 = nullptr;                 // pairs along d, where plan.dp_bf16
   float *lse2 = nullptr, *delta = nullptr;  // [bq]
   float* q_rows = nullptr;                  // [bq][dl] when dK is lifted
   float* do_rows = nullptr;                 // [bq][dl] when dV is lifted
@@ -46,7 +46,10 @@ struct GradientBlock {
     dk_start = arena.take<int32_t>(blocks * plan.dl);
     do8 = arena.take<int8_t>(blocks * tile);
     do_scale = arena.take<float>(blocks * plan.bq);
-    dot = arena.take<float>(blocks * tile);
+    if (plan.dp_bf16)
+      dot_bf16 = arena.take<bf16>(blocks * tile);
+    else
+      dot = arena.take<float>(blocks * tile);
     lse2 = arena.take<float>(blocks * plan.bq);
     delta = arena.take<float>(blocks * plan.bq);
     if (plan.p.lifted(kMatmulDK)) q_rows = arena.take<float>(blocks * tile);
@@ -59,7 +62,8 @@ struct GradientBlock {
     b.dk_start += block * plan.dl;
     b.do8 += block * tile;
     b.do_scale += block * plan.bq;
-    b.dot += block * tile;
+    if (dot != nullptr) b.dot += block * tile;
+    if (dot_bf16 != nullptr) b.dot_bf16 += block * tile;
     b.lse2 += block * plan.bq;
     b.delta += block * plan.bq;
     if (q_rows != nullptr) b.q_rows += block * tile;
@@ -127,11 +131,13 @@ struct Buffers {
     dither_query = arena.take<float>(plan.bq);
     const int64_t parts = plan.partials() * p.h * plan.q_blocks;
     dq = arena.take<float>(parts * plan.dl * plan.bq);
+    dq_begun = arena.take<uint8_t>(parts);
     if (p.partial_kv) query_sum = arena.take<float>(parts * plan.bq);
     if (plan.whole_heads && plan.chunks > 1) {
       const int64_t workers = std::min<int64_t>(plan.slots, plan.num_sequences * p.hk);
       const int64_t blocks = workers * p.group() * plan.most_query_blocks;
       chunk_dq = arena.take<float>(blocks * plan.dl * plan.bq);
+      chunk_begun = arena.take<uint8_t>(blocks);
       if (p.partial_kv) chunk_query_sum = arena.take<float>(blocks * plan.bq);
     }
   }
@@ -143,9 +149,11 @@ struct Buffers {
   float* ones = nullptr;          // [bk]
   float* dither_query = nullptr;  // [bq]
   float* dq = nullptr;            // [partials][h][q_blocks][dl][bq]
+  uint8_t* dq_begun = nullptr;    // [partials][h][q_blocks]
   float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS (partial_kv)
   float* chunk_dq = nullptr;      // [slots][group][query blocks][dl][bq] when an item has chunks
   float* chunk_query_sum = nullptr;
+  uint8_t* chunk_begun = nullptr;
 };
 
 /// One backward call.
@@ -167,12 +175,12 @@ struct Backward {
 
   /// Gradients of rotated Q or K, made from codes, become those of Q or K.
   void turn_back(Matmul matmul, float* rows, int count) const {
-    if (!plan.p.recipe.rotate || plan.p.lifted(matmul)) return;
-    for (int r = 0; r < count; ++r)
-      numerics::rotate_back(rows + static_cast<int64_t>(r) * plan.dl, static_cast<int>(plan.p.d));
+    if (plan.p.recipe.rotate && !plan.p.lifted(matmul))
+      kernels.rotate_rows_back(rows, plan.dl, count, static_cast<int>(plan.p.d));
   }
   QuerySums sums_at(int64_t partial, int64_t at) const {
-    const QuerySums all{buffers.dq, buffers.query_sum, 1, 1, plan.p.h * plan.q_blocks};
+    const QuerySums all{buffers.dq, buffers.query_sum,       buffers.dq_begun, 1,
+                        1,          plan.p.h * plan.q_blocks};
     return all.at(plan, partial, at);
   }
 };
@@ -181,7 +189,6 @@ struct Backward {
 void Backward::prepare_block(int64_t slot, int64_t item) const {
   const int64_t h = item / plan.q_blocks;
   const Block b = plan.query_block(item % plan.q_blocks);
-  const int d = static_cast<int>(plan.p.d);
   const QueryBlock q = buffers.query.at(plan, item);
   const QueryScratch scratch = buffers.query_scratch.at(plan, slot);
   const GradientBlock g = buffers.gradient.at(plan, item);
@@ -193,10 +200,8 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
 
   prepare_queries(kernels, plan, a, b, h, mu_k, q, scratch);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.q8_dk);
-  std::fill(g.dk_start, g.dk_start + plan.dl, 0);
-  for (int i = 0; i < plan.bq; ++i)
-    for (int c = 0; c < plan.dl; ++c)
-      g.dk_start[c] -= kernels.flip * scratch.codes[static_cast<int64_t>(i) * plan.dk + c];
+  kernels.sum_column_codes(scratch.codes, plan.dk, plan.bq, plan.dl, g.dk_start);
+  for (int c = 0; c < plan.dl; ++c) g.dk_start[c] *= -kernels.flip;
   if (g.q_rows != nullptr) std::copy(scratch.rows, scratch.rows + tile, g.q_rows);
 
   float* rows = scratch.rows;
@@ -205,20 +210,27 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   load_query_rows(kernels, plan, a.o, b, h, out);
   std::fill(g.lse2, g.lse2 + plan.bq, kInf);
   std::fill(g.delta, g.delta + plan.bq, 0.0f);
+  double dot[256];  // bq at most
+  kernels.row_dots(rows, plan.dl, b.rows, out, plan.dl, mu_v, dot);
   for (int i = 0; i < b.rows; ++i) {
     const int64_t n = b.seq.q_begin + b.first + i;
     const double lse = static_cast<double>(*stat_at(a.lse, b.seq.batch, h, n));
     // A row without keys has LSE = -inf; +inf makes its P zero.
     if (lse != -std::numeric_limits<double>::infinity())
       g.lse2[i] = static_cast<float>((lse - scratch.shift[i]) / numerics::kLn2);
-    double dot = 0.0;
-    for (int c = 0; c < d; ++c)
-      dot += static_cast<double>(rows[i * plan.dl + c]) *
-             (static_cast<double>(out[i * plan.dl + c]) - static_cast<double>(mu_v[c]));
-    if (plan.p.has_dlse) dot -= static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n));
-    g.delta[i] = static_cast<float>(dot);
+    const double dlse =
+        plan.p.has_dlse ? static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n)) : 0.0;
+    g.delta[i] = static_cast<float>(dot[i] - dlse);
   }
-  kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
+  if (plan.dp_bf16) {
+    // A pair of BF16 values takes the place of four codes.
+    auto* pairs = reinterpret_cast<int8_t*>(scratch.smooth);
+    const int row_bytes = 2 * plan.dl;
+    kernels.store_rows(Dtype::bf16, pairs, plan.dl, plan.bq, plan.dl, rows, plan.dl, 1.0f);
+    kernels.pack_along_rows(pairs, row_bytes, plan.bq, row_bytes, g.dot_bf16);
+  } else {
+    kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
+  }
   if (g.do_rows != nullptr) std::copy(rows, rows + tile, g.do_rows);
   encode_queries(kernels, plan, rows, b.rows, g.do_scale, scratch.codes);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.do8);
@@ -270,6 +282,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
   const QueryBlock q = buffers.query.at(plan, at);
   const GradientBlock g = buffers.gradient.at(plan, at);
   const bool lifted = p.lifted(kMatmulSRecompute);
+  sums.begin(plan);
 
   if (lifted)
     kernels.store_f32(
@@ -279,8 +292,12 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
     kernels.store_ss({keys, plan.bq, plan.dk, data.k8 + key_at * plan.bk * plan.dk, plan.dk, q.q8,
                       kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
-  kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq}, t.dp,
-                    plan.bq);
+  if (plan.dp_bf16)
+    kernels.store_bf16({keys, plan.bq, plan.dl, data.v_bf16 + key_tile, plan.dl, g.dot_bf16}, t.dp,
+                       plan.bq);
+  else
+    kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq},
+                      t.dp, plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
   const bool smooth_q = p.recipe.smooth_q;
@@ -374,13 +391,17 @@ void Backward::key_item(int64_t slot, int64_t item) const {
   key_chunk(sequence, hk, partial, sums, t);
   if (!plan.whole_heads) return;
   const int64_t chunks = std::min<int64_t>(plan.chunks, plan.key_blocks_of(sequence));
-  const QuerySums all{buffers.chunk_dq, buffers.chunk_query_sum, 1, 1,
+  const QuerySums all{buffers.chunk_dq,
+                      buffers.chunk_query_sum,
+                      buffers.chunk_begun,
+                      1,
+                      1,
                       sums.heads * plan.most_query_blocks};
   for (int64_t chunk = 1; chunk < chunks; ++chunk) {
     QuerySums own = all.at(plan, slot, 0);
     own.heads = sums.heads, own.blocks = own.head_step = sums.blocks;
     key_chunk(sequence, hk, chunk, own, t);
-    sums.add(plan, own);
+    sums.add(kernels, plan, own);
   }
 }
 
@@ -395,8 +416,8 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   float* sum = scratch.smooth;  // [dl][bq]
   std::fill(sum, sum + size, 0.0f);
   for (int64_t partial = 0; partial < used; ++partial) {
-    const float* part = sums_at(partial, item).dq;
-    for (int64_t i = 0; i < size; ++i) sum[i] += part[i];
+    const QuerySums part = sums_at(partial, item);
+    if (*part.begun) kernels.add_values(part.dq, size, sum);
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   turn_back(kMatmulDQ, scratch.rows, b.rows);
@@ -405,8 +426,10 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
     for (int i = 0; i < b.rows; ++i) {
       float row_sum = 0.0f;
       if (plan.p.partial_kv) {
-        for (int64_t partial = 0; partial < used; ++partial)
-          row_sum += sums_at(partial, item).query_sum[i];
+        for (int64_t partial = 0; partial < used; ++partial) {
+          const QuerySums part = sums_at(partial, item);
+          if (*part.begun) row_sum += part.query_sum[i];
+        }
       } else if (std::isfinite(
                      buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
         row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);

@@ -7,7 +7,6 @@
 
 #include "cpu/saved_codes.h"
 #include "cpu/scales.h"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 namespace {
@@ -26,11 +25,6 @@ void mean_of(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
   }
   for (int c = 0; c < d && count > 0; ++c)
     mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
-}
-
-void subtract_mean(float* rows, int count, int dl, const float* mean) {
-  for (int r = 0; r < count; ++r)
-    for (int c = 0; c < dl; ++c) rows[static_cast<int64_t>(r) * dl + c] -= mean[c];
 }
 
 /// The key side of one call, block by block.
@@ -67,7 +61,7 @@ void Preparation::load(const TensorView& x, const Block& b, int64_t hk, const fl
                        float* rows) const {
   kernels.load_rows(x.dtype, row_at(x, b.seq.batch, hk, b.seq.k_begin + b.first), x.stride[2],
                     b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
-  subtract_mean(rows, b.rows, plan.dl, mean);
+  kernels.subtract_row(rows, plan.dl, b.rows, mean);
   std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + tile(), 0.0f);
 }
 
@@ -76,9 +70,7 @@ void Preparation::load_k(const Block& b, int64_t hk, float* rows) const {
 }
 
 void Preparation::rotate(float* rows, int count) const {
-  if (!plan.p.recipe.rotate) return;
-  for (int r = 0; r < count; ++r)
-    numerics::rotate(rows + static_cast<int64_t>(r) * plan.dl, static_cast<int>(plan.p.d));
+  if (plan.p.recipe.rotate) kernels.rotate_rows(rows, plan.dl, count, static_cast<int>(plan.p.d));
 }
 
 /// Turns the magnitudes of a block's tokens into scales: scale(amax, count, top) for every run of
@@ -136,12 +128,12 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
 }
 
 void Preparation::finish_k(int64_t at, const int8_t* codes) const {
-  int8_t* k8 = data.k8 + at * plan.bk * plan.dk;
-  for (int64_t i = 0; i < static_cast<int64_t>(plan.bk) * plan.dk; ++i)
-    k8[i] = static_cast<int8_t>(codes[i] ^ kernels.flip);
+  const int64_t size = static_cast<int64_t>(plan.bk) * plan.dk;
+  int8_t* k8 = data.k8 + at * size;
+  std::transform(codes, codes + size, k8,
+                 [flip = kernels.flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
   if (data.needs.k8t)
-    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, kernels.flip, data.k8t + at * tile(),
-                            plan.bk);
+    kernels.transpose_codes(k8, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 
 /// Codes and scales of a block of V. `rows` keeps V with its mean removed.
@@ -170,23 +162,22 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
     data.v_inverse[at * plan.bk + j] = folds && !poisoned ? 1.0f / scale[j] : 1.0f;
   }
   if (data.needs.v8t)
-    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, 0, data.v8t + at * tile(), plan.bk);
-  if (!plan.p.lifted(kMatmulO))
-    for (int r = 0; r < plan.bk; ++r)
-      for (int c = 0; c < plan.dl; ++c)
-        rows[static_cast<int64_t>(r) * plan.dl + c] = codes[static_cast<int64_t>(r) * plan.dk + c];
+    kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, data.v8t + at * tile(), plan.bk);
+  if (!plan.p.lifted(kMatmulO)) kernels.decode_rows(codes, plan.dk, plan.bk, plan.dl, rows);
   if (b.index < data.needs.vt_rows_tiles)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.vt_rows + at * tile(), plan.bk);
   if (!data.needs.v_rows) return;
-  float* v_rows = data.v_rows + at * tile();
-  if (folds) {
-    std::copy(rows, rows + tile(), v_rows);
-    return;
+  if (!folds) {  // dP takes V as it is
+    std::fill(scale, scale + plan.bk, 1.0f);
+    kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first),
+                      a.v.stride[2], b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
+    std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl, rows + tile(), 0.0f);
   }
-  std::fill(scale, scale + plan.bk, 1.0f);  // dP takes V as it is
-  kernels.load_rows(a.v.dtype, row_at(a.v, b.seq.batch, hk, b.seq.k_begin + b.first), a.v.stride[2],
-                    b.rows, static_cast<int>(plan.p.d), v_rows, plan.dl);
-  std::fill(v_rows + static_cast<int64_t>(b.rows) * plan.dl, v_rows + tile(), 0.0f);
+  if (plan.dp_bf16)
+    kernels.store_rows(Dtype::bf16, data.v_bf16 + at * tile(), plan.dl, plan.bk, plan.dl, rows,
+                       plan.dl, 1.0f);
+  else
+    std::copy(rows, rows + tile(), data.v_rows + at * tile());
 }
 
 /// Means of K and V of one key head of one sequence.
@@ -247,7 +238,8 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   v_poisoned = arena.take<uint8_t>(blocks);
   if (n.k_float) k_float = arena.take<float>(blocks * tile);
   if (n.kt_float) kt_float = arena.take<float>(blocks * tile);
-  if (n.v_rows) v_rows = arena.take<float>(blocks * tile);
+  if (n.v_rows && plan.dp_bf16) v_bf16 = arena.take<bf16>(blocks * tile);
+  if (n.v_rows && !plan.dp_bf16) v_rows = arena.take<float>(blocks * tile);
   // One place per key block keeps the addressing simple; only the leading tiles are touched.
   if (n.vt_rows_tiles > 0) vt_rows = arena.take<float>(blocks * tile);
   rows = arena.take<float>(plan.slots * tile);

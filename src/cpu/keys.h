@@ -29,6 +29,7 @@ struct KeyData {
   float* k_float = nullptr;       // [bk][dl] a block, mean removed
   float* kt_float = nullptr;      // [dl][bk] a block, mean removed
   float* v_rows = nullptr;        // [bk][dl] a block: codes of V, or V as given
+  bf16* v_bf16 = nullptr;         // the same where plan.dp_bf16
   float* vt_rows = nullptr;       // [dl][bk] a block: codes of V, or V with its mean removed
   float* rows = nullptr;          // [slots][bk][dl] scratch
   int8_t* codes = nullptr;        // [slots][bk][dk] scratch

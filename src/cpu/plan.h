@@ -49,6 +49,7 @@ struct Plan {
   float p_levels;  // of the codes of P
   int dl;          // head dim padded to whole vectors
   int dk;          // head dim padded to an INT8 contraction
+  bool dp_bf16;    // backward: dP multiplies BF16, which both V (or its codes) and dO are exact in
   int64_t num_sequences, q_blocks, k_blocks;
   int64_t most_query_blocks = 0;  // of one sequence
   int chunks;        // backward: key blocks kb with kb % chunks == c share one partial sum of dQ

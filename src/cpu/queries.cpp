@@ -7,7 +7,6 @@
 #include "cpu/saved_codes.h"
 #include "cpu/scales.h"
 #include "numerics/quantize.h"
-#include "numerics/rotate.h"
 
 namespace sagebwd::cpu {
 
@@ -74,28 +73,21 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   const int d = static_cast<int>(plan.p.d);
   const Recipe& recipe = plan.p.recipe;
   load_query_rows(kernels, plan, a.q, b, h, scratch.rows);
-  for (int i = 0; i < b.rows; ++i) {
-    const float* q = scratch.rows + static_cast<int64_t>(i) * plan.dl;
-    double dot = 0.0;
-    for (int c = 0; c < d; ++c) dot += static_cast<double>(q[c]) * static_cast<double>(mu_k[c]);
-    // In FP32, as a backward gets it that takes saved codes.
-    const float shift = static_cast<float>(static_cast<double>(plan.p.scale) * dot);
-    scratch.shift[i] = static_cast<double>(shift);
-  }
+  constexpr float kZeros[256] = {};
+  kernels.row_dots(scratch.rows, plan.dl, b.rows, mu_k, 0, kZeros, scratch.shift);
+  for (int i = 0; i < b.rows; ++i)  // in FP32, as a backward gets it that takes saved codes
+    scratch.shift[i] = static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
   std::copy(scratch.rows, scratch.rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
   if (recipe.smooth_q) {
     double sum[256] = {};
     const int count = kernels.sum_rows(scratch.rows, plan.dl, b.rows, d, sum);
     for (int c = 0; c < d && count > 0; ++c) out.mean[c] = static_cast<float>(sum[c] / count);
-    for (int i = 0; i < b.rows; ++i)
-      for (int c = 0; c < plan.dl; ++c)
-        scratch.smooth[static_cast<int64_t>(i) * plan.dl + c] -= out.mean[c];
+    kernels.subtract_row(scratch.smooth, plan.dl, b.rows, out.mean);
   }
   std::copy(out.mean, out.mean + plan.dl, out.turned_mean);
   if (recipe.rotate) {
-    numerics::rotate(out.turned_mean, d);
-    for (int i = 0; i < b.rows; ++i)
-      numerics::rotate(scratch.smooth + static_cast<int64_t>(i) * plan.dl, d);
+    kernels.rotate_rows(out.turned_mean, plan.dl, 1, d);
+    kernels.rotate_rows(scratch.smooth, plan.dl, b.rows, d);
   }
   encode_queries(kernels, plan, scratch.smooth, b.rows, out.scale, scratch.codes);
 }
@@ -121,10 +113,9 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     std::fill(out.logit_factor, out.logit_factor + plan.bq, unit);
   }
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
+  kernels.sum_row_codes(scratch.codes, plan.dk, plan.bq, plan.dl, out.start);
   for (int i = 0; i < plan.bq; ++i) {
-    int32_t sum = 0;
-    for (int c = 0; c < plan.dl; ++c) sum += scratch.codes[static_cast<int64_t>(i) * plan.dk + c];
-    out.start[i] = -sum * kernels.flip;
+    out.start[i] *= -kernels.flip;
     if (out.qt_float == nullptr) out.logit_factor[i] = out.scale[i] * unit;
   }
 }

@@ -13,6 +13,8 @@
 
 namespace sagebwd::numerics {
 
+inline constexpr int kMostRotated = 256;  // channels
+
 /// Signs of 32 channels from 32·word on, bit c of channel 32·word + c: 1 is minus. They are the
 /// first fractional bits of √2, √3, √5, √7, √11, √13, √17 and √19 and never change, because codes
 /// are saved. (A function, because device code cannot index a constant array.)

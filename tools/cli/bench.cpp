@@ -23,6 +23,7 @@ constexpr const char* kHelp = R"(What the columns mean:
   share of peak  INT8 multiply-adds / (wall time × INT8 peak).
   INT8 part      the same, with floating-point multiply-adds taken out of the time at FMA peak:
                  INT8 multiply-adds / ((wall time − floating multiply-adds / FMA peak) × INT8 peak).
+                 Too high where dP multiplies BF16, faster than FMA: cpu-avx512-bf16, BF16 tensors.
 
 The peaks are measured before every timed run, with as many threads as the calls use, by loops that
 touch registers only (AVX2: vpmaddubsw + vpmaddwd + vpaddd; AVX-512 VNNI: vpdpbusd; FP32: fused

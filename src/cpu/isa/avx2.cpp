@@ -9,6 +9,7 @@
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/vec_avx2.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cpu::isa::avx2 {
 namespace {

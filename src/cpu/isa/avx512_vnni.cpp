@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels for x86-64 with AVX-512 and VNNI.
+// Kernels for x86-64 with AVX-512 and VNNI; a second table has the product of AVX512-BF16 too.
 #include <bit>
 #include <cstring>
 
@@ -9,6 +9,7 @@
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/vec_avx512.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cpu::isa::avx512 {
 namespace {
@@ -24,12 +25,14 @@ inline IVec start_of(IVec sum) {
 }
 
 #include "cpu/isa/gemm.inl"
+// After gemm.inl, whose register blocks it shares.
+#include "cpu/isa/gemm_bf16.inl"
 #include "cpu/isa/prep.inl"
 #include "cpu/isa/tile.inl"
 // Last: it names what the others define.
 #include "cpu/isa/table.inl"
 
-const char* unavailable() {
+const char* vnni_unavailable() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                  __builtin_cpu_supports("avx512vnni")
@@ -37,9 +40,16 @@ const char* unavailable() {
              : "needs AVX-512 F, BW, DQ, VL and VNNI";
 }
 
+const char* bf16_unavailable() {
+  if (vnni_unavailable() != nullptr) return vnni_unavailable();
+  return __builtin_cpu_supports("avx512bf16") ? nullptr : "needs AVX512-BF16";
+}
+
 }  // namespace
 
 // Constant-initialised: no code with these instructions may run before the CPU was asked.
-extern constinit const Kernels kTable = make_table("cpu-avx512-vnni", unavailable);
+extern constinit const Kernels kTable = make_table("cpu-avx512-vnni", vnni_unavailable);
+extern constinit const Kernels kBf16Table =
+    make_table("cpu-avx512-bf16", bf16_unavailable, store_bf16);
 
 }  // namespace sagebwd::cpu::isa::avx512

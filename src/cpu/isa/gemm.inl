@@ -23,7 +23,9 @@ struct StoredRows {
   }
 };
 
-/// One register block: `kRows` rows by N panels. Epilogue(row, column, sums) consumes the result.
+/// One register block: `kRows` rows by N panels. epilogue.at(row, column) is where a row of the
+/// block goes; its take(n, sums) gets the sums that lie n columns further. Products and epilogues
+/// are passed by value: then the compiler knows that no store changes them.
 template <int N, typename Rows, typename Epilogue>
 SAGE_INLINE void int8_block(const Int8Product& p, const Rows& left, int row, int panel,
                             const Epilogue& epilogue) {
@@ -48,19 +50,21 @@ SAGE_INLINE void int8_block(const Int8Product& p, const Rows& left, int row, int
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
+  for (int r = 0; r < kRows; ++r) {
+    const auto out = epilogue.at(row + r, panel * kPanel);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kPanel, acc[r][n]);
+    for (int n = 0; n < N; ++n) out.take(n * kPanel, acc[r][n]);
+  }
 }
 
 template <Signs kSigns, int N, typename Epilogue>
-inline void int8_rows(const Int8Product& p, int panel, const Epilogue& epilogue) {
+inline void int8_rows(Int8Product p, int panel, Epilogue epilogue) {
   for (int row = 0; row < p.m; row += kRows)
     int8_block<N>(p, StoredRows<kSigns>(p, row), row, panel, epilogue);
 }
 
 template <Signs kSigns, typename Epilogue>
-inline void stored_product(const Int8Product& p, const Epilogue& epilogue) {
+inline void stored_product(Int8Product p, Epilogue epilogue) {
   const int panels = p.n / kPanel;
   int panel = 0;
   for (; panel + kPanels <= panels; panel += kPanels)
@@ -77,7 +81,7 @@ inline void stored_product(const Int8Product& p, const Epilogue& epilogue) {
 }
 
 template <Signs kSigns, typename Epilogue>
-inline void int8_product(const Int8Product& p, const Epilogue& epilogue) {
+inline void int8_product(Int8Product p, Epilogue epilogue) {
 #ifdef SAGE_SPLIT_ROWS
   if constexpr (kSigns == Signs::ss) {
     // Rows outside, so that each is split once.
@@ -114,13 +118,15 @@ SAGE_INLINE void float_block(const FloatProduct& p, int row, int panel, const Ep
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r) {
+    const auto out = epilogue.at(row + r, panel * kPanel);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) epilogue(row + r, (panel + n) * kPanel, acc[r][n]);
+    for (int n = 0; n < N; ++n) out.take(n * kPanel, acc[r][n]);
+  }
 }
 
 template <int N, typename Epilogue>
-inline void float_rows(const FloatProduct& p, int panel, const Epilogue& epilogue) {
+inline void float_rows(FloatProduct p, int panel, Epilogue epilogue) {
   int row = 0;
   for (; row + kFloatRows <= p.m; row += kFloatRows)
     float_block<kFloatRows, N>(p, row, panel, epilogue);
@@ -128,7 +134,7 @@ inline void float_rows(const FloatProduct& p, int panel, const Epilogue& epilogu
 }
 
 template <typename Epilogue>
-inline void float_product(const FloatProduct& p, const Epilogue& epilogue) {
+inline void float_product(FloatProduct p, Epilogue epilogue) {
   const int panels = p.n / kPanel;
   int panel = 0;
   for (; panel + kPanels <= panels; panel += kPanels) float_rows<kPanels>(p, panel, epilogue);
@@ -137,39 +143,70 @@ inline void float_product(const FloatProduct& p, const Epilogue& epilogue) {
 
 // What happens to the sums of a product.
 
+struct Stored {  // c = sums
+  void* c;       // int32_t or float, as the sums are
+  int64_t ldc;
+  struct Row {
+    void* c;
+    void take(int n, IVec sums) const { store(static_cast<int32_t*>(c) + n, sums); }
+    void take(int n, Vec sums) const { store(static_cast<float*>(c) + n, sums); }
+  };
+  Row at(int i, int j) const { return {static_cast<char*>(c) + 4 * (i * ldc + j)}; }
+};
+
+struct Added {  // c += sums
+  float* c;
+  int64_t ldc;
+  struct Row {
+    float* c;
+    void take(int n, Vec sums) const { store(c + n, add(load(c + n), sums)); }
+  };
+  Row at(int i, int j) const { return {c + i * ldc + j}; }
+};
+
 struct RowScaled {  // c += sums · row[i]
   const float* row;
   float* c;
   int64_t ldc;
-  void operator()(int i, int j, IVec sums) const {
-    float* at = c + i * ldc + j;
-    store(at, fma(to_float(sums), set1(row[i]), load(at)));
-  }
+  struct Row {
+    Vec scale;
+    float* c;
+    void take(int n, IVec sums) const { store(c + n, fma(to_float(sums), scale, load(c + n))); }
+  };
+  Row at(int i, int j) const { return {set1(row[i]), c + i * ldc + j}; }
 };
 
 struct ColumnScaled {  // c += sums · column[j]
   const float* column;
   float* c;
   int64_t ldc;
-  void operator()(int i, int j, IVec sums) const {
-    float* at = c + i * ldc + j;
-    store(at, fma(to_float(sums), load(column + j), load(at)));
-  }
+  struct Row {
+    const float* column;
+    float* c;
+    void take(int n, IVec sums) const {
+      store(c + n, fma(to_float(sums), load(column + n), load(c + n)));
+    }
+  };
+  Row at(int i, int j) const { return {column + j, c + i * ldc + j}; }
 };
 
 struct Blended {  // c = c · alpha[j] + sums · beta[j]
   const float *alpha, *beta;
   float* c;
   int64_t ldc;
-  void operator()(int i, int j, IVec sums) const { (*this)(i, j, to_float(sums)); }
-  void operator()(int i, int j, Vec sums) const {
-    float* at = c + i * ldc + j;
-    store(at, fma(sums, load(beta + j), mul(load(at), load(alpha + j))));
-  }
+  struct Row {
+    const float *alpha, *beta;
+    float* c;
+    void take(int n, IVec sums) const { take(n, to_float(sums)); }
+    void take(int n, Vec sums) const {
+      store(c + n, fma(sums, load(beta + n), mul(load(c + n), load(alpha + n))));
+    }
+  };
+  Row at(int i, int j) const { return {alpha + j, beta + j, c + i * ldc + j}; }
 };
 
 inline void store_ss(const Int8Product& p, int32_t* c, int64_t ldc) {
-  int8_product<Signs::ss>(p, [=](int i, int j, IVec sums) { store(c + i * ldc + j, sums); });
+  int8_product<Signs::ss>(p, Stored{c, ldc});
 }
 inline void row_us(const Int8Product& p, const float* row, float* c, int64_t ldc) {
   int8_product<Signs::us>(p, RowScaled{row, c, ldc});
@@ -185,13 +222,10 @@ inline void blend_su(const Int8Product& p, const float* alpha, const float* beta
   int8_product<Signs::su>(p, Blended{alpha, beta, c, ldc});
 }
 inline void store_f32(const FloatProduct& p, float* c, int64_t ldc) {
-  float_product(p, [=](int i, int j, Vec sums) { store(c + i * ldc + j, sums); });
+  float_product(p, Stored{c, ldc});
 }
 inline void add_f32(const FloatProduct& p, float* c, int64_t ldc) {
-  float_product(p, [=](int i, int j, Vec sums) {
-    float* at = c + i * ldc + j;
-    store(at, add(load(at), sums));
-  });
+  float_product(p, Added{c, ldc});
 }
 inline void blend_f32(const FloatProduct& p, const float* alpha, const float* beta, float* c,
                       int64_t ldc) {

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "base/half.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cpu::isa {
@@ -49,6 +50,15 @@ struct FloatProduct {
   int64_t left_stride;
   const float* right;
   int64_t right_stride;
+};
+
+/// A BF16 product of row-major left [m][k] and right panels [n/16][k/2][16][2] ("pairs"); m a
+/// multiple of 4, n of 64, k of 2. Strides count values.
+struct Bf16Product {
+  int m, n, k;
+  const bf16* left;
+  int64_t left_stride;
+  const bf16* right;
 };
 
 /// One score tile of the forward.
@@ -135,6 +145,10 @@ struct Kernels {
   void (*blend_f32)(const FloatProduct&, const float* alpha, const float* beta, float* c,
                     int64_t ldc);
 
+  /// BF16 operands, FP32 sums: for values that are exact in BF16. Null where the instruction set
+  /// has no such product.
+  void (*store_bf16)(const Bf16Product&, float* c, int64_t ldc);
+
   void (*forward_tile)(const ForwardTile&);
   void (*backward_tile)(const BackwardTile&);
 
@@ -148,19 +162,35 @@ struct Kernels {
                      int ld, float factor);
   /// sum[c] += values of the rows that are finite throughout; returns how many those are.
   int (*sum_rows)(const float* x, int ld, int rows, int d, double* sum);
+  /// x[r] -= row, for each row of ld values (a multiple of 16).
+  void (*subtract_row)(float* x, int ld, int rows, const float* row);
+  /// dots[r] = x[r] · (y[r] - minus) over ld values (a multiple of 16), summed in FP64. Rows of y
+  /// are ldy apart; 0: all are the same.
+  void (*row_dots)(const float* x, int ld, int rows, const float* y, int64_t ldy,
+                   const float* minus, double* dots);
+  /// sum[i] += x[i], n values (a multiple of 16).
+  void (*add_values)(const float* x, int64_t n, float* sum);
   /// Largest magnitude of each row (ld a multiple of 16); Inf or NaN where one is not finite.
   void (*row_magnitudes)(const float* x, int ld, int rows, float* amax);
+  /// numerics::rotate and rotate_back of each row, bit for bit (d a multiple of 8, ld of 16).
+  void (*rotate_rows)(float* x, int ld, int rows, int d);
+  void (*rotate_rows_back)(float* x, int ld, int rows, int d);
   /// Codes of rows with one scale each; a row whose scale is NaN gets codes 0. codes has row stride
   /// ldc >= ld; bytes past ld are left alone.
   void (*encode_rows)(const float* x, int ld, int rows, const float* scale, int8_t* codes,
                       int64_t ldc);
+  /// Codes [rows][ldc] as FP32 [rows][ld] (ld a multiple of 16).
+  void (*decode_rows)(const int8_t* codes, int64_t ldc, int rows, int ld, float* x);
+  /// Sums of the codes of each row, and of each column (cols a multiple of 16).
+  void (*sum_row_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, int32_t* sum);
+  void (*sum_column_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, int32_t* sum);
   /// Codes [rows][ldc] to quads along the row: [rows/16][cols/4][16][4].
   void (*pack_along_rows)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
   /// Codes [rows][ldc] to quads along the column: [cols/16][rows/4][16][4].
   void (*pack_along_columns)(const int8_t* codes, int64_t ldc, int rows, int cols, void* dst);
-  /// Codes [rows][ldc] to left operand [cols][rows], XORed with flip.
-  void (*transpose_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, uint8_t flip,
-                          int8_t* dst, int64_t ldd);
+  /// Codes [rows][ldc] to left operand [cols][ldd] (rows a multiple of 64, cols of 16).
+  void (*transpose_codes)(const int8_t* codes, int64_t ldc, int rows, int cols, int8_t* dst,
+                          int64_t ldd);
   /// FP32 [rows][ld] to [cols][ldd].
   void (*transpose_f32)(const float* x, int64_t ld, int rows, int cols, float* dst, int64_t ldd);
 };

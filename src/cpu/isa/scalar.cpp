@@ -9,6 +9,7 @@
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/vec_scalar.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cpu::isa::scalar {
 namespace {

@@ -5,7 +5,7 @@ namespace sagebwd::cpu::isa {
 
 #if defined(__x86_64__)
 namespace avx512 {
-extern const Kernels kTable;
+extern const Kernels kTable, kBf16Table;
 }
 namespace avx2 {
 extern const Kernels kTable;
@@ -18,6 +18,7 @@ extern const Kernels kTable;
 const Kernels* const* tables(int* count) {
   static const Kernels* const all[] = {
 #if defined(__x86_64__)
+    &avx512::kBf16Table,
     &avx512::kTable,
     &avx2::kTable,
 #endif

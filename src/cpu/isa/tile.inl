@@ -3,7 +3,8 @@
 // per instruction set, inside its namespace, after its vec_*.h.
 //
 // A tile is processed in strips of 64 queries: four vectors of per-query state stay in registers
-// while the loop runs down the keys.
+// while the loop runs down the keys. Functions of a strip take the tile by value: then the compiler
+// knows that no store changes it.
 
 inline constexpr int kVecs = kStrip / kPanel;
 
@@ -65,7 +66,7 @@ inline Vec load_scores(const void* s, int64_t at) {
 
 /// Logits in log2 units with the logarithm of V's scale into t.s, and their maximum per query.
 template <bool kFloatScores, bool kMasked>
-inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
+inline void forward_logits(ForwardTile t, int g, Vec (&tile_max)[kVecs]) {
   Vec logit_factor[kVecs];
   IVec begin[kVecs], end[kVecs];
 #pragma GCC unroll 4
@@ -93,7 +94,7 @@ inline void forward_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) 
 }
 
 /// The running maximum of the logits themselves, without V's scale.
-inline void track_logits(const ForwardTile& t, int g) {
+inline void track_logits(ForwardTile t, int g) {
   for (int at = g; at < g + kStrip; at += kPanel) {
     Vec top = load(t.logit_max + at);
     for (int j = 0; j < t.tile_k; ++j) {
@@ -107,7 +108,7 @@ inline void track_logits(const ForwardTile& t, int g) {
 /// exp2(logit - maximum), its sum without V's scale, and either codes (quads along keys) or, with
 /// kKeepFloat, the values themselves.
 template <bool kKeepFloat, bool kDither>
-inline void forward_probabilities(const ForwardTile& t, int g, const Vec (&tile_max)[kVecs],
+inline void forward_probabilities(ForwardTile t, int g, const Vec (&tile_max)[kVecs],
                                   Vec (&sum)[kVecs]) {
   Vec shift[kVecs], dither[kVecs];
 #pragma GCC unroll 4
@@ -181,7 +182,7 @@ inline void forward_tile(const ForwardTile& t) {
 /// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial
 /// maxima each).
 template <bool kFloatScores, bool kMasked>
-inline void backward_gradients(const BackwardTile& t, int g) {
+inline void backward_gradients(BackwardTile t, int g) {
   Vec logit_factor[kVecs], lse2[kVecs], minus_delta[kVecs], q_scale[kVecs], do_scale[kVecs],
       sum[kVecs];
   IVec begin[kVecs], end[kVecs], query_max[kVecs];
@@ -275,8 +276,7 @@ inline void finish_scales(float* scale, float* inverse, int n, bool per_vector, 
 
 /// Codes of P for dV and of dS for dK, left operands [keys][queries].
 template <bool kDitherP, bool kDitherDs>
-inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
-                      const float* ds_inverse) {
+inline void key_codes(BackwardTile t, int g, const float* p_inverse, const float* ds_inverse) {
   Vec q_scale[kVecs], dither[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
@@ -304,7 +304,7 @@ inline void key_codes(const BackwardTile& t, int g, const float* p_inverse,
 
 /// Codes of dS for dQ, right operand: quads along keys.
 template <bool kDither>
-inline void query_codes(const BackwardTile& t, int g, const float* inverse) {
+inline void query_codes(BackwardTile t, int g, const float* inverse) {
   const int64_t panel_bytes = static_cast<int64_t>(t.tile_k) * kPanel;
   for (int at = g; at < g + kStrip; at += kPanel) {
     const Vec factor = load(inverse + at);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/half.h"
+
 namespace sagebwd::cpu::isa::avx2 {
 
 struct Vec {
@@ -23,6 +25,21 @@ inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p 
 inline IVec load(const int32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline Vec load(const bf16* p) {
+  const auto* at = reinterpret_cast<const __m128i*>(p);
+  const auto widen = [](__m128i x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  };
+  return {widen(_mm_loadu_si128(at)), widen(_mm_loadu_si128(at + 1))};
+}
+inline Vec load(const f16* p) {
+  const auto* at = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+}
+inline IVec load_codes(const int8_t* p) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x))};
 }
 inline void store(float* p, Vec x) {
   _mm256_storeu_ps(p, x.lo);
@@ -77,6 +94,34 @@ inline Mask greater(Vec a, Vec b) {
 inline Vec select(Mask m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }
+inline Vec flip_signs(Vec a, uint16_t flipped) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const auto flip = [&](__m256 x, int bits) {
+    const __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits), bit), bit);
+    return _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(chosen), _mm256_set1_ps(-0.0f)));
+  };
+  return {flip(a.lo, flipped & 255), flip(a.hi, flipped >> 8)};
+}
+template <int kStep>
+inline __m256 butterfly(__m256 a) {
+  if constexpr (kStep == 1) {
+    const __m256 b = _mm256_permute_ps(a, 0xb1);
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), 0xaa);
+  } else if constexpr (kStep == 2) {
+    const __m256 b = _mm256_permute_ps(a, 0x4e);
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), 0xcc);
+  } else {
+    const __m256 b = _mm256_permute2f128_ps(a, a, 1);
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), 0xf0);
+  }
+}
+template <int kStep>
+inline Vec butterfly(Vec a) {
+  if constexpr (kStep == 8)
+    return {_mm256_add_ps(a.lo, a.hi), _mm256_sub_ps(a.lo, a.hi)};
+  else
+    return {butterfly<kStep>(a.lo), butterfly<kStep>(a.hi)};
+}
 inline void store_bytes(void* p, IVec x) {
   // The low byte of each element to the front of its 128-bit half, then the four 32-bit pieces
   // together.
@@ -115,6 +160,39 @@ inline __m256i quad_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
 inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), quad_bytes(a.lo, b.lo, c.lo, d.lo));
   _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, quad_bytes(a.hi, b.hi, c.hi, d.hi));
+}
+/// 8×8 elements: 2×2 of elements, then of pairs, inside each 128-bit half; then 2×2 of halves.
+inline void transpose(__m256i (&x)[8]) {
+  __m256i y[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    y[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    x[i] = _mm256_unpacklo_epi64(y[i], y[i + 2]);
+    x[i + 1] = _mm256_unpackhi_epi64(y[i], y[i + 2]);
+    x[i + 2] = _mm256_unpacklo_epi64(y[i + 1], y[i + 3]);
+    x[i + 3] = _mm256_unpackhi_epi64(y[i + 1], y[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256i a = x[i], b = x[i + 4];
+    x[i] = _mm256_permute2x128_si256(a, b, 0x20);
+    x[i + 4] = _mm256_permute2x128_si256(a, b, 0x31);
+  }
+}
+inline void transpose(IVec (&x)[16]) {
+  __m256i corner[2][2][8];  // [upper, lower][left, right]
+  for (int i = 0; i < 8; ++i) {
+    corner[0][0][i] = x[i].lo, corner[0][1][i] = x[i].hi;
+    corner[1][0][i] = x[i + 8].lo, corner[1][1][i] = x[i + 8].hi;
+  }
+  for (auto& half : corner)
+    for (auto& c : half) transpose(c);
+  for (int i = 0; i < 8; ++i)
+    x[i] = {corner[0][0][i], corner[1][0][i]}, x[i + 8] = {corner[0][1][i], corner[1][1][i]};
 }
 inline uint32_t reduce_max_unsigned(IVec a) {
   const __m256i m8 = _mm256_max_epu32(a.lo, a.hi);

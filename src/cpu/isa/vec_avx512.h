@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/half.h"
+
 namespace sagebwd::cpu::isa::avx512 {
 
 using Vec = __m512;
@@ -15,6 +17,16 @@ using Mask = __mmask16;
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline IVec load(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline Vec load(const bf16* p) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+inline Vec load(const f16* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline IVec load_codes(const int8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 inline void store(int32_t* p, IVec x) { _mm512_storeu_si512(p, x); }
 inline Vec set1(float x) { return _mm512_set1_ps(x); }
@@ -45,6 +57,25 @@ inline Mask in_range(IVec lo, IVec hi, int32_t x) {
 }
 inline Mask greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 inline Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
+inline Vec flip_signs(Vec a, uint16_t flipped) {
+  return _mm512_mask_xor_ps(a, flipped, a, _mm512_set1_ps(-0.0f));
+}
+template <int kStep>
+inline Vec butterfly(Vec a) {
+  if constexpr (kStep == 1) {
+    const Vec b = _mm512_permute_ps(a, 0xb1);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xaaaa, b, a);
+  } else if constexpr (kStep == 2) {
+    const Vec b = _mm512_permute_ps(a, 0x4e);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xcccc, b, a);
+  } else if constexpr (kStep == 4) {
+    const Vec b = _mm512_shuffle_f32x4(a, a, 0xb1);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xf0f0, b, a);
+  } else {
+    const Vec b = _mm512_shuffle_f32x4(a, a, 0x4e);
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0xff00, b, a);
+  }
+}
 inline void store_bytes(void* p, IVec x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
@@ -67,6 +98,36 @@ inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
                                          _mm512_slli_epi32(d, 24));
   _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, ab, cd));
 }
+inline void transpose(IVec (&x)[16]) {
+  IVec y[16];
+  // 2×2 of elements, then of pairs, inside each 128-bit quarter; then 4×4 of quarters.
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+    y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+    y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+    y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+    x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+    x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
+    x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
+  }
+}
 inline uint32_t reduce_max_unsigned(IVec a) { return _mm512_reduce_max_epu32(a); }
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a); }
 
@@ -86,5 +147,11 @@ inline IVec dot_us(IVec acc, IVec a, Quads b) {
 }
 inline IVec dot_su(IVec acc, IVec a, Quads b) { return dot_us(acc, b, a); }
 inline IVec dot_ss(IVec acc, IVec a, Quads b) { return dot_us(acc, a, b); }
+/// Two products of BF16 values per element (AVX512-BF16). Written out for the same reason, and so
+/// that the compiler cannot use the extension elsewhere.
+inline Vec dot_pairs(Vec acc, IVec a, Quads b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
 
 }  // namespace sagebwd::cpu::isa::avx512

@@ -7,6 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
+
+#include "base/half.h"
 
 namespace sagebwd::cpu::isa::scalar {
 
@@ -30,6 +33,18 @@ inline Vec load(const float* p) {
 inline IVec load(const int32_t* p) {
   IVec r;
   std::memcpy(r.v, p, sizeof(r));
+  return r;
+}
+template <typename T>  // bf16 or f16
+inline Vec load(const T* p) {
+  Vec r;
+  SAGE_LANES r.v[i] = ::sagebwd::to_float(p[i]);
+  return r;
+}
+/// Sixteen bytes, widened.
+inline IVec load_codes(const int8_t* p) {
+  IVec r;
+  SAGE_LANES r.v[i] = p[i];
   return r;
 }
 inline void store(float* p, Vec x) { std::memcpy(p, x.v, sizeof(x)); }
@@ -127,6 +142,18 @@ inline Vec select(Mask m, Vec a, Vec b) {
   SAGE_LANES b.v[i] = m.v[i] ? a.v[i] : b.v[i];
   return b;
 }
+/// Negates the elements whose bit of `flipped` is set.
+inline Vec flip_signs(Vec a, uint16_t flipped) {
+  SAGE_LANES a.v[i] = (flipped >> i & 1) != 0 ? -a.v[i] : a.v[i];
+  return a;
+}
+/// Of elements i and i + kStep (bit kStep of i clear) the sum and the difference, in their places.
+template <int kStep>
+inline Vec butterfly(Vec a) {
+  Vec r;
+  SAGE_LANES r.v[i] = (i & kStep) == 0 ? a.v[i] + a.v[i + kStep] : a.v[i - kStep] - a.v[i];
+  return r;
+}
 /// The low bytes of the elements, in order.
 inline void store_bytes(void* p, IVec x) {
   SAGE_LANES static_cast<int8_t*>(p)[i] = static_cast<int8_t>(x.v[i]);
@@ -147,6 +174,11 @@ inline void store_quads(void* p, IVec a, IVec b, IVec c, IVec d) {
         static_cast<uint32_t>(c.v[i] & 255) << 16 | static_cast<uint32_t>(d.v[i] & 255) << 24;
     std::memcpy(static_cast<char*>(p) + 4 * i, &w, 4);
   }
+}
+/// 16×16 elements.
+inline void transpose(IVec (&x)[16]) {
+  for (int r = 0; r < 16; ++r)
+    for (int i = 0; i < r; ++i) std::swap(x[r].v[i], x[i].v[r]);
 }
 inline uint32_t reduce_max_unsigned(IVec a) {
   uint32_t r = 0;

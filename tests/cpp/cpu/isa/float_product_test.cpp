@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/half.h"
 #include "support/implementations.h"
 #include "support/random.h"
 
@@ -114,6 +115,41 @@ TEST_P(FloatProducts, NanStaysInItsRowAndColumn) {
   for (int i = 0; i < 8; ++i)
     for (int j = 0; j < 32; ++j)
       EXPECT_EQ(std::isnan(c[i * 32 + j]), i == 3 || j == 20) << i << ", " << j;
+}
+
+/// A product of BF16 values, where the instruction set has one: exact on small integers, such as
+/// codes, and within the bound of FP32 summation on random values.
+TEST_P(FloatProducts, StoreBf16) {
+  if (kernels().store_bf16 == nullptr) GTEST_SKIP() << "has no product of BF16 values";
+  Random random(13);
+  for (const Size& s : {Size{4, 64, 16}, Size{128, 64, 64}, Size{60, 128, 80}, Size{128, 256, 256}})
+    for (bool integers : {true, false}) {
+      const auto draw = [&] {
+        return from_float<bf16>(integers ? static_cast<float>(random.integer(-127, 127))
+                                         : random.between(-2.0f, 2.0f));
+      };
+      const int ldl = s.k + kGap, ldc = s.n + kGap;
+      std::vector<bf16> left(static_cast<size_t>(s.m * ldl)), right(static_cast<size_t>(s.n * s.k));
+      for (bf16& x : left) x = draw();
+      for (bf16& x : right) x = draw();
+      const auto right_at = [&](int t, int j) {
+        return to_float(right[((j / 16 * (s.k / 2) + t / 2) * 16 + j % 16) * 2 + t % 2]);
+      };
+      std::vector<float> c(static_cast<size_t>(s.m * ldc), 5.5f);
+      kernels().store_bf16({s.m, s.n, s.k, left.data(), ldl, right.data()}, c.data(), ldc);
+      for (int i = 0; i < s.m; ++i) {
+        for (int j = 0; j < s.n; ++j) {
+          double sum = 0, magnitudes = 0;
+          for (int t = 0; t < s.k; ++t) {
+            const double x = static_cast<double>(to_float(left[i * ldl + t])) * right_at(t, j);
+            sum += x, magnitudes += std::fabs(x);
+          }
+          ASSERT_NEAR(c[i * ldc + j], sum, integers ? 0 : 0x1p-24 * (s.k + 2) * magnitudes)
+              << "m " << s.m << " n " << s.n << " k " << s.k << " at " << i << ", " << j;
+        }
+        for (int j = s.n; j < ldc; ++j) ASSERT_EQ(c[i * ldc + j], 5.5f) << "gap";
+      }
+    }
 }
 
 SAGE_FOR_KERNEL_TABLES(FloatProducts);

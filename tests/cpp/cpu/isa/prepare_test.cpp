@@ -11,6 +11,7 @@
 
 #include "base/half.h"
 #include "numerics/quantize.h"
+#include "numerics/rotate.h"
 #include "support/implementations.h"
 #include "support/random.h"
 
@@ -192,6 +193,24 @@ TEST_P(Prepare, MagnitudesAndCodesAreBitEqualToTheScalarQuantiser) {
     }
 }
 
+TEST_P(Prepare, RotationIsBitEqualToTheScalarOne) {
+  Random random(6);
+  for (int d = 8; d <= 256; d += 8) {
+    const int ld = (d + 15) / 16 * 16 + 16, rows = 3;
+    std::vector<float> x(static_cast<size_t>(rows * ld), 0.0f);
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < d; ++c) x[r * ld + c] = random.between(-2.0f, 2.0f);
+    for (bool back : {false, true}) {
+      std::vector<float> want = x, got = x;
+      for (int r = 0; r < rows; ++r)
+        back ? numerics::rotate_back(&want[r * ld], d) : numerics::rotate(&want[r * ld], d);
+      (back ? kernels().rotate_rows_back : kernels().rotate_rows)(got.data(), ld, rows, d);
+      for (int i = 0; i < rows * ld; ++i)
+        ASSERT_EQ(got[i], want[i]) << "d " << d << " at " << i << (back ? " back" : " forth");
+    }
+  }
+}
+
 /// A scale that rows share, or one with a floor, is larger than the row's own.
 TEST_P(Prepare, CodesFollowTheScaleTheyAreGiven) {
   const std::vector<float> x(4 * 16, 1.5f);
@@ -203,6 +222,33 @@ TEST_P(Prepare, CodesFollowTheScaleTheyAreGiven) {
     EXPECT_EQ(codes[16 + c], 3);
     EXPECT_EQ(codes[32 + c], 0);  // a tie, to even
     EXPECT_EQ(codes[48 + c], 0);
+  }
+}
+
+TEST_P(Prepare, ArithmeticOnRows) {
+  Random random(7);
+  const int ld = 48, rows = 5, n = rows * ld;
+  std::vector<float> x(n), y(n), row(ld);
+  for (auto* values : {&x, &y, &row})
+    for (float& v : *values) v = random.between(-2.0f, 2.0f);
+
+  std::vector<float> less = x, sum = x;
+  kernels().subtract_row(less.data(), ld, rows, row.data());
+  kernels().add_values(y.data(), n, sum.data());
+  std::vector<double> apart(rows), alike(rows);
+  kernels().row_dots(x.data(), ld, rows, y.data(), ld, row.data(), apart.data());
+  kernels().row_dots(x.data(), ld, rows, y.data(), 0, row.data(), alike.data());
+  for (int r = 0; r < rows; ++r) {
+    double want_apart = 0, want_alike = 0;
+    for (int c = 0; c < ld; ++c) {
+      const int i = r * ld + c;
+      ASSERT_EQ(less[i], x[i] - row[c]);
+      ASSERT_EQ(sum[i], x[i] + y[i]);
+      want_apart += static_cast<double>(x[i]) * (static_cast<double>(y[i]) - row[c]);
+      want_alike += static_cast<double>(x[i]) * (static_cast<double>(y[c]) - row[c]);
+    }
+    EXPECT_NEAR(apart[r], want_apart, 1e-12);
+    EXPECT_NEAR(alike[r], want_alike, 1e-12);
   }
 }
 
@@ -234,12 +280,25 @@ TEST_P(Prepare, LayoutsFollowTheirFormulas) {
                   at(r, c));
       }
 
-    for (uint8_t flip : {uint8_t{0}, uint8_t{0x80}}) {
+    std::vector<float> decoded(size);
+    std::vector<int32_t> row_sums(s.rows), column_sums(s.cols);
+    kernels().decode_rows(x.data(), ldc, s.rows, s.cols, decoded.data());
+    kernels().sum_row_codes(x.data(), ldc, s.rows, s.cols, row_sums.data());
+    kernels().sum_column_codes(x.data(), ldc, s.rows, s.cols, column_sums.data());
+    for (int r = 0; r < s.rows; ++r)
+      for (int c = 0; c < s.cols; ++c) {
+        ASSERT_EQ(decoded[r * s.cols + c], at(r, c));
+        row_sums[r] -= at(r, c);
+        column_sums[c] -= at(r, c);
+      }
+    for (const auto* left : {&row_sums, &column_sums})
+      for (int32_t rest : *left) ASSERT_EQ(rest, 0);
+
+    if (s.rows % 64 == 0) {
       std::vector<int8_t> t(static_cast<size_t>(s.cols * ldd), 55);
-      kernels().transpose_codes(x.data(), ldc, s.rows, s.cols, flip, t.data(), ldd);
+      kernels().transpose_codes(x.data(), ldc, s.rows, s.cols, t.data(), ldd);
       for (int c = 0; c < s.cols; ++c)
-        for (int r = 0; r < ldd; ++r)
-          ASSERT_EQ(t[c * ldd + r], r < s.rows ? static_cast<int8_t>(at(r, c) ^ flip) : 55);
+        for (int r = 0; r < ldd; ++r) ASSERT_EQ(t[c * ldd + r], r < s.rows ? at(r, c) : 55);
     }
 
     std::vector<float> f(static_cast<size_t>(s.rows * ldc)),
