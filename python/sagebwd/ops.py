@@ -8,6 +8,7 @@ made of q, k and v, 3 bytes per channel, and autograd keeps them instead of q, k
 gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets.
 """
 
+import functools
 from typing import NamedTuple, Optional
 
 import torch
@@ -42,18 +43,33 @@ _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": N
 
 
 def _call(op, *args):
-    """Calls an operator. PyTorch has one exception for all errors of C++ code; the first word of
-    its message says which kind it is."""
+    """Calls an operator."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
         return op(*args)
     except RuntimeError as error:
-        message = str(error)
-        for prefix, kind in _KINDS.items():
-            if message.startswith(prefix):
-                raise kind(message[len(prefix) :].split("\nException raised from")[0]) from None
-        raise
+        raise _translated(error) from None
+
+
+def _call_kernel(op, *args):
+    """Calls an operator past its registered autograd formula, which is written in Python and costs
+    more than the rest of a call."""
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def _translated(error):
+    """PyTorch has one exception for all errors of C++ code; the first word of its message says
+    which kind it is."""
+    message = str(error)
+    for prefix, kind in _KINDS.items():
+        if message.startswith(prefix):
+            return kind(message[len(prefix) :].split("\nException raised from")[0])
+    return error
 
 
 def _refuse_transforms():
@@ -70,6 +86,20 @@ def _refuse_transforms():
         )
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_eager(*tensors):
+    """Whether nobody but autograd watches a call: no compiler, no mode that looks at functions (it
+    has to see the operator's own results) and no class of tensors with ideas of its own."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_function_stack() == 0
+        and not torch._C._is_tracing()
+        and all(type(t) in _PLAIN for t in tensors)
+    )
+
+
 def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
     gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v."""
@@ -77,8 +107,12 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, sa
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     save = save_codes and wanted and not _is_distributed(q) and codes_suffice(options.recipe)
-    switches = (deterministic, return_max_logit, save)
-    return _call(_ops.fwd.default, q, k, v, *options.signed(), *switches)[:3]
+    rest = (*options.signed(), deterministic, return_max_logit, save)
+    if not _is_eager(q, k, v):
+        return _call(_ops.fwd.default, q, k, v, *rest)[:3]
+    if wanted:
+        return _Attention.apply(q, k, v, rest)
+    return _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
 
 
 def _is_distributed(t):
@@ -87,6 +121,7 @@ def _is_distributed(t):
     return hasattr(t, "device_mesh")
 
 
+@functools.lru_cache(maxsize=64)
 def codes_suffice(recipe):
     """Whether codes are all that the backward of a recipe needs of q, k and v. With malformed
     recipes they do not, so that the library is the one to refuse those."""
@@ -122,14 +157,12 @@ def backward(
 ):
     """(dq, dk, dv). ``partial_kv``: k and v are part of the keys and lse is of all of them (a ring
     step). ``codes``: of the forward; only the shapes of q, k and v are then looked at."""
-    return _call(
-        _ops.bwd.default,
-        *(dout, q, k, v, out, lse, dlse),
-        *options.signed(),
-        deterministic,
-        partial_kv,
-        codes,
-    )
+    tensors = (dout, q, k, v, out, lse, dlse)
+    rest = (*options.signed(), deterministic, partial_kv, codes)
+    # Where gradients are recorded, a double backward may follow, and the formula refuses it.
+    if torch.is_grad_enabled() or not _is_eager(dout, q, k, v, out, lse):
+        return _call(_ops.bwd.default, *tensors, *rest)
+    return _call_kernel(_ops.bwd.default, *tensors, *rest)
 
 
 def explain(q, k, v, options, *, is_backward=False):
@@ -213,49 +246,67 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
 # --- autograd -------------------------------------------------------------------------------------
 
 
+# PyTorch keeps a formula per operator, which compiled graphs and tensors of other classes use. Its
+# wrapper around the formula costs several times what the kernels of a small call cost, so plain
+# eager calls have a Function of their own, made of the same two steps.
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, rest):
+        output = _call_kernel(_ops.fwd.default, q, k, v, *rest)
+        _setup_context(ctx, (q, k, v, *rest), output)
+        return output[:3]
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):
+        return (*_gradients(ctx, dout, dlse), None)
+
+
 def _setup_context(ctx, inputs, output):
     q, k, v, *rest = inputs
     out, lse, max_logit, codes = output
     options, ctx.deterministic, _, ctx.saves_codes = _forward_arguments(rest)
     kept = (codes,) if ctx.saves_codes else (q, k, v)
     ctx.save_for_backward(out, lse, options.cu_seqlens_q, options.cu_seqlens_k, *kept)
-    ctx.key_shape, ctx.key_order = k.shape, _order(k)
-    ctx.options = tuple(options[2:])
+    ctx.keys = k.shape, k.stride()
+    ctx.options = options[2:]
     ctx.mark_non_differentiable(max_logit, codes)
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
     ctx.set_materialize_grads(False)
 
 
-def _fwd_backward(ctx, dout, dlse, *_):
-    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
-    nones = (None,) * (len(Options._fields) + 3)
+def _gradients(ctx, dout, dlse):
+    """(dq, dk, dv) of a call that _setup_context has seen."""
     if dout is None and dlse is None:
-        return (None, None, None, *nones)
+        return None, None, None
+    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
     codes = kept[0] if ctx.saves_codes else None
     if ctx.saves_codes:
-        keys = _stand_in(out, ctx.key_shape, ctx.key_order)
+        keys = _stand_in(out, *ctx.keys)
         kept = (out, keys, keys)  # out has the shape and the strides of q
     q, k, v = kept
-    grads = backward(
+    return backward(
         dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic, codes=codes
     )
-    return (*grads, *nones)
 
 
-def _order(t):
-    """The dimensions of a tensor but the channels, from the largest stride to the smallest."""
-    return sorted(range(t.dim() - 1), key=t.stride, reverse=True)
-
-
-def _stand_in(like, shape, order):
+def _stand_in(like, shape, strides):
     """For k and v beside codes: only their shape is looked at, and the order of strides, which the
     gradients take over. There is one element per token and head."""
-    t = like.new_empty([shape[dim] for dim in order] + [1])
-    return t.permute([*(order.index(dim) for dim in range(len(order))), -1]).expand(shape)
+    compact, size = [0] * len(shape), 1
+    for dim in sorted(range(len(shape) - 1), key=strides.__getitem__):
+        compact[dim] = size
+        size *= shape[dim]
+    return like.new_empty_strided(shape, compact)
+
+
+def _fwd_backward(ctx, dout, dlse, *_):
+    return (*_gradients(ctx, dout, dlse), *(None,) * (len(Options._fields) + 3))
 
 
 def _bwd_backward(ctx, *grads):
