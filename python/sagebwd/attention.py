@@ -264,7 +264,7 @@ def check_tensors(q, k, v, dims):
             )
         if t.dim() != dims:
             raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(t.shape)}")
-        if not t.is_floating_point() or t.dtype not in _DTYPES:
+        if t.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{name}: expected float32, bfloat16 or float16, got {t.dtype}"
             )
@@ -277,7 +277,7 @@ def check_tensors(q, k, v, dims):
         raise NotImplementedError(f"head dim of v: expected that of q ({d}), got {v.shape[-1]}")
     if d % 8 != 0 or d < 8 or d > 256:
         raise NotImplementedError(f"head dim: expected a multiple of 8 from 8 to 256, got {d}")
-    if k.shape[:-1] != v.shape[:-1]:
+    if k.shape != v.shape:
         raise ValueError(f"k, v: expected one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
 
 
@@ -331,7 +331,11 @@ def _readable(q, k, v):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    return _rows(q), _rows(k), _rows(v)
+
+
+def _rows(t):
+    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 def _deterministic(flag):

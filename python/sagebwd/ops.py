@@ -8,7 +8,6 @@ made of q, k and v, 3 bytes per channel, and autograd keeps them instead of q, k
 gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets.
 """
 
-import functools
 from typing import NamedTuple, Optional
 
 import torch
@@ -92,17 +91,20 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _is_eager(*tensors):
     """Whether nobody but autograd watches a call: no compiler, no mode that looks at functions (it
     has to see the operator's own results) and no class of tensors with ideas of its own."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_function_stack() == 0
-        and not torch._C._is_tracing()
-        and all(type(t) in _PLAIN for t in tensors)
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_function_stack()
+        or torch._C._is_tracing()
     )
 
 
 def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
-    gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v."""
+    gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v. The
+    largest logit means something only if it is asked for."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -110,9 +112,10 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, sa
     rest = (*options.signed(), deterministic, return_max_logit, save)
     if not _is_eager(q, k, v):
         return _call(_ops.fwd.default, q, k, v, *rest)[:3]
-    if wanted:
-        return _Attention.apply(q, k, v, rest)
-    return _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
+    if not wanted:
+        return _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
+    results = _Attention.apply(q, k, v, rest)
+    return results if return_max_logit else (*results, None)
 
 
 def _is_distributed(t):
@@ -121,7 +124,6 @@ def _is_distributed(t):
     return hasattr(t, "device_mesh")
 
 
-@functools.lru_cache(maxsize=64)
 def codes_suffice(recipe):
     """Whether codes are all that the backward of a recipe needs of q, k and v. With malformed
     recipes they do not, so that the library is the one to refuse those."""
@@ -157,12 +159,16 @@ def backward(
 ):
     """(dq, dk, dv). ``partial_kv``: k and v are part of the keys and lse is of all of them (a ring
     step). ``codes``: of the forward; only the shapes of q, k and v are then looked at."""
-    tensors = (dout, q, k, v, out, lse, dlse)
-    rest = (*options.signed(), deterministic, partial_kv, codes)
+    switches = (deterministic, partial_kv, codes)
+    return _backward(dout, q, k, v, out, lse, dlse, *options.signed(), *switches)
+
+
+def _backward(*args):
+    """(dq, dk, dv) of the operator's arguments."""
     # Where gradients are recorded, a double backward may follow, and the formula refuses it.
-    if torch.is_grad_enabled() or not _is_eager(dout, q, k, v, out, lse):
-        return _call(_ops.bwd.default, *tensors, *rest)
-    return _call_kernel(_ops.bwd.default, *tensors, *rest)
+    if torch.is_grad_enabled() or not _is_eager(*args[:6]):
+        return _call(_ops.bwd.default, *args)
+    return _call_kernel(_ops.bwd.default, *args)
 
 
 def explain(q, k, v, options, *, is_backward=False):
@@ -209,14 +215,10 @@ def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
             )
 
 
-def _forward_arguments(rest):
-    """(options, deterministic, return_max_logit, save_codes) of what follows v in a forward."""
-    return Options(*rest[: len(Options._fields)]), *rest[len(Options._fields) :]
-
-
 @torch.library.register_fake("sagebwd::fwd")
 def _fwd_fake(q, k, v, *rest):
-    options, _, return_max_logit, save_codes = _forward_arguments(rest)
+    *options, _, return_max_logit, save_codes = rest
+    options = Options(*options)
     cu_seqlens_q = options.cu_seqlens_q
     _check_shapes(q, k, v, cu_seqlens_q, options.cu_seqlens_k)
     out = torch.empty_like(q)
@@ -255,44 +257,54 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rest):
         output = _call_kernel(_ops.fwd.default, q, k, v, *rest)
-        _setup_context(ctx, (q, k, v, *rest), output)
-        return output[:3]
+        _save(ctx, q, k, v, *rest, output)
+        out, lse, max_logit, _ = output
+        if not rest[-2]:  # every result costs a microsecond or two
+            return out, lse
+        ctx.mark_non_differentiable(max_logit)
+        return out, lse, max_logit
 
     @staticmethod
-    def backward(ctx, dout, dlse, _):
+    def backward(ctx, dout, dlse, *_):
         return (*_gradients(ctx, dout, dlse), None)
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, *rest = inputs
-    out, lse, max_logit, codes = output
-    options, ctx.deterministic, _, ctx.saves_codes = _forward_arguments(rest)
-    kept = (codes,) if ctx.saves_codes else (q, k, v)
-    ctx.save_for_backward(out, lse, options.cu_seqlens_q, options.cu_seqlens_k, *kept)
-    ctx.keys = k.shape, k.stride()
-    ctx.options = options[2:]
-    ctx.mark_non_differentiable(max_logit, codes)
+    _save(ctx, *inputs, output)
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _fwd_backward(ctx, dout, dlse, *_):
+    return (*_gradients(ctx, dout, dlse), *(None,) * (len(Options._fields) + 3))
+
+
+def _save(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
+    """Keeps what the backward needs. The arguments are those of the operator, and its results."""
+    *values, deterministic, _, save_codes, (out, lse, _, codes) = rest
+    kept = (codes,) if save_codes else (q, k, v)
+    ctx.save_for_backward(out, lse, cu_seqlens_q, cu_seqlens_k, *kept)
+    ctx.values, ctx.deterministic = values, deterministic
+    ctx.keys = (k.shape, k.stride()) if save_codes else None
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, dout, dlse):
-    """(dq, dk, dv) of a call that _setup_context has seen."""
+    """(dq, dk, dv) of a call that _save has seen."""
     if dout is None and dlse is None:
         return None, None, None
     out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
-    codes = kept[0] if ctx.saves_codes else None
-    if ctx.saves_codes:
-        keys = _stand_in(out, *ctx.keys)
-        kept = (out, keys, keys)  # out has the shape and the strides of q
-    q, k, v = kept
-    return backward(
-        dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic, codes=codes
-    )
+    if ctx.keys is None:
+        (q, k, v), codes = kept, None
+    else:
+        # out has the shape and the strides of q.
+        (codes,), q = kept, out
+        k = v = _stand_in(out, *ctx.keys)
+    options = (cu_seqlens_q, cu_seqlens_k, *ctx.values)
+    return _backward(dout, q, k, v, out, lse, dlse, *options, ctx.deterministic, False, codes)
 
 
 def _stand_in(like, shape, strides):
@@ -303,10 +315,6 @@ def _stand_in(like, shape, strides):
         compact[dim] = size
         size *= shape[dim]
     return like.new_empty_strided(shape, compact)
-
-
-def _fwd_backward(ctx, dout, dlse, *_):
-    return (*_gradients(ctx, dout, dlse), *(None,) * (len(Options._fields) + 3))
 
 
 def _bwd_backward(ctx, *grads):
