@@ -12,6 +12,7 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from .recipe import MATMULS
 
@@ -90,15 +91,17 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def _is_eager(*tensors):
     """Whether nobody but autograd watches a call: no compiler, no mode that looks at functions (it
-    has to see the operator's own results) and no class of tensors with ideas of its own."""
+    has to see the operator's own results; that of a default device does not) and no class of
+    tensors with ideas of its own."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
     for t in tensors:
         if type(t) not in _PLAIN:
             return False
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_function_stack()
-        or torch._C._is_tracing()
-    )
+    for i in range(torch._C._len_torch_function_stack()):
+        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:
+            return False
+    return True
 
 
 def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
@@ -313,7 +316,7 @@ def _stand_in(like, shape, strides):
     """For k and v beside codes: only their shape is looked at, and the order of strides, which the
     gradients take over. There is one element per token and head."""
     compact, size = [0] * len(shape), 1
-    for dim in sorted(range(len(shape) - 1), key=strides.__getitem__):
+    for dim in sorted(range(len(shape) - 2, -1, -1), key=strides.__getitem__):
         compact[dim] = size
         size *= shape[dim]
     return like.new_empty_strided(shape, compact)

@@ -91,8 +91,8 @@ struct Call {
       job.k_mean.saved = saved.k_mean(), job.v_mean.saved = saved.v_mean();
       // Sequences without keys, and recipes without smoothing, have means of zero. Nobody else
       // writes those.
-      const bool all_are_made = job.k_mean.mean != nullptr && job.v_mean.mean != nullptr &&
-                                !p.packed() && p.nk > 0;
+      const bool all_are_made =
+          job.k_mean.mean != nullptr && job.v_mean.mean != nullptr && !p.packed() && p.nk > 0;
       const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
       if (!all_are_made) {
         SAGE_CUDA(cudaMemsetAsync(saved.k_mean(), 0, bytes, stream));
