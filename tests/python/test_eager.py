@@ -111,11 +111,12 @@ def test_subclasses_keep_their_class():
 
     q = torch.randn(1, 8, 2, 64)
     out = sagebwd.attention(*(q.as_subclass(Mine) for _ in range(3)))
-    assert type(out) is Mine and torch.equal(out.as_subclass(torch.Tensor), sagebwd.attention(q, q, q))
+    assert type(out) is Mine
+    assert torch.equal(out.as_subclass(torch.Tensor), sagebwd.attention(q, q, q))
 
 
 def test_a_watched_operator_gives_results_with_a_graph():
-    """What `diagnose` relies on: a mode sees the operator and can hook the gradient of its result."""
+    """`diagnose` relies on it: a mode can hook the gradient of the operator's result."""
     seen = []
 
     class Hook(TorchFunctionMode):
