@@ -84,6 +84,7 @@ def attention(
         v,
         options,
         deterministic=_deterministic(deterministic),
+        return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
     )
@@ -146,6 +147,7 @@ def attention_varlen(
         v,
         options,
         deterministic=_deterministic(deterministic),
+        return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
     )

@@ -104,10 +104,20 @@ def _is_eager(*tensors):
     return True
 
 
-def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
-    """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
-    gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v. The
-    largest logit means something only if it is asked for."""
+def forward(
+    q,
+    k,
+    v,
+    options,
+    *,
+    deterministic=False,
+    return_lse=True,
+    return_max_logit=False,
+    save_codes=True,
+):
+    """(out, lse, max_logit); differentiable in q, k, v through out and lse. What is not asked for
+    may be None. ``save_codes``: where gradients are wanted and codes suffice, keep codes for the
+    backward instead of q, k and v."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -117,8 +127,9 @@ def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, sa
         return _call(_ops.fwd.default, q, k, v, *rest)[:3]
     if not wanted:
         return _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
-    results = _Attention.apply(q, k, v, rest)
-    return results if return_max_logit else (*results, None)
+    # Every result that autograd follows costs a microsecond.
+    count = 3 if return_max_logit else 2 if return_lse else 1
+    return *_apply(q, k, v, rest, count), *(None,) * (3 - count)
 
 
 def _is_distributed(t):
@@ -260,18 +271,21 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, rest):
+    def forward(ctx, q, k, v, rest, count):
+        """The first ``count`` results; ``rest``: the operator's arguments behind v."""
         output = _call_kernel(_ops.fwd.default, q, k, v, *rest)
         _save(ctx, q, k, v, *rest, output)
-        out, lse, max_logit, _ = output
-        if not rest[-2]:  # every result costs a microsecond or two
-            return out, lse
-        ctx.mark_non_differentiable(max_logit)
-        return out, lse, max_logit
+        if count == 3:
+            ctx.mark_non_differentiable(output[2])
+        return output[:count]
 
     @staticmethod
-    def backward(ctx, dout, dlse, *_):
-        return (*_gradients(ctx, dout, dlse), None)
+    def backward(ctx, dout, dlse=None, _=None):
+        return *_gradients(ctx, dout, dlse), None, None
+
+
+# Function.apply without its care for torch.func, which forward() refuses.
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 def _setup_context(ctx, inputs, output):
