@@ -28,8 +28,9 @@ DIRECTIONS = ("forward", "backward", "both")
 BUSY_SECONDS = 0.5
 #: Of these, the part that goes by before the clock has settled.
 SETTLING = 1 / 3
-#: Calls that may wait on the device. It never idles between them, and the host knows the time.
-QUEUED = 16
+#: Calls that may wait on the device. It never idles between them, and the host, which looks at the
+#: time, is never far ahead.
+QUEUED = 4
 #: Calls behind one another in an eager round.
 EAGER_CALLS = 100
 

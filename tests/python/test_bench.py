@@ -173,6 +173,38 @@ def test_sustained_load(monkeypatch):
     assert calls[in_forward + 6 :][:4] == ["forward", "backward", "forward", "backward"]
 
 
+@pytest.mark.cpu_only
+def test_sustained_load_of_a_device(monkeypatch):
+    """With a device that takes 10 ms for a call, while the host takes 1 ms: few calls are waiting
+    at any time, and the laps are the device's."""
+    host, device, waiting = [0.0], [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = device[0]
+
+        def synchronize(self):
+            host[0] = max(host[0], self.at)
+
+        def elapsed_time(self, later):
+            return 1e3 * (later.at - self.at)
+
+    def call():
+        host[0] += 0.001
+        device[0] = max(device[0], host[0]) + 0.010
+        waiting.append((device[0] - host[0]) / 0.010)
+
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: host[0]))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    laps = timing._busy_laps(call, "cuda")
+    assert laps[1:] == pytest.approx([0.010] * (len(laps) - 1))
+    assert timing.BUSY_SECONDS <= sum(laps) < timing.BUSY_SECONDS + 0.010 * (timing.QUEUED + 2)
+    assert 2 < max(waiting) <= timing.QUEUED + 1
+
+
 def test_eager_calls(monkeypatch):
     """Wall time per call, without a graph in the forward; the backward alone is not timed."""
     monkeypatch.setattr(timing, "EAGER_CALLS", 5)
