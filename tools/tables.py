@@ -57,34 +57,93 @@ def torch_cpu():
     )
 
 
-def speeds(wanted):
-    """Of the runs with a recipe on a GPU: case -> implementation -> milliseconds."""
-    both = {}
-    for e in record("gpu/speed.json")["results"]:
+OURS, FA2, CUDNN = "sagebwd bf16", "torch flash bf16", "torch cudnn bf16"
+
+
+def speeds(results, direction, wanted="vectorwise"):
+    """Of the runs with a recipe: case -> implementation -> milliseconds. A peer that could not run
+    a case has no entry."""
+    times = {}
+    for e in results:
         *case, recipe = e["case"].split()
         if recipe == wanted:
-            case = " ".join(w for w in case if not w.startswith("hk"))
-            both.setdefault(case, {})[e["implementation"]] = e["both"]["median_ms"]
-    return both
+            plain = f"hk{case[1][1:]}"  # as many key heads as heads: not worth a word
+            name = " ".join(w for w in case if w != plain)
+            times.setdefault(name, {})[e["implementation"]] = e[direction]["median_ms"]
+    return times
+
+
+def cell(value, digits=2):
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def ratio(times, peer):
+    """How many times as long as ours a peer takes."""
+    return times[peer] / times[OURS] if peer in times else None
+
+
+def at(r):
+    """Where a record of a GPU was made."""
+    return f"\n{r['machine']['gpu']}, torch {r['machine']['torch']}.\n" + source(r)
 
 
 def h200():
     """Forward + backward on a GPU against PyTorch's FlashAttention-2 and cuDNN."""
     r = record("gpu/speed.json")
-    paper = speeds("paper")
+    paper = speeds(r["results"], "both", "paper")
     out = [
         "| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | cuDNN, ms | "
         "FlashAttention-2 / `vectorwise` | cuDNN / `vectorwise` |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case, peers in speeds("vectorwise").items():
-        ours, fa2, cudnn = (peers[f"{x} bf16"] for x in ("sagebwd", "torch flash", "torch cudnn"))
-        out.append(
-            f"| {case} | {ours:.2f} | {paper[case]['sagebwd bf16']:.2f} | {fa2:.2f} | "
-            f"{cudnn:.2f} | {fa2 / ours:.2f} | {cudnn / ours:.2f} |"
-        )
-    where = r["machine"]
-    return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
+    for case, times in speeds(r["results"], "both").items():
+        all_ = (times[OURS], paper[case][OURS], times.get(FA2), times.get(CUDNN))
+        ratios = (ratio(times, FA2), ratio(times, CUDNN))
+        out.append(f"| {case} | {' | '.join(cell(x) for x in (*all_, *ratios))} |")
+    return "\n".join(out) + "\n" + at(r)
+
+
+def h200_sustained():
+    """The speed of each direction relative to cuDNN's, in bursts and under sustained load."""
+    r = record("gpu/speed.json")
+    if "sustained" not in r:
+        return "Not recorded yet: `tools/gpu_check speed` does it.\n"
+    directions = ("forward", "backward", "both")
+    runs = {"bursts": r["results"], "sustained": r["sustained"]["results"]}
+    out = [
+        "| case | "
+        + " | ".join(f"{direction}, {run}" for direction in directions for run in runs)
+        + " | both, sustained, ms |",
+        "|---|" + "---|" * 7,
+    ]
+    times = {(d, run): speeds(runs[run], d) for d in directions for run in runs}
+    for case, ours in times["both", "sustained"].items():
+        ratios = [ratio(t[case], CUDNN) for t in times.values()]
+        out.append(f"| {case} | {' | '.join(cell(x) for x in (*ratios, ours[OURS]))} |")
+    return "\n".join(out) + "\n" + at(r)
+
+
+def eager():
+    """Small eager calls: wall time per call, and that of the fastest attention of PyTorch."""
+    if not (ROOT / "results/gpu/eager.json").exists():
+        return "Not recorded yet: `tools/gpu_check eager` does it.\n"
+    r = record("gpu/eager.json")
+    out = ["| case | forward, µs | PyTorch, µs | times PyTorch | both, µs | PyTorch, µs | "]
+    out[0] += "times PyTorch |"
+    out.append("|---|" + "---|" * 6)
+    forward, both = (speeds(r["results"], d) for d in ("forward", "both"))
+    for case in both:
+        cells = []
+        for times in (forward[case], both[case]):
+            peers = {name: t for name, t in times.items() if name != OURS}
+            best = min(peers, key=peers.get, default=None)
+            shown = "– | –"
+            if best is not None:
+                name = best.removeprefix("torch ").removesuffix(" bf16")
+                shown = f"{1e3 * peers[best]:.0f} ({name}) | {times[OURS] / peers[best]:.2f}"
+            cells.append(f"{1e3 * times[OURS]:.0f} | {shown}")
+        out.append(f"| {case} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + at(r)
 
 
 ARMS = {
@@ -307,15 +366,16 @@ def summary():
 
     def against(peer, recipe):
         """Speed on a GPU relative to a peer, from 4096 tokens on."""
+        found = speeds(record("gpu/speed.json")["results"], "both", recipe)
         ratios = [
-            times[f"torch {peer} bf16"] / times["sagebwd bf16"]
-            for case, times in speeds(recipe).items()
-            if " n1024 " not in case
+            ratio(times, peer)
+            for case, times in found.items()
+            if (" n4096 " in case or " n16384 " in case) and peer in times
         ]
         return f"{min(ratios):.2f}–{max(ratios):.2f} ×"
 
     on_gpu = lambda recipe: (
-        f"on an H200 {against('flash', recipe)} FlashAttention-2, {against('cudnn', recipe)} cuDNN"
+        f"on an H200 {against(FA2, recipe)} FlashAttention-2, {against(CUDNN, recipe)} cuDNN"
     )
 
     losses = [by_name(record(f"train/tokens_per_step_{name}.json")) for name in TRAINED]
@@ -359,6 +419,8 @@ TABLES = {
     "real_model": real_model,
     "torch_cpu": torch_cpu,
     "h200": h200,
+    "h200_sustained": h200_sustained,
+    "eager": eager,
     "bias": bias,
     "tokens_per_step": tokens_per_step,
     "tokens_per_step_45m": tokens_per_step_45m,

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arguments.h"
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <sstream>
@@ -118,6 +120,45 @@ float scale_of(std::optional<double> softmax_scale) {
   return scale;
 }
 
+/// An uninitialised tensor on the device of `like`. This function of PyTorch costs a fraction of
+/// torch::stable::new_empty, which looks up an operator by its name, and a small call is half
+/// allocations.
+Tensor new_strided(const Tensor& like, const int64_t* sizes, const int64_t* strides, int64_t dims,
+                   int32_t dtype) {
+  int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dims, sizes, strides, dtype, type, like.get_device_index(), &made));
+  return Tensor(made);
+}
+
+Tensor new_contiguous(const Tensor& like, std::initializer_list<int64_t> shape, int32_t dtype) {
+  std::array<int64_t, 3> strides{};
+  int64_t size = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = size;
+    size *= std::max<int64_t>(shape.begin()[i], 1);
+  }
+  return new_strided(like, shape.begin(), strides.data(), static_cast<int64_t>(shape.size()),
+                     dtype);
+}
+
+/// Whether the elements of a tensor lie behind one another in some order of its dimensions.
+/// torch.empty_like then takes over the strides.
+bool is_dense(const Tensor& t) {
+  const auto sizes = t.sizes(), strides = t.strides();
+  const auto taken = [](int64_t size) { return size > 1; };  // other strides may be any number
+  int64_t span = 1;
+  for (auto left = std::count_if(sizes.begin(), sizes.end(), taken); left > 0; --left) {
+    size_t next = 0;  // the dimension that steps over what the ones before it span
+    while (next < sizes.size() && !(taken(sizes[next]) && strides[next] == span)) ++next;
+    if (next == sizes.size()) return false;
+    span *= sizes[next];
+  }
+  return t.numel() > 0;
+}
+
 void* current_stream(int32_t device) {
   void* stream = nullptr;
   if (aoti_torch_get_current_cuda_stream == nullptr)
@@ -214,7 +255,7 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
 }
 
 Tensor workspace(const Tensor& like, size_t bytes) {
-  return torch::stable::new_empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  return new_contiguous(like, {static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8());
 }
 
 void check_bytes(const char* name, const Tensor& t, const Tensor& q) {
@@ -225,7 +266,15 @@ void check_bytes(const char* name, const Tensor& t, const Tensor& q) {
 }
 
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape) {
-  return torch::stable::new_empty(like, shape, ScalarType::Float);
+  return new_contiguous(like, shape, aoti_torch_dtype_float32());
+}
+
+Tensor new_like(const Tensor& t) {
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  const auto sizes = t.sizes(), strides = t.strides();
+  return is_dense(t) ? new_strided(t, sizes.data(), strides.data(), t.dim(), dtype)
+                     : torch::stable::empty_like(t);
 }
 
 Tensor with_unit_channel_stride(const Tensor& t) {

@@ -67,6 +67,10 @@ void check_bytes(const char* name, const Tensor& t, const Tensor& q);
 /// A FP32 tensor on the device of `like`.
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape);
 
+/// torch.empty_like: a tensor with the shape, the dtype and, as far as they are dense, the strides
+/// of another.
+Tensor new_like(const Tensor& t);
+
 /// `t` with the channels next to each other. A gradient may be an expanded scalar.
 Tensor with_unit_channel_stride(const Tensor& t);
 

@@ -110,7 +110,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
       ForwardArgs args;
       fill_shared(args, q, k, v, options, packing);
       const int64_t heads = q.size(1);
-      const Tensor out = torch::stable::empty_like(q);
+      const Tensor out = new_like(q);
       const Tensor lse = packing.packed() ? new_float(q, {heads, q.size(0)})
                                           : new_float(q, {q.size(0), heads, q.size(2)});
       const int64_t rows = packing.packed() ? packing.num_documents() : q.size(0);
@@ -148,9 +148,9 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
       fill_shared(args, q, k, v, options, packing);
       const Tensor dout_rows = with_unit_channel_stride(dout);
       const Tensor out_rows = with_unit_channel_stride(out);
-      const Tensor dq = torch::stable::empty_like(q);
-      const Tensor dk = torch::stable::empty_like(k);
-      const Tensor dv = torch::stable::empty_like(v);
+      const Tensor dq = new_like(q);
+      const Tensor dk = new_like(k);
+      const Tensor dv = new_like(v);
       args.o = view_of("out", out_rows, packing, packing.tokens_q());
       args.lse = stats_of("lse", lse, q, packing);
       args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());

@@ -80,6 +80,8 @@ def window(name, value):
 
 
 def _side(name, value):
+    if type(value) is int and -1 <= value <= _FAR:
+        return value  # most calls
     if value is None:
         return -1
     side = integer(name, value, -1, math.inf, "-1 (open) or more on either side")

@@ -84,6 +84,7 @@ def attention(
         v,
         options,
         deterministic=_deterministic(deterministic),
+        return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
     )
@@ -146,6 +147,7 @@ def attention_varlen(
         v,
         options,
         deterministic=_deterministic(deterministic),
+        return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
     )
@@ -264,11 +266,11 @@ def check_tensors(q, k, v, dims):
             )
         if t.dim() != dims:
             raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(t.shape)}")
-        if not t.is_floating_point() or t.dtype not in _DTYPES:
+        if t.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{name}: expected float32, bfloat16 or float16, got {t.dtype}"
             )
-        if t.device != q.device:
+        if t is not q and t.device != q.device:
             raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
     d = q.shape[-1]
     if k.shape[-1] != d:
@@ -277,7 +279,7 @@ def check_tensors(q, k, v, dims):
         raise NotImplementedError(f"head dim of v: expected that of q ({d}), got {v.shape[-1]}")
     if d % 8 != 0 or d < 8 or d > 256:
         raise NotImplementedError(f"head dim: expected a multiple of 8 from 8 to 256, got {d}")
-    if k.shape[:-1] != v.shape[:-1]:
+    if k.shape != v.shape:
         raise ValueError(f"k, v: expected one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
 
 
@@ -325,13 +327,17 @@ def _options(causal, softmax_scale, window_size, align, recipe, backward):
 
 def _readable(q, k, v):
     """q, k, v in autocast's dtype, with the channels next to each other."""
-    device = q.device.type
+    device = "cuda" if q.is_cuda else q.device.type  # the name of a type takes longer
     if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    return _rows(q), _rows(k), _rows(v)
+
+
+def _rows(t):
+    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 def _deterministic(flag):

@@ -4,20 +4,23 @@
     python -m sagebwd.bench                                       # the default cases
     python -m sagebwd.bench "b1 h8 n4096 d64 causal f32" --json cpu.json --plot cpu.png
 
-A case is a line of sizes and words: ``b1 h8 hk2 n4096 d64 causal bf16 vectorwise``. All contestants
-of a case take turns within every round, so that a busy machine slows all of them alike. The result
-is the median over the rounds. This library runs in the dtype of the case and in those of the peers,
-so that each peer is compared with it in the peer's own dtype. Our times include everything:
-smoothing, quantisation, set-up of both directions, allocation. On a GPU they are the device's time
-between events.
+A case is a line of sizes and words: ``b1 h8 hk2 n4096 d64 causal bf16 vectorwise``; ``documents``
+cuts every n tokens into four texts and packs them. All contestants of a case take turns within
+every round, so that a busy machine slows all of them alike. The result is the median over the
+rounds. This library runs in the dtype of the case and in those of the peers, so that each peer is
+compared with it in the peer's own dtype. Our times include everything: smoothing, quantisation,
+set-up of both directions, allocation. ``--timing`` chooses between bursts, sustained load and the
+wall time of small eager calls (timing.py says what each of them means).
 
-A peer that is not installed, fails or crashes on a small case is named and left out. On a CPU that
+A peer that is not installed, fails or crashes on a small case is named and left out. One that
+refuses a case is left out of that case. On a CPU that
 announces AMX but traps its use, PyTorch's bfloat16 attention crashes. The whole process then runs
 under ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, and the record says so.
 """
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -26,15 +29,16 @@ import shlex
 import statistics
 import subprocess
 import sys
-import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import torch
 
 from . import __version__, ops, peers
-from .attention import attention
+from .attention import attention, attention_varlen
 from .suggest import Parser, did_you_mean
+from .timing import DIRECTIONS, WAYS
 
 DEFAULT_CASES = {
     "cpu": [
@@ -50,7 +54,8 @@ DEFAULT_CASES = {
     ],
 }
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-DIRECTIONS = ("forward", "backward", "both")
+# How the tokens of a row are cut into documents, in sixteenths.
+_CUTS = (1, 2, 5, 8)
 
 
 @dataclass
@@ -63,6 +68,7 @@ class Case:
     causal: bool = False
     dtype: str = "f32"
     recipe: str = "vectorwise"
+    documents: bool = False
 
     @staticmethod
     def parse(text):
@@ -77,107 +83,109 @@ class Case:
                 case.dtype = word
             elif word in ("vectorwise", "paper"):
                 case.recipe = word
+            elif word == "documents":
+                case.documents = True
             else:
-                known = ("causal", "full", *_DTYPES, "vectorwise", "paper")
+                known = ("causal", "full", *_DTYPES, "vectorwise", "paper", "documents")
                 raise ValueError(f"case {text!r}: cannot read {word!r}{did_you_mean(word, known)}")
         case.hk = case.hk or case.h
+        if case.documents and case.n % sum(_CUTS) != 0:
+            raise ValueError(f"case {text!r}: documents need an n that {sum(_CUTS)} divides")
         return case
 
     def __str__(self):
         mask = "causal" if self.causal else "full"
+        mask += " documents" if self.documents else ""
         return (
             f"b{self.b} h{self.h} hk{self.hk} n{self.n} d{self.d} {mask} {self.dtype} {self.recipe}"
         )
 
+    def lengths(self):
+        """Of the sequences of one row of the batch."""
+        return [self.n * part // sum(_CUTS) for part in _CUTS] if self.documents else [self.n]
+
+    def offsets(self, device):
+        """Where the documents of the packed batch start and end."""
+        ends = torch.tensor([0, *self.lengths() * self.b]).cumsum(0)
+        return ends.to(device, torch.int32)
+
     def flops(self, direction):
         """Useful floating-point operations; a causal mask halves them."""
         matmuls = {"forward": 2, "backward": 5, "both": 7}[direction]
-        pairs = self.n * (self.n + 1) // 2 if self.causal else self.n * self.n
+        pairs = sum(n * (n + 1) // 2 if self.causal else n * n for n in self.lengths())
         return matmuls * 2 * self.b * self.h * pairs * self.d
 
 
 class Contestant:
-    """One implementation on one case: its tensors, and a timed step."""
+    """One implementation on one case: its tensors, and how to call it."""
 
-    def __init__(self, name, call, dtype, case, device):
-        self.name, self.call, self.causal, self.device = name, call, case.causal, device
-        self.dtype = dtype
+    def __init__(self, name, call, dtype, case, device, context=nullcontext):
+        self.name, self.dtype, self.context, self.case = name, dtype, context, case
         g = torch.Generator(device).manual_seed(1)
-        make = lambda h: torch.randn(case.b, h, case.n, case.d, generator=g, device=device).to(
-            dtype
-        )
+
+        def make(h):
+            shape = (case.b * case.n, h, case.d) if case.documents else (case.b, h, case.n, case.d)
+            return torch.randn(shape, generator=g, device=device).to(dtype)
+
         self.leaves = [make(h).requires_grad_() for h in (case.h, case.hk, case.hk)]
         self.dout = make(case.h)
+        lengths = case.lengths()
+        self.packing = (case.offsets(device), min(lengths), max(lengths)) if case.documents else ()
+        self.call = call
         self.times = {direction: [] for direction in DIRECTIONS}
 
-    def step(self):
-        """Seconds of a forward and of a backward."""
-        clock = _DeviceClock() if self.device == "cuda" else _HostClock()
-        out = self.call(*self.leaves, self.causal)
-        clock.mark()
-        torch.autograd.grad(out, self.leaves, self.dout)
-        clock.mark()
-        return clock.laps()
+    def forward(self):
+        return self.call(*self.leaves, self.case.causal, *self.packing)
 
-    def record(self):
-        forward, backward = self.step()
-        for direction, t in zip(DIRECTIONS, (forward, backward, forward + backward)):
-            self.times[direction].append(t)
+    def backward(self, out, retain_graph=False):
+        torch.autograd.grad(out, self.leaves, self.dout, retain_graph=retain_graph)
 
 
-class _HostClock:
-    def __init__(self):
-        self.marks = [time.perf_counter()]
+def _ours(recipe):
+    def call(q, k, v, causal, offsets=None, shortest=None, longest=None):
+        if offsets is None:
+            return attention(q, k, v, layout="bhsd", causal=causal, recipe=recipe)
+        return attention_varlen(
+            q, k, v, offsets, offsets, longest, longest, causal=causal, recipe=recipe
+        )
 
-    def mark(self):
-        self.marks.append(time.perf_counter())
-
-    def laps(self):
-        return [b - a for a, b in zip(self.marks, self.marks[1:])]
-
-
-class _DeviceClock:
-    """Time on the device, between events. The device first idles until the host has queued the
-    work: in training the host runs ahead of the device too."""
-
-    _CYCLES = 2_000_000  # about a millisecond
-
-    def __init__(self):
-        self.events = []
-        torch.cuda._sleep(self._CYCLES)
-        self.mark()
-
-    def mark(self):
-        self.events.append(torch.cuda.Event(enable_timing=True))
-        self.events[-1].record()
-
-    def laps(self):
-        self.events[-1].synchronize()
-        return [a.elapsed_time(b) / 1e3 for a, b in zip(self.events, self.events[1:])]
+    return call
 
 
 def contestants(case, device, found):
-    ours = lambda q, k, v, causal: attention(
-        q, k, v, layout="bhsd", causal=causal, recipe=case.recipe
-    )
+    found = [p for p in found if p.packed is not None] if case.documents else found
     here = {_DTYPES[case.dtype], *(p.dtype for p in found)}
     all_ = [
-        Contestant(f"sagebwd {name}", ours, dtype, case, device)
+        Contestant(f"sagebwd {name}", _ours(case.recipe), dtype, case, device)
         for name, dtype in sorted(_DTYPES.items(), key=lambda item: item[0] != case.dtype)
         if dtype in here
     ]
-    return all_ + [Contestant(p.name, p.call, p.dtype, case, device) for p in found]
+    for p in found:
+        call = p.packed if case.documents else p.call
+        all_.append(Contestant(p.name, call, p.dtype, case, device, p.context))
+    return all_
 
 
-def run_case(case, device, found, rounds):
-    """Runs every contestant once per round and rotates the order by one each time."""
+def _refusal(contestant, timing):
+    """Why a peer does not run a case, or None."""
+    try:
+        with contestant.context():
+            contestant.backward(contestant.forward(), retain_graph=timing == "sustained")
+    except Exception as error:  # whatever is wrong with a foreign package
+        return f"{type(error).__name__}: {error}".split("\n")[0]
+    return None
+
+
+def run_case(case, device, found, rounds, timing="bursts", refused=None):
+    """The results of a case, one entry per contestant. Peers that refuse it are left out and, if
+    there is a dict ``refused``, named there with the reason."""
     all_ = contestants(case, device, found)
-    for c in all_:
-        for _ in range(3 if device == "cuda" else 1):  # clocks, plans and caches warm up
-            c.step()
-    for r in range(rounds):
-        for c in all_[r % len(all_) :] + all_[: r % len(all_)]:
-            c.record()
+    for c in [c for c in all_ if not c.name.startswith("sagebwd")]:
+        if why := _refusal(c, timing):
+            all_.remove(c)
+            if refused is not None:
+                refused[f"{c.name}, {case}"] = why
+    WAYS[timing][0](all_, device, rounds)
     ours = {c.dtype: c for c in reversed(all_)}  # the first of a dtype is this library
     return [_summary(case, c, ours[c.dtype]) for c in all_]
 
@@ -187,6 +195,8 @@ def _summary(case, contestant, ours):
     if contestant.name.startswith("sagebwd"):
         entry["kernels"] = {d: _kernels(case, contestant, d) for d in ("forward", "backward")}
     for direction in DIRECTIONS:
+        if not contestant.times[direction]:
+            continue
         ms = [1e3 * t for t in contestant.times[direction]]
         median = statistics.median(ms)
         ratios = [
@@ -206,7 +216,8 @@ def _summary(case, contestant, ours):
 
 def _kernels(case, contestant, direction):
     """Which of this library's implementations served a direction, such as cuda-sm80."""
-    options = ops.Options(causal=case.causal, recipe=case.recipe)
+    cu = contestant.packing[0] if case.documents else None
+    options = ops.Options(cu, cu, causal=case.causal, recipe=case.recipe)
     answers = ops.explain(*contestant.leaves, options, is_backward=direction == "backward")
     return next(name for name, state, _ in answers if state == "chosen")
 
@@ -214,11 +225,13 @@ def _kernels(case, contestant, direction):
 def table(entries):
     lines = []
     for case in dict.fromkeys(e["case"] for e in entries):
+        rows = [e for e in entries if e["case"] == case]
+        shown = [d for d in DIRECTIONS if d in rows[0]]
         lines.append(case)
-        lines.append(f"  {'':20}" + "".join(f"{d + ' ms':>14}{'x':>7}" for d in DIRECTIONS))
-        for e in (e for e in entries if e["case"] == case):
+        lines.append(f"  {'':20}" + "".join(f"{d + ' ms':>14}{'x':>7}" for d in shown))
+        for e in rows:
             cells = "".join(
-                f"{e[d]['median_ms']:14.2f}{e[d]['ratio_to_sagebwd']:7.2f}" for d in DIRECTIONS
+                f"{e[d]['median_ms']:14.3f}{e[d]['ratio_to_sagebwd']:7.2f}" for d in shown
             )
             lines.append(f"  {e['implementation']:20}{cells}")
     lines.append(
@@ -285,13 +298,15 @@ def plot(entries, path):
     )
     # This library in blue, lighter from dtype to dtype; the others in greys and browns.
     ours = iter(("#1f5fa8", "#6fa3d8", "#b5cfea"))
-    others = iter(("#555555", "#a0a0a0", "#8c6d4f", "#c2a988", "#d0d0d0"))
-    colours = [next(ours if name.startswith("sagebwd") else others) for name in names]
+    others = itertools.cycle(("#555555", "#a0a0a0", "#8c6d4f", "#c2a988", "#d0d0d0"))
+    colours = {name: next(ours if name.startswith("sagebwd") else others) for name in names}
     for row, case in zip(axes, cases):
         shown = {e["implementation"]: e for e in entries if e["case"] == case}
         for axis, direction in zip(row, DIRECTIONS):
-            cells = [shown[name][direction] for name in names]
-            bars = axis.barh(names, [c["median_ms"] for c in cells], color=colours)
+            here = [name for name in names if direction in shown.get(name, ())]
+            cells = [shown[name][direction] for name in here]
+            times, colour = [c["median_ms"] for c in cells], [colours[name] for name in here]
+            bars = axis.barh(here, times, color=colour)
             axis.bar_label(
                 bars, [f"{c['ratio_to_sagebwd']:.2f}x" for c in cells], padding=3, fontsize=8
             )
@@ -317,7 +332,14 @@ def main(arguments=None):
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default 7)")
+    parser.add_argument(
+        "--timing", choices=list(WAYS), default="bursts", help="what to time (default bursts)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="timed rounds (default: " + ", ".join(f"{n} {w}" for w, (_, n) in WAYS.items()) + ")",
+    )
     parser.add_argument("--threads", type=int, help="CPU threads of all contestants")
     parser.add_argument(
         "--peers",
@@ -328,6 +350,7 @@ def main(arguments=None):
     parser.add_argument("--json", metavar="FILE", help="write the record")
     parser.add_argument("--plot", metavar="FILE", help="draw the times (needs matplotlib)")
     args = parser.parse_args(arguments)
+    rounds = args.rounds or WAYS[args.timing][1]
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
@@ -339,10 +362,12 @@ def main(arguments=None):
     found, missing = peers.find(args.device, args.peers)
     for name, why in missing.items():
         print(f"{name}: not usable here: {why}", file=sys.stderr)
-    entries = []
+    entries, refused = [], {}
     for case in cases:
-        entries += run_case(case, args.device, found, args.rounds)
-    print(table(entries))
+        entries += run_case(case, args.device, found, rounds, args.timing, refused)
+    for name, why in refused.items():
+        print(f"{name}: left out: {why}", file=sys.stderr)
+    print(f"{args.timing}\n{table(entries)}")
     if args.json:
         record = {
             "command": "python -m sagebwd.bench "
@@ -350,8 +375,9 @@ def main(arguments=None):
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **_commit(),
             "machine": machine(args.device),
-            "rounds": args.rounds,
-            "missing": missing,
+            "timing": args.timing,
+            "rounds": rounds,
+            "missing": {**missing, **refused},
             "results": entries,
         }
         with open(args.json, "w") as out:

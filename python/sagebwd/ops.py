@@ -12,6 +12,7 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from .recipe import MATMULS
 
@@ -42,18 +43,33 @@ _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": N
 
 
 def _call(op, *args):
-    """Calls an operator. PyTorch has one exception for all errors of C++ code; the first word of
-    its message says which kind it is."""
+    """Calls an operator."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
         return op(*args)
     except RuntimeError as error:
-        message = str(error)
-        for prefix, kind in _KINDS.items():
-            if message.startswith(prefix):
-                raise kind(message[len(prefix) :].split("\nException raised from")[0]) from None
-        raise
+        raise _translated(error) from None
+
+
+def _call_kernel(op, *args):
+    """Calls an operator past its registered autograd formula, which is written in Python and costs
+    more than the rest of a call."""
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def _translated(error):
+    """PyTorch has one exception for all errors of C++ code; the first word of its message says
+    which kind it is."""
+    message = str(error)
+    for prefix, kind in _KINDS.items():
+        if message.startswith(prefix):
+            return kind(message[len(prefix) :].split("\nException raised from")[0])
+    return error
 
 
 def _refuse_transforms():
@@ -70,15 +86,50 @@ def _refuse_transforms():
         )
 
 
-def forward(q, k, v, options, *, deterministic=False, return_max_logit=False, save_codes=True):
-    """(out, lse, max_logit); differentiable in q, k, v through out and lse. ``save_codes``: where
-    gradients are wanted and codes suffice, keep codes for the backward instead of q, k and v."""
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_eager(*tensors):
+    """Whether nobody but autograd watches a call: no compiler, no mode that looks at functions (it
+    has to see the operator's own results; that of a default device does not) and no class of
+    tensors with ideas of its own."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return False
+    for i in range(torch._C._len_torch_function_stack()):
+        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:
+            return False
+    return True
+
+
+def forward(
+    q,
+    k,
+    v,
+    options,
+    *,
+    deterministic=False,
+    return_lse=True,
+    return_max_logit=False,
+    save_codes=True,
+):
+    """(out, lse, max_logit); differentiable in q, k, v through out and lse. What is not asked for
+    may be None. ``save_codes``: where gradients are wanted and codes suffice, keep codes for the
+    backward instead of q, k and v."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    save = save_codes and wanted and not _is_distributed(q) and codes_suffice(options.recipe)
-    switches = (deterministic, return_max_logit, save)
-    return _call(_ops.fwd.default, q, k, v, *options.signed(), *switches)[:3]
+    save = wanted and save_codes and not _is_distributed(q) and codes_suffice(options.recipe)
+    rest = (*options.signed(), deterministic, return_max_logit, save)
+    if not _is_eager(q, k, v):
+        return _call(_ops.fwd.default, q, k, v, *rest)[:3]
+    if not wanted:
+        return _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
+    # Every result that autograd follows costs a microsecond.
+    count = 3 if return_max_logit else 2 if return_lse else 1
+    return *_apply(q, k, v, rest, count), *(None,) * (3 - count)
 
 
 def _is_distributed(t):
@@ -90,6 +141,8 @@ def _is_distributed(t):
 def codes_suffice(recipe):
     """Whether codes are all that the backward of a recipe needs of q, k and v. With malformed
     recipes they do not, so that the library is the one to refuse those."""
+    if recipe == "vectorwise":
+        return True  # most calls
     scheme, *words = recipe.split() or [""]
     lifted = 0
     for word in words:
@@ -122,14 +175,16 @@ def backward(
 ):
     """(dq, dk, dv). ``partial_kv``: k and v are part of the keys and lse is of all of them (a ring
     step). ``codes``: of the forward; only the shapes of q, k and v are then looked at."""
-    return _call(
-        _ops.bwd.default,
-        *(dout, q, k, v, out, lse, dlse),
-        *options.signed(),
-        deterministic,
-        partial_kv,
-        codes,
-    )
+    switches = (deterministic, partial_kv, codes)
+    return _backward(dout, q, k, v, out, lse, dlse, *options.signed(), *switches)
+
+
+def _backward(*args):
+    """(dq, dk, dv) of the operator's arguments."""
+    # Where gradients are recorded, a double backward may follow, and the formula refuses it.
+    if torch.is_grad_enabled() or not _is_eager(*args[:6]):
+        return _call(_ops.bwd.default, *args)
+    return _call_kernel(_ops.bwd.default, *args)
 
 
 def explain(q, k, v, options, *, is_backward=False):
@@ -176,14 +231,10 @@ def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
             )
 
 
-def _forward_arguments(rest):
-    """(options, deterministic, return_max_logit, save_codes) of what follows v in a forward."""
-    return Options(*rest[: len(Options._fields)]), *rest[len(Options._fields) :]
-
-
 @torch.library.register_fake("sagebwd::fwd")
 def _fwd_fake(q, k, v, *rest):
-    options, _, return_max_logit, save_codes = _forward_arguments(rest)
+    *options, _, return_max_logit, save_codes = rest
+    options = Options(*options)
     cu_seqlens_q = options.cu_seqlens_q
     _check_shapes(q, k, v, cu_seqlens_q, options.cu_seqlens_k)
     out = torch.empty_like(q)
@@ -213,49 +264,76 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
 # --- autograd -------------------------------------------------------------------------------------
 
 
+# PyTorch keeps a formula per operator, which compiled graphs and tensors of other classes use. Its
+# wrapper around the formula costs several times what the kernels of a small call cost, so plain
+# eager calls have a Function of their own, made of the same two steps.
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, rest, count):
+        """The first ``count`` results; ``rest``: the operator's arguments behind v."""
+        output = _call_kernel(_ops.fwd.default, q, k, v, *rest)
+        _save(ctx, q, k, v, *rest, output)
+        if count == 3:
+            ctx.mark_non_differentiable(output[2])
+        return output[:count]
+
+    @staticmethod
+    def backward(ctx, dout, dlse=None, _=None):
+        return *_gradients(ctx, dout, dlse), None, None
+
+
+# Function.apply without its care for torch.func, which forward() refuses.
+_apply = super(torch.autograd.Function, _Attention).apply
+
+
 def _setup_context(ctx, inputs, output):
-    q, k, v, *rest = inputs
-    out, lse, max_logit, codes = output
-    options, ctx.deterministic, _, ctx.saves_codes = _forward_arguments(rest)
-    kept = (codes,) if ctx.saves_codes else (q, k, v)
-    ctx.save_for_backward(out, lse, options.cu_seqlens_q, options.cu_seqlens_k, *kept)
-    ctx.key_shape, ctx.key_order = k.shape, _order(k)
-    ctx.options = tuple(options[2:])
-    ctx.mark_non_differentiable(max_logit, codes)
+    _save(ctx, *inputs, output)
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _fwd_backward(ctx, dout, dlse, *_):
+    return (*_gradients(ctx, dout, dlse), *(None,) * (len(Options._fields) + 3))
+
+
+def _save(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
+    """Keeps what the backward needs. The arguments are those of the operator, and its results."""
+    *values, deterministic, _, save_codes, (out, lse, _, codes) = rest
+    kept = (codes,) if save_codes else (q, k, v)
+    ctx.save_for_backward(out, lse, cu_seqlens_q, cu_seqlens_k, *kept)
+    ctx.values, ctx.deterministic = values, deterministic
+    ctx.keys = (k.shape, k.stride()) if save_codes else None
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
     ctx.set_materialize_grads(False)
 
 
-def _fwd_backward(ctx, dout, dlse, *_):
-    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
-    nones = (None,) * (len(Options._fields) + 3)
+def _gradients(ctx, dout, dlse):
+    """(dq, dk, dv) of a call that _save has seen."""
     if dout is None and dlse is None:
-        return (None, None, None, *nones)
+        return None, None, None
+    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
-    codes = kept[0] if ctx.saves_codes else None
-    if ctx.saves_codes:
-        keys = _stand_in(out, ctx.key_shape, ctx.key_order)
-        kept = (out, keys, keys)  # out has the shape and the strides of q
-    q, k, v = kept
-    grads = backward(
-        dout, q, k, v, out, lse, dlse, options, deterministic=ctx.deterministic, codes=codes
-    )
-    return (*grads, *nones)
+    if ctx.keys is None:
+        (q, k, v), codes = kept, None
+    else:
+        # out has the shape and the strides of q.
+        (codes,), q = kept, out
+        k = v = _stand_in(out, *ctx.keys)
+    options = (cu_seqlens_q, cu_seqlens_k, *ctx.values)
+    return _backward(dout, q, k, v, out, lse, dlse, *options, ctx.deterministic, False, codes)
 
 
-def _order(t):
-    """The dimensions of a tensor but the channels, from the largest stride to the smallest."""
-    return sorted(range(t.dim() - 1), key=t.stride, reverse=True)
-
-
-def _stand_in(like, shape, order):
+def _stand_in(like, shape, strides):
     """For k and v beside codes: only their shape is looked at, and the order of strides, which the
     gradients take over. There is one element per token and head."""
-    t = like.new_empty([shape[dim] for dim in order] + [1])
-    return t.permute([*(order.index(dim) for dim in range(len(order))), -1]).expand(shape)
+    compact, size = [0] * len(shape), 1
+    for dim in sorted(range(len(shape) - 2, -1, -1), key=strides.__getitem__):
+        compact[dim] = size
+        size *= shape[dim]
+    return like.new_empty_strided(shape, compact)
 
 
 def _bwd_backward(ctx, *grads):

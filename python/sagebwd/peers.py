@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other attention implementations that are installed here, for the benchmark. Each is a function of
-q, k, v as [b, h, n, d] and a causal flag.
+q, k, v as [b, h, n, d] and a causal flag; some have another one for packed documents.
 
 Every candidate first computes a small case, forward and backward, in a separate process
 (``python -m sagebwd.peers cpu``). A candidate that cannot be imported, raises or crashes is left
@@ -12,8 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +26,27 @@ class Peer:
     name: str
     dtype: torch.dtype
     call: Callable  # (q, k, v, causal) -> out
+    packed: Optional[Callable] = None  # ([t, h, d] x 3, causal, offsets, shortest, longest) -> out
+    context: Callable = nullcontext  # makes a context in which to call
 
 
 def _sdpa(backend):
-    def call(q, k, v, causal):
-        with sdpa_kernel([backend]):
-            return F.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-            )
+    """PyTorch's attention. The context that selects a backend takes a while to enter and to leave,
+    so it is not part of a call."""
 
-    return call
+    def call(q, k, v, causal):
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+    def packed(q, k, v, causal, offsets, shortest, longest):
+        sizes = dict(offsets=offsets.long(), min_seqlen=shortest, max_seqlen=longest)
+        nested = (torch.nested.nested_tensor_from_jagged(t, **sizes) for t in (q, k, v))
+        heads_first = (t.transpose(1, 2) for t in nested)
+        out = F.scaled_dot_product_attention(*heads_first, is_causal=causal)
+        return out.transpose(1, 2).values()
+
+    return {"call": call, "packed": packed, "context": lambda: sdpa_kernel([backend])}
 
 
 def _flex():
@@ -54,7 +66,7 @@ def _flex():
             mask = masks[key]
         return compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
-    return call
+    return {"call": call}
 
 
 def _flash(module):
@@ -64,10 +76,10 @@ def _flash(module):
         out = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
-    return call
+    return {"call": call}
 
 
-_CANDIDATES = {  # device -> name -> (dtype, what makes the function)
+_CANDIDATES = {  # device -> name -> (dtype, what makes the functions of a Peer)
     "cpu": {
         "torch f32": (torch.float32, lambda: _sdpa(SDPBackend.FLASH_ATTENTION)),
         "torch bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.FLASH_ATTENTION)),
@@ -75,6 +87,7 @@ _CANDIDATES = {  # device -> name -> (dtype, what makes the function)
     "cuda": {
         "torch flash bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.FLASH_ATTENTION)),
         "torch cudnn bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.CUDNN_ATTENTION)),
+        "torch efficient bf16": (torch.bfloat16, lambda: _sdpa(SDPBackend.EFFICIENT_ATTENTION)),
         "flex bf16": (torch.bfloat16, _flex),
         "flash-attn 2 bf16": (torch.bfloat16, lambda: _flash("flash_attn")),
         "flash-attn 3 bf16": (torch.bfloat16, lambda: _flash("flash_attn_interface")),
@@ -91,7 +104,7 @@ def find(device, wanted=None):
     for name, why in _usable(device, names).items():
         if why is None:
             dtype, make = _CANDIDATES[device][name]
-            peers.append(Peer(name, dtype, make()))
+            peers.append(Peer(name, dtype, **make()))
         else:
             unusable[name] = why
     return peers, unusable
@@ -146,9 +159,10 @@ def _answer(device, name):
     """None, or why the candidate cannot run."""
     dtype, make = _CANDIDATES[device][name]
     try:
-        call = make()
+        peer = Peer(name, dtype, **make())
         q = torch.randn(1, 2, 128, 64, device=device).to(dtype).requires_grad_()
-        call(q, q, q, True).float().sum().backward()
+        with peer.context():
+            peer.call(q, q, q, True).float().sum().backward()
         if device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:  # whatever is wrong with a foreign package

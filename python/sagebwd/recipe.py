@@ -137,6 +137,8 @@ class Recipe:
         """The form that the operators take: the scheme, and the switches that differ from its
         preset. ``lifted`` names further matmuls to take out of INT8."""
         preset = _PAPER if self.scheme == "paper" else _VECTORWISE
+        if self is preset and not lifted:
+            return self.scheme  # most calls
         words = [self.scheme]
         for key in (
             "tile_q",

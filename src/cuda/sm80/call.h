@@ -88,11 +88,16 @@ struct Call {
     job.k8 = ws.k8, job.k_scale = ws.k_scale;
     job.q8 = ws.q8, job.logit_scale = p.scale;
     if (p.has_codes && !reads_codes()) {
-      // Sequences without keys, and recipes without smoothing, have means of zero.
-      const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
-      SAGE_CUDA(cudaMemsetAsync(saved.k_mean(), 0, bytes, stream));
-      SAGE_CUDA(cudaMemsetAsync(saved.v_mean(), 0, bytes, stream));
       job.k_mean.saved = saved.k_mean(), job.v_mean.saved = saved.v_mean();
+      // Sequences without keys, and recipes without smoothing, have means of zero. Nobody else
+      // writes those.
+      const bool all_are_made =
+          job.k_mean.mean != nullptr && job.v_mean.mean != nullptr && !p.packed() && p.nk > 0;
+      const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
+      if (!all_are_made) {
+        SAGE_CUDA(cudaMemsetAsync(saved.k_mean(), 0, bytes, stream));
+        SAGE_CUDA(cudaMemsetAsync(saved.v_mean(), 0, bytes, stream));
+      }
     }
     return job;
   }
