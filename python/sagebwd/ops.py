@@ -32,11 +32,19 @@ class Options(NamedTuple):
     window_right: int = -1
     recipe: str = "vectorwise"
     seed: int = 0
+    list_index: Optional[Tensor] = None  # block lists: see block_lists.py
+    list_count: Optional[Tensor] = None
+    block_q: int = 128
+    block_k: int = 64
+    lead: int = 1
 
     def signed(self):
         """The options as the operators take them: the 64 bits of the seed as a signed integer."""
         return self if self.seed < 2**63 else self._replace(seed=self.seed - 2**64)
 
+
+#: The options that are tensors. Autograd has to keep them by other means than the rest.
+_TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "list_index", "list_count")
 
 _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": NotImplementedError}
 
@@ -150,7 +158,8 @@ def _lines(text):
 # refuse, as far as shapes show it.
 
 
-def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
+def _check_shapes(q, k, v, options):
+    cu_seqlens_q, cu_seqlens_k = options.cu_seqlens_q, options.cu_seqlens_k
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ValueError("cu_seqlens_q, cu_seqlens_k: expected both or neither")
     dims = 4 if cu_seqlens_q is None else 3
@@ -174,6 +183,33 @@ def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
                 f"{name}: expected a one-dimensional int32 tensor of at least one entry, got "
                 f"{cu.dtype} {tuple(cu.shape)}"
             )
+    _check_lists(q, options.list_index, options.list_count)
+
+
+def _check_lists(q, index, count):
+    if index is None:
+        if count is not None:
+            raise ValueError("list_count: expected list_index beside it")
+        return
+    batch = q.shape[0] if q.dim() == 4 else 1
+    if (
+        index.dim() != 4
+        or index.dtype != torch.int32
+        or index.device != q.device
+        or index.shape[0] not in (1, batch)
+        or index.shape[1] not in (1, q.shape[1])
+    ):
+        raise ValueError(
+            "list_index: expected int32 of shape [batch or 1, heads or 1, rows, width] on the "
+            f"device of q, got {index.dtype} {tuple(index.shape)} on {index.device}"
+        )
+    if count is not None and (
+        count.shape != index.shape[:3] or count.dtype != torch.int32 or count.device != q.device
+    ):
+        raise ValueError(
+            f"list_count: expected int32 of shape {tuple(index.shape[:3])} on the device of q, got "
+            f"{count.dtype} {tuple(count.shape)} on {count.device}"
+        )
 
 
 def _forward_arguments(rest):
@@ -185,7 +221,7 @@ def _forward_arguments(rest):
 def _fwd_fake(q, k, v, *rest):
     options, _, return_max_logit, save_codes = _forward_arguments(rest)
     cu_seqlens_q = options.cu_seqlens_q
-    _check_shapes(q, k, v, cu_seqlens_q, options.cu_seqlens_k)
+    _check_shapes(q, k, v, options)
     out = torch.empty_like(q)
     if cu_seqlens_q is None:
         rows, heads = q.shape[0], q.shape[1]
@@ -199,8 +235,8 @@ def _fwd_fake(q, k, v, *rest):
 
 
 @torch.library.register_fake("sagebwd::bwd")
-def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
-    _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k)
+def _bwd_fake(dout, q, k, v, out, lse, dlse, *rest):
+    _check_shapes(q, k, v, Options(*rest[: len(Options._fields)]))
     for name, t in (("dout", dout), ("out", out), ("lse", lse), ("dlse", dlse)):
         if t is not None and t.device != q.device:
             raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
@@ -218,9 +254,9 @@ def _setup_context(ctx, inputs, output):
     out, lse, max_logit, codes = output
     options, ctx.deterministic, _, ctx.saves_codes = _forward_arguments(rest)
     kept = (codes,) if ctx.saves_codes else (q, k, v)
-    ctx.save_for_backward(out, lse, options.cu_seqlens_q, options.cu_seqlens_k, *kept)
+    ctx.save_for_backward(out, lse, *(getattr(options, name) for name in _TENSORS), *kept)
     ctx.key_shape, ctx.key_order = k.shape, _order(k)
-    ctx.options = tuple(options[2:])
+    ctx.options = options._replace(**dict.fromkeys(_TENSORS))
     ctx.mark_non_differentiable(max_logit, codes)
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
@@ -228,13 +264,14 @@ def _setup_context(ctx, inputs, output):
 
 
 def _fwd_backward(ctx, dout, dlse, *_):
-    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
+    out, lse, *tensors = ctx.saved_tensors
+    tensors, kept = tensors[: len(_TENSORS)], tensors[len(_TENSORS) :]
     nones = (None,) * (len(Options._fields) + 3)
     if dout is None and dlse is None:
         return (None, None, None, *nones)
     if dout is None:
         dout = torch.zeros_like(out)
-    options = Options(cu_seqlens_q, cu_seqlens_k, *ctx.options)
+    options = ctx.options._replace(**dict(zip(_TENSORS, tensors)))
     codes = kept[0] if ctx.saves_codes else None
     if ctx.saves_codes:
         keys = _stand_in(out, ctx.key_shape, ctx.key_order)

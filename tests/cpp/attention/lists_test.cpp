@@ -121,7 +121,8 @@ TEST(ListsOnHardInputs, TheLeadingEntryKeepsDominantKeysApart) {
     for (const char* keep : {"0.09", "0.03"}) {
       const std::string text =
           "h1 nq512 nk4096 d64 f16 lists=mass keep=" + std::string(keep) + " lead=";
-      const AttentionProblem p = make_problem(text + "1", kind), none = make_problem(text + "0", kind);
+      const AttentionProblem p = make_problem(text + "1", kind),
+                             none = make_problem(text + "0", kind);
       const Exact want = exact(p);
       const Results got = run(fastest(), p), without = run(fastest(), none);
       EXPECT_TRUE(accurate(got, want, {.o = .03, .dq = .045, .dk = .045, .dv = .03}, p));
