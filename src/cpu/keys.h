@@ -30,7 +30,7 @@ struct KeyData {
   float* kt_float = nullptr;      // [dl][bk] a block, mean removed
   float* v_rows = nullptr;        // [bk][dl] a block: codes of V, or V as given
   float* vt_rows = nullptr;       // [dl][bk] a block: codes of V, or V with its mean removed
-  float* rows = nullptr;          // [slots][bk][dl] scratch
+  float* rows = nullptr;          // [slots][2][bk][dl] scratch: a block, and one that it looks at
   int8_t* codes = nullptr;        // [slots][bk][dk] scratch
 
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
