@@ -34,9 +34,12 @@ struct ListSets {
   }
   BlockList row(int64_t set, int64_t row) const {
     const int64_t n = first_row(set) + row;
-    if (lists.offset != nullptr)
-      return {lists.index + lists.offset[n], lists.offset[n + 1] - lists.offset[n]};
-    return {lists.index + n * lists.width, lists.count != nullptr ? lists.count[n] : lists.width};
+    const int64_t first = lists.offset != nullptr ? lists.offset[n] : n * lists.width;
+    const int64_t count = lists.offset != nullptr  ? lists.offset[n + 1] - first
+                          : lists.count != nullptr ? lists.count[n]
+                                                   : lists.width;
+    // Lists without any entry may come without memory.
+    return {lists.index == nullptr ? nullptr : lists.index + first, count};
   }
   /// Places for the entries of a set: at least as many as it has.
   int64_t entries(int64_t set) const {
