@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 #include "recipe.h"
@@ -202,6 +203,47 @@ Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offse
   tokens_k_ = covered("cu_seqlens_k", documents_.cu_k, count, k.size(0), options.max_seqlen_k);
 }
 
+Lists::Lists(const Options& options, const Tensor& q, const Packing& packing) {
+  const auto refuse = [](const char* name, const char* shape, const Tensor& t) {
+    refuse_argument(std::string(name) + ": expected int32 of shape " + shape +
+                    " on the device of q, got shape " + shape_text(t));
+  };
+  if (!options.list_index) {
+    if (options.list_count) refuse_argument("list_count: expected list_index beside it");
+    return;
+  }
+  const Tensor& index = *options.list_index;
+  const int64_t batches = packing.packed() ? 1 : q.size(0);
+  if (index.dim() != 4 || index.scalar_type() != ScalarType::Int || !same_device(index, q) ||
+      (index.size(0) != 1 && index.size(0) != batches) ||
+      (index.size(1) != 1 && index.size(1) != q.size(1)))
+    refuse("list_index", "[batch or 1, heads or 1, rows, width]", index);
+  index_ = torch::stable::contiguous(index);
+  view_.index = static_cast<const int32_t*>(index_->const_data_ptr());
+  view_.rows = index.size(2), view_.width = index.size(3);
+  view_.stride_head = index.size(1) == 1 ? 0 : view_.rows;
+  view_.stride_batch = index.size(0) == 1 ? 0 : index.size(1) * view_.rows;
+  const auto block = [](const char* name, int64_t size) {
+    if (size < 0 || size > std::numeric_limits<int>::max())
+      refuse_argument(std::string(name) + ": expected a multiple of 64, got " +
+                      std::to_string(size));
+    return static_cast<int>(size);
+  };
+  view_.block_q = block("block_q", options.block_q);
+  view_.block_k = block("block_k", options.block_k);
+  view_.lead =
+      static_cast<int>(std::clamp<int64_t>(options.lead, -2, std::numeric_limits<int>::max()));
+  view_.on_device = q.is_cuda();
+  if (!options.list_count) return;
+  const Tensor& count = *options.list_count;
+  if (count.dim() != 3 || count.scalar_type() != ScalarType::Int || !same_device(count, q) ||
+      count.size(0) != index.size(0) || count.size(1) != index.size(1) ||
+      count.size(2) != index.size(2))
+    refuse("list_count", "[batch or 1, heads or 1, rows] like list_index", count);
+  count_ = torch::stable::contiguous(count);
+  view_.count = static_cast<const int32_t*>(count_->const_data_ptr());
+}
+
 TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens) {
   const Dtype dtype = dtype_of(name, t);
   const int64_t dims = packing.packed() ? 3 : 4;
@@ -234,7 +276,7 @@ StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Pac
 }
 
 void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Options& o, const Packing& packing) {
+                 const Options& o, const Packing& packing, const Lists& lists) {
   check_same_device("k", k, q);
   check_same_device("v", v, q);
   args.q = view_of("q", q, packing, packing.tokens_q());
@@ -244,6 +286,7 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
   args.mask = {o.causal, o.top_left ? Align::top_left : Align::bottom_right, o.window_left,
                o.window_right};
   args.documents = packing.documents();
+  args.blocks = lists.view();
   args.recipe = parse_recipe(o.recipe);
   args.recipe.seed = static_cast<uint64_t>(o.seed);
   if (q.is_cuda()) {

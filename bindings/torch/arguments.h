@@ -24,6 +24,8 @@ struct Options {
   int64_t window_left, window_right;
   std::string recipe;
   int64_t seed;  // the bits of the recipe's unsigned seed
+  std::optional<Tensor> list_index, list_count;
+  int64_t block_q, block_k, lead;
 };
 
 /// Who reads the document boundaries of a GPU call: its kernels, if the boundaries are on its
@@ -48,6 +50,17 @@ class Packing {
   int64_t tokens_q_ = 0, tokens_k_ = 0;
 };
 
+/// Block lists: index [b or 1, h or 1, rows, width] and count [b or 1, h or 1, rows].
+class Lists {
+ public:
+  Lists(const Options& options, const Tensor& q, const Packing& packing);
+  const BlockLists& view() const { return view_; }
+
+ private:
+  std::optional<Tensor> index_, count_;  // contiguous
+  BlockLists view_;
+};
+
 /// [b, h, n, d], or packed [t, h, d] as [1, h, tokens, d].
 TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens);
 
@@ -56,7 +69,7 @@ StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Pac
 
 /// Everything of AttentionArgs but the workspace and o, lse.
 void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Options& options, const Packing& packing);
+                 const Options& options, const Packing& packing, const Lists& lists);
 
 /// At least `bytes` bytes from PyTorch's allocator for the device of `like`.
 Tensor workspace(const Tensor& like, size_t bytes);

@@ -99,16 +99,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
     const Tensor& q, const Tensor& k, const Tensor& v, std::optional<Tensor> cu_seqlens_q,
     std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
     std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
-    int64_t window_right, std::string recipe, int64_t seed,
+    int64_t window_right, std::string recipe, int64_t seed, std::optional<Tensor> list_index,
+    std::optional<Tensor> list_count, int64_t block_q, int64_t block_k, int64_t lead,
     bool /*deterministic: the backward reads it*/, bool return_max_logit, bool save_codes) {
   return translated([&] {
     const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                           softmax_scale, causal,       top_left,     window_left,
-                          window_right,  recipe,       seed};
+                          window_right,  recipe,       seed,         list_index,
+                          list_count,    block_q,      block_k,      lead};
     const OnDeviceOf device(q);
     return with_packing(options, q, k, [&](const Packing& packing) {
       ForwardArgs args;
-      fill_shared(args, q, k, v, options, packing);
+      const Lists lists(options, q, packing);
+      fill_shared(args, q, k, v, options, packing, lists);
       const int64_t heads = q.size(1);
       const Tensor out = new_like(q);
       const Tensor lse = packing.packed() ? new_float(q, {heads, q.size(0)})
@@ -136,16 +139,19 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
     const Tensor& lse, std::optional<Tensor> dlse, std::optional<Tensor> cu_seqlens_q,
     std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
     std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
-    int64_t window_right, std::string recipe, int64_t seed, bool deterministic, bool partial_kv,
-    std::optional<Tensor> codes) {
+    int64_t window_right, std::string recipe, int64_t seed, std::optional<Tensor> list_index,
+    std::optional<Tensor> list_count, int64_t block_q, int64_t block_k, int64_t lead,
+    bool deterministic, bool partial_kv, std::optional<Tensor> codes) {
   return translated([&] {
     const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                           softmax_scale, causal,       top_left,     window_left,
-                          window_right,  recipe,       seed};
+                          window_right,  recipe,       seed,         list_index,
+                          list_count,    block_q,      block_k,      lead};
     const OnDeviceOf device(q);
     return with_packing(options, q, k, [&](const Packing& packing) {
       BackwardArgs args;
-      fill_shared(args, q, k, v, options, packing);
+      const Lists lists(options, q, packing);
+      fill_shared(args, q, k, v, options, packing, lists);
       const Tensor dout_rows = with_unit_channel_stride(dout);
       const Tensor out_rows = with_unit_channel_stride(out);
       const Tensor dq = new_like(q);
@@ -189,15 +195,19 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
                     std::optional<Tensor> cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
                     int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> softmax_scale,
                     bool causal, bool top_left, int64_t window_left, int64_t window_right,
-                    std::string recipe, int64_t seed, bool is_backward) {
+                    std::string recipe, int64_t seed, std::optional<Tensor> list_index,
+                    std::optional<Tensor> list_count, int64_t block_q, int64_t block_k,
+                    int64_t lead, bool is_backward) {
   return translated([&] {
     const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                           softmax_scale, causal,       top_left,     window_left,
-                          window_right,  recipe,       seed};
+                          window_right,  recipe,       seed,         list_index,
+                          list_count,    block_q,      block_k,      lead};
     const OnDeviceOf device(q);
     return with_packing(options, q, k, [&](const Packing& packing) {
       ForwardArgs args;
-      fill_shared(args, q, k, v, options, packing);
+      const Lists lists(options, q, packing);
+      fill_shared(args, q, k, v, options, packing, lists);
       args.o = args.q;
       if (!is_backward) return describe(args, packing);
       BackwardArgs back;
@@ -220,7 +230,8 @@ std::string library_build() { return describe_build(); }
 #define SAGEBWD_OPTIONS                                                                         \
   "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "      \
   "float? softmax_scale, bool causal, bool top_left, SymInt window_left, SymInt window_right, " \
-  "str recipe, SymInt seed, "
+  "str recipe, SymInt seed, Tensor? list_index, Tensor? list_count, SymInt block_q, "           \
+  "SymInt block_k, SymInt lead, "
 
 STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS

@@ -53,6 +53,35 @@ struct Documents {
   bool on_device = false;
 };
 
+/// Block-sparse attention: the key blocks that each block of queries sees. Blocks count from the
+/// first token of a sequence (a batch entry, or a document of a packed batch). The mask acts inside
+/// listed blocks. A query whose row lists nothing sees no key.
+///
+/// A row belongs to block_q queries of one head. Row r of head h of batch entry b is
+///   n = b·stride_batch + h·stride_head + r,   with r < rows,
+/// where `rows` counts the query blocks of a sequence, or of all documents one after the other. Its
+/// entries are index[n·width] and the count[n] − 1 behind it, or with `offset` index[offset[n]] up
+/// to index[offset[n + 1] − 1]. No block stands in a row twice.
+///
+/// A row has its best block first: `lead` entries keep P unquantised. Where few blocks are seen one
+/// key often has most of a row, and INT8 would lose the others of its tile. With lists, `lead`
+/// takes the place of the recipe's pv16_tiles, which must be 0.
+///
+/// Lists of a CPU call are checked. With `on_device` they lie in GPU memory, where nobody can check
+/// them beforehand: entries out of range are ignored.
+struct BlockLists {
+  const int32_t* index = nullptr;   // key blocks
+  const int32_t* count = nullptr;   // entries in use of each row; null: `width`
+  const int64_t* offset = nullptr;  // where each row starts, and where the last one ends; null:
+                                    // every row has `width` places
+  int64_t width = 0;                // not used with `offset`
+  int64_t rows = 0;                 // 0: no lists, every block is seen
+  int64_t stride_batch = 0, stride_head = 0;  // in rows; 0: all batch entries or heads share lists
+  int block_q = 128, block_k = 64;            // tokens, multiples of 64
+  int lead = 1;  // leading entries of each row whose P is not quantised; -1: all
+  bool on_device = false;
+};
+
 /// What forward and backward share.
 struct AttentionArgs {
   TensorView q;   // [b, h,  nq, d]
@@ -65,6 +94,7 @@ struct AttentionArgs {
   float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
   Mask mask;
   Documents documents;
+  BlockLists blocks;  // optional
   Recipe recipe;
 
   /// Optional, codes_size() bytes that start at a multiple of 16: the forward writes its quantised

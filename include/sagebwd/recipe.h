@@ -56,7 +56,8 @@ struct Recipe {
   uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
   uint64_t seed = 0;   // of dither; the same seed gives the same bits (dQ on a GPU: in
                        // deterministic mode)
-  int pv16_tiles = 0;  // leading key tiles of each document whose P stays unquantised; -1: all
+  int pv16_tiles = 0;  // leading key tiles of each document whose P stays unquantised; -1: all.
+                       // Block lists have `lead` instead
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
   int p_levels = 0;  // levels of the codes of P, which is not negative: 127, or 255 where the
                      // hardware multiplies unsigned by signed bytes; 0: the backend's own choice

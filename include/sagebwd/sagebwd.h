@@ -111,6 +111,25 @@ typedef struct sagebwd_recipe {
   int32_t k_per_token;
 } sagebwd_recipe;
 
+/* Block-sparse attention: the key blocks that each block of queries sees. BlockLists in
+ * sagebwd/attention.h explains each field. */
+typedef struct sagebwd_block_lists {
+  size_t size;
+  uint32_t version;
+  int32_t lead;          /* leading entries of each row whose P is not quantised; -1: all */
+  const int32_t* index;  /* key blocks, best first */
+  const int32_t* count;  /* entries in use of each row; NULL: width */
+  const int64_t* offset; /* where each row starts, and the last one ends; NULL: rows of width */
+  int64_t width;
+  int64_t rows;         /* per head; 0: no lists */
+  int64_t stride_batch; /* in rows; 0: shared */
+  int64_t stride_head;
+  int32_t block_q; /* tokens, multiples of 64 */
+  int32_t block_k;
+  int32_t on_device; /* 1: the arrays are CUDA memory */
+  int32_t reserved;  /* 0 */
+} sagebwd_block_lists;
+
 typedef struct sagebwd_forward_args {
   size_t size;
   uint32_t version;
@@ -145,6 +164,7 @@ typedef struct sagebwd_forward_args {
   void* codes; /* NULL, or sagebwd_codes_size bytes that start at a multiple of 16, written:
                   the quantised inputs, for a backward that takes them instead of q, k, v */
   size_t codes_bytes;
+  const sagebwd_block_lists* blocks; /* NULL: every key block is seen */
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -184,6 +204,7 @@ typedef struct sagebwd_backward_args {
   void* codes; /* NULL, or what the forward wrote: the data of q, k and v is then not looked
                   at, and the gradients have the same bits */
   size_t codes_bytes;
+  const sagebwd_block_lists* blocks; /* as in the forward */
 } sagebwd_backward_args;
 
 /* "0.1.0": of the library that is loaded. SAGEBWD_VERSION_STRING is of this header. */
@@ -196,6 +217,7 @@ SAGEBWD_C_API const char* sagebwd_last_error(void);
 /* Fill a struct with size, version and defaults. `size` is sizeof the caller's struct. */
 SAGEBWD_C_API int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size,
                                       const char* name); /* "paper", "vectorwise" */
+SAGEBWD_C_API int sagebwd_block_lists_init(sagebwd_block_lists* lists, size_t size);
 SAGEBWD_C_API int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size);
 SAGEBWD_C_API int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t size);
 

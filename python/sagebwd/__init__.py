@@ -22,6 +22,7 @@ _library.load()
 
 from . import flops  # noqa: E402
 from .attention import Support, attention, attention_varlen, is_supported  # noqa: E402
+from .block_lists import BlockLists  # noqa: E402
 from .drop_ins import (  # noqa: E402
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -41,6 +42,7 @@ flops.register()
 __version__ = _library.version()
 
 __all__ = [
+    "BlockLists",
     "Recipe",
     "Support",
     "attention",

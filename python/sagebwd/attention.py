@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from . import arguments, ops
+from . import arguments, block_lists, ops
 from .recipe import as_recipe
 
 #: ``backward="bf16"`` takes these out of INT8. S', the logits rebuilt in the backward, is not among
@@ -34,6 +34,7 @@ def attention(
     causal=False,
     softmax_scale=None,
     window_size=(-1, -1),
+    blocks=None,
     layout="bshd",
     align="bottom_right",
     recipe="vectorwise",
@@ -54,6 +55,9 @@ def attention(
         for ``"top_left"`` (PyTorch). A query that sees no key gives 0.
     softmax_scale
         Of the logits; default ``1/sqrt(d)``.
+    blocks
+        :class:`sagebwd.BlockLists`: the key blocks that each block of queries sees (block-sparse
+        attention). The mask acts inside them. On a CPU only so far.
     recipe
         ``"vectorwise"``, ``"paper"`` or a :class:`sagebwd.Recipe`.
     backward
@@ -76,7 +80,7 @@ def attention(
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
     options, (q, k, v) = _dense(
-        q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward
+        q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks
     )
     out, lse, max_logit = ops.forward(
         q,
@@ -105,6 +109,7 @@ def attention_varlen(
     causal=False,
     softmax_scale=None,
     window_size=(-1, -1),
+    blocks=None,
     align="bottom_right",
     recipe="vectorwise",
     backward="int8",
@@ -140,6 +145,7 @@ def attention_varlen(
         align,
         recipe,
         backward,
+        blocks,
     )
     out, lse, max_logit = ops.forward(
         q,
@@ -166,6 +172,7 @@ def is_supported(
     causal=False,
     softmax_scale=None,
     window_size=(-1, -1),
+    blocks=None,
     layout="bshd",
     align="bottom_right",
     recipe="vectorwise",
@@ -177,7 +184,7 @@ def is_supported(
     try:
         if cu_seqlens_q is None and cu_seqlens_k is None:
             options, tensors = _dense(
-                q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward
+                q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks
             )
         else:
             options, tensors = _packed(
@@ -194,6 +201,7 @@ def is_supported(
                 align,
                 recipe,
                 backward,
+                blocks,
             )
         if q.device.type == "meta":
             return Support(True)  # shapes are all that is computed there
@@ -209,7 +217,9 @@ def is_supported(
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def _dense(q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward):
+def _dense(
+    q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks=None
+):
     """Operator options and q, k, v as [b, h, n, d]."""
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
@@ -222,7 +232,7 @@ def _dense(q, k, v, causal, softmax_scale, window_size, layout, align, recipe, b
         )
     check_heads(q.shape[1], k.shape[1])
     options = _options(causal, softmax_scale, window_size, align, recipe, backward)
-    return options, _readable(q, k, v)
+    return _with_lists(options, blocks, q, k, packed=False), _readable(q, k, v)
 
 
 def _packed(
@@ -239,6 +249,7 @@ def _packed(
     align,
     recipe,
     backward,
+    blocks=None,
 ):
     """Operator options and q, k, v as [t, h, d]."""
     check_tensors(q, k, v, dims=3)
@@ -251,7 +262,7 @@ def _packed(
         max_seqlen_q=_length("max_seqlen_q", max_seqlen_q),
         max_seqlen_k=_length("max_seqlen_k", max_seqlen_k),
     )
-    return options, _readable(q, k, v)
+    return _with_lists(options, blocks, q, k, packed=True), _readable(q, k, v)
 
 
 def check_tensors(q, k, v, dims):
@@ -322,6 +333,19 @@ def _options(causal, softmax_scale, window_size, align, recipe, backward):
         window_right=right,
         recipe=recipe.text(BACKWARD_MATMULS if backward == "bf16" else ()),
         seed=recipe.seed,
+    )
+
+
+def _with_lists(options, blocks, q, k, packed):
+    if blocks is None:
+        return options
+    block_lists.check(blocks, q, k, packed)
+    return options._replace(
+        list_index=blocks.index,
+        list_count=blocks.count,
+        block_q=blocks.block_q,
+        block_k=blocks.block_k,
+        lead=blocks.lead,
     )
 
 

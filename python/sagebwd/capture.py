@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import masks
+from . import masks, ops
 
 
 @dataclass
@@ -129,11 +129,14 @@ class Capture(TorchFunctionMode):
             part=lambda grad: queries(_batched(grad)),
         )
 
-    def _ours(
-        self, out, q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, top_left, left, right, *rest
-    ):
+    def _ours(self, out, q, k, v, *rest):
+        options = ops.Options(*rest[: len(ops.Options._fields)])
+        cu_q, cu_k, scale = options.cu_seqlens_q, options.cu_seqlens_k, options.softmax_scale
+        causal, top_left = options.causal, options.top_left
+        left, right = options.window_left, options.window_right
+        why = "block lists" if options.list_index is not None else None
         if cu_q is None:
-            self._note(out, q, k, v, scale, causal, top_left, (left, right))
+            self._note(out, q, k, v, scale, causal, top_left, (left, right), why)
             return
         documents = (cu_q.tolist(), cu_k.tolist())
         tokens = lambda t, cu: t[: cu[-1]].transpose(0, 1)[None]
@@ -145,6 +148,7 @@ class Capture(TorchFunctionMode):
             causal,
             top_left,
             (left, right),
+            why,
             documents=documents,
             part=lambda grad: tokens(grad, documents[0]),
         )

@@ -2,14 +2,17 @@
 """Floating-point operations of the operators, for ``torch.utils.flop_counter.FlopCounterMode``.
 
 They are counted as PyTorch counts those of its own attention: a mask does not reduce the count, but
-a document counts only its own pairs. PyTorch's module takes longer to import than this package, so
-we do not import it; the formulas are registered when the program does.
+a document counts only its own pairs, and block lists count listed blocks only. PyTorch's module
+takes longer to import than this package, so we do not import it; the formulas are registered when
+the program does.
 """
 
 import sys
 from importlib.machinery import PathFinder
 
 import torch
+
+from . import ops
 
 _COUNTER = "torch.utils.flop_counter"
 
@@ -49,25 +52,42 @@ class _Finder:
 
 
 def _forward(q, k, v, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
-    return 2 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k)  # S, O
+    return 2 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)  # S, O
 
 
 def _backward(dout, q, k, v, out, lse, dlse, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
-    return 5 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k)  # S', dV, dP, dQ, dK
+    # S', dV, dP, dQ, dK
+    return 5 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)
 
 
-def _pairs(q, k, cu_q, cu_k, max_q, max_k):
+def _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest):
     """(query, key) pairs of all heads."""
+    options = ops.Options(cu_q, cu_k, max_q, max_k, *rest[: len(ops.Options._fields) - 4])
+    if options.list_index is not None:
+        return _listed(q, options)
     if cu_q is None:
         return q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     lengths = zip(_lengths(cu_q, max_q, q.shape[0]), _lengths(cu_k, max_k, k.shape[0]))
     return q.shape[1] * sum(a * b for a, b in lengths)
 
 
-def _lengths(cu, longest, tokens):
-    """Lengths of the documents; where they cannot be read, the longest length for each."""
+def _listed(q, options):
+    """Pairs of whole listed blocks. Where counts cannot be read, every list is full."""
+    index, count = options.list_index, options.list_count
+    entries = index.numel() if count is None or not _readable(count) else int(count.sum())
+    batch = q.shape[0] if options.cu_seqlens_q is None else 1
+    shared = (batch // index.shape[0]) * (q.shape[1] // index.shape[1])
+    return entries * shared * options.block_q * options.block_k
+
+
+def _readable(t):
     from torch._subclasses.fake_tensor import is_fake
 
-    if cu.device.type == "meta" or is_fake(cu):
+    return t.device.type != "meta" and not is_fake(t)
+
+
+def _lengths(cu, longest, tokens):
+    """Lengths of the documents; where they cannot be read, the longest length for each."""
+    if not _readable(cu):
         return [longest if longest >= 0 else tokens] * (cu.shape[0] - 1)
     return cu.diff().tolist()

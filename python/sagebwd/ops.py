@@ -33,11 +33,21 @@ class Options(NamedTuple):
     window_right: int = -1
     recipe: str = "vectorwise"
     seed: int = 0
+    list_index: Optional[Tensor] = None  # block lists: see block_lists.py
+    list_count: Optional[Tensor] = None
+    block_q: int = 128
+    block_k: int = 64
+    lead: int = 1
 
     def signed(self):
         """The options as the operators take them: the 64 bits of the seed as a signed integer."""
         return self if self.seed < 2**63 else self._replace(seed=self.seed - 2**64)
 
+
+#: Where the options are that are tensors. Autograd has to keep them by other means than the rest.
+_TENSORS = tuple(
+    map(Options._fields.index, ("cu_seqlens_q", "cu_seqlens_k", "list_index", "list_count"))
+)
 
 _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": NotImplementedError}
 
@@ -205,7 +215,8 @@ def _lines(text):
 # refuse, as far as shapes show it.
 
 
-def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
+def _check_shapes(q, k, v, options):
+    cu_seqlens_q, cu_seqlens_k = options.cu_seqlens_q, options.cu_seqlens_k
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ValueError("cu_seqlens_q, cu_seqlens_k: expected both or neither")
     dims = 4 if cu_seqlens_q is None else 3
@@ -229,6 +240,33 @@ def _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
                 f"{name}: expected a one-dimensional int32 tensor of at least one entry, got "
                 f"{cu.dtype} {tuple(cu.shape)}"
             )
+    _check_lists(q, options.list_index, options.list_count)
+
+
+def _check_lists(q, index, count):
+    if index is None:
+        if count is not None:
+            raise ValueError("list_count: expected list_index beside it")
+        return
+    batch = q.shape[0] if q.dim() == 4 else 1
+    if (
+        index.dim() != 4
+        or index.dtype != torch.int32
+        or index.device != q.device
+        or index.shape[0] not in (1, batch)
+        or index.shape[1] not in (1, q.shape[1])
+    ):
+        raise ValueError(
+            "list_index: expected int32 of shape [batch or 1, heads or 1, rows, width] on the "
+            f"device of q, got {index.dtype} {tuple(index.shape)} on {index.device}"
+        )
+    if count is not None and (
+        count.shape != index.shape[:3] or count.dtype != torch.int32 or count.device != q.device
+    ):
+        raise ValueError(
+            f"list_count: expected int32 of shape {tuple(index.shape[:3])} on the device of q, got "
+            f"{count.dtype} {tuple(count.shape)} on {count.device}"
+        )
 
 
 @torch.library.register_fake("sagebwd::fwd")
@@ -236,7 +274,7 @@ def _fwd_fake(q, k, v, *rest):
     *options, _, return_max_logit, save_codes = rest
     options = Options(*options)
     cu_seqlens_q = options.cu_seqlens_q
-    _check_shapes(q, k, v, cu_seqlens_q, options.cu_seqlens_k)
+    _check_shapes(q, k, v, options)
     out = torch.empty_like(q)
     if cu_seqlens_q is None:
         rows, heads = q.shape[0], q.shape[1]
@@ -250,8 +288,8 @@ def _fwd_fake(q, k, v, *rest):
 
 
 @torch.library.register_fake("sagebwd::bwd")
-def _bwd_fake(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
-    _check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k)
+def _bwd_fake(dout, q, k, v, out, lse, dlse, *rest):
+    _check_shapes(q, k, v, Options(*rest[: len(Options._fields)]))
     for name, t in (("dout", dout), ("out", out), ("lse", lse), ("dlse", dlse)):
         if t is not None and t.device != q.device:
             raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
@@ -297,12 +335,14 @@ def _fwd_backward(ctx, dout, dlse, *_):
     return (*_gradients(ctx, dout, dlse), *(None,) * (len(Options._fields) + 3))
 
 
-def _save(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
+def _save(ctx, q, k, v, *rest):
     """Keeps what the backward needs. The arguments are those of the operator, and its results."""
-    *values, deterministic, _, save_codes, (out, lse, _, codes) = rest
+    *options, deterministic, _, save_codes, (out, lse, _, codes) = rest
     kept = (codes,) if save_codes else (q, k, v)
-    ctx.save_for_backward(out, lse, cu_seqlens_q, cu_seqlens_k, *kept)
-    ctx.values, ctx.deterministic = values, deterministic
+    ctx.save_for_backward(out, lse, *(options[i] for i in _TENSORS), *kept)
+    for i in _TENSORS:
+        options[i] = None
+    ctx.options, ctx.deterministic = options, deterministic
     ctx.keys = (k.shape, k.stride()) if save_codes else None
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
@@ -313,7 +353,10 @@ def _gradients(ctx, dout, dlse):
     """(dq, dk, dv) of a call that _save has seen."""
     if dout is None and dlse is None:
         return None, None, None
-    out, lse, cu_seqlens_q, cu_seqlens_k, *kept = ctx.saved_tensors
+    out, lse, *kept = ctx.saved_tensors
+    options = list(ctx.options)
+    for i in _TENSORS:
+        options[i] = kept.pop(0)
     if dout is None:
         dout = torch.zeros_like(out)
     if ctx.keys is None:
@@ -322,7 +365,6 @@ def _gradients(ctx, dout, dlse):
         # out has the shape and the strides of q.
         (codes,), q = kept, out
         k = v = _stand_in(out, *ctx.keys)
-    options = (cu_seqlens_q, cu_seqlens_k, *ctx.values)
     return _backward(dout, q, k, v, out, lse, dlse, *options, ctx.deterministic, False, codes)
 
 

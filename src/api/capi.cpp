@@ -52,6 +52,11 @@ struct Layout<sagebwd_recipe> {
   static constexpr size_t kRequired = offsetof(sagebwd_recipe, tile_q);
 };
 template <>
+struct Layout<sagebwd_block_lists> {
+  static constexpr const char* kName = "block lists";
+  static constexpr size_t kRequired = sizeof(sagebwd_block_lists);
+};
+template <>
 struct Layout<sagebwd_forward_args> {
   static constexpr const char* kName = "forward args";
   static constexpr size_t kRequired = offsetof(sagebwd_forward_args, recipe);
@@ -97,6 +102,15 @@ sagebwd_recipe to_c(const Recipe& r) {
 /// What the fields a caller's struct does not reach mean.
 sagebwd_recipe defaults(const sagebwd_recipe* caller) {
   return to_c(caller->scheme == SAGEBWD_SCHEME_PAPER ? Recipe::paper() : Recipe{});
+}
+
+sagebwd_block_lists defaults(const sagebwd_block_lists*) {
+  const BlockLists lists;
+  sagebwd_block_lists c{};
+  c.lead = lists.lead;
+  c.block_q = lists.block_q;
+  c.block_k = lists.block_k;
+  return c;
 }
 
 template <typename C>
@@ -169,6 +183,23 @@ Recipe convert(const sagebwd_recipe& c) {
   return r;
 }
 
+BlockLists convert(const sagebwd_block_lists& c) {
+  check_reserved("block lists", c.reserved);
+  BlockLists lists;
+  lists.index = c.index;
+  lists.count = c.count;
+  lists.offset = c.offset;
+  lists.width = c.width;
+  lists.rows = c.rows;
+  lists.stride_batch = c.stride_batch;
+  lists.stride_head = c.stride_head;
+  lists.block_q = c.block_q;
+  lists.block_k = c.block_k;
+  lists.lead = c.lead;
+  lists.on_device = flag("blocks.on_device", c.on_device);
+  return lists;
+}
+
 TensorView convert(const char* name, const sagebwd_tensor& c) {
   check_reserved(name, c.reserved);
   TensorView t;
@@ -198,6 +229,7 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.mask.window_right = c.window_right;
   a.documents = {c.cu_q, c.cu_k, c.num_documents, flag("cu_on_device", c.cu_on_device)};
   if (c.recipe != nullptr) a.recipe = convert(read(c.recipe));
+  if (c.blocks != nullptr) a.blocks = convert(read(c.blocks));
   a.device = static_cast<Device>(c.device);
   a.workspace = c.workspace;
   a.workspace_bytes = c.workspace_bytes;
@@ -296,6 +328,9 @@ int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size, const char* name) {
   });
 }
 
+int sagebwd_block_lists_init(sagebwd_block_lists* lists, size_t size) {
+  return sagebwd::init_args(lists, size);
+}
 int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size) {
   return sagebwd::init_args(args, size);
 }

@@ -16,12 +16,16 @@ struct Tiles {
 };
 
 /// For implementations that take any tiles: what the recipe asks for, or else 128x64 in `paper`,
-/// and 64x128 with `most_p_levels` in `vectorwise`.
-inline Tiles any_tiles(const Recipe& r, int most_p_levels) {
+/// and 64x128 with `most_p_levels` in `vectorwise`. A tile lies within one block of a list.
+inline Tiles any_tiles(const spec::Problem& p, int most_p_levels) {
+  const Recipe& r = p.recipe;
   const bool of_paper = r.scheme == Scheme::paper;
-  const auto or_else = [](int wanted, int otherwise) { return wanted != 0 ? wanted : otherwise; };
-  return {or_else(r.tile_q, of_paper ? 128 : 64), or_else(r.tile_k, of_paper ? 64 : 128),
-          spec::p_levels(r, most_p_levels)};
+  const auto tile = [&](int wanted, int usual, int block) {
+    if (wanted != 0) return wanted;
+    return p.has_lists() && block % usual != 0 ? 64 : usual;
+  };
+  return {tile(r.tile_q, of_paper ? 128 : 64, p.blocks.block_q),
+          tile(r.tile_k, of_paper ? 64 : 128, p.blocks.block_k), spec::p_levels(r, most_p_levels)};
 }
 
 struct Implementation {

@@ -362,13 +362,10 @@ void Backward::key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const Quer
     const Block kb = plan.key_block(k);
     std::fill(t.dk, t.dk + tile_size, 0.0f);
     std::fill(t.dv, t.dv + tile_size, 0.0f);
-    for (int64_t h = h_begin; h < h_end; ++h) {
-      const Walk walk = walk_queries(plan, h, kb);
-      for (int64_t step = 0; step < walk.steps; ++step) {
-        const int64_t block = walk.block(step);
+    for (int64_t h = h_begin; h < h_end; ++h)
+      walk_queries(plan, h, kb).for_each([&](int64_t block, int64_t) {
         tile(plan.query_block(q_begin + block), kb, h, sums.at(plan, h - h_begin, block), t);
-      }
-    }
+      });
     const int64_t n = kb.seq.k_begin + kb.first;
     const int d = static_cast<int>(plan.p.d);
     turn_back(kMatmulDK, t.dk, kb.rows);

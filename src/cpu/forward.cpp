@@ -54,10 +54,16 @@ struct Buffers {
   }
 };
 
-/// Leading key tiles whose P is not quantised.
+/// Leading key tiles, or entries of a list, whose P is not quantised.
 int64_t unquantised_tiles(const spec::Problem& p) {
   const bool all = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO);
   return all ? std::numeric_limits<int64_t>::max() : p.recipe.pv16_tiles;
+}
+
+/// Leading tiles of each sequence that can have P unquantised: any tile may lead a list.
+int64_t float_value_tiles(const spec::Problem& p) {
+  const int64_t tiles = unquantised_tiles(p);
+  return p.has_lists() && tiles > 0 ? std::numeric_limits<int64_t>::max() : tiles;
 }
 
 Buffers::Buffers(Plan& plan, Arena& arena) {
@@ -69,7 +75,7 @@ Buffers::Buffers(Plan& plan, Arena& arena) {
               .k_float = p.lifted(kMatmulS) || p.recipe.smooth_q,
               .kt_float = false,
               .v_rows = false,
-              .vt_rows_tiles = unquantised_tiles(p)});
+              .vt_rows_tiles = float_value_tiles(p)});
   query.place(arena, plan, plan.slots, p.lifted(kMatmulS));
   query_scratch.place(arena, plan);
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
@@ -178,10 +184,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
   std::fill(t.l, t.l + plan.bq, 0.0f);
   std::fill(t.logit_max, t.logit_max + plan.bq, -kInf);
   std::fill(t.ot, t.ot + static_cast<int64_t>(plan.dl) * plan.bq, 0.0f);
-  const Walk walk = walk_keys(plan, h, qb);
-  const int64_t leading = walk.leading(unquantised_tiles(plan.p));
-  for (int64_t step = 0; step < walk.steps; ++step) {
-    const int64_t tile_k = walk.block(step);
+  const int64_t unquantised = unquantised_tiles(plan.p);
+  walk_keys(plan, h, qb).for_each([&](int64_t tile_k, int64_t place) {
     const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
     const int64_t key_at = hk * plan.k_blocks + key_block;
     const Block kb = plan.key_block(key_block);
@@ -209,7 +213,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .logit_max = a.max_logit != nullptr ? t.logit_max : nullptr,
         .alpha = t.alpha,
         .beta = t.beta,
-        .p_float = step < leading || buffers.keys.v_poisoned[key_at] != 0,
+        .p_float = place < unquantised || buffers.keys.v_poisoned[key_at] != 0,
         .p8 = t.p8,
         .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,
@@ -218,7 +222,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
                            : 0.0f};
     kernels.forward_tile(tile);
     values(qb, kb, hk, key_at, t, tile);
-  }
+  });
   finish(qb, h, h * plan.q_blocks + block, t, qs);
 }
 

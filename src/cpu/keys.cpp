@@ -38,7 +38,7 @@ struct Preparation {
   void block(int64_t slot, int64_t at) const;
 
  private:
-  float* rows_of(int64_t slot) const { return data.rows + slot * tile(); }
+  float* rows_of(int64_t slot) const { return data.rows + 2 * slot * tile(); }
   int64_t tile() const { return static_cast<int64_t>(plan.bk) * plan.dl; }
   void load(const TensorView& x, const Block& b, int64_t hk, const float* mean, float* rows) const;
   void load_k(const Block& b, int64_t hk, float* rows) const;
@@ -52,7 +52,7 @@ struct Preparation {
   void finish_k(int64_t at, const int8_t* codes) const;
   void finish_v(const Block& b, int64_t hk, int64_t at, float* rows, const int8_t* codes) const;
   template <typename Load, typename Scale>
-  bool scale_blocks(const Block& b, int per_scale, float* amax, float* rows, Load load_rows,
+  void scale_blocks(const Block& b, int per_scale, float* amax, float* others, Load load_rows,
                     Scale scale) const;
 };
 
@@ -74,13 +74,12 @@ void Preparation::rotate(float* rows, int count) const {
 }
 
 /// Turns the magnitudes of a block's tokens into scales: scale(amax, count, top) for every run of
-/// `per_scale` tokens, whose largest magnitude is `top`. A run that reaches beyond the block is
-/// loaded for that: load_rows(block) puts the run's tokens into `rows`. Returns whether it was so.
+/// `per_scale` tokens, whose largest magnitude is `top`. Where a run reaches beyond the block,
+/// load_rows(block, others) puts its other tokens into `others`.
 template <typename Load, typename Scale>
-bool Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float* rows,
+void Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float* others,
                                Load load_rows, Scale scale) const {
   const int64_t last = b.first + b.rows;
-  bool loaded = false;
   for (int64_t begin = b.first / per_scale * per_scale; begin < last; begin += per_scale) {
     const int64_t end = std::min<int64_t>(begin + per_scale, b.seq.nk);
     const int64_t from = std::max(begin, b.first), to = std::min(end, last);
@@ -88,17 +87,16 @@ bool Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float
     float top = largest_finite(here, static_cast<int>(to - from));
     for (int64_t n = begin; n < end; n += plan.bk) {
       if (from == begin && to == end) break;
+      if (n == b.first) continue;
       const Block other{b.seq, b.sequence, 0, n,
                         static_cast<int>(std::min<int64_t>(plan.bk, end - n))};
-      float others[256];
-      load_rows(other);
-      loaded = true;
-      kernels.row_magnitudes(rows, plan.dl, other.rows, others);
-      top = std::max(top, largest_finite(others, other.rows));
+      float magnitudes[256];
+      load_rows(other, others);
+      kernels.row_magnitudes(others, plan.dl, other.rows, magnitudes);
+      top = std::max(top, largest_finite(magnitudes, other.rows));
     }
     scale(here, static_cast<int>(to - from), top);
   }
-  return loaded;
 }
 
 /// Codes and scales of a block of K, and K itself where a matmul out of INT8 takes it.
@@ -111,18 +109,17 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
   float* scale = data.k_scale + at * plan.bk;
   rotate(rows, b.rows);
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
-  const auto load_rows = [&](const Block& run) {
-    load_k(run, hk, rows);
-    rotate(rows, run.rows);
+  const auto load_rows = [&](const Block& run, float* to) {
+    load_k(run, hk, to);
+    rotate(to, run.rows);
   };
   const auto scale_run = [&](float* amax, int count, float top) {
     scale_together(amax, count, top);
     if (plan.writes_codes())
       saved().write_k_scale(b, hk, static_cast<int>(amax - scale), numerics::scale_of(top));
   };
-  if (scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows, load_rows,
-                   scale_run))
-    load_rows(b);
+  scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows + tile(), load_rows,
+               scale_run);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
   if (plan.writes_codes()) saved().write_k(b, hk, codes, scale);
 }
@@ -142,11 +139,11 @@ void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows
   float* scale = data.v_scale + at * plan.bk;
   load_v(b, hk, rows);
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
-  const auto load_rows = [&](const Block& run) { load_v(run, hk, rows); };
-  const bool folds = spec::folds_v(plan.p.recipe);
-  if (folds ? scale_blocks(b, kKeysPerScale, scale, rows, load_rows, scale_values)
-            : scale_blocks(b, plan.bk, scale, rows, load_rows, scale_together))
-    load_rows(b);
+  const auto load_rows = [&](const Block& run, float* to) { load_v(run, hk, to); };
+  if (spec::folds_v(plan.p.recipe))
+    scale_blocks(b, kKeysPerScale, scale, rows + tile(), load_rows, scale_values);
+  else
+    scale_blocks(b, plan.bk, scale, rows + tile(), load_rows, scale_together);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
   if (plan.writes_codes()) saved().write_v(b, hk, codes, scale);
 }
@@ -242,7 +239,7 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   if (n.v_rows && !plan.dp_bf16) v_rows = arena.take<float>(blocks * tile);
   // One place per key block keeps the addressing simple; only the leading tiles are touched.
   if (n.vt_rows_tiles > 0) vt_rows = arena.take<float>(blocks * tile);
-  rows = arena.take<float>(plan.slots * tile);
+  rows = arena.take<float>(2 * plan.slots * tile);
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dk);
 }
 

@@ -31,7 +31,7 @@ struct KeyData {
   float* v_rows = nullptr;        // [bk][dl] a block: codes of V, or V as given
   bf16* v_bf16 = nullptr;         // the same where plan.dp_bf16
   float* vt_rows = nullptr;       // [dl][bk] a block: codes of V, or V with its mean removed
-  float* rows = nullptr;          // [slots][bk][dl] scratch
+  float* rows = nullptr;          // [slots][2][bk][dl] scratch: a block, and one that it looks at
   int8_t* codes = nullptr;        // [slots][bk][dk] scratch
 
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);

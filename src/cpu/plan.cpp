@@ -21,7 +21,7 @@ int64_t chunks_of(int64_t key_heads, int64_t key_blocks) {
 }  // namespace
 
 backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels) {
-  return backend::any_tiles(p.recipe, kernels.p_levels);
+  return backend::any_tiles(p, kernels.p_levels);
 }
 
 Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(problem) {
@@ -56,6 +56,7 @@ void Plan::place_tables(Arena& arena) {
   q_start = arena.take<int64_t>(num_sequences + 1);
   k_start = arena.take<int64_t>(num_sequences + 1);
   scale_start = arena.take<int64_t>(num_sequences + 1);
+  lists.place(arena, p);
 }
 
 void Plan::fill_tables() {
@@ -66,6 +67,7 @@ void Plan::fill_tables() {
     k_start[t + 1] = k_start[t] + ceil_div(s.nk, bk);
     scale_start[t + 1] = scale_start[t] + ceil_div(s.nk, kKeysPerScale);
   }
+  lists.fill(p);
 }
 
 Block Plan::find(const int64_t* start, int64_t block, int tile, bool queries) const {

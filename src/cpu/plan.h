@@ -10,6 +10,7 @@
 #include "base/math.h"
 #include "base/parallel.h"
 #include "cpu/isa/kernels.h"
+#include "cpu/lists.h"
 #include "spec/problem.h"
 
 namespace sagebwd::cpu {
@@ -58,6 +59,7 @@ struct Plan {
   int64_t *q_start = nullptr,
           *k_start = nullptr;      // [num_sequences + 1] first block of each sequence
   int64_t* scale_start = nullptr;  // [num_sequences + 1] likewise, of blocks of kKeysPerScale keys
+  ListTables lists;
 
   void place_tables(Arena& arena);
   void fill_tables();

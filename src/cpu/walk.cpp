@@ -28,22 +28,31 @@ int64_t first_of(int64_t begin, int64_t end, F reached) {
 
 }  // namespace
 
-Walk walk_keys(const Plan& plan, int64_t, const Block& queries) {
+Walk walk_keys(const Plan& plan, int64_t head, const Block& queries) {
+  Walk walk;
   const spec::KeyRange seen = seen_by(plan, queries);
-  if (seen.begin >= seen.end) return {};
-  const int64_t first = seen.begin / plan.bk;
-  return {first, ceil_div(seen.end, plan.bk) - first};
+  if (seen.begin >= seen.end) return walk;
+  walk.first = seen.begin / plan.bk, walk.end = ceil_div(seen.end, plan.bk);
+  if (!plan.p.has_lists()) return walk;
+  const BlockLists& lists = plan.p.blocks;
+  walk.list = plan.lists.keys_of(plan.p, queries.sequence, head, queries.first / lists.block_q);
+  walk.per_entry = lists.block_k / plan.bk;
+  return walk;
 }
 
-Walk walk_queries(const Plan& plan, int64_t, const Block& keys) {
+Walk walk_queries(const Plan& plan, int64_t head, const Block& keys) {
+  Walk walk;
   const int64_t start = plan.q_start[keys.sequence];
   const int64_t blocks = plan.q_start[keys.sequence + 1] - start;
   const auto seen = [&](int64_t block) { return seen_by(plan, plan.query_block(start + block)); };
-  const int64_t first =
-      first_of(0, blocks, [&](int64_t block) { return seen(block).end > keys.first; });
-  const int64_t end = first_of(
-      first, blocks, [&](int64_t block) { return seen(block).begin >= keys.first + keys.rows; });
-  return {first, end - first};
+  walk.first = first_of(0, blocks, [&](int64_t block) { return seen(block).end > keys.first; });
+  walk.end = first_of(walk.first, blocks,
+                      [&](int64_t block) { return seen(block).begin >= keys.first + keys.rows; });
+  if (!plan.p.has_lists()) return walk;
+  const BlockLists& lists = plan.p.blocks;
+  walk.list = plan.lists.queries_of(plan.p, keys.sequence, head, keys.first / lists.block_k);
+  walk.per_entry = lists.block_q / plan.bq;
+  return walk;
 }
 
 int keys_in_use(const Plan& plan, const Block& queries, const Block& keys) {

@@ -23,13 +23,24 @@ bool Tile::empty() const {
 
 KeyWalk::KeyWalk(const RecipeHead& head, int64_t q_index) {
   const int64_t k_tiles = ceil_div(head.nk, head.recipe.tile_k);
-  for (int64_t k_index = 0; k_index < k_tiles; ++k_index)
-    if (!make_tile(head, q_index, k_index).empty()) tiles.push_back(k_index);
-  const int64_t all = static_cast<int64_t>(tiles.size());
-  leading = head.recipe.pv16_tiles < 0
-                ? all
-                : std::count_if(tiles.begin(), tiles.end(),
-                                [&](int64_t tile) { return tile < head.recipe.pv16_tiles; });
+  const int64_t pv16_tiles = head.recipe.pv16_tiles;
+  // `place` is what pv16_tiles counts.
+  const auto add = [&](int64_t tile, int64_t place) {
+    if (tile >= k_tiles || make_tile(head, q_index, tile).empty()) return;
+    tiles.push_back(tile);
+    if (pv16_tiles < 0 || place < pv16_tiles) ++leading;
+  };
+  const std::optional<BlockRows>& lists = head.visible.lists();
+  if (!lists) {
+    for (int64_t tile = 0; tile < k_tiles; ++tile) add(tile, tile);
+    return;
+  }
+  const std::vector<int64_t>& list =
+      lists->rows[size(q_index * head.recipe.tile_q / lists->block_q)];
+  const int64_t tiles_per_block = lists->block_k / head.recipe.tile_k;
+  for (size_t entry = 0; entry < list.size(); ++entry)
+    for (int64_t n = 0; n < tiles_per_block; ++n)
+      add(list[entry] * tiles_per_block + n, static_cast<int64_t>(entry));
 }
 
 Tile make_tile(const RecipeHead& head, int64_t q_index, int64_t k_index) {

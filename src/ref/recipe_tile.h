@@ -40,7 +40,8 @@ struct KeyWalk {
   KeyWalk(const RecipeHead& head, int64_t q_index);
 
   std::vector<int64_t> tiles;
-  int64_t leading;  // how many, from the first on, keep P unquantised because the recipe says so
+  // How many, from the first on, keep P unquantised because the recipe says so.
+  int64_t leading = 0;
 };
 
 /// Queries q0 … q0 + rows - 1 by keys k0 … k0 + cols - 1, and which of them each query sees.

@@ -9,6 +9,7 @@
 #include "base/dispatch_dtype.h"
 #include "base/parallel.h"
 #include "ref/attention_recipe.h"
+#include "ref/problem_visibility.h"
 #include "ref/saved_codes.h"
 
 namespace sagebwd::ref {
@@ -21,7 +22,7 @@ std::string decline(const Problem& p) {
   return p.device == Device::cpu ? "" : "the reference runs on a CPU only";
 }
 
-backend::Tiles tiles(const Problem& p) { return backend::any_tiles(p.recipe, 255); }
+backend::Tiles tiles(const Problem& p) { return backend::any_tiles(p, 255); }
 
 size_t workspace(const Problem&) { return 0; }
 
@@ -89,10 +90,7 @@ struct Inputs {
     head.nq = sequence.nq, head.nk = sequence.nk, head.d = p.d;
     head.q = q.data(), head.k = k.data(), head.v = v.data();
     head.scale = p.scale;
-    head.visible = [&p, s = sequence](int64_t i) {
-      const spec::KeyRange r = p.visible(s, i);
-      return std::pair<int64_t, int64_t>(r.begin, r.end);
-    };
+    head.visible = visibility_of(p, t, h);
     head.recipe = p.recipe;
     const backend::Tiles size = tiles(p);
     head.recipe.tile_q = size.q, head.recipe.tile_k = size.k;

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "base/suggest.h"
+#include "spec/lists.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -40,15 +42,34 @@ std::vector<std::string_view> split(std::string_view text, std::string_view sepa
 }
 
 /// The fewest digits that give the number back.
-std::string shortest(float value) {
+template <typename T>
+std::string shortest(T value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
+/// -1 for all.
+int count_or_all(std::string_view value, std::string_view token) {
+  return value == "all" ? -1 : number<int>(value, token, 0, std::numeric_limits<int>::max());
 }
 
 bool on_or_off(std::string_view value, std::string_view token) {
   SAGE_CHECK(value == "on" || value == "off",
              "case token \"" << token << "\": expected on or off, got \"" << value << "\"");
   return value == "on";
+}
+
+constexpr ListKind kListKinds[] = {ListKind::random, ListKind::mass, ListKind::diagonal,
+                                   ListKind::skewed};
+
+ListKind list_by_name(std::string_view name) {
+  std::vector<std::string> names;
+  for (ListKind kind : kListKinds) {
+    if (name == list_name(kind)) return kind;
+    names.push_back(list_name(kind));
+  }
+  SAGE_THROW(ErrorKind::invalid_argument, "lists: expected random, mass, diagonal or skewed, got \""
+                                              << name << "\"" << did_you_mean(name, names));
 }
 
 /// Reads tokens into a case and remembers which properties were given.
@@ -69,6 +90,9 @@ class Parser {
     if (!given_.contains("hk")) case_.hk = case_.h;
     SAGE_CHECK(case_.h % case_.hk == 0,
                "case: expected h to be a multiple of hk, got h" << case_.h << " hk" << case_.hk);
+    for (const char* name : {"blocks", "lead", "lists"})
+      SAGE_CHECK(case_.has_lists() || !given_.contains(name),
+                 "case: expected keep=<share> beside " << name << "=");
     case_.recipe.seed = case_.seed;
     return case_;
   }
@@ -80,8 +104,9 @@ class Parser {
                                    "bshd",  "f32",        "bf16",   "f16"};
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos)
-      for (const char* name : {"align", "window", "tile", "p_levels", "smooth_k", "smooth_q",
-                               "smooth_v", "rotate", "k_per_token", "rounding", "pv16", "lift"})
+      for (const char* name :
+           {"align", "window", "tile", "p_levels", "smooth_k", "smooth_q", "smooth_v", "rotate",
+            "k_per_token", "rounding", "pv16", "lift", "keep", "blocks", "lead", "lists"})
         known.push_back(name + std::string(token.substr(equals)));
     else if (digits != std::string_view::npos)
       for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})
@@ -153,10 +178,24 @@ class Parser {
     } else if (name == "rounding") {
       parse_rounding(value, r);
     } else if (name == "pv16") {
-      r.pv16_tiles =
-          value == "all" ? -1 : number<int>(value, t, 0, std::numeric_limits<int>::max());
+      r.pv16_tiles = count_or_all(value, t);
     } else if (name == "lift") {
       r.high_precision = parse_matmuls(value);
+    } else if (name == "keep") {
+      const auto [end, error] =
+          std::from_chars(value.data(), value.data() + value.size(), case_.keep);
+      SAGE_CHECK(error == std::errc{} && end == value.data() + value.size() && case_.keep > 0 &&
+                     case_.keep <= 1,
+                 "case token \"" << t << "\": expected a share above 0 and up to 1");
+    } else if (name == "blocks") {
+      const auto sides = split(value, "x");
+      SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected blocks=<queries>x<keys>");
+      case_.block_q = number<int>(sides[0], t, 64, 1 << 20);
+      case_.block_k = number<int>(sides[1], t, 64, 1 << 20);
+    } else if (name == "lead") {
+      case_.lead = count_or_all(value, t);
+    } else if (name == "lists") {
+      case_.lists = list_by_name(value);
     } else {
       return false;
     }
@@ -270,6 +309,10 @@ std::string AttnCase::to_string() const {
     s << " pv16=" << (r.pv16_tiles < 0 ? "all" : std::to_string(r.pv16_tiles));
   if (r.p_levels != preset.p_levels) s << " p_levels=" << r.p_levels;
   if (r.high_precision != 0) s << " lift=" << matmul_names(r.high_precision);
+  if (has_lists())
+    s << " keep=" << shortest(keep) << " blocks=" << block_q << "x" << block_k
+      << " lists=" << list_name(lists);
+  if (has_lists() && lead != 1) s << " lead=" << (lead < 0 ? "all" : std::to_string(lead));
   return s.str();
 }
 
@@ -282,12 +325,58 @@ float AttnCase::logit_scale() const {
   return scale != 0.0f ? scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
 }
 
+Problem AttnCase::problem() const {
+  Problem p{};
+  p.dtype = dtype;
+  p.b = b, p.h = h, p.hk = hk, p.nq = nq, p.nk = nk, p.d = d;
+  p.scale = logit_scale();
+  p.align = mask.align;
+  p.left = mask.window_left;
+  p.right = mask.causal ? 0 : mask.window_right;
+  p.recipe = recipe;
+  p.blocks = list_shape();
+  if (has_lists()) p.recipe.pv16_tiles = lead;
+  return p;
+}
+
 KeyRange AttnCase::visible(int64_t i) const {
   Problem p{};
   p.align = mask.align;
   p.left = mask.window_left;
   p.right = mask.causal ? 0 : mask.window_right;
   return p.visible({0, 0, nq, 0, nk}, i);
+}
+
+const char* list_name(ListKind kind) {
+  switch (kind) {
+    case ListKind::random:
+      return "random";
+    case ListKind::mass:
+      return "mass";
+    case ListKind::diagonal:
+      return "diagonal";
+    case ListKind::skewed:
+      return "skewed";
+  }
+  return "unknown";
+}
+
+int64_t AttnCase::listed(int64_t key_blocks) const {
+  return std::clamp<int64_t>(std::llround(keep * static_cast<double>(key_blocks)), 1,
+                             std::max<int64_t>(key_blocks, 1));
+}
+
+BlockLists AttnCase::list_shape() const {
+  if (!has_lists()) return {};
+  const int64_t rows = ceil_div(nq, block_q), key_blocks = ceil_div(nk, block_k);
+  SAGE_CHECK(
+      nk == 0 || keep * static_cast<double>(key_blocks) > 1 - 1e-9,
+      "keep: expected at least one of " << key_blocks << " key blocks, got a share of " << keep);
+  BlockLists l;
+  l.width = key_blocks == 0 ? 0 : listed(key_blocks);
+  l.rows = rows, l.stride_head = rows, l.stride_batch = h * rows;
+  l.block_q = block_q, l.block_k = block_k, l.lead = lead;
+  return l;
 }
 
 int64_t AttnCase::visible_pairs_below(int64_t key_end) const {
@@ -317,15 +406,45 @@ MatmulMacs MacCounts::of(uint32_t matmul) const {
   return {matmul, 0, 0};
 }
 
-MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k) {
+Pairs count_pairs(const AttnCase& c, int tile_k) {
   if (tile_k == 0) tile_k = c.recipe.tile_k != 0 ? c.recipe.tile_k : kDefaultTileK;
-  const int64_t per_pair = c.b * c.h * c.d;
-  const int64_t all = c.visible_pairs() * per_pair;
+  const int64_t heads = c.b * c.h;
+  const int64_t all = c.visible_pairs() * heads;
   // A window may hide the leading tiles from a row: those pairs are INT8 whatever their tile.
-  const int64_t pv16 =
-      c.recipe.pv16_tiles < 0
-          ? all
-          : c.visible_pairs_below(int64_t{c.recipe.pv16_tiles} * tile_k) * per_pair;
+  const int64_t pv16_tiles = c.recipe.pv16_tiles;
+  return {all, pv16_tiles < 0 ? all : c.visible_pairs_below(pv16_tiles * tile_k) * heads};
+}
+
+Pairs count_listed_pairs(const Problem& p) {
+  const ListSets sets(p);
+  const int64_t block_q = p.blocks.block_q, block_k = p.blocks.block_k;
+  const int64_t lead = p.recipe.pv16_tiles;
+  Pairs pairs;
+  for (int64_t t = 0; t < p.num_sequences(); ++t) {
+    const Sequence s = p.sequence(t);
+    const int64_t first = first_list_row(p, t);
+    for (int64_t h = 0; h < p.h; ++h)
+      for (int64_t i = 0; i < s.nq; ++i) {
+        const KeyRange seen = p.visible(s, i);
+        const BlockList list = sets.row(sets.of(s.batch, h), first + i / block_q);
+        for (int64_t e = 0; e < list.count; ++e) {
+          const int64_t begin = std::max(seen.begin, list.index[e] * block_k);
+          const int64_t end = std::min(seen.end, (list.index[e] + 1) * block_k);
+          const int64_t keys = std::max<int64_t>(end - begin, 0);
+          pairs.all += keys;
+          if (lead < 0 || e < lead) pairs.leading += keys;
+        }
+      }
+  }
+  return pairs;
+}
+
+MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k) {
+  return count_macs(c, direction, count_pairs(c, tile_k));
+}
+
+MacCounts count_macs(const AttnCase& c, Direction direction, const Pairs& pairs) {
+  const int64_t all = pairs.all * c.d, pv16 = pairs.leading * c.d;
 
   MacCounts counts;
   const auto add = [&](uint32_t matmul, int64_t floating) {

@@ -16,7 +16,11 @@
 //   f32 | bf16 | f16                   element type
 //   paper | vectorwise                 recipe preset
 //   bhsd | bshd                        memory layout
-//   seed<N>                            of the inputs and of the dither
+//   seed<N>                            of the inputs, the lists and the dither
+//   keep=<X>                           block lists with this share of the key blocks, 0 < X <= 1
+//   blocks=<q>x<k> lead=<N>|all        their queries, keys and leading entries; 128x64 and 1 are
+//                                      the defaults
+//   lists=random|mass|diagonal|skewed  what they list (trace/lists.h); random is the default
 //   tile=<q>x<k> smooth_k|smooth_q|smooth_v|rotate|k_per_token=on|off pv16=<N>|all
 //   rounding=nearest|dither|dither:<matmul>[,…] lift=<matmul>[,…]
 #pragma once
@@ -33,6 +37,16 @@ namespace sagebwd::spec {
 
 enum class Layout { bhsd, bshd };
 
+/// Which key blocks the lists of a case have.
+enum class ListKind {
+  random,    // any, in any order
+  mass,      // those with the most probability, largest first
+  diagonal,  // those nearest to the block of queries, nearest first
+  skewed,    // half of them the same for all, the others random
+};
+/// The name of the enumerator.
+const char* list_name(ListKind kind);
+
 struct AttnCase {
   int64_t b = 1, h = 1, hk = 1;
   int64_t nq = 512, nk = 512, d = 64;
@@ -42,6 +56,9 @@ struct AttnCase {
   Recipe recipe;  // recipe.seed follows `seed`
   Layout layout = Layout::bhsd;
   uint64_t seed = 1;
+  double keep = 0;  // share of the key blocks that each list has; 0: no lists
+  int block_q = 128, block_k = 64, lead = 1;
+  ListKind lists = ListKind::random;
 
   /// Throws Error(invalid_argument) that names the token and what was expected.
   static AttnCase parse(std::string_view text);
@@ -54,6 +71,13 @@ struct AttnCase {
   int64_t k_elements() const { return b * hk * nk * d; }
 
   float logit_scale() const;
+  bool has_lists() const { return keep > 0; }
+  /// Block lists of this case without their memory: every head has its own.
+  BlockLists list_shape() const;
+  /// Entries of a list where there are so many key blocks.
+  int64_t listed(int64_t key_blocks) const;
+  /// Sizes, mask and shape of the lists, for visible() and sequence().
+  Problem problem() const;
   /// Keys query i sees.
   KeyRange visible(int64_t i) const;
   /// (query, key) pairs the mask leaves visible in one head.
@@ -92,6 +116,16 @@ struct MacCounts {
   /// The entry of one Matmul bit; zeros when the direction has no such matmul.
   MatmulMacs of(uint32_t matmul) const;
 };
+
+/// (query, key) pairs of all heads and batch entries: those that are computed, and those among them
+/// whose P is not quantised because pv16_tiles says so.
+struct Pairs {
+  int64_t all = 0, leading = 0;
+};
+Pairs count_pairs(const AttnCase& c, int tile_k = 0);
+/// The same of a problem with block lists, whose memory is looked at.
+Pairs count_listed_pairs(const Problem& p);
+MacCounts count_macs(const AttnCase& c, Direction direction, const Pairs& pairs);
 
 /// `tile_k` is the key tile of the implementation: the recipe's pv16_tiles leading tiles of P·V are
 /// not INT8. 0: the recipe's own, or 128 where the recipe leaves it to the backend.

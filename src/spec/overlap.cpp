@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "spec/codes.h"
+#include "spec/lists.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -75,12 +76,26 @@ Region codes_region(const Problem& p, const AttentionArgs& a) {
   return line("codes", a.codes, a.codes == nullptr ? 0 : codes_layout(p).bytes);
 }
 
+/// From the first row of the lists to behind the last one.
+void add_lists(const Problem& p, std::vector<Region>& read) {
+  const BlockLists& l = p.blocks;
+  const ListSets sets(p);
+  if (sets.count() == 0) return;
+  const int64_t rows = sets.first_row(sets.count() - 1) + l.rows;
+  const int64_t entries = l.offset != nullptr ? l.offset[rows] : rows * l.width;
+  read.push_back(line("blocks.index", l.index, entries * static_cast<int64_t>(sizeof(int32_t))));
+  read.push_back(line("blocks.count", l.count, rows * static_cast<int64_t>(sizeof(int32_t))));
+  read.push_back(
+      line("blocks.offset", l.offset, (rows + 1) * static_cast<int64_t>(sizeof(int64_t))));
+}
+
 void check(const Problem& p, const void* workspace, size_t bytes,
            std::initializer_list<Region> written, std::vector<Region> read) {
   const int64_t offsets =
       p.packed() ? (p.documents.count + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0;
   read.push_back(line("documents.cu_q", p.documents.cu_q, offsets));
   read.push_back(line("documents.cu_k", p.documents.cu_k, offsets));
+  if (p.has_lists() && !p.blocks.on_device) add_lists(p, read);
   const Region space = line("workspace", workspace, static_cast<int64_t>(bytes));
   for (const Region* w = written.begin(); w != written.end(); ++w) {
     for (const Region& r : read) refuse(*w, r);

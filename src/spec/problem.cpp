@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "spec/codes.h"
+#include "spec/lists.h"
 
 namespace sagebwd::spec {
 namespace {
@@ -231,6 +232,9 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
 
   check_recipe(a.recipe);
   p.recipe = a.recipe;
+  p.blocks = a.blocks;
+  check_lists(p, check_memory);
+  if (p.has_lists()) p.recipe.pv16_tiles = p.blocks.lead;
   check_codes(a, p, check_memory);
   return p;
 }

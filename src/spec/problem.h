@@ -34,13 +34,15 @@ struct Problem {
   Align align;
   int64_t left, right;  // window with causal folded in; -1: open
   Documents documents;
-  Recipe recipe;
+  BlockLists blocks;
+  Recipe recipe;  // with lists, pv16_tiles is their `lead`: it counts entries
   bool has_dlse = false;
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
   bool has_codes = false;      // written by the forward; in the backward they replace q, k and v
 
   bool packed() const { return documents.count > 0; }
+  bool has_lists() const { return blocks.rows > 0; }
   int64_t group() const { return h / hk; }  // query heads per key head
   int64_t num_sequences() const { return packed() ? documents.count : b; }
   /// With documents on the device nobody on the host knows this.

@@ -23,6 +23,7 @@ constexpr double kKeyChannel = 12.0;     // of K
 constexpr double kValueChannel = 20.0;   // of V
 constexpr double kPreviousGap = 10.0;    // logit of the previous token; the mean of the others is 0
 constexpr double kOneHotGap = 14.0;      // logit of the one key of a row
+constexpr int64_t kQueriesPerKey = 128;  // that share a dominant key
 constexpr int64_t kDelimiterEvery = 100;  // keys
 constexpr double kTailLength = 1.0;       // of what sets the two sorts of keys apart, likewise
 constexpr double kTailNoise = 0.3;        // of what values of one sort do not share
@@ -203,12 +204,16 @@ void Family::q_head(int64_t batch, int64_t head, int64_t kv_head, Rows k, Rows q
     }
   } else if (long_rows) {
     for (int64_t i = 0; i < q.count(); ++i) add_peak(batch, head, i, k, q[i]);
-  } else if (kind_ == InputKind::previous || kind_ == InputKind::one_hot) {
-    const bool previous = kind_ == InputKind::previous;
+  } else if (kind_ == InputKind::previous || kind_ == InputKind::one_hot ||
+             kind_ == InputKind::dominant) {
     for (int64_t i = 0; i < q.count(); ++i) {
       if (c_.visible(i).end == c_.visible(i).begin) continue;
-      const int64_t j = previous ? previous_key(i) : random_key(batch, head, i);
-      set_logit(q[i], k[j], (previous ? kPreviousGap : kOneHotGap) * root_d());
+      // The first of the queries that share a key chooses it: later ones see it under any mask
+      // but a window.
+      const int64_t j = kind_ == InputKind::previous  ? previous_key(i)
+                        : kind_ == InputKind::one_hot ? random_key(batch, head, i)
+                                                      : shared_key(batch, head, i);
+      set_logit(q[i], k[j], (kind_ == InputKind::one_hot ? kOneHotGap : kPreviousGap) * root_d());
     }
   }
 }
@@ -281,6 +286,12 @@ int64_t Family::random_key(int64_t batch, int64_t head, int64_t i) const {
   const spec::KeyRange r = c_.visible(i);
   return r.begin + static_cast<int64_t>(row_key(kPeakKey, batch, head, i) %
                                         static_cast<uint64_t>(r.end - r.begin));
+}
+
+int64_t Family::shared_key(int64_t batch, int64_t head, int64_t i) const {
+  const int64_t first = i / kQueriesPerKey * kQueriesPerKey;
+  // The first query may see no key at all.
+  return random_key(batch, head, c_.visible(first).end > c_.visible(first).begin ? first : i);
 }
 
 int64_t Family::previous_key(int64_t i) const {

@@ -31,8 +31,10 @@ class Family {
   void place_delimiters(int64_t batch, int64_t head, std::span<const float> u, Rows k,
                         Rows v) const;
   void add_peak(int64_t batch, int64_t head, int64_t i, Rows k, std::span<float> q) const;
-  /// Keys that query i looks at: any that it sees, or that of the token before its own.
+  /// Keys that query i looks at: any that it sees, one that it shares with its neighbours, or that
+  /// of the token before its own.
   int64_t random_key(int64_t batch, int64_t head, int64_t i) const;
+  int64_t shared_key(int64_t batch, int64_t head, int64_t i) const;
   int64_t previous_key(int64_t i) const;
 
   const spec::AttnCase& c_;

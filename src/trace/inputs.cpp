@@ -27,7 +27,7 @@ struct KindText {
   const char* name;
   const char* description;
 };
-constexpr std::array<KindText, 19> kKinds{{
+constexpr std::array<KindText, 20> kKinds{{
     {InputKind::gaussian, "gaussian", "independent normal values"},
     {InputKind::outlier, "outlier",
      "a few channels of Q, K, V and dO are 20 to 100 times larger than the rest"},
@@ -52,6 +52,8 @@ constexpr std::array<KindText, 19> kKinds{{
     {InputKind::previous, "previous",
      "every query looks at the token before it, with a logit of 10"},
     {InputKind::one_hot, "one_hot", "every query looks at one key of its own, with a logit of 14"},
+    {InputKind::dominant, "dominant",
+     "every 128 queries look at one key of their own, with a logit of 10"},
     {InputKind::delimiters6, "delimiters6",
      "every 100th key has a logit of 6, a long key and little value; the others add up"},
     {InputKind::delimiters7, "delimiters7", "the same with a logit of 7"},

@@ -33,6 +33,7 @@ enum class InputKind {
   heavy,          // Student-t Q and K with three degrees of freedom
   previous,       // previous-token heads: the token before a query has a logit of 10
   one_hot,        // a random key of each row has a logit of 14
+  dominant,       // a random key for every 128 queries has a logit of 10
   delimiters6,    // every 100th key has a logit of 6, is long and has little value; values of the
                   // other keys follow their keys, so that their small dS add up to most of dQ
   delimiters7,    // the same with a logit of 7

@@ -476,7 +476,9 @@ TEST(Plain, CodesEqualTheOracles) {
       head.nq = head.nk = 500, head.d = d;
       head.q = head.k = head.v = x.data();
       head.recipe = spec::AttnCase::parse(text).recipe;
-      const backend::Tiles tiles = backend::any_tiles(head.recipe, 255);
+      spec::Problem problem{};
+      problem.recipe = head.recipe;
+      const backend::Tiles tiles = backend::any_tiles(problem, 255);
       head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
       const ref::RecipeOperands oracle = ref::make_operands(head);
       const ref::RecipeInputs& want = oracle.inputs;

@@ -361,3 +361,14 @@ def test_no_query_heads_give_gradients_of_zero():
     out, lse, _ = ops.forward(q, k, k, options)
     dq, dk, dv = ops.backward(q, q, k, k, out, lse, None, options)
     assert dq.numel() == 0 and not dk.any() and not dv.any()
+
+
+def test_block_lists_are_refused():
+    """They run on a CPU only so far. The error says so, and nothing dense runs instead."""
+    q = torch.randn(1, 300, 2, 64, device="cuda", dtype=torch.bfloat16)
+    lists = sagebwd.BlockLists.top_k(torch.randn(3, 5, device="cuda"), k=2)
+    with pytest.raises(NotImplementedError, match="block lists; they run on a CPU only so far"):
+        sagebwd.attention(q, q, q, blocks=lists)
+    with pytest.raises(ValueError, match="blocks.to"):
+        sagebwd.attention(q, q, q, blocks=lists.to("cpu"))
+    assert "block lists" in sagebwd.is_supported(q, q, q, blocks=lists).reason

@@ -47,6 +47,7 @@ void fill_shared(Args& a, const AttnCase& c) {
   a.mask = c.mask;
   a.scale = c.scale;
   a.recipe = c.recipe;
+  a.blocks = c.list_shape();
 }
 
 }  // namespace
@@ -65,7 +66,7 @@ BackwardArgs backward_shape(const AttnCase& c) {
   return a;
 }
 
-AttentionRun::AttentionRun(const AttnCase& c, const trace::Inputs& in)
+AttentionRun::AttentionRun(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists)
     : q_(storage(c, c.q_elements())),
       k_(storage(c, c.k_elements())),
       v_(storage(c, c.k_elements())),
@@ -82,6 +83,7 @@ AttentionRun::AttentionRun(const AttnCase& c, const trace::Inputs& in)
        {static_cast<AttentionArgs*>(&forward_), static_cast<AttentionArgs*>(&backward_)}) {
     a->q.data = q_.data(), a->k.data = k_.data(), a->v.data = v_.data(), a->o.data = o_.data();
     a->lse.data = lse_.data();
+    if (c.has_lists()) a->blocks = lists.view();
     a->workspace = workspace_.data(), a->workspace_bytes = workspace_.size();
   }
   backward_.dout.data = dout_.data(), backward_.dq.data = dq_.data();

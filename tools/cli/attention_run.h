@@ -9,13 +9,15 @@
 #include "sagebwd/attention.h"
 #include "spec/attn_case.h"
 #include "trace/inputs.h"
+#include "trace/lists.h"
 
 namespace sagebwd::cli {
 
 class AttentionRun {
  public:
   /// Copies the inputs into the case's element type and layout and allocates everything else.
-  AttentionRun(const spec::AttnCase& c, const trace::Inputs& in);
+  /// `lists` are those of the case, if it has any; they must outlive this.
+  AttentionRun(const spec::AttnCase& c, const trace::Inputs& in, const trace::Lists& lists = {});
 
   void forward() const { sagebwd::forward(forward_); }
   void backward() const { sagebwd::backward(backward_); }

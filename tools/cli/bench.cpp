@@ -17,7 +17,8 @@ namespace {
 constexpr const char* kHelp = R"(What the columns mean:
   ms             median wall time of the whole call through the public API: quantisation, smoothing,
                  softmax and the floating-point dP are all inside. Inputs are random.
-  GMAC/s         multiply-adds of all matmuls over that time. Only visible (query, key) pairs count.
+  GMAC/s         multiply-adds of all matmuls over that time. Only visible (query, key) pairs count,
+                 with block lists (keep=) only those in listed blocks.
   INT8 GMAC/s    the same for INT8 multiply-adds only. dP is never one of them, nor are the leading
                  key tiles of P·V that stay in floating point (pv16).
   share of peak  INT8 multiply-adds / (wall time × INT8 peak).
@@ -33,6 +34,7 @@ its implementation uses.
 Examples:
   sagebwd bench
   sagebwd bench "h8 n4096 d64 causal" "h8 n4096 d64 causal paper" --reps 21 --threads 1
+  sagebwd bench "h4 n16384 d64" "h4 n16384 d64 keep=0.1" --reps 5
   sagebwd bench --impl cpu-avx2 --json bench.json)";
 
 struct BenchOptions {

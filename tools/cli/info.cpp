@@ -23,7 +23,8 @@ it is asked, with its tile sizes or the reason why it declines.
 
 Examples:
   sagebwd info
-  sagebwd info "h32 hk8 n8192 d128 causal f16" "d80 paper")";
+  sagebwd info "h32 hk8 n8192 d128 causal f16" "d80 paper"
+  sagebwd info "h8 n16384 keep=0.05 blocks=128x64")";
 
 struct InfoOptions {
   std::vector<std::string> cases{"b1 h8 n4096 d64 causal"};

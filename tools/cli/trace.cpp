@@ -45,9 +45,14 @@ Inputs:
   heavy          Q and K have the heavy tails of a t distribution with 3 degrees of freedom
   previous       every query looks at the token before it, with a logit of 10
   one_hot        every query looks at one key of its own, with a logit of 14
+  dominant       every 128 queries look at one key of their own, with a logit of 10
   delimiters6    every 100th key has a logit of 6, a long key and little value; the others add up
   delimiters7    the same with a logit of 7
   delimiters8    the same with a logit of 8
+
+Block lists are part of --case: keep=0.03 lists 3% of the key blocks for each block of queries,
+blocks=128x64 gives the sizes of both, lists=random|mass|diagonal|skewed says which, and lead=1 how
+many leading entries keep P unquantised. Both sides then see the listed keys only.
 
 Captured tensors have the names q, k, v and dout, or layer.<N>.q and so on for several layers, and
 the shape [h, n, d] or [b, h, n, d]; k and v may have fewer heads. sagebwd.diagnose(save_to=) writes
@@ -60,6 +65,7 @@ one by one, "all" lifts everything.
 Examples:
   sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html
   sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each
+  sagebwd trace --inputs sink --case "h2 n4096 keep=0.03 lists=mass"
   sagebwd trace --from captured.safetensors --json trace.json)";
 
 struct TraceOptions {

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/parallel.h"
 #include "ref/attention_exact.h"
+#include "ref/problem_visibility.h"
 
 namespace sagebwd::cli {
 namespace {
@@ -23,8 +24,8 @@ struct Outputs {
   Candidate forward, backward;
 };
 
-Outputs run_library(const AttnCase& c, const trace::Inputs& in) {
-  const AttentionRun run(c, in);
+Outputs run_library(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists) {
+  const AttentionRun run(c, in, lists);
   run.forward();
   run.backward();
   return {run.o(), run.dq(), run.dk(), run.dv(), run.forward_choice(), run.backward_choice()};
@@ -35,17 +36,17 @@ const float* head_of(const std::vector<float>& x, int64_t index, int64_t n, int6
   return x.data() + index * n * d;
 }
 
-std::function<std::pair<int64_t, int64_t>(int64_t)> visible_keys(const AttnCase& c) {
-  return [&c](int64_t i) {
-    const spec::KeyRange r = c.visible(i);
-    return std::pair(r.begin, r.end);
-  };
+/// What query head `index` out of b·h sees.
+ref::Visibility visible_keys(const AttnCase& c, const trace::Lists& lists, int64_t index) {
+  spec::Problem p = c.problem();
+  p.blocks = lists.view();
+  return ref::visibility_of(p, index / c.h, index % c.h);
 }
 
 /// Compares dK and dV of a key head that several query heads share. compare_head sees one query
 /// head at a time, so it cannot compare their sum.
-void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outputs& out, int64_t kv,
-                         ErrorStats& dk, ErrorStats& dv) {
+void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists,
+                         const Outputs& out, int64_t kv, ErrorStats& dk, ErrorStats& dv) {
   const int64_t group = c.h / c.hk, q_size = c.nq * c.d, k_size = c.nk * c.d;
   const auto widened = [](const float* x, int64_t n) { return std::vector<double>(x, x + n); };
   const auto k = widened(head_of(in.k, kv, c.nk, c.d), k_size),
@@ -58,7 +59,7 @@ void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outpu
     head.nq = c.nq, head.nk = c.nk, head.d = c.d;
     head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
     head.scale = static_cast<double>(c.logit_scale());
-    head.visible = visible_keys(c);
+    head.visible = visible_keys(c, lists, kv * group + g);
     const ref::ExactResult exact = ref::attention_exact(head);
     for (int64_t i = 0; i < k_size; ++i) dk_exact[i] += exact.dk[i], dv_exact[i] += exact.dv[i];
   }
@@ -71,15 +72,16 @@ void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const Outpu
 
 /// Errors of query head `index` out of b·h. The first head of a group fills in those of the shared
 /// dK and dV.
-HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const Outputs& out, int64_t index) {
+HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists,
+                   const Outputs& out, int64_t index) {
   const int64_t group = c.h / c.hk, kv = index / group;
   ref::RecipeHead head;
   head.nq = c.nq, head.nk = c.nk, head.d = c.d;
   head.q = head_of(in.q, index, c.nq, c.d);
   head.k = head_of(in.k, kv, c.nk, c.d), head.v = head_of(in.v, kv, c.nk, c.d);
   head.scale = c.logit_scale();
-  head.visible = visible_keys(c);
-  head.recipe = c.recipe;
+  head.visible = visible_keys(c, lists, index);
+  head.recipe = c.problem().recipe;
   head.recipe.tile_q = out.backward.tile_q, head.recipe.tile_k = out.backward.tile_k;
   head.recipe.p_levels = out.backward.p_levels;
   head.sequence = index / c.h, head.head = index % c.h;
@@ -90,7 +92,7 @@ HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const Outputs& ou
   HeadErrors errors = trace::compare_head(head, head_of(in.dout, index, c.nq, c.d), c.dtype, given);
   if (group > 1) {
     errors.dk = {}, errors.dv = {};
-    if (index % group == 0) compare_shared_keys(c, in, out, kv, errors.dk, errors.dv);
+    if (index % group == 0) compare_shared_keys(c, in, lists, out, kv, errors.dk, errors.dv);
   }
   return errors;
 }
@@ -121,6 +123,7 @@ std::vector<TraceResult> run_trace(const TracePlan& plan, const SafeTensors* fil
   Progress progress(plan.cases(), talk);
   for (const Source& source : plan.sources) {
     const trace::Inputs in = load(source, file);
+    const trace::Lists lists = trace::make_lists(source.shape, in);
     // All heads of all variants of a source are one loop, so that few heads still keep all threads
     // busy.
     const int64_t heads = source.shape.b * source.shape.h;
@@ -129,14 +132,14 @@ std::vector<TraceResult> run_trace(const TracePlan& plan, const SafeTensors* fil
     for (const Variant& variant : plan.variants) {
       cases.push_back(source.shape);
       cases.back().recipe = variant.settings;
-      outputs.push_back(run_library(cases.back(), in));
+      outputs.push_back(run_library(cases.back(), in, lists));
     }
     std::vector<std::vector<HeadErrors>> errors(cases.size(), std::vector<HeadErrors>(heads));
     std::vector<std::atomic<int64_t>> missing(cases.size());
     for (auto& m : missing) m = heads;
     parallel_for({}, static_cast<int64_t>(cases.size()) * heads, [&](int64_t item) {
       const int64_t v = item / heads, index = item % heads;
-      errors[v][index] = compare(cases[v], in, outputs[v], index);
+      errors[v][index] = compare(cases[v], in, lists, outputs[v], index);
       if (--missing[v] == 0) {
         const Variant& variant = plan.variants[v];
         progress.done(source.label() + " " + variant.recipe +

@@ -20,6 +20,8 @@ import math
 
 import torch
 
+from .. import ops
+
 
 def register():
     """Tells PyTorch how the operators of this library may be sharded. A second call changes
@@ -34,6 +36,7 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
     *_, return_max_logit, save_codes = rest
     if save_codes:
         raise _no_codes()
+    _refuse_lists(rest)
     choices = []
     for tensor, lse, max_logit in _placements(q, k, v):
         outputs = [tensor, lse, max_logit if return_max_logit else _replicate(), _replicate()]
@@ -45,12 +48,22 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest):
 def _backward(dout, q, k, v, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, *rest):
     if rest[-1] is not None:
         raise _no_codes()
+    _refuse_lists(rest)
     choices = []
     for tensor, stats, _ in _placements(q, k, v):
         inputs = [tensor] * 5 + [stats, None if dlse is None else stats]
         offsets = [_whole(cu_seqlens_q), _whole(cu_seqlens_k)]
         choices.append(([tensor] * 3, inputs + offsets + [None] * len(rest)))
     return choices
+
+
+def _refuse_lists(rest):
+    """`rest` follows the two tensors of document offsets."""
+    if rest[ops.Options._fields.index("list_index") - 2] is not None:
+        raise NotImplementedError(
+            "sagebwd: block lists of distributed tensors are not supported: call attention on "
+            "local tensors (to_local)"
+        )
 
 
 def _no_codes():

@@ -251,7 +251,7 @@ struct Call {
 
 }  // namespace
 
-backend::Tiles tiles_of(const Problem& p) { return backend::any_tiles(p.recipe, 255); }
+backend::Tiles tiles_of(const Problem& p) { return backend::any_tiles(p, 255); }
 
 size_t workspace_of(const Problem& p) {
   return Space(p, nullptr, nullptr).arena.used() + kDeviceAlign;

@@ -28,6 +28,7 @@ std::string decline(const spec::Problem& p) {
   constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 29;
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
+  if (p.has_lists()) return "has no block lists; they run on a CPU only so far";
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.d > 128) return "takes head dims up to 128";
   if (p.scale < 0.0f) return "takes positive logit scales only";

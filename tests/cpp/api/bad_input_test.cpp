@@ -58,6 +58,25 @@ void set_head_dim(AttentionArgs& a, int64_t d) {
   for (TensorView* t : {&a.q, &a.k, &a.v, &a.o}) t->shape[3] = d;
 }
 
+// Lists of 5 queries, one row, over 7 keys, one block.
+const int32_t kFirst[] = {0, 0};
+const int32_t kSecond[] = {1};
+const int32_t kBefore[] = {-1};
+const int32_t kOne[] = {1}, kThree[] = {3}, kMinusOne[] = {-1};
+const int64_t kRow[] = {0, 1}, kRowFalling[] = {1, 0}, kRowBefore[] = {-1, 0};
+
+/// One row of `width` places, shared by all heads and batch entries.
+void list(AttentionArgs& a, const int32_t* index, int64_t width = 1,
+          const int32_t* count = nullptr) {
+  a.blocks = {};
+  a.blocks.index = index, a.blocks.width = width, a.blocks.count = count;
+  a.blocks.rows = 1;
+}
+void list(AttentionArgs& a, const int64_t* offset) {
+  list(a, kFirst);
+  a.blocks.offset = offset;
+}
+
 /// Mistakes that either call must refuse.
 template <typename A>
 std::vector<BadCase<A>> shared_cases() {
@@ -169,6 +188,91 @@ std::vector<BadCase<A>> shared_cases() {
       {"high_precision",
        [](A& a) { a.recipe.high_precision = 0x80; },
        {"high_precision", "0x7f", "0x80"}},
+      {"list_behind", [](A& a) { list(a, kSecond); }, {"blocks.index", "0 to 0", "got 1"}},
+      {"list_before", [](A& a) { list(a, kBefore); }, {"blocks.index", "0 to 0", "got -1"}},
+      {"list_twice", [](A& a) { list(a, kFirst, 2); }, {"blocks.index", "once", "got 0 again"}},
+      {"list_null", [](A& a) { list(a, nullptr, 1); }, {"blocks.index", "null"}},
+      {"list_misaligned",
+       [](A& a) { list(a, static_cast<int32_t*>(shifted(const_cast<int32_t*>(kFirst), 2))); },
+       {"blocks.index", "aligned to 4", "0x"}},
+      {"list_count", [](A& a) { list(a, kFirst, 1, kThree); }, {"blocks.count", "width (1)", "3"}},
+      {"list_count_negative",
+       [](A& a) { list(a, kFirst, 1, kMinusOne); },
+       {"blocks.count", "width (1)", "-1"}},
+      {"list_rows",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.rows = 2;
+       },
+       {"blocks.rows", "expected 1", "got 2"}},
+      {"list_without_rows",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.rows = 0;
+       },
+       {"blocks.rows", "expected 1", "got 0"}},
+      {"list_width",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.width = -1;
+       },
+       {"blocks", "width", "-1"}},
+      {"list_stride_huge",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.stride_head = int64_t{1} << 62;
+       },
+       {"blocks", "2^47", "4611686018427387904"}},
+      {"list_block_q",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.block_q = 96;
+       },
+       {"blocks.block_q", "multiple of 64", "96"}},
+      {"list_block_k",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.block_k = 0;
+       },
+       {"blocks.block_k", "multiple of 64", "0"}},
+      {"list_tile",
+       [](A& a) {
+         list(a, kFirst);
+         a.recipe.tile_k = 128;
+       },
+       {"blocks.block_k", "recipe.tile_k (128)", "64"}},
+      {"list_lead",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.lead = -2;
+       },
+       {"blocks.lead", "-1", "-2"}},
+      {"list_pv16_tiles",
+       [](A& a) {
+         list(a, kFirst);
+         a.recipe.pv16_tiles = 1;
+       },
+       {"pv16_tiles", "blocks.lead", "got 1"}},
+      {"list_on_device",
+       [](A& a) {
+         list(a, kFirst);
+         a.blocks.on_device = true;
+       },
+       {"blocks.on_device", "CUDA"}},
+      {"list_count_and_offset",
+       [](A& a) {
+         list(a, kRow);
+         a.blocks.count = kOne;
+       },
+       {"blocks", "count or offset", "both"}},
+      {"list_offset_falling", [](A& a) { list(a, kRowFalling); }, {"blocks.offset", "1 then 0"}},
+      {"list_offset_before", [](A& a) { list(a, kRowBefore); }, {"blocks.offset", "-1 then 0"}},
+      {"workspace_holds_lists",
+       [](A& a) {
+         list(a, kFirst);
+         a.workspace = const_cast<int32_t*>(kFirst);
+       },
+       {"workspace", "of its own"}},
   };
 }
 
@@ -308,6 +412,21 @@ TEST(BadInput, UnspoiltArgumentsAreAccepted) {
   EXPECT_NO_THROW(forward(problem.forward_args()));
   EXPECT_NO_THROW(backward(problem.backward_args()));
   EXPECT_FALSE(problem.untouched());
+}
+
+TEST(BadInput, UnspoiltListsAreAccepted) {
+  for (bool by_offset : {false, true}) {
+    SmallProblem problem;
+    ForwardArgs f = problem.forward_args();
+    by_offset ? list(f, kRow) : list(f, kFirst, 2, kOne);
+    EXPECT_NO_THROW(forward(f));
+    BackwardArgs b = problem.backward_args();
+    by_offset ? list(b, kRow) : list(b, kFirst, 2, kOne);
+    std::vector<std::byte> workspace(workspace_size(b));
+    b.workspace = workspace.data(), b.workspace_bytes = workspace.size();
+    EXPECT_NO_THROW(backward(b));
+    EXPECT_FALSE(problem.untouched());
+  }
 }
 
 /// Read-only tensors may be broadcast, and dimensions of size one may have any stride.

@@ -26,12 +26,13 @@ static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 6 * 4);
 static_assert(offsetof(sagebwd_forward_args, recipe) ==
               16 + 4 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_forward_args) ==
-              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8 + 16);
+              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8 + 16 + 8);
 static_assert(offsetof(sagebwd_backward_args, recipe) ==
               16 + 8 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_backward_args) == offsetof(sagebwd_backward_args, recipe) + 8 + 16 +
                                                    16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16 +
-                                                   16);
+                                                   16 + 8);
+static_assert(sizeof(sagebwd_block_lists) == 16 + 3 * 8 + 4 * 8 + 4 * 4);
 
 // The C constants are the C++ enums.
 static_assert(SAGEBWD_F32 == static_cast<int>(Dtype::f32) &&
@@ -110,6 +111,21 @@ TEST(CApi, InitFillsTheDefaults) {
   EXPECT_EQ(c.q.data, nullptr);
 }
 
+TEST(CApi, BlockListsInitFillsTheDefaults) {
+  sagebwd_block_lists c;
+  std::memset(static_cast<void*>(&c), 0xA5, sizeof c);
+  ASSERT_EQ(sagebwd_block_lists_init(&c, sizeof c), SAGEBWD_OK);
+  const BlockLists l;
+  EXPECT_EQ(c.size, sizeof c);
+  EXPECT_EQ(c.lead, l.lead);
+  EXPECT_EQ(c.block_q, l.block_q);
+  EXPECT_EQ(c.block_k, l.block_k);
+  EXPECT_EQ(c.rows, 0);
+  EXPECT_EQ(c.on_device, 0);
+  EXPECT_EQ(c.index, nullptr);
+  EXPECT_EQ(sagebwd_block_lists_init(nullptr, sizeof c), SAGEBWD_INVALID_ARGUMENT);
+}
+
 /// Every field that changes results, set away from its default, gives bit-equal outputs in both
 /// interfaces.
 TEST(CApi, SameBitsAsTheCppCalls) {
@@ -117,7 +133,20 @@ TEST(CApi, SameBitsAsTheCppCalls) {
     const testing::Sizes sizes{.b = packed ? 1 : 2, .h = 4, .hk = 2, .nq = 130, .nk = 150, .d = 16};
     const int32_t cu_q[] = {0, 70, 70, 130};
     const int32_t cu_k[] = {0, 80, 90, 150};
+    // Two batch entries, four heads, three rows of lists with two places.
+    std::vector<int32_t> index, count;
+    for (int32_t row = 0; row < 24; ++row) {
+      index.insert(index.end(), {row % 3, (row + 2) % 3});
+      count.push_back(row % 5 == 0 ? 1 : 2);
+    }
     const auto configure = [&](AttentionArgs& a) {
+      if (!packed) {
+        a.blocks.index = index.data(), a.blocks.count = count.data();
+        a.blocks.width = 2, a.blocks.rows = 3;
+        a.blocks.stride_batch = 12, a.blocks.stride_head = 3;
+        a.blocks.block_q = a.blocks.block_k = 64;
+        a.blocks.lead = 0;
+      }
       a.scale = 0.4f;
       a.mask = {.causal = true, .align = Align::top_left, .window_left = 40, .window_right = -1};
       if (packed) a.documents = {cu_q, cu_k, 3};

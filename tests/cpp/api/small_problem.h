@@ -123,12 +123,14 @@ class SmallProblem {
 struct CForward {
   sagebwd_forward_args args;
   sagebwd_recipe recipe;
+  sagebwd_block_lists blocks;
   explicit CForward(const ForwardArgs& a);
   CForward(const CForward&) = delete;
 };
 struct CBackward {
   sagebwd_backward_args args;
   sagebwd_recipe recipe;
+  sagebwd_block_lists blocks;
   explicit CBackward(const BackwardArgs& a);
   CBackward(const CBackward&) = delete;
 };
@@ -147,7 +149,7 @@ inline sagebwd_stats to_c(const StatsView& s) {
 }
 
 template <typename C>
-void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r) {
+void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r, sagebwd_block_lists& l) {
   c.q = to_c(a.q), c.k = to_c(a.k), c.v = to_c(a.v), c.o = to_c(a.o), c.lse = to_c(a.lse);
   c.scale = a.scale;
   c.causal = a.mask.causal;
@@ -171,19 +173,26 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r) {
   r.dithered = a.recipe.dithered;
   r.rotate = a.recipe.rotate, r.k_per_token = a.recipe.k_per_token;
   c.recipe = &r;
+  sagebwd_block_lists_init(&l, sizeof l);
+  l.index = a.blocks.index, l.count = a.blocks.count, l.offset = a.blocks.offset;
+  l.width = a.blocks.width, l.rows = a.blocks.rows;
+  l.stride_batch = a.blocks.stride_batch, l.stride_head = a.blocks.stride_head;
+  l.block_q = a.blocks.block_q, l.block_k = a.blocks.block_k, l.lead = a.blocks.lead;
+  l.on_device = a.blocks.on_device;
+  c.blocks = &l;
 }
 
 }  // namespace detail
 
 inline CForward::CForward(const ForwardArgs& a) {
   sagebwd_forward_args_init(&args, sizeof args);
-  detail::shared_to_c(a, args, recipe);
+  detail::shared_to_c(a, args, recipe, blocks);
   args.max_logit = a.max_logit;
 }
 
 inline CBackward::CBackward(const BackwardArgs& a) {
   sagebwd_backward_args_init(&args, sizeof args);
-  detail::shared_to_c(a, args, recipe);
+  detail::shared_to_c(a, args, recipe, blocks);
   args.dout = detail::to_c(a.dout);
   args.dq = detail::to_c(a.dq), args.dk = detail::to_c(a.dk), args.dv = detail::to_c(a.dv);
   args.dlse = detail::to_c(a.dlse);

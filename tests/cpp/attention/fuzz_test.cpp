@@ -103,6 +103,23 @@ void expand(Random& r, std::vector<float>& x, const Shape& s, Placement& place) 
   place.stride[dim] = 0;
 }
 
+/// Block lists for a problem whose tiles, documents and inputs are known.
+void add_lists(Random& r, AttentionProblem& p) {
+  spec::AttnCase& c = p.c;
+  const auto block = [&](int tile) {
+    return tile != 0 ? tile * static_cast<int>(r.integer(1, 2))
+                     : 64 * static_cast<int>(r.integer(1, 4));
+  };
+  c.block_q = block(c.recipe.tile_q), c.block_k = block(c.recipe.tile_k);
+  c.lists = r.pick(std::vector<spec::ListKind>{spec::ListKind::random, spec::ListKind::mass,
+                                               spec::ListKind::diagonal, spec::ListKind::skewed});
+  c.lead = c.recipe.pv16_tiles, c.recipe.pv16_tiles = 0;
+  const double blocks = std::ceil(static_cast<double>(c.nk) / c.block_k);
+  c.keep = std::min(
+      1.0, std::max(static_cast<double>(r.between(0.1f, 1.0f)), 1 / std::max(blocks, 1.0)));
+  p.make_lists();
+}
+
 struct FuzzCase {
   AttentionProblem p;
   Placements places;
@@ -160,8 +177,11 @@ FuzzCase make_case(int64_t number) {
   if (r.chance(0.15)) expand(r, p.in.v, p.k_shape(), f.places["v"]);
   if (r.chance(0.15)) expand(r, p.in.dout, p.q_shape(), f.places["dout"]);
 
-  f.has_accuracy = !packed && !window && !p.partial_kv && p.scale == 0.0f && sigma <= 1.2 &&
-                   kind == InputKind::gaussian && std::min(c.nq, c.nk) >= 100 && c.d >= 24;
+  if (r.chance(0.25)) add_lists(r, p);
+
+  f.has_accuracy = !c.has_lists() && !packed && !window && !p.partial_kv && p.scale == 0.0f &&
+                   sigma <= 1.2 && kind == InputKind::gaussian && std::min(c.nq, c.nk) >= 100 &&
+                   c.d >= 24;
   return f;
 }
 

@@ -103,6 +103,20 @@ const std::vector<ParityCase> kCases = {
     {.text = "h2 nq400 nk500 d64 f16 window=20,5", .partial_kv = true, .packed = true},
     {.text = "h2 nq400 nk500 d64 tile=64x64 causal", .packed = true},
     {.text = "h2 nq400 nk500 d64 tile=64x192 f32 pv16=1", .packed = true},
+    // Block lists.
+    {"h4 hk2 nq300 nk500 d64 keep=0.3"},
+    {"h2 nq300 nk500 d64 keep=0.3 lists=skewed lead=0 causal"},
+    {"h2 nq333 nk700 d64 keep=0.4 blocks=64x128 lead=all f32"},
+    {"b2 h2 nq333 nk700 d40 keep=0.5 blocks=192x192 lists=mass f16"},
+    {"h2 n600 d64 keep=0.2 blocks=128x64 paper lists=diagonal window=100,30"},
+    {"h3 hk1 nq300 nk400 d80 keep=0.3 rounding=dither smooth_q=on lead=2 f32"},
+    {"h2 n300 d64 keep=0.4 lift=S,O,S',dV,dP,dQ,dK f32 lists=mass"},
+    {.text = "h2 nq200 nk600 d64 f32 keep=0.3", .kind = InputKind::offset, .dlse = true},
+    {.text = "h2 nq200 nk600 d64 keep=0.3 causal", .dlse = true, .partial_kv = true},
+    {.text = "h4 hk2 nq400 nk500 d64 keep=0.6 causal", .packed = true},
+    {.text = "h4 hk1 nq400 nk500 d64 keep=0.4 blocks=64x64 lists=skewed f32",
+     .dlse = true,
+     .packed = true},
     // Inputs that are hard to quantise.
     {"h2 n300 d64 causal", InputKind::outlier},
     {"h2 n300 d64 paper", InputKind::outlier},
@@ -119,6 +133,7 @@ AttentionProblem problem_of(const ParityCase& c) {
   if (c.packed) {  // among them documents without queries, without keys, without both
     p.cu_q = {0, 0, 130, 131, 131, 250, 300, 400};
     p.cu_k = {0, 60, 60, 200, 200, 203, 371, 500};
+    p.make_lists();
   }
   return p;
 }

@@ -33,9 +33,11 @@ const SanitizeCase kCases[] = {
     {"h1 n140 d16 f32 lift=S,O,S',dV,dP,dQ,dK"},
     {"h1 n140 d16 f32 lift=S,dV,dK smooth_q=on pv16=all causal"},
     {"h1 nq200 nk70 d16 f32 tile=256x64 smooth_k=off smooth_v=off"},
+    {"b2 h4 hk2 nq150 nk200 d16 bf16 keep=0.5 blocks=64x64"},
     {.text = "h2 nq70 nk130 d16 f32 causal", .dlse = true},
     {.text = "h2 nq70 nk130 d16 f32 paper", .dlse = true, .partial_kv = true},
     {.text = "h2 hk1 nq100 nk140 d16 bf16 causal", .packed = true},
+    {.text = "h2 hk1 nq100 nk140 d16 f32 keep=0.5 blocks=64x64", .packed = true},
     {.text = "h2 hk1 nq100 nk140 d16 f32 rounding=dither",
      .dlse = true,
      .partial_kv = true,
@@ -47,6 +49,7 @@ AttentionProblem problem_of(const SanitizeCase& c) {
   p.partial_kv = c.partial_kv;
   if (c.dlse) p.dlse = random_rows(p, 1);
   if (c.packed) p.cu_q = {0, 0, 65, 65, 70, 100}, p.cu_k = {0, 30, 30, 31, 100, 140};
+  p.make_lists();
   return p;
 }
 

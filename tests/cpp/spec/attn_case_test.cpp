@@ -65,8 +65,43 @@ TEST(AttnCase, RoundTrips) {
            "b1 h1 hk1 nq64 nk64 d64 full bf16 vectorwise bhsd seed1 rotate=off k_per_token=on "
            "rounding=dither:dQ",
            "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 rotate=on rounding=dither:O,dV,dK",
+           "b1 h1 hk1 nq640 nk64 d64 full bf16 vectorwise bhsd seed1 keep=0.05 blocks=64x192 "
+           "lists=mass lead=all",
+           "b1 h1 hk1 nq640 nk64 d64 full bf16 vectorwise bhsd seed1 keep=1 blocks=128x64 "
+           "lists=random",
        })
     EXPECT_EQ(AttnCase::parse(text).to_string(), text);
+}
+
+TEST(AttnCase, ListsHaveAShareOfTheKeyBlocks) {
+  const AttnCase c = AttnCase::parse("b2 h3 nq300 nk2000 keep=0.1 blocks=64x128");
+  const BlockLists l = c.list_shape();
+  EXPECT_EQ(l.rows, 5);
+  EXPECT_EQ(l.width, 2);  // of 16
+  EXPECT_EQ(l.stride_head, 5);
+  EXPECT_EQ(l.stride_batch, 15);
+  EXPECT_EQ(l.lead, 1);
+  EXPECT_FALSE(AttnCase::parse("n64").has_lists());
+  EXPECT_EQ(AttnCase::parse("n64").list_shape().rows, 0);
+  EXPECT_THROW(AttnCase::parse("n512 keep=0.1").list_shape(), Error);  // 0.8 of a block
+  EXPECT_NE(error_of("keep=0").find("above 0 and up to 1"), std::string::npos);
+  EXPECT_NE(error_of("keep=1.5").find("above 0 and up to 1"), std::string::npos);
+  EXPECT_NE(error_of("lists=mass").find("expected keep="), std::string::npos);
+  EXPECT_NE(error_of("keep=0.5 lists=mess").find("did you mean \"mass\""), std::string::npos)
+      << error_of("keep=0.5 lists=mess");
+}
+
+TEST(AttnCase, CountsPairsOfListedBlocks) {
+  // Rows of 128 queries, blocks of 64 keys; causal, so the mask acts inside listed blocks.
+  Problem p = AttnCase::parse("b1 h2 n200 causal d64 keep=0.5").problem();
+  const std::vector<int32_t> index{1, 3, 0, 2}, count{2, 2};
+  p.blocks.index = index.data(), p.blocks.count = count.data();
+  p.blocks.stride_head = 0;  // shared
+  // Row 0: block 1 for queries 64 … 127, block 3 for none. Row 1: block 0 for all of 72 queries,
+  // block 2 (keys 128 … 191) for queries 128 … 199.
+  const int64_t lead = 64 * 65 / 2 + 72 * 64, rest = 64 * 65 / 2 + 8 * 64;
+  EXPECT_EQ(count_listed_pairs(p).leading, 2 * lead);
+  EXPECT_EQ(count_listed_pairs(p).all, 2 * (lead + rest));
 }
 
 TEST(AttnCase, NamesTheBadToken) {

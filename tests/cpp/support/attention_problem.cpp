@@ -97,6 +97,7 @@ void fill_shared(const AttentionProblem& p, const RunOptions& o, const Tensors& 
   a.scale = p.scale;
   a.mask = p.c.mask;
   a.documents = p.documents();
+  a.blocks = p.lists.view();
   a.recipe = p.c.recipe;
   a.parallel_for = o.parallel_for;
 }
@@ -116,6 +117,7 @@ spec::Problem AttentionProblem::resolved() const {
   a.scale = scale;
   a.mask = c.mask;
   a.documents = documents();
+  a.blocks = lists.view();
   a.recipe = c.recipe;
   return spec::resolve(a, false);
 }
@@ -141,6 +143,7 @@ AttentionProblem make_problem(const std::string& case_text, trace::InputKind kin
   AttentionProblem p;
   p.c = spec::AttnCase::parse(case_text);
   p.in = trace::make_inputs(p.c, kind, sigma);
+  p.make_lists();
   return p;
 }
 

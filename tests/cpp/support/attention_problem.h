@@ -17,6 +17,7 @@
 #include "spec/attn_case.h"
 #include "support/tensor.h"
 #include "trace/inputs.h"
+#include "trace/lists.h"
 
 namespace sagebwd::testing {
 
@@ -27,6 +28,7 @@ struct AttentionProblem {
   float scale = 0.0f;               // 0: 1/sqrt(d)
   std::vector<int32_t> cu_q, cu_k;  // documents; empty: not packed
   bool partial_kv = false;
+  trace::Lists lists;  // of the case; make_lists() after documents or inputs have changed
 
   Shape q_shape() const { return {c.b, c.h, c.nq, c.d}; }
   Shape k_shape() const { return {c.b, c.hk, c.nk, c.d}; }
@@ -38,6 +40,8 @@ struct AttentionProblem {
   spec::Problem resolved() const;
   /// The case string, and what it cannot express.
   std::string describe() const;
+  /// Makes the lists that the case asks for.
+  void make_lists() { lists = trace::make_lists(c, in, documents()); }
   /// Rounds the inputs to the element type, after a test has changed them.
   void round_inputs();
 };

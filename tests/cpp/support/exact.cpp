@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "base/parallel.h"
+#include "ref/problem_visibility.h"
 #include "support/attention_problem.h"
 
 namespace sagebwd::testing {
@@ -41,10 +42,7 @@ struct ExactInputs {
     head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
     head.dlse = dlse.empty() ? nullptr : dlse.data();
     head.scale = static_cast<double>(r.scale);
-    head.visible = [&r, s](int64_t i) {
-      const spec::KeyRange range = r.visible(s, i);
-      return std::pair<int64_t, int64_t>(range.begin, range.end);
-    };
+    head.visible = ref::visibility_of(r, t, h);
   }
   ExactInputs(const ExactInputs&) = delete;
 
@@ -57,7 +55,7 @@ double round_bf16(double x) {
   return static_cast<double>(to_float(from_float<bf16>(static_cast<float>(x))));
 }
 
-/// P and dS rounded on their way into the matmuls.
+/// P and dS rounded on their way into the matmuls. Rows have one span of keys: no lists.
 ref::ExactResult bf16_head(const ref::ExactHead& head) {
   const int64_t d = head.d;
   std::vector<double> o(static_cast<size_t>(head.nq * d), 0.0), dq(o);
@@ -147,11 +145,8 @@ OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p
   head.nq = s.nq, head.nk = s.nk, head.d = c.d;
   head.q = one.q.data(), head.k = one.k.data(), head.v = one.v.data();
   head.scale = r.scale;
-  head.visible = [r, s](int64_t i) {
-    const spec::KeyRange range = r.visible(s, i);
-    return std::pair<int64_t, int64_t>(range.begin, range.end);
-  };
-  head.recipe = c.recipe;
+  head.visible = ref::visibility_of(r, sequence, h);
+  head.recipe = r.recipe;
   const backend::Tiles tiles = impl.tiles(r);
   head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
   head.recipe.p_levels = tiles.p_levels;
