@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two kernels. One turns the caller's tensors, or the codes that a forward saved, into what the
+// Three kernels. One turns the caller's tensors, or the codes that a forward saved, into what the
 // main kernels read: means, INT8 codes (row-major and transposed), padded 16-bit copies, and
-// numbers of each query. The other decodes the largest logits.
+// numbers of each query. One before it zeroes counters. The last decodes the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,6 +23,7 @@ struct MeanJob {
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
   uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
+  float* flipped = nullptr;     // as mean, with the signs of the rotation; null: unwanted
   float* saved = nullptr;       // [sequences, hk, d]: another copy for the caller; null: unwanted
 };
 
@@ -98,6 +99,15 @@ struct OperandJob {
   QueryGradient* gradient;  // [h, tq]
   float* dq_sum = nullptr;  // [h, tq, D], set to zero
 };
+/// Pieces of memory that are set to zero. The kernel behind this one may start early.
+struct ZerosJob {
+  struct Piece {
+    uint32_t* at;
+    int64_t words;
+  } piece[3];
+};
+void launch_zeros(const ZerosJob& job, cudaStream_t stream);
+
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 
 /// Codes of tile/ordered.cuh back to floats: 0 (nothing seen) is -inf.

@@ -52,7 +52,8 @@ struct Call {
   /// Zeroes what has to be zero, and says what both directions make.
   OperandJob start(const SharedSpace& ws) const {
     write_documents(p, plan.blocks, ws.documents, stream);
-    if (ws.zero_bytes > 0) SAGE_CUDA(cudaMemsetAsync(ws.zeros, 0, ws.zero_bytes, stream));
+    ZerosJob zeros{{{reinterpret_cast<uint32_t*>(ws.zeros),
+                     static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))}}};
     OperandJob job{};
     job.seq = sequences(ws);
     job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
@@ -81,7 +82,8 @@ struct Call {
                    .v_mean = saved.v_mean()};
     if (!reads_codes()) {
       job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-      if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
+      if (p.recipe.smooth_k)
+        job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_flipped};
       if (p.recipe.smooth_v && ws.v_mean != nullptr)
         job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
     }
@@ -89,11 +91,12 @@ struct Call {
     job.q8 = ws.q8, job.logit_scale = p.scale;
     if (p.has_codes && !reads_codes()) {
       // Sequences without keys, and recipes without smoothing, have means of zero.
-      const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
-      SAGE_CUDA(cudaMemsetAsync(saved.k_mean(), 0, bytes, stream));
-      SAGE_CUDA(cudaMemsetAsync(saved.v_mean(), 0, bytes, stream));
+      const int64_t words = p.num_sequences() * p.hk * p.d;
+      zeros.piece[1] = {reinterpret_cast<uint32_t*>(saved.k_mean()), words};
+      zeros.piece[2] = {reinterpret_cast<uint32_t*>(saved.v_mean()), words};
       job.k_mean.saved = saved.k_mean(), job.v_mean.saved = saved.v_mean();
     }
+    launch_zeros(zeros, stream);
     return job;
   }
 
