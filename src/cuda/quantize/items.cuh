@@ -23,7 +23,8 @@ enum class Kind { none, k_mean, v_mean, keys, values, queries };
 
 struct Item {
   Kind kind;
-  int head;   // a query head for queries, else a key head
+  int head;     // a query head for queries, else a key head
+  int kv_head;  // its key head
   int block;  // of tokens; for means the first of a span (mean.cuh)
   tile::Sequence s;
   int first, left;       // the block's first token, and the tokens from there to the sequence's end
@@ -46,7 +47,12 @@ __device__ inline void locate(const OperandJob& job, Item& item) {
   const bool queries = item.kind == Kind::queries,
              of_k = item.kind == Kind::keys || item.kind == Kind::k_mean;
   tile::Sequence& s = item.s;
-  s = tile::sequence_of_block<kBlock>(job.seq, item.block, queries);
+  if (job.seq.documents == nullptr) {
+    const Divisor& blocks = queries ? job.q_blocks_each : job.k_blocks_each;
+    s = tile::sequence_at<kBlock>(job.seq, blocks.divide(item.block));
+  } else {
+    s = tile::sequence_of_block<kBlock>(job.seq, item.block, queries);
+  }
   item.first =
       static_cast<int>(static_cast<int64_t>(item.block) * kBlock - (queries ? s.q_pad : s.k_pad));
   item.left = (queries ? s.nq : s.nk) - item.first;
@@ -75,7 +81,7 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
   bool is_mean = index < means;
   if (!is_mean) {
     const uint32_t behind = index - means;
-    head = min(behind / (means + codes), last);
+    head = min(job.head_pieces.divide(behind), last);
     at = behind - head * (means + codes);
     const uint32_t before = head == last ? 0 : means;
     is_mean = at < before;
@@ -85,7 +91,7 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
       at -= before;
     if (!is_mean && at >= codes) return item;
   }
-  item.head = static_cast<int>(head), item.block = static_cast<int>(at);
+  item.head = item.kv_head = static_cast<int>(head), item.block = static_cast<int>(at);
   if (is_mean) {
     const bool of_k = job.k_mean.mean != nullptr && item.block < n.spans;
     item.kind = of_k ? Kind::k_mean : Kind::v_mean;
@@ -97,7 +103,8 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
   } else {
     const int q = item.block - job.k_blocks - n.values;
     item.kind = Kind::queries;
-    item.head = item.head * job.group + q / job.q_blocks, item.block = q % job.q_blocks;
+    const int member = job.head_q_blocks.divide(q);
+    item.head = item.head * job.group + member, item.block = q - member * job.q_blocks;
   }
   locate(job, item);
   return item;

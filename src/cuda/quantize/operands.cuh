@@ -324,7 +324,7 @@ struct Worker {
       b.put_all(to, codes);
     } else {
       b.flip(shared.signs);
-      load_mean(b, job.k_mean, item.head / job.group);
+      load_mean(b, job.k_mean, item.kv_head);
       // The forward adds this number to LSE and the backward subtracts it again. Both need the same
       // bits, so the product is rounded by itself and not as part of a multiply-add.
       const float dot = dots(b, [&](int, int part, float(&y)[8]) {
@@ -379,9 +379,9 @@ struct Worker {
     measure<Values::loaded>(b, job.q_tokens);
     // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
     if (reads_codes())
-      read_v_mean(b, item.head / job.group);
+      read_v_mean(b, item.kv_head);
     else
-      load_mean(b, job.v_mean, item.head / job.group);
+      load_mean(b, job.v_mean, item.kv_head);
     float delta = dots(b, [&](int step, int part, float(&y)[8]) {
       if constexpr (kStagesGradients)
         Block::staged(shared.stage[2], step, part).unpack(y);
@@ -414,7 +414,7 @@ struct Worker {
         sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
     // No dP, and no D, is larger than this times the norm of dO.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
-                       fmaxf(wait_for_value_scale(item.head / job.group), 0x1p-100f);
+                       fmaxf(wait_for_value_scale(item.kv_head), 0x1p-100f);
     const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
     const bool sees = b.owns() && lse2 != INFINITY;
     const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab).mine);
@@ -539,8 +539,10 @@ __global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, 
 }
 
 template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-void run_operands(const OperandJob& job, cudaStream_t stream) {
+void run_operands(OperandJob job, cudaStream_t stream) {
   const Counts n(job);
+  job.head_pieces = Divisor(n.means + n.codes), job.head_q_blocks = Divisor(job.q_blocks);
+  job.q_blocks_each = Divisor(job.seq.q_blocks), job.k_blocks_each = Divisor(job.seq.k_blocks);
   const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
   int device = 0, multiprocessors = 0;
   SAGE_CUDA(cudaGetDevice(&device));

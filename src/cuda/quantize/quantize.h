@@ -17,6 +17,22 @@
 
 namespace sagebwd::cuda {
 
+/// Divides numbers below 2^31 by one that the host knows, without a division.
+struct Divisor {
+  uint32_t factor = 0;
+  int shift = 0;
+  Divisor() = default;
+  explicit Divisor(int64_t by) {
+    while ((int64_t{1} << shift) < by) ++shift;
+    if (by > 0) factor = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + by - 1) / by);
+    shift += 31;
+  }
+  template <typename Int>
+  constexpr Int divide(Int x) const {
+    return static_cast<Int>((static_cast<uint64_t>(x) * factor) >> shift);
+  }
+};
+
 /// The mean over the keys of each sequence. It leaves out tokens that hold NaN or Inf.
 struct MeanJob {
   float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: there is none
@@ -51,6 +67,8 @@ struct OperandJob {
   int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none
   bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
   uint32_t* next;    // the next piece of work; 0 at the start
+  // Pieces of work of a head; blocks of a head; blocks of a sequence, where nothing is packed.
+  Divisor head_pieces, head_q_blocks, q_blocks_each, k_blocks_each;
   SavedCodes
       saved;  // the forward writes them; the backward takes them instead of q, k, v and means
 

@@ -395,6 +395,15 @@ struct TokenBlock {
     if (threadIdx.x >= kItems) return;
     const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
     const uint32_t c = threadIdx.x % D / 4 * 4;
+    // Where words of tokens 2k and 2k + 1 of the piece lie, but for the tokens before them: word_at,
+    // taken apart so that a load adds a constant at most.
+    const uint32_t* base[4][2];
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t at = word_at(piece * 16 + 2 * k, c / 4) - 2 * k * (D / 4);
+      base[k][0] = shared.codes + at;
+      base[k][1] = D == 128 ? base[k][0] + D / 4 : shared.codes + (at ^ (D / 4));
+    }
     uint32_t out[4][4];  // [channel][word]
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -402,7 +411,7 @@ struct TokenBlock {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int at = kTurned ? tile::turned(4 * w + e) : tile::permuted(4 * w + e);
-        r[e] = shared.codes[word_at(piece * 16 + static_cast<uint32_t>(at), c / 4)];
+        r[e] = base[at / 2 % 4][at % 2][at / 2 * 2 * (D / 4)];
       }
       const uint32_t ab_low = __byte_perm(r[0], r[1], 0x5140),
                      cd_low = __byte_perm(r[2], r[3], 0x5140);
