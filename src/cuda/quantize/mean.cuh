@@ -90,8 +90,11 @@ struct MeanBlock {
   };
   static constexpr int kSteps = kBlock / Shape::kSlots, kWays = kRowThreads / D;
 
+  static constexpr int kWarps = kRowThreads / 32;
+  static_assert(kWays <= kWarps);
+
   struct Shared {
-    double sums[Shape::kSlots][D];
+    double sums[kWarps][D];
     int counts[Shape::kSlots];
     bool last;
   };
@@ -205,13 +208,19 @@ struct MeanBlock {
                              int count) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) shared.sums[slot][channel + e] = total[e];
+    for (int e = 0; e < 8; ++e) {
+      double sum = total[e];  // of the warp's slots
+#pragma unroll
+      for (int lanes = Shape::kLanes; lanes < 32; lanes *= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+      if (thread % 32 < Shape::kLanes) shared.sums[thread / 32][channel + e] = sum;
+    }
     if (channel == 0) shared.counts[slot] = count;
     __syncthreads();
     const int64_t part = static_cast<int64_t>(head) * job.k_blocks + first;
     if (thread < D) {
       double sum = 0;
-      for (int r = 0; r < Shape::kSlots; ++r) sum += shared.sums[r][thread];
+      for (int r = 0; r < kWarps; ++r) sum += shared.sums[r][thread];
       mean.part[part * D + thread] = sum;
     }
     if (thread == 0) {

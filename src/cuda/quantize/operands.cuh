@@ -17,11 +17,15 @@ namespace sagebwd::cuda {
 /// Whose main kernels read the operands.
 enum class Reader { sm80, sm90 };
 
+/// Whether codes come from the caller's memory: sm90 has a kernel for either case, because what
+/// only reads codes needs fewer registers.
+enum class Codes { made, read, made_or_read };
+
 // Scale of Q or K where all codes are zero. The backward multiplies scales into dS and divides them
 // out again, so a scale must not be 0. This one is too small to change the maxima of dS.
 inline constexpr float kZeroScale = 0x1p-60f;
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
 struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
@@ -48,6 +52,9 @@ struct Worker {
     Item item[3];
   };
 
+  static_assert(arch::shared_memory_for(sizeof(Shared), kResident) <=
+                arch::shared_memory_of(arch::kTarget == 800 ? 860 : arch::kTarget));
+
   const OperandJob& job;
   const Item& item;
   const Item& next;
@@ -58,10 +65,15 @@ struct Worker {
                  item.head * tokens + static_cast<int64_t>(item.block) * kBlock);
   }
 
+  /// Codes come with their means.
+  __device__ static bool is_mean(Kind kind) {
+    return kCodes != Codes::read && (kind == Kind::k_mean || kind == Kind::v_mean);
+  }
+
   /// Asks for what a piece of work reads: K, V or Q, and then the rest. Each is a group of copies,
   /// which may be empty.
   __device__ __forceinline__ void start(Kind kind, Source from, int left) const {
-    if (kind == Kind::k_mean || kind == Kind::v_mean)
+    if (is_mean(kind))
       Mean::start(shared.stage[0], from, left, job.d);
     else if (kind != Kind::none && reads_codes())
       Block::start_codes(shared.stage[0], from, left, job.d);
@@ -90,6 +102,7 @@ struct Worker {
   }
   /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
   __device__ bool reads_codes() const {
+    if constexpr (kCodes != Codes::made_or_read) return kCodes == Codes::read;
     return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
   }
   __device__ bool saves_codes() const {
@@ -314,7 +327,16 @@ struct Worker {
     const int64_t own = b.token0() + b.own();
     const Targets to{.rows = job.q8, .transpose = kBackward};
     float mean_logit;
+    float lse = -INFINITY, dlse = 0.0f;
+    const auto load_statistics = [&] {
+      if (!b.own_is_real()) return;
+      const int64_t token = item.s.q_begin + item.first + b.first_token() + b.own();
+      lse = *tile::stat_of(job.lse, item.s, item.head, token);
+      if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+    };
+    constexpr bool kEarly = kCodes == Codes::read;  // there are registers to keep them in
     if constexpr (kBackward) clear_sums(b.row0);
+    if constexpr (kEarly) load_statistics();
     if (reads_codes()) {
       const int64_t saved = saved_row(b, true);
       typename Block::Words codes;
@@ -353,12 +375,9 @@ struct Worker {
     } else {
       __syncthreads();
       b.template write_transposed<false>(job.q8t);
-      __syncthreads();
-      const int64_t token = item.s.q_begin + item.first + b.first_token() + b.own();
-      float lse = -INFINITY, dlse = 0.0f;
-      if (b.own_is_real()) lse = *tile::stat_of(job.lse, item.s, item.head, token);
-      if (b.own_is_real() && job.dlse.data != nullptr)
-        dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+      // Codes of dO take the place of these. In write_stats all threads meet before that.
+      if (kReader != Reader::sm90) __syncthreads();
+      if constexpr (!kEarly) load_statistics();
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
       douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
@@ -478,7 +497,7 @@ struct Worker {
 
   /// Works on `item`, and asks for what `next` reads as soon as there is room for it.
   __device__ void run() {
-    if (item.kind == Kind::k_mean || item.kind == Kind::v_mean) {
+    if (is_mean(item.kind)) {
       const bool of_k = item.kind == Kind::k_mean;
       const MeanJob mean = of_k ? job.k_mean : job.v_mean;
       const Strided x = of_k ? job.k : job.v;
@@ -510,10 +529,11 @@ struct Worker {
   }
 };
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-__global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, kReader>::kResident)
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
+__global__ void
+__launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, kReader, kCodes>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = Worker<T, D, kBackward, kScheme, kReader>;
+  using Work = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Work::Shared*>(memory);
   arch::wait_for_earlier_kernels();
@@ -538,7 +558,8 @@ __global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, 
   } while (shared.item[turn].kind != Kind::none);
 }
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader,
+          Codes kCodes = kBackward ? Codes::made_or_read : Codes::made>
 void run_operands(OperandJob job, cudaStream_t stream) {
   const Counts n(job);
   job.head_pieces = Divisor(n.means + n.codes), job.head_q_blocks = Divisor(job.q_blocks);
@@ -547,9 +568,9 @@ void run_operands(OperandJob job, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  using Work = Worker<T, D, kBackward, kScheme, kReader>;
+  using Work = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
   const int64_t places = static_cast<int64_t>(multiprocessors) * Work::kResident;
-  launch(operand_kernel<T, D, kBackward, kScheme, kReader>,
+  launch(operand_kernel<T, D, kBackward, kScheme, kReader, kCodes>,
          dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads,
          static_cast<int>(sizeof(typename Work::Shared)), job, stream,
          kReader == Reader::sm90 ? Start::early : Start::behind);
