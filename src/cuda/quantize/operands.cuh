@@ -197,8 +197,7 @@ struct Worker {
   __device__ float wait_for_value_scale(int kv_head) const {
     const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + kv_head;
     const uint32_t blocks = static_cast<uint32_t>((item.s.nk + kBlock - 1) / kBlock);
-    while (*static_cast<volatile uint32_t*>(job.v_done + at) < blocks) {
-    }
+    while (*static_cast<volatile uint32_t*>(job.v_done + at) < blocks) __nanosleep(100);
     __threadfence();
     return __uint_as_float(*static_cast<volatile uint32_t*>(job.v_top + at));
   }
