@@ -37,12 +37,29 @@ __device__ __forceinline__ void cp_async_16_or_zero(uint32_t to, const void* fro
                : "memory");
 }
 
+/// The same for data that nobody reads again: in the second-level cache it is the first to make
+/// room.
+__device__ __forceinline__ void cp_async_16_once_or_zero(uint32_t to, const void* from, bool real) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(real ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_8(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
+/// The same where `real`, else zeros; then nothing is read.
+__device__ __forceinline__ void cp_async_8_or_zero(uint32_t to, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from),
+               "r"(real ? 8 : 0)
+               : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() {

@@ -4,9 +4,11 @@
 //
 //   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
 //
-// Means and codes both read K and V. With this order K and V are still in the second-level cache
-// when their codes are made, and codes rarely wait for their mean. A piece waits only for pieces
-// that were handed out before it, so there is no deadlock.
+// A thread block asks for the rows of a piece while it works on the piece before it. Means and
+// codes both read K and V. With this order K and V are still in the second-level cache when their
+// codes are made, and codes rarely wait for their mean. A piece waits only for pieces that were
+// handed out before it, and a thread block works on its pieces in that order. So the oldest piece
+// that is not done waits for nothing, and there is no deadlock.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +23,12 @@ enum class Kind { none, k_mean, v_mean, keys, values, queries };
 
 struct Item {
   Kind kind;
-  int head;   // a query head for queries, else a key head
-  int block;  // of tokens; for means a span (mean.cuh)
+  int head;     // a query head for queries, else a key head
+  int kv_head;  // its key head
+  int block;  // of tokens; for means the first of a span (mean.cuh)
   tile::Sequence s;
+  int first, left;       // the block's first token, and the tokens from there to the sequence's end
+  Source from, dout, o;  // rows of the block: K, V or Q, or their saved codes; dO and O beside Q
 };
 
 /// Pieces of work of one key head.
@@ -37,16 +42,46 @@ struct Counts {
   }
 };
 
+/// Finds the sequence and the rows of a piece of work.
+__device__ inline void locate(const OperandJob& job, Item& item) {
+  const bool queries = item.kind == Kind::queries,
+             of_k = item.kind == Kind::keys || item.kind == Kind::k_mean;
+  tile::Sequence& s = item.s;
+  if (job.seq.documents == nullptr) {
+    const Divisor& blocks = queries ? job.q_blocks_each : job.k_blocks_each;
+    s = tile::sequence_at<kBlock>(job.seq, blocks.divide(item.block));
+  } else {
+    s = tile::sequence_of_block<kBlock>(job.seq, item.block, queries);
+  }
+  item.first =
+      static_cast<int>(static_cast<int64_t>(item.block) * kBlock - (queries ? s.q_pad : s.k_pad));
+  item.left = (queries ? s.nq : s.nk) - item.first;
+  const int64_t token = (queries ? s.q_begin : s.k_begin) + item.first;
+  if (job.backward && job.saved.q8 != nullptr) {
+    const int8_t* codes = queries ? job.saved.q8 : of_k ? job.saved.k8 : job.saved.v8;
+    const int64_t row = item.head * (queries ? job.saved.queries : job.saved.keys) +
+                        s.batch * (queries ? job.seq.nq : job.seq.nk) + token;
+    item.from = {reinterpret_cast<const uint8_t*>(codes + row * job.d), job.d, true};
+  } else {
+    item.from = source_of(queries ? job.q : of_k ? job.k : job.v, s, item.head, token);
+  }
+  if (job.backward && queries) {
+    item.dout = source_of(job.dout, s, item.head, token);
+    item.o = source_of(job.o, s, item.head, token);
+  }
+}
+
 __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
   const Counts n(job);
   const uint32_t means = static_cast<uint32_t>(n.means), codes = static_cast<uint32_t>(n.codes);
   const uint32_t last = static_cast<uint32_t>(job.hk) - 1;
-  Item item{Kind::none, 0, 0, {}};
+  Item item{};
+  item.kind = Kind::none;
   uint32_t head = 0, at = index;
   bool is_mean = index < means;
   if (!is_mean) {
     const uint32_t behind = index - means;
-    head = min(behind / (means + codes), last);
+    head = min(job.head_pieces.divide(behind), last);
     at = behind - head * (means + codes);
     const uint32_t before = head == last ? 0 : means;
     is_mean = at < before;
@@ -56,22 +91,22 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
       at -= before;
     if (!is_mean && at >= codes) return item;
   }
-  item.head = static_cast<int>(head), item.block = static_cast<int>(at);
+  item.head = item.kv_head = static_cast<int>(head), item.block = static_cast<int>(at);
   if (is_mean) {
     const bool of_k = job.k_mean.mean != nullptr && item.block < n.spans;
     item.kind = of_k ? Kind::k_mean : Kind::v_mean;
     if (!of_k && job.k_mean.mean != nullptr) item.block -= n.spans;
-    return item;
-  }
-  if (item.block < job.k_blocks + n.values) {
+    item.block *= kMeanBlocks;
+  } else if (item.block < job.k_blocks + n.values) {
     item.kind = item.block < job.k_blocks ? Kind::keys : Kind::values;
     if (item.kind == Kind::values) item.block -= job.k_blocks;
   } else {
     const int q = item.block - job.k_blocks - n.values;
     item.kind = Kind::queries;
-    item.head = item.head * job.group + q / job.q_blocks, item.block = q % job.q_blocks;
+    const int member = job.head_q_blocks.divide(q);
+    item.head = item.head * job.group + member, item.block = q - member * job.q_blocks;
   }
-  item.s = tile::sequence_of_block<kBlock>(job.seq, item.block, item.kind == Kind::queries);
+  locate(job, item);
   return item;
 }
 

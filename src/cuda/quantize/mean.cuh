@@ -12,17 +12,19 @@
 // is stored as -0. Readers poll until no +0 is left.
 #pragma once
 
+#include "cuda/arch/target.cuh"
 #include "cuda/quantize/quantize.h"
 #include "cuda/quantize/rows.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cuda {
 
 inline constexpr int kMeanBlocks = 4;
 
 /// A sum of floats with twice their precision, which also adds up the errors of the additions
-/// (Knuth's two-sum). FP64 would be slow on most GPUs.
-struct LongSum {
+/// (Knuth's two-sum), for GPUs where FP64 is slow.
+struct PairSum {
   float high = 0.0f, low = 0.0f;
   __device__ __forceinline__ void add(float x) {
     const float sum = high + x, part = sum - high;
@@ -31,6 +33,15 @@ struct LongSum {
   }
   __device__ double value() const { return static_cast<double>(high) + static_cast<double>(low); }
 };
+
+/// The same where FP64 is fast.
+struct DoubleSum {
+  double sum = 0;
+  __device__ __forceinline__ void add(float x) { sum += static_cast<double>(x); }
+  __device__ double value() const { return sum; }
+};
+
+using LongSum = std::conditional_t<arch::kTarget / 10 == 90, DoubleSum, PairSum>;
 
 /// The runs of a sequence.
 struct Runs {
@@ -79,8 +90,11 @@ struct MeanBlock {
   };
   static constexpr int kSteps = kBlock / Shape::kSlots, kWays = kRowThreads / D;
 
+  static constexpr int kWarps = kRowThreads / 32;
+  static_assert(kWays <= kWarps);
+
   struct Shared {
-    double sums[Shape::kSlots][D];
+    double sums[kWarps][D];
     int counts[Shape::kSlots];
     bool last;
   };
@@ -88,27 +102,56 @@ struct MeanBlock {
   // A larger sum may have been infinite on the way.
   static constexpr double kLargest = 0x1p127;
 
+  using StageOf = Stage<D>;
+  static_assert(kSteps == StageOf::kChunks);
+
   const OperandJob& job;
   const MeanJob& mean;
   const Strided& x;
   int head;
   Shared& shared;
+  StageOf& stage;
   int slot = static_cast<int>(threadIdx.x) / Shape::kLanes;
   int channel = static_cast<int>(threadIdx.x) % Shape::kLanes * 8;
 
-  /// All runs of a span.
-  __device__ void run(int span) {
-    const int end = min((span + 1) * kMeanBlocks, job.k_blocks);
-    int first = span * kMeanBlocks;
+  /// Asks for a block of keys. `left`: how many its sequence has from there on.
+  __device__ static void start(StageOf& stage, const Source& from, int left, int d) {
+    const int slot = static_cast<int>(threadIdx.x) / Shape::kLanes * kSteps,
+              channel = static_cast<int>(threadIdx.x) % Shape::kLanes * 8;
+    stage.template start<Reading::again, kSteps>(from.at + slot * from.stride + channel * sizeof(T),
+                                                 from.stride, left - slot, d - channel,
+                                                 from.vector);
+  }
+
+  /// All runs of a span from `block` on, of which the first block was asked for: `from`, with
+  /// `left` keys to the end of its sequence. Calls ask(more, from, left) as soon as the stage is
+  /// free: with the next block, or with more = false.
+  template <typename Ask>
+  __device__ void run(int block, Source from, int left, Ask ask) {
+    const int end = min(block + kMeanBlocks, job.k_blocks);
+    bool more = left > 0;  // or after the last document
     LongSum sum[8];
-    int count = 0;
-    for (int block = first; block < end; ++block) {
-      const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block, false);
-      const int token = static_cast<int>(static_cast<int64_t>(block) * kBlock - s.k_pad);
-      if (token >= s.nk) return;  // after the last document
+    int first = block, count = 0;
+    while (true) {
+      const bool real = more;
       Chunk<T> chunk[kSteps];
-      load(chunk, s, token);
-      count += max(min(s.nk - token - slot * kSteps, kSteps), 0);
+      arch::cp_async_wait<0>();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) chunk[step].bits = stage.chunk[step][threadIdx.x];
+      count += max(min(left - slot * kSteps, kSteps), 0);
+      const bool ends = left <= kBlock;
+      more = real && block + 1 < end;
+      left -= kBlock;
+      if (ends && more) {  // the next block is that of another sequence
+        const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block + 1, false);
+        const int token = static_cast<int>(static_cast<int64_t>(block + 1) * kBlock - s.k_pad);
+        left = s.nk - token, more = left > 0;
+        from.at = source_of(x, s, head, s.k_begin + token).at;
+      } else {
+        from.at += kBlock * from.stride;
+      }
+      ask(more, from, left);
+      if (!real) return;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         float v[8];
@@ -116,23 +159,20 @@ struct MeanBlock {
 #pragma unroll
         for (int e = 0; e < 8; ++e) sum[e].add(v[e]);
       }
-      if (block + 1 < end && token + kBlock < s.nk) continue;
-      double total[8];
-      bool bad = false;
+      if (ends || !more) {
+        double total[8];
+        bool bad = false;
 #pragma unroll
-      for (int e = 0; e < 8; ++e)
-        total[e] = sum[e].value(), sum[e] = {}, bad |= !(fabs(total[e]) <= kLargest);
-      if (__syncthreads_or(bad)) add_carefully(s, first, block, total, count);
-      write_part(s, first, total, count);
-      first = block + 1, count = 0;
+        for (int e = 0; e < 8; ++e)
+          total[e] = sum[e].value(), sum[e] = {}, bad |= !(fabs(total[e]) <= kLargest);
+        const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block, false);
+        if (__syncthreads_or(bad)) add_carefully(s, first, block, total, count);
+        write_part(s, first, total, count);
+        first = block + 1, count = 0;
+      }
+      if (!more) return;
+      ++block;
     }
-  }
-
-  __device__ void load(Chunk<T> (&chunk)[kSteps], const tile::Sequence& s, int token) const {
-    const int mine = token + slot * kSteps;
-    load_chunks<Reading::again>(chunk,
-                                tile::row_of<const T>(x, s, head, s.k_begin + mine) + channel,
-                                x.token, channel < job.d ? s.nk - mine : 0, x.vector);
   }
 
   /// The same sum without tokens that hold NaN or Inf. The others may be of any size.
@@ -168,13 +208,19 @@ struct MeanBlock {
                              int count) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) shared.sums[slot][channel + e] = total[e];
+    for (int e = 0; e < 8; ++e) {
+      double sum = total[e];  // of the warp's slots
+#pragma unroll
+      for (int lanes = Shape::kLanes; lanes < 32; lanes *= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+      if (thread % 32 < Shape::kLanes) shared.sums[thread / 32][channel + e] = sum;
+    }
     if (channel == 0) shared.counts[slot] = count;
     __syncthreads();
     const int64_t part = static_cast<int64_t>(head) * job.k_blocks + first;
     if (thread < D) {
       double sum = 0;
-      for (int r = 0; r < Shape::kSlots; ++r) sum += shared.sums[r][thread];
+      for (int r = 0; r < kWarps; ++r) sum += shared.sums[r][thread];
       mean.part[part * D + thread] = sum;
     }
     if (thread == 0) {
@@ -211,6 +257,10 @@ struct MeanBlock {
     const float value = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
     const int64_t row = static_cast<int64_t>(s.index) * job.hk + head;
     mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
+    if (mean.flipped != nullptr) {
+      const bool flips = job.rotation > 0 && numerics::rotation_flips(c);
+      mean.flipped[row * D + c] = value == 0.0f ? -0.0f : flips ? -value : value;
+    }
     if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
   }
 };

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/arch/kernel_order.cuh"
 #include "cuda/arch/target.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/quantize/items.cuh"
@@ -16,11 +17,15 @@ namespace sagebwd::cuda {
 /// Whose main kernels read the operands.
 enum class Reader { sm80, sm90 };
 
+/// Whether codes come from the caller's memory: sm90 has a kernel for either case, because what
+/// only reads codes needs fewer registers.
+enum class Codes { made, read, made_or_read };
+
 // Scale of Q or K where all codes are zero. The backward multiplies scales into dS and divides them
 // out again, so a scale must not be 0. This one is too small to change the maxima of dS.
 inline constexpr float kZeroScale = 0x1p-60f;
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
 struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
@@ -33,34 +38,71 @@ struct Worker {
           : kScheme == Scheme::vectorwise && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
   static constexpr int kResident = D == 128 || kTooManyRegisters ? 2 : 3;
 
+  // What comes through shared memory: K, V or Q; in the backward of sm90, which has room, also dO
+  // and O.
+  static constexpr bool kStagesGradients = kBackward && kReader == Reader::sm90;
+
   struct Shared {
+    Stage<D> stage[kStagesGradients ? 3 : 1];
     union {
       typename Block::Shared block;
       typename Mean::Shared mean;
     };
-    Item item[2];
+    SignTable signs;
+    Item item[3];
   };
+
+  static_assert(arch::shared_memory_for(sizeof(Shared), kResident) <=
+                arch::shared_memory_of(arch::kTarget == 800 ? 860 : arch::kTarget));
 
   const OperandJob& job;
   const Item& item;
+  const Item& next;
   Shared& shared;
 
-  __device__ int first(bool queries) const {
-    return static_cast<int>(static_cast<int64_t>(item.block) * kBlock -
-                            (queries ? item.s.q_pad : item.s.k_pad));
+  __device__ Block block(int64_t tokens) const {
+    return Block(shared.block, item.left,
+                 item.head * tokens + static_cast<int64_t>(item.block) * kBlock);
   }
-  __device__ Block key_block() const {
-    return Block(shared.block, first(false), item.s.nk,
-                 item.head * job.tk + static_cast<int64_t>(item.block) * kBlock);
+
+  /// Codes come with their means.
+  __device__ static bool is_mean(Kind kind) {
+    return kCodes != Codes::read && (kind == Kind::k_mean || kind == Kind::v_mean);
   }
+
+  /// Asks for what a piece of work reads: K, V or Q, and then the rest. Each is a group of copies,
+  /// which may be empty.
+  __device__ __forceinline__ void start(Kind kind, Source from, int left) const {
+    if (is_mean(kind))
+      Mean::start(shared.stage[0], from, left, job.d);
+    else if (kind != Kind::none && reads_codes())
+      Block::start_codes(shared.stage[0], from, left, job.d);
+    else if (kind != Kind::none)
+      Block::start(shared.stage[0], from, left, job.d);
+    arch::cp_async_commit();
+  }
+  __device__ __forceinline__ void start_rest() const {
+    if constexpr (kStagesGradients) {
+      if (next.kind == Kind::queries) {
+        Block::start(shared.stage[1], next.dout, next.left, job.d);
+        Block::start(shared.stage[2], next.o, next.left, job.d);
+      }
+      arch::cp_async_commit();
+    }
+  }
+
+  /// Waits for what was asked for, but for the group that was asked for last.
+  __device__ static void wait_for_stage() { arch::cp_async_wait<kStagesGradients ? 1 : 0>(); }
+
   /// The row of the thread's first token in one of the caller's tensors.
   __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
     return tile::row_of<const T>(
         x, item.s, item.head,
-        (queries ? item.s.q_begin : item.s.k_begin) + first(queries) + b.slot() * kSteps);
+        (queries ? item.s.q_begin : item.s.k_begin) + item.first + b.first_token());
   }
   /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
   __device__ bool reads_codes() const {
+    if constexpr (kCodes != Codes::made_or_read) return kCodes == Codes::read;
     return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
   }
   __device__ bool saves_codes() const {
@@ -70,8 +112,8 @@ struct Worker {
   __device__ int64_t saved_row(const Block& b, bool queries) const {
     const int64_t sequence = queries ? item.s.batch * job.seq.nq + item.s.q_begin
                                      : item.s.batch * job.seq.nk + item.s.k_begin;
-    return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + first(queries) +
-           b.slot() * kSteps;
+    return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + item.first +
+           b.first_token();
   }
   /// The place of a key's scale there.
   __device__ float* saved_k_scale(const Block& b) const {
@@ -84,15 +126,17 @@ struct Worker {
     return to;
   }
 
-  /// Waits for the mean of a key head. It is zero if there is none.
+  /// Waits for the mean of a key head, that of K with the signs of the rotation. It is zero if
+  /// there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
 #pragma unroll
     for (int part = 0; part < Block::kParts; ++part)
 #pragma unroll
       for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
     if (mean.mean == nullptr || item.s.nk == 0) return;
-    wait_for_mean(b.mean, mean.mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
-                              b.channel(0));
+    const float* from = mean.flipped != nullptr ? mean.flipped : mean.mean;
+    wait_for_mean(
+        b.mean, from + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D + b.channel(0));
   }
 
   /// The mean of V that the forward saved.
@@ -144,7 +188,7 @@ struct Worker {
   /// The largest scale of V of the sequence, which sm90's queries wait for. Where documents are on
   /// the device there may be blocks behind the last one's end; nobody waits for those.
   __device__ void note_value_scale(float top) const {
-    if (threadIdx.x != 0 || first(false) >= item.s.nk) return;
+    if (threadIdx.x != 0 || item.left <= 0) return;
     const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + item.head;
     atomicMax(job.v_top + at, __float_as_uint(top));
     __threadfence();
@@ -153,25 +197,23 @@ struct Worker {
   __device__ float wait_for_value_scale(int kv_head) const {
     const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + kv_head;
     const uint32_t blocks = static_cast<uint32_t>((item.s.nk + kBlock - 1) / kBlock);
-    while (*static_cast<volatile uint32_t*>(job.v_done + at) < blocks) {
-    }
+    while (*static_cast<volatile uint32_t*>(job.v_done + at) < blocks) __nanosleep(100);
     __threadfence();
     return __uint_as_float(*static_cast<volatile uint32_t*>(job.v_top + at));
   }
 
-  __device__ void keys() const {
-    Block b = key_block();
+  __device__ void keys(Block& b) const {
     const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
     if (reads_codes()) {
       typename Block::Words codes;
-      b.load_codes(codes, job.saved.k8 + saved_row(b, false) * job.d, job.d);
+      b.get_codes(codes);
       const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
       // Poison of K needs no mark here: the LSE of queries that see it is NaN.
       if (kReader == Reader::sm90 && threadIdx.x == 0) write_block_scale(b, common, false);
       write_k_scale(b, common, b.take_marks(codes));
       b.put_all(to, codes);
     } else {
-      b.load(b.chunk, row(job.k, b, false), job.k, job.d);
+      b.flip(shared.signs);
       load_mean(b, job.k_mean, item.head);
       b.template make<true>();
       if (job.rotation > 0) b.rotate(job.rotation);
@@ -200,20 +242,19 @@ struct Worker {
     }
   }
 
-  __device__ void values() const {
-    Block b = key_block();
+  __device__ void values(Block& b) const {
     if (reads_codes()) {
       typename Block::Words codes;
-      b.load_codes(codes, job.saved.v8 + saved_row(b, false) * job.d, job.d);
+      b.get_codes(codes);
       const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
       if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
       if constexpr (kReader == Reader::sm90)
         note_value_scale(__uint_as_float(
-            b.share_top(0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)));
+            b.share_top(0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)
+                .all));
       b.write_codes_16(job.v16, codes);
       return;
     }
-    b.load(b.chunk, row(job.v, b, false), job.v, job.d);
     if (kBackward && !job.folds_v) {
       b.write_loaded(job.v16);
       return;
@@ -264,7 +305,7 @@ struct Worker {
         to.exponent[place] = log2f(folded) + FoldedScales::kBias;
         to.inverse[place] = arch::reciprocal_approx(folded);
       }
-      const bool leading = first(false) + mine < job.pv16_tiles * job.tile_k,
+      const bool leading = item.first + mine < job.pv16_tiles * job.tile_k,
                  as_loaded = poisoned || (leading && job.v16_is_v);
       if (leading && !as_loaded) b.write_codes_16(job.v16);
       if (saves_codes() && b.owns() && b.own_is_real())
@@ -281,23 +322,30 @@ struct Worker {
     }
   }
 
-  __device__ void queries() const {
-    Block b(shared.block, first(true), item.s.nq,
-            item.head * job.tq + static_cast<int64_t>(item.block) * kBlock);
+  __device__ void queries(Block& b) const {
     const int64_t own = b.token0() + b.own();
     const Targets to{.rows = job.q8, .transpose = kBackward};
     float mean_logit;
+    float lse = -INFINITY, dlse = 0.0f;
+    const auto load_statistics = [&] {
+      if (!b.own_is_real()) return;
+      const int64_t token = item.s.q_begin + item.first + b.first_token() + b.own();
+      lse = *tile::stat_of(job.lse, item.s, item.head, token);
+      if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+    };
+    constexpr bool kEarly = kCodes == Codes::read;  // there are registers to keep them in
     if constexpr (kBackward) clear_sums(b.row0);
+    if constexpr (kEarly) load_statistics();
     if (reads_codes()) {
       const int64_t saved = saved_row(b, true);
       typename Block::Words codes;
-      b.load_codes(codes, job.saved.q8 + saved * job.d, job.d);
+      b.get_codes(codes);
       b.scale = b.own_is_real() ? job.saved.q_scale[saved + b.own()] : 0.0f;
       mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
       b.put_all(to, codes);
     } else {
-      b.load(b.chunk, row(job.q, b, true), job.q, job.d);
-      load_mean(b, job.k_mean, item.head / job.group);
+      b.flip(shared.signs);
+      load_mean(b, job.k_mean, item.kv_head);
       // The forward adds this number to LSE and the backward subtracts it again. Both need the same
       // bits, so the product is rounded by itself and not as part of a multiply-add.
       const float dot = dots(b, [&](int, int part, float(&y)[8]) {
@@ -326,12 +374,9 @@ struct Worker {
     } else {
       __syncthreads();
       b.template write_transposed<false>(job.q8t);
-      __syncthreads();
-      const int64_t token = item.s.q_begin + first(true) + b.slot() * kSteps + b.own();
-      float lse = -INFINITY, dlse = 0.0f;
-      if (b.own_is_real()) lse = *tile::stat_of(job.lse, item.s, item.head, token);
-      if (b.own_is_real() && job.dlse.data != nullptr)
-        dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+      // Codes of dO take the place of these. In write_stats all threads meet before that.
+      if (kReader != Reader::sm90) __syncthreads();
+      if constexpr (!kEarly) load_statistics();
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
       douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
@@ -341,20 +386,29 @@ struct Worker {
   /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
   __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
     typename Block::Chunks out;
-    b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
-    b.load(out, row(job.o, b, true), job.o, job.d);
+    if constexpr (kStagesGradients) {
+      wait_for_stage();
+      b.take(b.chunk, shared.stage[1]);
+    } else {
+      b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
+      b.load(out, row(job.o, b, true), job.o, job.d);
+    }
     if (job.do16 != nullptr) b.write_loaded(job.do16);
     measure<Values::loaded>(b, job.q_tokens);
     // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
     if (reads_codes())
-      read_v_mean(b, item.head / job.group);
+      read_v_mean(b, item.kv_head);
     else
-      load_mean(b, job.v_mean, item.head / job.group);
+      load_mean(b, job.v_mean, item.kv_head);
     float delta = dots(b, [&](int step, int part, float(&y)[8]) {
-      out[part][step].unpack(y);
+      if constexpr (kStagesGradients)
+        Block::staged(shared.stage[2], step, part).unpack(y);
+      else
+        out[part][step].unpack(y);
 #pragma unroll
       for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
     });
+    start_rest();
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if constexpr (kReader == Reader::sm90) {
       write_stats(b, own, logit_factor, lse2, delta, dlse);
@@ -378,10 +432,10 @@ struct Worker {
         sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
     // No dP, and no D, is larger than this times the norm of dO.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
-                       fmaxf(wait_for_value_scale(item.head / job.group), 0x1p-100f);
+                       fmaxf(wait_for_value_scale(item.kv_head), 0x1p-100f);
     const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
     const bool sees = b.owns() && lse2 != INFINITY;
-    const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab));
+    const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab).mine);
     if (job.dlse.data != nullptr) {
       // dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of
       // so little dO need not be fine.
@@ -392,7 +446,7 @@ struct Worker {
     const float ratio = counts ? logit_factor / b.scale : 0.0f;
     const float bound = ratio * (norm * most + fabsf(dlse));
     const float reference = phi > 0.0f ? phi : 1.0f,
-                largest = __uint_as_float(b.share_top(1, finite(bound), kSlab));
+                largest = __uint_as_float(b.share_top(1, finite(bound), kSlab).mine);
     QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];
     if (b.owns()) {
       const int token = static_cast<int>(own % kSlab);
@@ -440,47 +494,85 @@ struct Worker {
       to[i * kRowThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 
+  /// Works on `item`, and asks for what `next` reads as soon as there is room for it.
   __device__ void run() {
-    if (item.kind == Kind::k_mean)
-      Mean{job, job.k_mean, job.k, item.head, shared.mean}.run(item.block);
-    else if (item.kind == Kind::v_mean)
-      Mean{job, job.v_mean, job.v, item.head, shared.mean}.run(item.block);
-    else if (item.kind == Kind::keys)
-      keys();
-    else if (item.kind == Kind::values)
-      values();
+    if (is_mean(item.kind)) {
+      const bool of_k = item.kind == Kind::k_mean;
+      const MeanJob mean = of_k ? job.k_mean : job.v_mean;
+      const Strided x = of_k ? job.k : job.v;
+      Mean{job, mean, x, item.head, shared.mean, shared.stage[0]}.run(
+          item.block, item.from, item.left, [&](bool more, Source from, int left) {
+            Kind kind = item.kind;
+            if (!more) kind = next.kind, from = next.from, left = next.left;
+            start(kind, from, left);
+            if (!more) start_rest();
+          });
+      return;
+    }
+    Block b(shared.block, item.left,
+            item.head * (item.kind == Kind::queries ? job.tq : job.tk) +
+                static_cast<int64_t>(item.block) * kBlock);
+    wait_for_stage();
+    if (reads_codes())
+      b.take_codes(shared.stage[0]);
     else
-      queries();
+      b.take(b.chunk, shared.stage[0]);
+    start(next.kind, next.from, next.left);
+    if (item.kind != Kind::queries) start_rest();
+    if (item.kind == Kind::keys)
+      keys(b);
+    else if (item.kind == Kind::values)
+      values(b);
+    else if (item.kind == Kind::queries)
+      queries(b);
   }
 };
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-__global__ void __launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, kReader>::kResident)
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
+__global__ void
+__launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, kReader, kCodes>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = Worker<T, D, kBackward, kScheme, kReader>;
-  __shared__ typename Work::Shared shared;
-  if (threadIdx.x == 0) shared.item[0] = item_at(job, atomicAdd(job.next, 1u));
-  __syncthreads();
-  for (int turn = 0; shared.item[turn].kind != Kind::none; turn ^= 1) {
-    uint32_t next = 0;  // asked for now, so that the answer is there when it is needed
-    if (threadIdx.x == 0) next = atomicAdd(job.next, 1u);
-    Work{job, shared.item[turn], shared}.run();
-    if (threadIdx.x == 0) shared.item[turn ^ 1] = item_at(job, next);
-    __syncthreads();
+  using Work = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
+  extern __shared__ __align__(16) uint8_t memory[];
+  auto& shared = *reinterpret_cast<typename Work::Shared*>(memory);
+  arch::wait_for_earlier_kernels();
+  arch::let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    shared.item[0].kind = Kind::none;  // the first round asks for the first piece and does nothing
+    shared.item[1] = item_at(job, atomicAdd(job.next, 1u));
   }
+  if (threadIdx.x < 16)
+    shared.signs.packed[threadIdx.x / 4][threadIdx.x % 4] =
+        job.rotation > 0 ? tile::packed_signs(threadIdx.x % 4 * 32 + threadIdx.x / 4 * 8) : 0u;
+  __syncthreads();
+  int turn = 0;
+  do {
+    const int next = turn == 2 ? 0 : turn + 1, after = next == 2 ? 0 : next + 1;
+    uint32_t ticket = 0;  // asked for now, so that the answer is there when it is needed
+    if (threadIdx.x == 0) ticket = atomicAdd(job.next, 1u);
+    Work{job, shared.item[turn], shared.item[next], shared}.run();
+    if (threadIdx.x == 0) shared.item[after] = item_at(job, ticket);
+    __syncthreads();
+    turn = next;
+  } while (shared.item[turn].kind != Kind::none);
 }
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-void run_operands(const OperandJob& job, cudaStream_t stream) {
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader,
+          Codes kCodes = kBackward ? Codes::made_or_read : Codes::made>
+void run_operands(OperandJob job, cudaStream_t stream) {
   const Counts n(job);
+  job.head_pieces = Divisor(n.means + n.codes), job.head_q_blocks = Divisor(job.q_blocks);
+  job.q_blocks_each = Divisor(job.seq.q_blocks), job.k_blocks_each = Divisor(job.seq.k_blocks);
   const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
   int device = 0, multiprocessors = 0;
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int64_t places =
-      static_cast<int64_t>(multiprocessors) * Worker<T, D, kBackward, kScheme, kReader>::kResident;
-  launch(operand_kernel<T, D, kBackward, kScheme, kReader>,
-         dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads, 0, job, stream);
+  using Work = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
+  const int64_t places = static_cast<int64_t>(multiprocessors) * Work::kResident;
+  launch(operand_kernel<T, D, kBackward, kScheme, kReader, kCodes>,
+         dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads,
+         static_cast<int>(sizeof(typename Work::Shared)), job, stream,
+         kReader == Reader::sm90 ? Start::early : Start::behind);
 }
 
 }  // namespace sagebwd::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two kernels. One turns the caller's tensors, or the codes that a forward saved, into what the
+// Three kernels. One turns the caller's tensors, or the codes that a forward saved, into what the
 // main kernels read: means, INT8 codes (row-major and transposed), padded 16-bit copies, and
-// numbers of each query. The other decodes the largest logits.
+// numbers of each query. One before it zeroes counters. The last decodes the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,12 +17,29 @@
 
 namespace sagebwd::cuda {
 
+/// Divides numbers below 2^31 by one that the host knows, without a division.
+struct Divisor {
+  uint32_t factor = 0;
+  int shift = 0;
+  Divisor() = default;
+  explicit Divisor(int64_t by) {
+    while ((int64_t{1} << shift) < by) ++shift;
+    if (by > 0) factor = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + by - 1) / by);
+    shift += 31;
+  }
+  template <typename Int>
+  constexpr Int divide(Int x) const {
+    return static_cast<Int>((static_cast<uint64_t>(x) * factor) >> shift);
+  }
+};
+
 /// The mean over the keys of each sequence. It leaves out tokens that hold NaN or Inf.
 struct MeanJob {
   float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: there is none
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
   uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
+  float* flipped = nullptr;     // as mean, with the signs of the rotation; null: unwanted
   float* saved = nullptr;       // [sequences, hk, d]: another copy for the caller; null: unwanted
 };
 
@@ -50,6 +67,8 @@ struct OperandJob {
   int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none
   bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
   uint32_t* next;    // the next piece of work; 0 at the start
+  // Pieces of work of a head; blocks of a head; blocks of a sequence, where nothing is packed.
+  Divisor head_pieces, head_q_blocks, q_blocks_each, k_blocks_each;
   SavedCodes
       saved;  // the forward writes them; the backward takes them instead of q, k, v and means
 
@@ -98,6 +117,15 @@ struct OperandJob {
   QueryGradient* gradient;  // [h, tq]
   float* dq_sum = nullptr;  // [h, tq, D], set to zero
 };
+/// Pieces of memory that are set to zero. The kernel behind this one may start early.
+struct ZerosJob {
+  struct Piece {
+    uint32_t* at;
+    int64_t words;
+  } piece[3];
+};
+void launch_zeros(const ZerosJob& job, cudaStream_t stream);
+
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 
 /// Codes of tile/ordered.cuh back to floats: 0 (nothing seen) is -inf.

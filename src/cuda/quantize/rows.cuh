@@ -10,7 +10,9 @@
 #include <type_traits>
 
 #include "cuda/arch/scalar.cuh"
+#include "cuda/arch/shared_memory.cuh"
 #include "cuda/tile/layout.h"
+#include "cuda/tile/sequence.cuh"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda {
@@ -75,6 +77,71 @@ __device__ __forceinline__ void load_chunks(Chunk<T> (&to)[kSteps], const T* at,
     }
   }
 }
+
+/// Rows of one of the caller's tensors, or of saved codes.
+struct Source {
+  const uint8_t* at;  // the first token of a block
+  int64_t stride;     // bytes from a token to the next
+  bool vector;        // rows are aligned for copies of 16 bytes (codes: of 8)
+};
+
+/// Rows of a tensor of 16-bit elements from a token on.
+__device__ inline Source source_of(const Strided& x, const tile::Sequence& s, int head,
+                                   int64_t token) {
+  return {reinterpret_cast<const uint8_t*>(tile::row_of<const uint16_t>(x, s, head, token)),
+          x.token * 2, x.vector};
+}
+
+/// Chunks on their way into shared memory, 16 bytes for each thread. A thread reads only what it
+/// has asked for, so it needs no barrier, and no two lanes use the same bank.
+template <int D>
+struct Stage {
+  static constexpr int kChunks = kBlock * D / 8 / kRowThreads;
+  uint4 chunk[kChunks][kRowThreads];
+
+  /// Asks for the thread's chunks: eight channels of kSteps neighbouring tokens, `stride` bytes
+  /// apart, and again 32 channels on. Tokens from `count` on are zero, and channels from `channels`
+  /// on. Rows that are not aligned are loaded here and now, slowly.
+  template <Reading kReading, int kSteps>
+  __device__ __forceinline__ void start(const uint8_t* at, int64_t stride, int count, int channels,
+                                        bool vector) {
+    if (vector) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        const uint32_t to = arch::shared_address(&chunk[i][threadIdx.x]);
+        const uint8_t* from = at + i % kSteps * stride + i / kSteps * 64;
+        const bool real = i % kSteps < count && i / kSteps * 32 < channels;
+        if constexpr (kReading == Reading::once)
+          arch::cp_async_16_once_or_zero(to, from, real);
+        else
+          arch::cp_async_16_or_zero(to, from, real);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kChunks; ++i) {
+        const auto* from =
+            reinterpret_cast<const uint16_t*>(at + i % kSteps * stride + i / kSteps * 64);
+        const bool real = i % kSteps < count && i / kSteps * 32 < channels;
+        auto* to = reinterpret_cast<uint16_t*>(&chunk[i][threadIdx.x]);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) to[e] = real ? from[e] : uint16_t{0};
+      }
+    }
+  }
+  /// The same for eight codes of each token.
+  template <int kSteps>
+  __device__ __forceinline__ void start_codes(const uint8_t* at, int64_t stride, int count,
+                                              int channels) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      arch::cp_async_8_or_zero(arch::shared_address(&codes(i)),
+                               at + i % kSteps * stride + i / kSteps * 32,
+                               i % kSteps < count && i / kSteps * 32 < channels);
+  }
+  __device__ uint2& codes(int index) {
+    return reinterpret_cast<uint2(*)[kRowThreads]>(chunk)[index][threadIdx.x];
+  }
+};
 
 /// Reduces kSteps values over the lanes of a slot: member m of the slot gets the result of value
 /// m % kSteps. In each round a lane hands half of its values to a neighbour, which takes far fewer

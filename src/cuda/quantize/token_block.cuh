@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of one block of kBlock tokens of one head.
 //
-//   load → subtract mean → rotate → largest magnitude per token or per 64 or 128 tokens → codes
+//   take → subtract mean → rotate → largest magnitude per token or per 64 or 128 tokens → codes
 //   codes → row-major rows, in the workspace and in the caller's memory
 //   codes → shared memory → transposed rows
 //
@@ -14,6 +14,7 @@
 // owns the token: member m of the four owns token m % 2.
 #pragma once
 
+#include "cuda/arch/target.cuh"
 #include "cuda/quantize/quantize.h"
 #include "cuda/quantize/rows.cuh"
 #include "cuda/tile/codes.cuh"
@@ -25,6 +26,11 @@ namespace sagebwd::cuda {
 
 /// Which values codes are made of: those that were loaded, or what was made of them in FP32.
 enum class Values { loaded, made };
+
+/// tile::packed_signs of the chunks that each of the four lanes has, or zeros.
+struct SignTable {
+  alignas(16) uint32_t packed[4][4];  // [member][part]
+};
 
 template <typename T, int D>
 struct TokenBlock {
@@ -48,10 +54,14 @@ struct TokenBlock {
   float scale;            // of the token that this lane owns; 0 after the end
   float value_scale;      // the largest of the block, behind measure_values
 
-  /// `first`: the block's first token inside its sequence of `count` tokens. `row`: the same token
-  /// in the workspace.
-  __device__ TokenBlock(Shared& s, int first, int count, int64_t row)
-      : shared(s), row0(row), left(count - first - static_cast<int>(slot() * kSteps)) {}
+  float unit = 1.0f;  // of what was made; a power of two
+
+  /// `tokens`: from the block's first to the end of its sequence. `row`: the first in the
+  /// workspace.
+  __device__ TokenBlock(Shared& s, int tokens, int64_t row)
+      : shared(s), row0(row), left(tokens - first_token()) {}
+  /// The thread's first token in the block.
+  __device__ static int first_token() { return static_cast<int>(slot()) * kSteps; }
 
   /// The thread's first token in the workspace.
   __device__ int64_t token0() const { return row0 + slot() * kSteps; }
@@ -74,6 +84,45 @@ struct TokenBlock {
                                  static_cast<int>(channel(part)) < d ? left : 0, x.vector);
   }
 
+  /// Asks for the thread's tokens, or for their codes. Arguments are those of MeanBlock::start.
+  __device__ static void start(Stage<D>& stage, const Source& from, int tokens, int d) {
+    stage.template start<Reading::once, kSteps>(
+        from.at + first_token() * from.stride + channel(0) * sizeof(T), from.stride,
+        tokens - first_token(), d - static_cast<int>(channel(0)), from.vector);
+  }
+  __device__ static void start_codes(Stage<D>& stage, const Source& from, int tokens, int d) {
+    stage.template start_codes<kSteps>(from.at + first_token() * from.stride + channel(0),
+                                       from.stride, tokens - first_token(),
+                                       d - static_cast<int>(channel(0)));
+  }
+
+  /// Takes what has arrived in the stage.
+  __device__ static void take(Chunks& to, const Stage<D>& stage) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) to[part][step] = staged(stage, step, part);
+  }
+  __device__ static Chunk<T> staged(const Stage<D>& stage, int step, int part) {
+    return {stage.chunk[part * kSteps + step][threadIdx.x]};
+  }
+
+  /// Gives what was loaded the signs of the rotation.
+  __device__ void flip(const SignTable& signs) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t flips = signs.packed[member()][part] << w;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          uint4& bits = chunk[part][step].bits;
+          uint32_t& word = w == 0 ? bits.x : w == 1 ? bits.y : w == 2 ? bits.z : bits.w;
+          word ^= flips & 0x80008000u;
+        }
+      }
+  }
+
   /// Makes values of what was loaded: without the mean, or as they are. Those after the end are not
   /// used, nor are those of channels after the last: the mean there is zero.
   template <bool kSmooth>
@@ -89,13 +138,14 @@ struct TokenBlock {
       }
   }
 
-  /// Rotates them: numerics::rotate with blocks of `size` channels.
+  /// Rotates them, behind flip: numerics::rotate with blocks of `size` channels.
   __device__ void rotate(int size) {
+    if (size == D) {                        // most calls; the constant saves instructions
+      constexpr bool kExactUnit = D == 64;  // 1/8
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) tile::flip_signs(made[step], member());
-    if (size == D) {  // most calls; the constant saves instructions
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) tile::hadamard(made[step], member(), D);
+      for (int step = 0; step < kSteps; ++step)
+        tile::hadamard<!kExactUnit>(made[step], member(), D);
+      if constexpr (kExactUnit) unit = numerics::rotation_unit(D);
     } else {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) tile::hadamard(made[step], member(), size);
@@ -125,7 +175,7 @@ struct TokenBlock {
         for (int e = 0; e < 8; ++e) top = arch::max_nan(top, fabsf(made[step][part][e]));
       }
     }
-    return step < left ? top : 0.0f;
+    return step < left ? top * unit_of<kValues>() : 0.0f;
   }
 
   /// Largest magnitude of the token that this lane owns.
@@ -138,9 +188,15 @@ struct TokenBlock {
                                   [](float a, float b) { return arch::max_nan(a, b); });
   }
 
+  template <Values kValues>
+  __device__ float unit_of() const {
+    return kValues == Values::made ? unit : 1.0f;
+  }
+
   /// Every lane learns the factors of the tokens from the lanes that own them.
+  template <Values kValues = Values::loaded>
   __device__ void share_inverses() {
-    const float mine = own_is_real() ? numerics::inverse_of(scale) : 0.0f;
+    const float mine = own_is_real() ? numerics::inverse_of(scale) * unit_of<kValues>() : 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       inverse[step] = __shfl_sync(0xffffffffu, mine, step, kLanes);
@@ -150,19 +206,21 @@ struct TokenBlock {
   template <Values kValues>
   __device__ void measure_tokens() {
     scale = numerics::scale_of(own_top<kValues>());
-    share_inverses();
+    share_inverses<kValues>();
   }
 
   /// One scale per token of V, for folding into P (numerics::value_scale). Returns whether a token
   /// of the block holds NaN or Inf.
   __device__ bool measure_values() {
     const float top = own_top<Values::made>();
-    const bool poisoned = !numerics::is_finite(top);
-    const float most = __uint_as_float(share_top(0, poisoned ? 0.0f : top, kBlock));
+    float most = __uint_as_float(share_top(0, top, kBlock).mine);
+    const bool poisoned = !numerics::is_finite(most);  // the same for all threads
+    if (poisoned)
+      most = __uint_as_float(share_top(1, numerics::is_finite(top) ? top : 0.0f, kBlock).mine);
     scale = numerics::scale_of(top), value_scale = numerics::scale_of(most);
-    if (!poisoned) scale = numerics::value_scale(scale, value_scale);
-    share_inverses();
-    return __syncthreads_or(poisoned);
+    if (numerics::is_finite(top)) scale = numerics::value_scale(scale, value_scale);
+    share_inverses<Values::made>();
+    return poisoned;
   }
 
   /// A scale that several tokens share. Those that hold NaN or Inf are left out, and `poisoned`
@@ -178,11 +236,13 @@ struct TokenBlock {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) top = arch::max_nan(top, top_of<kValues>(step));
     uint32_t bad = 0;  // a bit per token
-    const uint32_t most = share_top(0, top, tokens);
-    float amax = __uint_as_float(most);
+    const Tops tops = share_top(0, top, tokens);
+    float amax = __uint_as_float(tops.mine);
     const bool poisoned = !numerics::is_finite(amax);
-    if (__syncthreads_or(poisoned)) amax = measure_poisoned<kValues>(tokens, bad);
-    const float common = numerics::scale_of(amax), factor = numerics::inverse_of(common);
+    if (!numerics::is_finite(__uint_as_float(tops.all)))
+      amax = measure_poisoned<kValues>(tokens, bad);
+    const float common = numerics::scale_of(amax),
+                factor = numerics::inverse_of(common) * unit_of<kValues>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       inverse[step] = step < left && ((bad >> step) & 1) == 0 ? factor : 0.0f;
@@ -190,9 +250,12 @@ struct TokenBlock {
     return {common, poisoned};
   }
 
-  /// The largest number of all threads whose tokens share a scale, as bits. Bits of magnitudes have
-  /// the order of the numbers, with NaN on top.
-  __device__ uint32_t share_top(int buffer, float top, int tokens) {
+  /// The largest number of all threads whose tokens share a scale, and of the whole block, as bits.
+  /// Bits of magnitudes have the order of the numbers, with NaN on top.
+  struct Tops {
+    uint32_t mine, all;
+  };
+  __device__ Tops share_top(int buffer, float top, int tokens) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
     if (threadIdx.x % 32 == 0) shared.top[buffer][threadIdx.x / 32] = most;
     __syncthreads();
@@ -200,8 +263,8 @@ struct TokenBlock {
     const auto* tops = reinterpret_cast<const uint4*>(shared.top[buffer]);
     const uint4 a = tops[0], b = tops[1];
     const uint32_t low = max(max(a.x, a.y), max(a.z, a.w)),
-                   high = max(max(b.x, b.y), max(b.z, b.w));
-    return tokens == kBlock ? max(low, high) : threadIdx.x < kRowThreads / 2 ? low : high;
+                   high = max(max(b.x, b.y), max(b.z, b.w)), all = max(low, high);
+    return {tokens == kBlock ? all : threadIdx.x < kRowThreads / 2 ? low : high, all};
   }
 
   /// The largest magnitude without tokens that hold NaN or Inf; `bad` says which those are.
@@ -216,7 +279,7 @@ struct TokenBlock {
       else
         top = fmaxf(top, here);
     }
-    return __uint_as_float(share_top(1, top, tokens));
+    return __uint_as_float(share_top(1, top, tokens).mine);
   }
 
   /// Where codes go.
@@ -229,6 +292,16 @@ struct TokenBlock {
     bool marks = false;  // poisoned tokens are marked there (kPoisonedCode)
   };
 
+  /// round(x·inverse) with two roundings, as numerics::code_nearest; 0 where `inverse` is 0.
+  __device__ static uint32_t code_word(float a, float b, float c, float d, float inverse) {
+    a = __fmul_rn(a, inverse), b = __fmul_rn(b, inverse);
+    c = __fmul_rn(c, inverse), d = __fmul_rn(d, inverse);
+    if constexpr (arch::kTarget >= 860)
+      return arch::to_bytes<arch::Bytes::s8>(a, b, c, d);  // NaN, which Inf·0 is, becomes 0
+    const auto bits = [](float y) { return __float_as_uint(__fadd_rn(y, tile::kMagicFloat)); };
+    return inverse == 0.0f ? 0u : tile::pack(bits(a), bits(b), bits(c), bits(d));
+  }
+
   template <Values kValues>
   __device__ void write_codes(const Targets& to) const {
     uint32_t marked = 0;  // a bit per token whose first channel this thread has
@@ -238,21 +311,14 @@ struct TokenBlock {
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t mask = inverse[step] == 0.0f ? 0u : ~0u;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         float x[8];
         values<kValues>(step, part, x);
         uint32_t word[2];
 #pragma unroll
-        for (int w = 0; w < 2; ++w) {
-          uint32_t c[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e)  // round(x·inverse), two roundings: numerics::code_nearest
-            c[e] = __float_as_uint(
-                __fadd_rn(__fmul_rn(x[4 * w + e], inverse[step]), tile::kMagicFloat));
-          word[w] = tile::pack(c[0], c[1], c[2], c[3]) & mask;
-        }
+        for (int w = 0; w < 2; ++w)
+          word[w] = code_word(x[4 * w], x[4 * w + 1], x[4 * w + 2], x[4 * w + 3], inverse[step]);
         put(to, step, part, make_uint2(word[0], word[1]));
         if (to.saved == nullptr || step >= left || static_cast<int>(channel(part)) >= to.d)
           continue;
@@ -276,17 +342,22 @@ struct TokenBlock {
   /// Saved codes of the thread's tokens; zero after the end.
   using Words = uint2[kParts][kSteps];
 
-  /// `at`: the row of the thread's first token.
-  __device__ void load_codes(Words& to, const int8_t* at, int d) const {
+  /// Takes them from the stage. Chunks keep them, because a piece of work has either.
+  __device__ void take_codes(Stage<D>& stage) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        to[part][step] = make_uint2(0, 0);
-        if (step < left && static_cast<int>(channel(part)) < d)
-          to[part][step] = __ldcs(
-              reinterpret_cast<const uint2*>(at + static_cast<int64_t>(step) * d + channel(part)));
+        const uint2 words = stage.codes(part * kSteps + step);
+        chunk[part][step].bits = make_uint4(words.x, words.y, 0, 0);
       }
+  }
+  __device__ void get_codes(Words& to) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+        to[part][step] = make_uint2(chunk[part][step].bits.x, chunk[part][step].bits.y);
   }
 
   /// Whether the token that this lane owns is marked as poisoned. Takes the marks off.
@@ -324,6 +395,15 @@ struct TokenBlock {
     if (threadIdx.x >= kItems) return;
     const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
     const uint32_t c = threadIdx.x % D / 4 * 4;
+    // Where words of tokens 2k and 2k + 1 of the piece lie, but for the tokens before them: word_at,
+    // taken apart so that a load adds a constant at most.
+    const uint32_t* base[4][2];
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t at = word_at(piece * 16 + 2 * k, c / 4) - 2 * k * (D / 4);
+      base[k][0] = shared.codes + at;
+      base[k][1] = D == 128 ? base[k][0] + D / 4 : shared.codes + (at ^ (D / 4));
+    }
     uint32_t out[4][4];  // [channel][word]
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -331,7 +411,7 @@ struct TokenBlock {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int at = kTurned ? tile::turned(4 * w + e) : tile::permuted(4 * w + e);
-        r[e] = shared.codes[word_at(piece * 16 + static_cast<uint32_t>(at), c / 4)];
+        r[e] = base[at / 2 % 4][at % 2][at / 2 * 2 * (D / 4)];
       }
       const uint32_t ab_low = __byte_perm(r[0], r[1], 0x5140),
                      cd_low = __byte_perm(r[2], r[3], 0x5140);

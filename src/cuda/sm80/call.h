@@ -52,7 +52,8 @@ struct Call {
   /// Zeroes what has to be zero, and says what both directions make.
   OperandJob start(const SharedSpace& ws) const {
     write_documents(p, plan.blocks, ws.documents, stream);
-    if (ws.zero_bytes > 0) SAGE_CUDA(cudaMemsetAsync(ws.zeros, 0, ws.zero_bytes, stream));
+    ZerosJob zeros{{{reinterpret_cast<uint32_t*>(ws.zeros),
+                     static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))}}};
     OperandJob job{};
     job.seq = sequences(ws);
     job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
@@ -81,7 +82,8 @@ struct Call {
                    .v_mean = saved.v_mean()};
     if (!reads_codes()) {
       job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-      if (p.recipe.smooth_k) job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived};
+      if (p.recipe.smooth_k)
+        job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_flipped};
       if (p.recipe.smooth_v && ws.v_mean != nullptr)
         job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
     }
@@ -93,12 +95,13 @@ struct Call {
       // writes those.
       const bool all_are_made =
           job.k_mean.mean != nullptr && job.v_mean.mean != nullptr && !p.packed() && p.nk > 0;
-      const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
+      const int64_t words = p.num_sequences() * p.hk * p.d;
       if (!all_are_made) {
-        SAGE_CUDA(cudaMemsetAsync(saved.k_mean(), 0, bytes, stream));
-        SAGE_CUDA(cudaMemsetAsync(saved.v_mean(), 0, bytes, stream));
+        zeros.piece[1] = {reinterpret_cast<uint32_t*>(saved.k_mean()), words};
+        zeros.piece[2] = {reinterpret_cast<uint32_t*>(saved.v_mean()), words};
       }
     }
+    launch_zeros(zeros, stream);
     return job;
   }
 

@@ -6,10 +6,19 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
+template <typename T, int D, bool kBackward, Codes kCodes>
+void run(const OperandJob& job, cudaStream_t stream) {
+  run_operands<T, D, kBackward, Scheme::vectorwise, Reader::sm90, kCodes>(job, stream);
+}
+
 template <typename T, int D>
 void run(const OperandJob& job, cudaStream_t stream) {
-  job.backward ? run_operands<T, D, true, Scheme::vectorwise, Reader::sm90>(job, stream)
-               : run_operands<T, D, false, Scheme::vectorwise, Reader::sm90>(job, stream);
+  if (!job.backward)
+    run<T, D, false, Codes::made>(job, stream);
+  else if (job.saved.q8 == nullptr)
+    run<T, D, true, Codes::made>(job, stream);
+  else
+    run<T, D, true, Codes::read>(job, stream);
 }
 
 template <typename T>

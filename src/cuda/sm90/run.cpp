@@ -119,7 +119,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   sums.q_row = ws.row, sums.rotation = job.rotation, sums.dq_sum = ws.dq_sum;
   sums.k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean, sums.k_mean_d = d;
   sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
-  sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream);
+  sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});

@@ -19,6 +19,17 @@ __device__ __forceinline__ void flip_signs(float (&x)[8], uint32_t channel) {
     x[e] = __uint_as_float(__float_as_uint(x[e]) ^ ((signs << (31 - e)) & 0x80000000u));
 }
 
+/// The same signs for numbers of 16 bits, two to a word: shifted left by w, this has those of word
+/// w in its bits 15 and 31.
+__device__ __forceinline__ uint32_t packed_signs(uint32_t channel) {
+  const uint32_t signs = numerics::rotation_signs(static_cast<int>(channel / 32)) >> channel % 32;
+  uint32_t packed = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w)
+    packed |= (signs >> 2 * w & 1) << (15 - w) | (signs >> (2 * w + 1) & 1) << (31 - w);
+  return packed;
+}
+
 /// One step of the Hadamard transform.
 __device__ __forceinline__ void butterfly(float& a, float& b) {
   const float sum = a + b;
@@ -51,8 +62,8 @@ __device__ __forceinline__ void flip_signs(float (&x)[kParts][8], uint32_t membe
   for (uint32_t part = 0; part < kParts; ++part) flip_signs(x[part], part * 32 + member * 8);
 }
 
-/// x ← x·H/√size in blocks of `size` channels, a power of two from 8 on.
-template <int kParts>
+/// x ← x·H/√size in blocks of `size` channels, a power of two from 8 on. Without kScaled x·H.
+template <bool kScaled = true, int kParts>
 __device__ __forceinline__ void hadamard(float (&x)[kParts][8], uint32_t member, int size) {
 #pragma unroll
   for (int part = 0; part < kParts; ++part) hadamard_inside(x[part]);
@@ -72,6 +83,7 @@ __device__ __forceinline__ void hadamard(float (&x)[kParts][8], uint32_t member,
       for (int e = 0; e < 8; ++e)
         if ((part & h) == 0) butterfly(x[part][e], x[part + h][e]);
   }
+  if constexpr (!kScaled) return;
   const float unit = numerics::rotation_unit(size);
 #pragma unroll
   for (int part = 0; part < kParts; ++part)

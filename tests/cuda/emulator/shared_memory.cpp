@@ -7,11 +7,15 @@
 #include "emulator/block.h"
 #include "emulator/options.h"
 
-// `extern __shared__ uint8_t memory[]` in a kernel declares this.
+// `extern __shared__ uint8_t memory[]` in a kernel declares this, in the kernel's namespace.
 namespace sagebwd::cuda::sm80 {
 constexpr size_t kSharedMemory = 228 * 1024;
 alignas(1024) thread_local uint8_t memory[kSharedMemory];
 }  // namespace sagebwd::cuda::sm80
+namespace sagebwd::cuda {
+extern thread_local uint8_t memory[sm80::kSharedMemory]
+    __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
+}  // namespace sagebwd::cuda
 
 namespace sagebwd::emulator {
 namespace {

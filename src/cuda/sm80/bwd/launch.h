@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/host/launch.h"
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/params.h"
 #include "sagebwd/recipe.h"
@@ -30,9 +31,10 @@ inline bool wants_general(const BackwardParams& p) {
 
 /// dQ from its sums.
 template <typename T, int D>
-void launch_query_sums(const BackwardParams& params, int q_blocks, cudaStream_t stream);
+void launch_query_sums(const BackwardParams& params, int q_blocks, cudaStream_t stream,
+                       Start start = Start::behind);
 
 void launch_query_sums(const BackwardParams& params, Dtype dtype, int padded_d, int q_blocks,
-                       cudaStream_t stream);
+                       cudaStream_t stream, Start start = Start::behind);
 
 }  // namespace sagebwd::cuda::sm80

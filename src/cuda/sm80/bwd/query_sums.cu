@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/arch/global_add.cuh"
+#include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/convert.cuh"
@@ -22,6 +23,7 @@ constexpr int kThreads = 256;
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads)
     query_sums_kernel(const __grid_constant__ BackwardParams p) {
+  arch::wait_for_earlier_kernels();
   constexpr int kParts = D / 32;
   const int head = static_cast<int>(blockIdx.y);
   const uint32_t lane = threadIdx.x % 32, member = lane % 4;
@@ -90,25 +92,26 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <typename T, int D>
-void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream) {
+void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream, Start start) {
   static_assert(kBlock == 16 * (kThreads / 32));
   launch(query_sums_kernel<T, D>, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)),
-         kThreads, 0, p, stream);
+         kThreads, 0, p, stream, start);
 }
 
-template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_query_sums<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
-template void launch_query_sums<__half, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_query_sums<__half, 128>(const BackwardParams&, int, cudaStream_t);
+template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t, Start);
+template void launch_query_sums<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t,
+                                                    Start);
+template void launch_query_sums<__half, 64>(const BackwardParams&, int, cudaStream_t, Start);
+template void launch_query_sums<__half, 128>(const BackwardParams&, int, cudaStream_t, Start);
 
 void launch_query_sums(const BackwardParams& p, Dtype dtype, int padded_d, int q_blocks,
-                       cudaStream_t stream) {
+                       cudaStream_t stream, Start start) {
   if (dtype == Dtype::bf16)
-    padded_d == 64 ? launch_query_sums<__nv_bfloat16, 64>(p, q_blocks, stream)
-                   : launch_query_sums<__nv_bfloat16, 128>(p, q_blocks, stream);
+    padded_d == 64 ? launch_query_sums<__nv_bfloat16, 64>(p, q_blocks, stream, start)
+                   : launch_query_sums<__nv_bfloat16, 128>(p, q_blocks, stream, start);
   else
-    padded_d == 64 ? launch_query_sums<__half, 64>(p, q_blocks, stream)
-                   : launch_query_sums<__half, 128>(p, q_blocks, stream);
+    padded_d == 64 ? launch_query_sums<__half, 64>(p, q_blocks, stream, start)
+                   : launch_query_sums<__half, 128>(p, q_blocks, stream, start);
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -12,6 +12,7 @@
 //                                                                  dS empty
 #pragma once
 
+#include "cuda/arch/kernel_order.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/bwd/consumer.cuh"
 #include "cuda/sm90/bwd/dq.cuh"
@@ -32,10 +33,10 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   // Through a shuffle, so that the compiler knows that the warp agrees on it.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
-  if (threadIdx.x == 0) {
-    shared.walk = walk_of(p);
-    init_barriers(shared);
-  }
+  if (threadIdx.x == 0) init_barriers(shared);
+  arch::wait_for_earlier_kernels();
+  arch::let_next_kernel_start();
+  if (threadIdx.x == 0) shared.walk = walk_of(p);
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
   const uint32_t place = arch::place_of_shared(memory);

@@ -14,7 +14,7 @@ void run(const ForwardParams& p, cudaStream_t stream) {
   const int64_t pieces = static_cast<int64_t>(p.q_blocks) * p.h;
   launch(forward_kernel<T, D>,
          dim3(static_cast<unsigned>(pieces < multiprocessors ? pieces : multiprocessors)),
-         fwd::kThreads, static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream);
+         fwd::kThreads, static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream, Start::early);
 }
 
 template <typename T>

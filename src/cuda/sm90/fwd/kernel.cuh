@@ -12,6 +12,7 @@
 //            ────────→ slot (2 pieces)  ────────→             has multiplied it, a piece at its end
 #pragma once
 
+#include "cuda/arch/kernel_order.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/consumer.cuh"
 #include "cuda/sm90/fwd/producer.cuh"
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(fwd::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   if (threadIdx.x == 0) init_barriers(shared);
+  arch::wait_for_earlier_kernels();
   __syncthreads();
   if (warpgroup == kConsumers) {
     arch::leave_registers<kProducerRegisters>();

@@ -16,8 +16,14 @@ inline void cp_async_16_if(bool wanted, uint32_t to, const void* from) {
 inline void cp_async_16_or_zero(uint32_t to, const void* from, bool real) {
   emulator::start_copy(to, from, 16, real);
 }
+inline void cp_async_16_once_or_zero(uint32_t to, const void* from, bool real) {
+  cp_async_16_or_zero(to, from, real);
+}
 inline void cp_async_4(uint32_t to, const void* from) { emulator::start_copy(to, from, 4, true); }
 inline void cp_async_8(uint32_t to, const void* from) { emulator::start_copy(to, from, 8, true); }
+inline void cp_async_8_or_zero(uint32_t to, const void* from, bool real) {
+  emulator::start_copy(to, from, 8, real);
+}
 inline void cp_async_commit() { emulator::close_copies(); }
 template <int kPending>
 void cp_async_wait() {

@@ -8,9 +8,11 @@
 
 namespace sagebwd::cuda {
 
+enum class Start { behind, early };
+
 template <typename Params>
 void launch(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes, const Params& params,
-            cudaStream_t) {
+            cudaStream_t, Start = Start::behind) {
   emulator::note_launch(reinterpret_cast<void (*)()>(kernel));
   struct Call {
     void (*kernel)(Params);
