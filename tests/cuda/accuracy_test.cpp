@@ -138,6 +138,33 @@ TEST(GpuAccuracy, AgainstExact) {
     }
 }
 
+// --- queries whose dO is far smaller than that of their neighbours
+
+TEST(GpuAccuracy, LittleGradientBesideMuch) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n1024 d64", "h2 n1024 d128 causal", "h1 n4096 d128"}) {
+    const DeviceCase dc(text);
+    SCOPED_TRACE(text);
+    CaseInputs in = make_case_inputs(dc);
+    const auto d = static_cast<size_t>(dc.c.d);
+    constexpr size_t kKinds = 5;  // dO times 1, 1/10, … 1/10000
+    const auto part = [&](const std::vector<float>& x, size_t kind) {
+      std::vector<float> rows;
+      for (size_t at = kind * d; at < x.size(); at += kKinds * d)
+        rows.insert(rows.end(), x.begin() + static_cast<std::ptrdiff_t>(at),
+                    x.begin() + static_cast<std::ptrdiff_t>(at + d));
+      return rows;
+    };
+    for (size_t i = 0; i < in.x.dout.size(); ++i)
+      in.x.dout[i] =
+          rounded(in.x.dout[i] * std::pow(10.0f, -static_cast<float>(i / d % kKinds)), dc.c.dtype);
+    const Results got = run_on_device(dc, in), want = run_exact(dc, in);
+    for (size_t kind = 0; kind < kKinds; ++kind)
+      EXPECT_LE(stats(part(got.dq, kind), part(want.dq, kind), dc.c.d).rel_l2, 0.03)
+          << "dO times 10^-" << kind;
+  }
+}
+
 // --- against the straight-through gradient of the quantised forward
 
 /// q, k and v become what their codes stand for: Q and K turned back, K without its mean, which

@@ -529,8 +529,8 @@ struct Worker {
 };
 
 template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
-__global__ void
-__launch_bounds__(kRowThreads, Worker<T, D, kBackward, kScheme, kReader, kCodes>::kResident)
+__global__ void __launch_bounds__(kRowThreads,
+                                  Worker<T, D, kBackward, kScheme, kReader, kCodes>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
   using Work = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
   extern __shared__ __align__(16) uint8_t memory[];

@@ -395,8 +395,8 @@ struct TokenBlock {
     if (threadIdx.x >= kItems) return;
     const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
     const uint32_t c = threadIdx.x % D / 4 * 4;
-    // Where words of tokens 2k and 2k + 1 of the piece lie, but for the tokens before them: word_at,
-    // taken apart so that a load adds a constant at most.
+    // Where words of tokens 2k and 2k + 1 of the piece lie, but for the tokens before them:
+    // word_at, taken apart so that a load adds a constant at most.
     const uint32_t* base[4][2];
 #pragma unroll
     for (uint32_t k = 0; k < 4; ++k) {
