@@ -335,14 +335,15 @@ def throughput():
     """Whole training steps of the 325M model."""
     r = record("train/throughput_325m.json")
     out = [
-        "| | tokens per second | MFU | peak memory, GiB | kept of a sequence, GiB |",
-        "|---|---|---|---|---|",
+        "| context | | tokens per second | MFU | peak memory, GiB | kept of a sequence, GiB |",
+        "|---|---|---|---|---|---|",
     ]
-    for arm, run in by_name(r).items():
-        s = run["summary"]
+    for run in sorted(r["runs"], key=lambda run: run["config"]["context"]):
+        s, arm = run["summary"], run["name"].split("_")[0]
         out.append(
-            f"| {ARMS[arm]} | {s['tokens_per_second']:.0f} | {100 * run['mfu']:.1f} % | "
-            f"{s['peak_memory'] / (1 << 30):.1f} | {s['activation_bytes'] / (1 << 30):.2f} |"
+            f"| {run['config']['context']} | {ARMS[arm]} | {s['tokens_per_second']:.0f} | "
+            f"{100 * run['mfu']:.1f} % | {s['peak_memory'] / (1 << 30):.1f} | "
+            f"{s['activation_bytes'] / (1 << 30):.2f} |"
         )
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
