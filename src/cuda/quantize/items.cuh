@@ -25,7 +25,7 @@ struct Item {
   Kind kind;
   int head;     // a query head for queries, else a key head
   int kv_head;  // its key head
-  int block;  // of tokens; for means the first of a span (mean.cuh)
+  int block;    // of tokens; for means the first of a span (mean.cuh)
   tile::Sequence s;
   int first, left;       // the block's first token, and the tokens from there to the sequence's end
   Source from, dout, o;  // rows of the block: K, V or Q, or their saved codes; dO and O beside Q
