@@ -30,13 +30,16 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  // Thread blocks on a multiprocessor. With three the backward of `paper` would spill on sm_89, and
-  // the forward of `vectorwise` in FP16 on sm_120.
+  // Thread blocks on a multiprocessor. With three `paper` would spill on sm_89, and the forward of
+  // `vectorwise` in FP16 on sm_120.
   static constexpr bool kTooManyRegisters =
-      kBackward
-          ? kScheme == Scheme::paper
-          : kScheme == Scheme::vectorwise && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
-  static constexpr int kResident = D == 128 || kTooManyRegisters ? 2 : 3;
+      kScheme == Scheme::paper
+          ? kBackward || arch::kTarget == 860 || arch::kTarget == 890
+          : !kBackward && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
+  // With two the backward of `paper` would spill on these.
+  static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward &&
+                                      (arch::kTarget == 890 || arch::kTarget / 100 == 12);
+  static constexpr int kResident = kFarTooMany ? 1 : D == 128 || kTooManyRegisters ? 2 : 3;
 
   // What comes through shared memory: K, V or Q; in the backward of sm90, which has room, also dO
   // and O.

@@ -44,6 +44,9 @@ struct TokenBlock {
   };
 
   Shared& shared;
+  // Asked for with every block: what follows from it would else be kept, and there are no
+  // registers.
+  uint32_t thread = arch::thread_index();
   int64_t row0;  // first token of the block in the workspace, heads included
   int left;      // tokens from the thread's first to the end of the sequence
   using Chunks = Chunk<T>[kParts][kSteps];
@@ -61,19 +64,19 @@ struct TokenBlock {
   __device__ TokenBlock(Shared& s, int tokens, int64_t row)
       : shared(s), row0(row), left(tokens - first_token()) {}
   /// The thread's first token in the block.
-  __device__ static int first_token() { return static_cast<int>(slot()) * kSteps; }
+  __device__ int first_token() const { return static_cast<int>(slot()) * kSteps; }
 
   /// The thread's first token in the workspace.
   __device__ int64_t token0() const { return row0 + slot() * kSteps; }
 
   /// Which of the lanes that share tokens this is, and which tokens and channels they are.
-  __device__ static uint32_t member() { return threadIdx.x % kLanes; }
-  __device__ static uint32_t slot() { return threadIdx.x / kLanes; }
-  __device__ static uint32_t channel(int part) {
+  __device__ uint32_t member() const { return thread % kLanes; }
+  __device__ uint32_t slot() const { return thread / kLanes; }
+  __device__ uint32_t channel(int part) const {
     return static_cast<uint32_t>(part) * 32 + member() * 8;
   }
-  __device__ static uint32_t own() { return member() % kSteps; }
-  __device__ static bool owns() { return member() < kSteps; }
+  __device__ uint32_t own() const { return member() % kSteps; }
+  __device__ bool owns() const { return member() < kSteps; }
   __device__ bool own_is_real() const { return static_cast<int>(own()) < left; }
 
   /// Loads the thread's tokens. `at`: the row of the first.
@@ -86,14 +89,17 @@ struct TokenBlock {
 
   /// Asks for the thread's tokens, or for their codes. Arguments are those of MeanBlock::start.
   __device__ static void start(Stage<D>& stage, const Source& from, int tokens, int d) {
-    stage.template start<Reading::once, kSteps>(
-        from.at + first_token() * from.stride + channel(0) * sizeof(T), from.stride,
-        tokens - first_token(), d - static_cast<int>(channel(0)), from.vector);
+    const uint32_t thread = arch::thread_index(), channel = thread % kLanes * 8;
+    const int first = static_cast<int>(thread / kLanes) * kSteps;
+    stage.template start<Reading::once, kSteps>(from.at + first * from.stride + channel * sizeof(T),
+                                                from.stride, tokens - first,
+                                                d - static_cast<int>(channel), from.vector);
   }
   __device__ static void start_codes(Stage<D>& stage, const Source& from, int tokens, int d) {
-    stage.template start_codes<kSteps>(from.at + first_token() * from.stride + channel(0),
-                                       from.stride, tokens - first_token(),
-                                       d - static_cast<int>(channel(0)));
+    const uint32_t thread = arch::thread_index(), channel = thread % kLanes * 8;
+    const int first = static_cast<int>(thread / kLanes) * kSteps;
+    stage.template start_codes<kSteps>(from.at + first * from.stride + channel, from.stride,
+                                       tokens - first, d - static_cast<int>(channel));
   }
 
   /// Takes what has arrived in the stage.
@@ -257,14 +263,14 @@ struct TokenBlock {
   };
   __device__ Tops share_top(int buffer, float top, int tokens) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
-    if (threadIdx.x % 32 == 0) shared.top[buffer][threadIdx.x / 32] = most;
+    if (thread % 32 == 0) shared.top[buffer][thread / 32] = most;
     __syncthreads();
     static_assert(kWarps == 8 && kBlock == 128, "half of the warps hold 64 tokens");
     const auto* tops = reinterpret_cast<const uint4*>(shared.top[buffer]);
     const uint4 a = tops[0], b = tops[1];
     const uint32_t low = max(max(a.x, a.y), max(a.z, a.w)),
                    high = max(max(b.x, b.y), max(b.z, b.w)), all = max(low, high);
-    return {tokens == kBlock ? all : threadIdx.x < kRowThreads / 2 ? low : high, all};
+    return {tokens == kBlock ? all : thread < kRowThreads / 2 ? low : high, all};
   }
 
   /// The largest magnitude without tokens that hold NaN or Inf; `bad` says which those are.
@@ -307,7 +313,7 @@ struct TokenBlock {
     uint32_t marked = 0;  // a bit per token whose first channel this thread has
     if (to.marks && to.saved != nullptr) {
       const uint32_t votes = __ballot_sync(0xffffffffu, scale != scale);
-      if (member() == 0) marked = votes >> threadIdx.x % 32;
+      if (member() == 0) marked = votes >> thread % 32;
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -392,9 +398,9 @@ struct TokenBlock {
   __device__ void write_transposed(int8_t* to) const {
     constexpr uint32_t kItems = D / 4 * (kBlock / 16);
     static_assert(kItems <= kRowThreads);
-    if (threadIdx.x >= kItems) return;
-    const uint32_t piece = threadIdx.x % 4 + threadIdx.x / D * 4;  // 16 tokens
-    const uint32_t c = threadIdx.x % D / 4 * 4;
+    if (thread >= kItems) return;
+    const uint32_t piece = thread % 4 + thread / D * 4;  // 16 tokens
+    const uint32_t c = thread % D / 4 * 4;
     // Where words of tokens 2k and 2k + 1 of the piece lie, but for the tokens before them:
     // word_at, taken apart so that a load adds a constant at most.
     const uint32_t* base[4][2];
