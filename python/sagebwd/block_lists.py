@@ -98,6 +98,36 @@ class BlockLists:
             lead=lead,
         )
 
+    @classmethod
+    def from_csr(cls, offset, index, *, key_blocks, block_q=128, block_k=64, lead=1):
+        """Lists of any length: row r of a head is ``index[offset[r]:offset[r + 1]]``. index is
+        one-dimensional, offset is [batch, heads, rows + 1] (batch and heads may be 1 or left out).
+        All rows get as many places as the longest has entries."""
+        for name, t in (("offset", offset), ("index", index)):
+            if not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64):
+                raise TypeError(f"{name}: expected a tensor of integers, got {_kind(t)}")
+        if index.dim() != 1 or offset.dim() < 1 or offset.shape[-1] < 1:
+            raise ValueError(
+                "offset, index: expected offsets [batch, heads, rows + 1] and one dimension of "
+                f"entries, got shapes {tuple(offset.shape)} and {tuple(index.shape)}"
+            )
+        start, count = offset[..., :-1], offset.diff(dim=-1)
+        if count.numel() and (count.min() < 0 or offset.min() < 0 or offset.max() > len(index)):
+            raise ValueError(
+                f"offset: expected offsets from 0 to {len(index)} that do not fall, got {offset}"
+            )
+        width = int(count.max()) if count.numel() else 0
+        place = torch.arange(width, device=index.device)
+        at = torch.where(place < count[..., None], start[..., None] + place, 0)
+        return cls(
+            index[at].to(torch.int32),
+            count.to(torch.int32),
+            key_blocks=key_blocks,
+            block_q=block_q,
+            block_k=block_k,
+            lead=lead,
+        )
+
     def to_mask(self):
         """A bool tensor [batch, heads, rows, key blocks]: true where a block is listed."""
         index = self.index.long()

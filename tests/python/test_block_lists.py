@@ -78,6 +78,23 @@ def test_masks_and_lists_are_the_same_thing():
     assert torch.equal(BlockLists.from_mask(mask[0, 0]).to_mask(), mask[:1, :1])
 
 
+def test_csr():
+    offset, index = torch.tensor([0, 2, 2, 5]), torch.tensor([4, 1, 0, 3, 2])
+    lists = BlockLists.from_csr(offset, index, key_blocks=5)
+    assert lists.count.flatten().tolist() == [2, 0, 3]
+    assert lists.index[0, 0, 0, :2].tolist() == [4, 1]
+    assert lists.index[0, 0, 2].tolist() == [0, 3, 2]
+    per_head = BlockLists.from_csr(torch.stack([offset, offset * 0]), index, key_blocks=5)
+    assert per_head.count.tolist() == [[[2, 0, 3], [0, 0, 0]]]
+    none = BlockLists.from_csr(torch.zeros(4, dtype=torch.int64), index[:0], key_blocks=5)
+    assert none.sparsity() == 1 and none.index.shape == (1, 1, 3, 0)
+    q = torch.randn(1, 300, 2, 64)
+    assert (sagebwd.attention(q, q, q, blocks=none) == 0).all()
+    for bad in ([0, 3, 2, 5], [0, 2, 2, 6], [-1, 0, 1, 2]):
+        with pytest.raises(ValueError, match="do not fall"):
+            BlockLists.from_csr(torch.tensor(bad), index, key_blocks=5)
+
+
 @pytest.mark.parametrize(
     "make, error, words",
     [
