@@ -35,6 +35,7 @@ from .drop_ins import (  # noqa: E402
     scaled_dot_product_attention,
 )
 from .kv_cache import flash_attn_with_kvcache  # noqa: E402
+from .linear import linear_attention  # noqa: E402
 from .recipe import Recipe  # noqa: E402
 
 flops.register()
@@ -57,6 +58,7 @@ __all__ = [
     "flash_attn_with_kvcache",
     "integrations",
     "is_supported",
+    "linear_attention",
     "sageattn",
     "sageattn_varlen",
     "scaled_dot_product_attention",
