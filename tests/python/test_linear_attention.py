@@ -35,13 +35,14 @@ def random_lists(shape, share, generator, **blocks):
 
 
 def clustered(b, h, hk, n, nk, d, dtype, generator, share):
-    """Queries look for the keys of their own cluster, and lists have the blocks of that cluster: what
-    is left has little of the whole."""
+    """Queries look for the keys of their own cluster, and lists have the blocks of that cluster:
+    what is left has little of the whole."""
     rows, columns, clusters = -(-n // 128), -(-nk // 64), 8
     centre = 4 * torch.randn(hk, clusters, d, generator=generator)
-    token = lambda count: (torch.arange(count) * clusters // count)
+    token = lambda count: torch.arange(count) * clusters // count
     group = h // hk
-    q = torch.randn(b, h, n, d, generator=generator) + centre.repeat_interleave(group, 0)[:, token(n)]
+    own = centre.repeat_interleave(group, 0)[:, token(n)]
+    q = torch.randn(b, h, n, d, generator=generator) + own
     k = torch.randn(b, hk, nk, d, generator=generator) + centre[:, token(nk)]
     v = torch.randn(b, hk, nk, d, generator=generator)
     near = -(torch.arange(rows)[:, None] / rows - torch.arange(columns) / columns).abs()
