@@ -43,13 +43,13 @@ struct BlockSums {
 
 /// The memory that one worker needs.
 struct Scratch {
-  double* sum;           // a matrix
+  double* sum;             // a matrix
   float *matrix, *turned;  // the sum in FP32, and its transpose
-  float *phi, *phi_t;    // [kTile][dl], [dl][kTile]
-  float *x, *y;          // [kTile][columns]
-  float* z;              // [kTile][dl]
-  int32_t* excluded;     // blocks
-  uint8_t* mark;         // blocks
+  float *phi, *phi_t;      // [kTile][dl], [dl][kTile]
+  float *x, *y;            // [kTile][columns]
+  float* z;                // [kTile][dl]
+  int32_t* excluded;       // blocks
+  uint8_t* mark;           // blocks
 };
 
 struct Layout {
@@ -235,10 +235,9 @@ class Linear {
       double sum[257] = {};
       if (a_.mean_free_keys) add_token_sums(e, sum);
       for (int c = 0; c < l_.dl; ++c)
-        l_.mean[e * l_.dl + c] =
-            static_cast<float>(a_.mean_free_keys && c < l_.d && l_.finite_keys[e] > 0
-                                   ? sum[c] / l_.finite_keys[e]
-                                   : 0.0);
+        l_.mean[e * l_.dl + c] = static_cast<float>(
+            a_.mean_free_keys && c < l_.d && l_.finite_keys[e] > 0 ? sum[c] / l_.finite_keys[e]
+                                                                   : 0.0);
     });
     for_key_blocks([&](const Scratch&, int64_t e, int64_t j) {
       for_tiles(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Tile& t, bool) {
@@ -253,9 +252,7 @@ class Linear {
  private:
   int64_t batch(int64_t e) const { return (first_ + e) / p_.hk; }
   int64_t key_head(int64_t e) const { return (first_ + e) % p_.hk; }
-  float* gradient_of_key(int64_t e, int64_t key) const {
-    return l_.dx + (e * p_.nk + key) * l_.dl;
-  }
+  float* gradient_of_key(int64_t e, int64_t key) const { return l_.dx + (e * p_.nk + key) * l_.dl; }
 
   /// f(scratch, head of this pass, key block)
   template <typename F>
@@ -299,9 +296,9 @@ class Linear {
   /// to[rows][n] = left[rows][depth] · right[depth][n]
   void multiply(const float* left, int left_stride, const float* right, int right_stride, int rows,
                 int n, int depth, float* to, int ld) const {
-    k_.store_f32({static_cast<int>(round_up(rows, 4)), n, depth, left, left_stride, right,
-                  right_stride},
-                 to, ld);
+    k_.store_f32(
+        {static_cast<int>(round_up(rows, 4)), n, depth, left, left_stride, right, right_stride}, to,
+        ld);
   }
 
   /// A matrix, or its next summand: φᵀ·right.

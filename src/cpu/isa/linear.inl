@@ -30,8 +30,7 @@ inline void softmax_rows_back(const float* phi, float* dphi, int ld, int rows) {
     Vec sum = set1(0.0f);
     for (int c = 0; c < ld; c += kPanel) sum = fma(load(p + c), load(g + c), sum);
     const Vec mean = set1(reduce_add(sum));
-    for (int c = 0; c < ld; c += kPanel)
-      store(g + c, mul(load(p + c), sub(load(g + c), mean)));
+    for (int c = 0; c < ld; c += kPanel) store(g + c, mul(load(p + c), sub(load(g + c), mean)));
   }
 }
 
