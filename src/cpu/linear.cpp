@@ -333,6 +333,13 @@ class Linear {
     return true;
   }
 
+  /// f(first number, numbers) for parts of a matrix whose sums stay in the first cache.
+  template <typename F>
+  void for_chunks(F&& f) const {
+    constexpr int64_t kChunk = 2048;
+    for (int64_t at = 0; at < l_.matrix; at += kChunk) f(at, std::min(kChunk, l_.matrix - at));
+  }
+
   /// s.matrix = the sum of the blocks that are not excluded: by those, or by the total minus the
   /// excluded ones, whichever are fewer. The total is the sum of just what is subtracted.
   void sum_others(const BlockSums& sums, int64_t e, const int32_t* excluded, int64_t count,
@@ -341,16 +348,20 @@ class Linear {
     bool done = false;
     if (2 * count <= sums.blocks) {
       std::copy_n(total, l_.matrix, s.sum);
-      for (int64_t i = 0; i < count; ++i)
-        k_.subtract_in_f64(sums.part(e, excluded[i]), l_.matrix, s.sum);
+      for_chunks([&](int64_t at, int64_t size) {
+        for (int64_t i = 0; i < count; ++i)
+          k_.subtract_in_f64(sums.part(e, excluded[i]) + at, size, s.sum + at);
+      });
       done = count == 0 || enough_left(s.sum, total);
     }
     if (!done) {
       std::fill_n(s.sum, l_.matrix, 0.0);
       std::memset(s.mark, 0, static_cast<size_t>(sums.blocks));
       for (int64_t i = 0; i < count; ++i) s.mark[excluded[i]] = 1;
-      for (int64_t i = 0; i < sums.blocks; ++i)
-        if (s.mark[i] == 0) k_.add_in_f64(sums.part(e, i), l_.matrix, s.sum);
+      for_chunks([&](int64_t at, int64_t size) {
+        for (int64_t i = 0; i < sums.blocks; ++i)
+          if (s.mark[i] == 0) k_.add_in_f64(sums.part(e, i) + at, size, s.sum + at);
+      });
     }
     for (int64_t at = l_.weight_column(); at < l_.matrix; at += l_.columns) s.sum[at] = 0;
     for (int64_t i = 0; i < l_.matrix; ++i) s.matrix[i] = static_cast<float>(s.sum[i]);
