@@ -22,7 +22,8 @@
 namespace sagebwd::cpu {
 namespace {
 
-constexpr int kTile = 64;  // tokens of a product; blocks are multiples of it
+constexpr int kPiece = 64;  // tokens of a product; blocks are multiples of it
+constexpr int kMostChannels = 256;
 /// Numbers in the matrices of the heads that are worked on at once, unless one head has more.
 constexpr int64_t kMostSums = int64_t{1} << 24;
 
@@ -45,9 +46,9 @@ struct BlockSums {
 struct Scratch {
   double* sum;             // a matrix
   float *matrix, *turned;  // the sum in FP32, and its transpose
-  float *phi, *phi_t;      // [kTile][dl], [dl][kTile]
-  float *x, *y;            // [kTile][columns]
-  float* z;                // [kTile][dl]
+  float *phi, *phi_t;      // [kPiece][dl], [dl][kPiece]
+  float *x, *y;            // [kPiece][columns]
+  float* z;                // [kPiece][dl]
   int32_t* excluded;       // blocks
   uint8_t* mark;           // blocks
 };
@@ -112,11 +113,11 @@ struct Layout {
     s.sum = arena.take<double>(matrix);
     s.matrix = arena.take<float>(matrix);
     s.turned = arena.take<float>(matrix);
-    s.phi = arena.take<float>(int64_t{kTile} * dl);
-    s.phi_t = arena.take<float>(int64_t{kTile} * dl);
-    s.x = arena.take<float>(int64_t{kTile} * columns);
-    s.y = arena.take<float>(int64_t{kTile} * columns);
-    s.z = arena.take<float>(int64_t{kTile} * dl);
+    s.phi = arena.take<float>(int64_t{kPiece} * dl);
+    s.phi_t = arena.take<float>(int64_t{kPiece} * dl);
+    s.x = arena.take<float>(int64_t{kPiece} * columns);
+    s.y = arena.take<float>(int64_t{kPiece} * columns);
+    s.z = arena.take<float>(int64_t{kPiece} * dl);
     s.excluded = arena.take<int32_t>(blocks);
     s.mark = arena.take<uint8_t>(blocks);
     return s;
@@ -126,18 +127,18 @@ struct Layout {
 };
 
 /// Some tokens of one head.
-struct Tile {
+struct Piece {
   int64_t batch, head, first;
   int rows;
 };
 
-/// f(tile, whether it is the first) for the tiles of a block.
+/// f(piece, whether it is the first) for the pieces of a block.
 template <typename F>
-void for_tiles(int64_t batch, int64_t head, int64_t block, int64_t block_size, int64_t tokens,
-               F&& f) {
+void for_pieces(int64_t batch, int64_t head, int64_t block, int64_t block_size, int64_t tokens,
+                F&& f) {
   const int64_t begin = block * block_size, end = std::min(begin + block_size, tokens);
-  for (int64_t t = begin; t < end; t += kTile)
-    f(Tile{batch, head, t, static_cast<int>(std::min<int64_t>(kTile, end - t))}, t == begin);
+  for (int64_t t = begin; t < end; t += kPiece)
+    f(Piece{batch, head, t, static_cast<int>(std::min<int64_t>(kPiece, end - t))}, t == begin);
 }
 
 class Linear {
@@ -154,13 +155,13 @@ class Linear {
       for_key_blocks([&](const Scratch& s, int64_t e, int64_t j) {
         double* sum = l_.token_sum(e, j);
         std::fill(sum, sum + l_.dl + 1, 0.0);
-        for_tiles(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Tile& t, bool) {
+        for_pieces(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Piece& t, bool) {
           load(a_.k, t, s.phi, l_.dl);
           sum[l_.dl] += k_.sum_rows(s.phi, l_.dl, t.rows, l_.d, sum);
         });
       });
       run_items(a_.parallel_for, l_.slots, count_, [&](int64_t, int64_t e) {
-        double sum[257];
+        double sum[kMostChannels + 1];
         add_token_sums(e, sum);
         for (int c = 0; c < l_.dl; ++c)
           l_.mean[e * l_.dl + c] =
@@ -170,10 +171,11 @@ class Linear {
     }
     for_key_blocks([&](const Scratch& s, int64_t e, int64_t j) {
       float* h = l_.h.part(e, j);
-      for_tiles(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Tile& t, bool first) {
-        load_keys(t, e, s);
-        add_product(s, s.x, t.rows, first, h);
-      });
+      for_pieces(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk,
+                 [&](const Piece& t, bool first) {
+                   load_keys(t, e, s);
+                   add_product(s, s.x, t.rows, first, h);
+                 });
       weigh(h);
     });
     add_up(l_.h);
@@ -182,8 +184,8 @@ class Linear {
   void queries(const LinearForwardArgs& out) {
     for_query_blocks([&](const Scratch& s, int64_t e, int64_t head, int64_t i) {
       seen_by_queries(s, e, head, i);
-      for_tiles(batch(e), head, i, p_.blocks.block_q, p_.nq, [&](const Tile& t, bool) {
-        float norm[kTile];
+      for_pieces(batch(e), head, i, p_.blocks.block_q, p_.nq, [&](const Piece& t, bool) {
+        float norm[kPiece];
         attend(t, s, norm);
         k_.store_rows(p_.dtype, row_at(out.o, t.batch, head, t.first), out.o.stride[2], t.rows,
                       l_.d, s.y, l_.columns, 1.0f);
@@ -199,8 +201,8 @@ class Linear {
       seen_by_queries(s, e, head, i);
       turn(s);
       float* dh = l_.dh.part(e, head % p_.group() * l_.q_blocks + i);
-      for_tiles(batch(e), head, i, p_.blocks.block_q, p_.nq, [&](const Tile& t, bool first) {
-        float norm[kTile];
+      for_pieces(batch(e), head, i, p_.blocks.block_q, p_.nq, [&](const Piece& t, bool first) {
+        float norm[kPiece];
         attend(t, s, norm);
         load_gradients(out, t, s, norm);
         multiply(s.x, l_.columns, s.turned, l_.dl, t.rows, l_.dl, l_.columns, s.z, l_.dl);
@@ -220,7 +222,7 @@ class Linear {
       turn(s);
       double* sum = l_.token_sum(e, j);
       std::fill(sum, sum + l_.dl + 1, 0.0);
-      for_tiles(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Tile& t, bool) {
+      for_pieces(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Piece& t, bool) {
         load_keys(t, e, s);
         multiply(s.phi, l_.dl, s.matrix, l_.columns, t.rows, l_.dl, l_.dl, s.z, l_.dl);
         k_.store_rows(p_.dtype, row_at(out.dv, t.batch, t.head, t.first), out.dv.stride[2], t.rows,
@@ -232,7 +234,7 @@ class Linear {
       });
     });
     run_items(a_.parallel_for, l_.slots, count_, [&](int64_t, int64_t e) {
-      double sum[257] = {};
+      double sum[kMostChannels + 1] = {};
       if (a_.mean_free_keys) add_token_sums(e, sum);
       for (int c = 0; c < l_.dl; ++c)
         l_.mean[e * l_.dl + c] = static_cast<float>(
@@ -240,7 +242,7 @@ class Linear {
                                                                    : 0.0);
     });
     for_key_blocks([&](const Scratch&, int64_t e, int64_t j) {
-      for_tiles(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Tile& t, bool) {
+      for_pieces(batch(e), key_head(e), j, p_.blocks.block_k, p_.nk, [&](const Piece& t, bool) {
         float* g = gradient_of_key(e, t.first);
         k_.subtract_row(g, l_.dl, t.rows, l_.mean + e * l_.dl);
         k_.store_rows(p_.dtype, row_at(out.dk, t.batch, t.head, t.first), out.dk.stride[2], t.rows,
@@ -272,13 +274,13 @@ class Linear {
   }
 
   /// Rows of a tensor as FP32, zeros behind the last one.
-  void load(const TensorView& x, const Tile& t, float* rows, int ld) const {
+  void load(const TensorView& x, const Piece& t, float* rows, int ld) const {
     k_.load_rows(x.dtype, row_at(x, t.batch, t.head, t.first), x.stride[2], t.rows, l_.d, rows, ld);
-    std::fill(rows + static_cast<int64_t>(t.rows) * ld, rows + int64_t{kTile} * ld, 0.0f);
+    std::fill(rows + static_cast<int64_t>(t.rows) * ld, rows + int64_t{kPiece} * ld, 0.0f);
   }
 
   /// φ(K) and V'.
-  void load_keys(const Tile& t, int64_t e, const Scratch& s) const {
+  void load_keys(const Piece& t, int64_t e, const Scratch& s) const {
     load(a_.k, t, s.phi, l_.dl);
     if (a_.mean_free_keys) k_.subtract_row(s.phi, l_.dl, t.rows, l_.mean + e * l_.dl);
     k_.softmax_rows(s.phi, l_.dl, t.rows, l_.d);
@@ -303,14 +305,14 @@ class Linear {
 
   /// A matrix, or its next summand: φᵀ·right.
   void add_product(const Scratch& s, const float* right, int rows, bool first, float* to) const {
-    k_.transpose_f32(s.phi, l_.dl, kTile, l_.dl, s.phi_t, kTile);
-    const isa::FloatProduct product{l_.dl, l_.columns, rows, s.phi_t, kTile, right, l_.columns};
+    k_.transpose_f32(s.phi, l_.dl, kPiece, l_.dl, s.phi_t, kPiece);
+    const isa::FloatProduct product{l_.dl, l_.columns, rows, s.phi_t, kPiece, right, l_.columns};
     (first ? k_.store_f32 : k_.add_f32)(product, to, l_.columns);
   }
 
   /// Writes the largest magnitude of each row into the column of weights.
   void weigh(float* matrix) const {
-    float largest[256];
+    float largest[kMostChannels];
     k_.row_magnitudes(matrix, l_.columns, l_.dl, largest);
     for (int c = 0; c < l_.dl; ++c) matrix[c * l_.columns + l_.weight_column()] = largest[c];
   }
@@ -391,7 +393,7 @@ class Linear {
 
   /// φ(Q) in s.phi, O in s.y, and the norms. Where no key is left, or features that FP32 cannot
   /// hold, both are 0.
-  void attend(const Tile& t, const Scratch& s, float* norm) const {
+  void attend(const Piece& t, const Scratch& s, float* norm) const {
     load(a_.q, t, s.phi, l_.dl);
     k_.softmax_rows(s.phi, l_.dl, t.rows, l_.d);
     multiply(s.phi, l_.dl, s.matrix, l_.columns, t.rows, l_.columns, l_.dl, s.y, l_.columns);
@@ -407,7 +409,7 @@ class Linear {
   static float inverse_of(float norm) { return norm == 0.0f ? 0.0f : 1.0f / norm; }
 
   /// dO' in s.x.
-  void load_gradients(const LinearBackwardArgs& in, const Tile& t, const Scratch& s,
+  void load_gradients(const LinearBackwardArgs& in, const Piece& t, const Scratch& s,
                       const float* norm) const {
     load(in.dout, t, s.x, l_.columns);
     for (int r = 0; r < t.rows; ++r) {
