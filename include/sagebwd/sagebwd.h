@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C interface of sagebwd: the calls of sagebwd/attention.h for C and for other languages. C99,
- * no dependencies.
+ * The C interface of sagebwd: the calls of sagebwd/attention.h and sagebwd/linear.h for C and for
+ * other languages. C99, no dependencies.
  *
  *   sagebwd_forward_args a;
  *   sagebwd_forward_args_init(&a, sizeof a);
@@ -55,6 +55,7 @@ enum { SAGEBWD_CPU = 0, SAGEBWD_CUDA = 1 };                       /* device */
 enum { SAGEBWD_BOTTOM_RIGHT = 0, SAGEBWD_TOP_LEFT = 1 };          /* align */
 enum { SAGEBWD_SCHEME_PAPER = 0, SAGEBWD_SCHEME_VECTORWISE = 1 }; /* scheme */
 enum { SAGEBWD_ROUND_NEAREST = 0, SAGEBWD_ROUND_DITHER = 1 };     /* rounding */
+enum { SAGEBWD_FEATURES_SOFTMAX = 0 };                            /* phi */
 
 /* The seven matmuls, as bits of sagebwd_recipe.high_precision. */
 enum {
@@ -207,6 +208,51 @@ typedef struct sagebwd_backward_args {
   const sagebwd_block_lists* blocks; /* as in the forward */
 } sagebwd_backward_args;
 
+/* The linear branch: each block of queries sees the key blocks that its list does not have.
+ * sagebwd/linear.h has the formulas. */
+typedef struct sagebwd_linear_forward_args {
+  size_t size;
+  uint32_t version;
+  int32_t device;
+  sagebwd_tensor q; /* [b, h,  nq, d] */
+  sagebwd_tensor k; /* [b, hk, nk, d], h a multiple of hk */
+  sagebwd_tensor v; /* [b, hk, nk, d] */
+  sagebwd_tensor o; /* [b, h,  nq, d], written; 0 where no key is left */
+  /* Optional from here on. */
+  const sagebwd_block_lists* excluded; /* NULL: every key block is seen */
+  int32_t phi;                         /* the feature map */
+  int32_t mean_free_keys;              /* 1, the default: phi gets K minus its mean */
+  void* workspace;                     /* of any alignment */
+  size_t workspace_bytes;
+  sagebwd_parallel_for parallel_for; /* NULL: the library's own threads */
+  void* parallel_context;
+  void* stream;       /* cudaStream_t for SAGEBWD_CUDA */
+  sagebwd_stats norm; /* [b, h, nq], written: what o was divided by; data NULL: not asked for */
+} sagebwd_linear_forward_args;
+
+typedef struct sagebwd_linear_backward_args {
+  size_t size;
+  uint32_t version;
+  int32_t device;
+  sagebwd_tensor q; /* q ... v as in the forward */
+  sagebwd_tensor k;
+  sagebwd_tensor v;
+  sagebwd_tensor dout; /* [b, h,  nq, d] */
+  sagebwd_tensor dq;   /* [b, h,  nq, d], written */
+  sagebwd_tensor dk;   /* [b, hk, nk, d], written */
+  sagebwd_tensor dv;   /* [b, hk, nk, d], written */
+  /* Optional from here on; as in the forward. */
+  const sagebwd_block_lists* excluded;
+  int32_t phi;
+  int32_t mean_free_keys;
+  void* workspace;
+  size_t workspace_bytes;
+  sagebwd_parallel_for parallel_for;
+  void* parallel_context;
+  void* stream;
+  sagebwd_stats dnorm; /* gradient of norm; data NULL: none */
+} sagebwd_linear_backward_args;
+
 /* "0.1.0": of the library that is loaded. SAGEBWD_VERSION_STRING is of this header. */
 SAGEBWD_C_API const char* sagebwd_version(void);
 
@@ -220,11 +266,18 @@ SAGEBWD_C_API int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size,
 SAGEBWD_C_API int sagebwd_block_lists_init(sagebwd_block_lists* lists, size_t size);
 SAGEBWD_C_API int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size);
 SAGEBWD_C_API int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t size);
+SAGEBWD_C_API int sagebwd_linear_forward_args_init(sagebwd_linear_forward_args* args, size_t size);
+SAGEBWD_C_API int sagebwd_linear_backward_args_init(sagebwd_linear_backward_args* args,
+                                                    size_t size);
 
 /* Bytes of workspace the call needs. Neither the workspace fields nor the data pointers are looked
  * at. */
 SAGEBWD_C_API int sagebwd_forward_workspace_size(const sagebwd_forward_args* args, size_t* bytes);
 SAGEBWD_C_API int sagebwd_backward_workspace_size(const sagebwd_backward_args* args, size_t* bytes);
+SAGEBWD_C_API int sagebwd_linear_forward_workspace_size(const sagebwd_linear_forward_args* args,
+                                                        size_t* bytes);
+SAGEBWD_C_API int sagebwd_linear_backward_workspace_size(const sagebwd_linear_backward_args* args,
+                                                         size_t* bytes);
 
 /* Bytes of codes, about 3 per channel and token. Refuses a recipe whose codes do not stand for its
  * inputs: "paper", Q-smoothing, matmuls other than dV and dP out of INT8. */
@@ -232,6 +285,8 @@ SAGEBWD_C_API int sagebwd_codes_size(const sagebwd_forward_args* args, size_t* b
 
 SAGEBWD_C_API int sagebwd_forward(const sagebwd_forward_args* args);
 SAGEBWD_C_API int sagebwd_backward(const sagebwd_backward_args* args);
+SAGEBWD_C_API int sagebwd_linear_forward(const sagebwd_linear_forward_args* args);
+SAGEBWD_C_API int sagebwd_linear_backward(const sagebwd_linear_backward_args* args);
 
 /* One line per implementation, best first: which one would run, and why the others would not. Like
  * snprintf: writes at most `capacity` bytes with the closing zero, and `length` (may be NULL)

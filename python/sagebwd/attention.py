@@ -221,6 +221,13 @@ def _dense(
     q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks=None
 ):
     """Operator options and q, k, v as [b, h, n, d]."""
+    q, k, v = dense_tensors(q, k, v, layout)
+    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
+    return _with_lists(options, blocks, q, k, packed=False), readable(q, k, v)
+
+
+def dense_tensors(q, k, v, layout):
+    """q, k, v as [b, h, n, d], or the error that says why they do not fit together."""
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     check_tensors(q, k, v, dims=4)
@@ -231,8 +238,7 @@ def _dense(
             f"q, k, v: expected one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
         )
     check_heads(q.shape[1], k.shape[1])
-    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
-    return _with_lists(options, blocks, q, k, packed=False), _readable(q, k, v)
+    return q, k, v
 
 
 def _packed(
@@ -262,7 +268,7 @@ def _packed(
         max_seqlen_q=_length("max_seqlen_q", max_seqlen_q),
         max_seqlen_k=_length("max_seqlen_k", max_seqlen_k),
     )
-    return _with_lists(options, blocks, q, k, packed=True), _readable(q, k, v)
+    return _with_lists(options, blocks, q, k, packed=True), readable(q, k, v)
 
 
 def check_tensors(q, k, v, dims):
@@ -349,7 +355,7 @@ def _with_lists(options, blocks, q, k, packed):
     )
 
 
-def _readable(q, k, v):
+def readable(q, k, v):
     """q, k, v in autocast's dtype, with the channels next to each other."""
     device = "cuda" if q.is_cuda else q.device.type  # the name of a type takes longer
     if device != "meta" and torch.is_autocast_enabled(device):

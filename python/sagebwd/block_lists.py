@@ -174,31 +174,32 @@ class BlockLists:
         )
 
 
-def check(blocks, q, k, packed):
-    """Raises unless the lists fit a call: q and k are [b, h, n, d], or packed [t, h, d]."""
+def check(blocks, q, k, packed, name="blocks"):
+    """Raises unless the lists, the argument of this name, fit a call: q and k are [b, h, n, d], or
+    packed [t, h, d]."""
     if not isinstance(blocks, BlockLists):
-        raise TypeError(f"blocks: expected sagebwd.BlockLists or None, got {_kind(blocks)}")
+        raise TypeError(f"{name}: expected sagebwd.BlockLists or None, got {_kind(blocks)}")
     batch, heads, rows = blocks.index.shape[:3]
     wanted = 1 if packed else q.shape[0]
     if batch not in (1, wanted) or heads not in (1, q.shape[1]):
         raise ValueError(
-            f"blocks: expected lists of 1 or {wanted} batch entries and 1 or {q.shape[1]} heads "
+            f"{name}: expected lists of 1 or {wanted} batch entries and 1 or {q.shape[1]} heads "
             f"(those of q), got {batch} and {heads}"
         )
     if blocks.index.device != q.device:
         raise ValueError(
-            f"blocks: expected q's device {q.device}, got {blocks.index.device}; use "
-            "blocks.to(q.device)"
+            f"{name}: expected q's device {q.device}, got {blocks.index.device}; use "
+            f"{name}.to(q.device)"
         )
     if packed:
         return
-    for name, got, tokens, size in (
+    for what, got, tokens, size in (
         ("rows", rows, q.shape[2], blocks.block_q),
         ("key_blocks", blocks.key_blocks, k.shape[2], blocks.block_k),
     ):
         if got != (tokens + size - 1) // size:
             raise ValueError(
-                f"blocks: expected {(tokens + size - 1) // size} {name}, one for every {size} of "
+                f"{name}: expected {(tokens + size - 1) // size} {what}, one for every {size} of "
                 f"{tokens} tokens, got {got}"
             )
 

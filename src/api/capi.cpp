@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "sagebwd/attention.h"
+#include "sagebwd/linear.h"
 #include "sagebwd/sagebwd.h"
 
 namespace sagebwd {
@@ -67,6 +68,17 @@ struct Layout<sagebwd_backward_args> {
   static constexpr size_t kRequired = offsetof(sagebwd_backward_args, recipe);
 };
 
+template <>
+struct Layout<sagebwd_linear_forward_args> {
+  static constexpr const char* kName = "linear forward args";
+  static constexpr size_t kRequired = offsetof(sagebwd_linear_forward_args, excluded);
+};
+template <>
+struct Layout<sagebwd_linear_backward_args> {
+  static constexpr const char* kName = "linear backward args";
+  static constexpr size_t kRequired = offsetof(sagebwd_linear_backward_args, excluded);
+};
+
 /// No real struct comes near: a larger size is uninitialised memory, and following it would read
 /// past the struct.
 constexpr size_t kLargestSize = size_t{1} << 16;
@@ -111,6 +123,22 @@ sagebwd_block_lists defaults(const sagebwd_block_lists*) {
   c.block_q = lists.block_q;
   c.block_k = lists.block_k;
   return c;
+}
+
+template <typename C>
+C linear_defaults() {
+  C c{};
+  const LinearArgs args;
+  c.device = static_cast<int>(args.device);
+  c.phi = static_cast<int>(args.phi);
+  c.mean_free_keys = args.mean_free_keys;
+  return c;
+}
+sagebwd_linear_forward_args defaults(const sagebwd_linear_forward_args*) {
+  return linear_defaults<sagebwd_linear_forward_args>();
+}
+sagebwd_linear_backward_args defaults(const sagebwd_linear_backward_args*) {
+  return linear_defaults<sagebwd_linear_backward_args>();
 }
 
 template <typename C>
@@ -263,6 +291,42 @@ BackwardArgs convert(const sagebwd_backward_args* caller) {
   return a;
 }
 
+template <typename C>
+void convert_linear(const C& c, LinearArgs& a) {
+  a.q = convert("q", c.q);
+  a.k = convert("k", c.k);
+  a.v = convert("v", c.v);
+  if (c.excluded != nullptr) a.excluded = convert(read(c.excluded));
+  a.phi = static_cast<FeatureMap>(c.phi);
+  a.mean_free_keys = flag("mean_free_keys", c.mean_free_keys);
+  a.device = static_cast<Device>(c.device);
+  a.workspace = c.workspace;
+  a.workspace_bytes = c.workspace_bytes;
+  a.parallel_for = {c.parallel_for, c.parallel_context};
+  a.stream = c.stream;
+}
+
+LinearForwardArgs convert(const sagebwd_linear_forward_args* caller) {
+  const sagebwd_linear_forward_args c = read(caller);
+  LinearForwardArgs a;
+  convert_linear(c, a);
+  a.o = convert("o", c.o);
+  a.norm = convert(c.norm);
+  return a;
+}
+
+LinearBackwardArgs convert(const sagebwd_linear_backward_args* caller) {
+  const sagebwd_linear_backward_args c = read(caller);
+  LinearBackwardArgs a;
+  convert_linear(c, a);
+  a.dout = convert("dout", c.dout);
+  a.dq = convert("dq", c.dq);
+  a.dk = convert("dk", c.dk);
+  a.dv = convert("dv", c.dv);
+  a.dnorm = convert(c.dnorm);
+  return a;
+}
+
 std::string describe(const std::vector<Candidate>& candidates) {
   std::string text;
   for (const Candidate& c : candidates) {
@@ -337,11 +401,24 @@ int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size) {
 int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t size) {
   return sagebwd::init_args(args, size);
 }
+int sagebwd_linear_forward_args_init(sagebwd_linear_forward_args* args, size_t size) {
+  return sagebwd::init_args(args, size);
+}
+int sagebwd_linear_backward_args_init(sagebwd_linear_backward_args* args, size_t size) {
+  return sagebwd::init_args(args, size);
+}
 
 int sagebwd_forward_workspace_size(const sagebwd_forward_args* args, size_t* bytes) {
   return sagebwd::workspace_size_of(args, bytes);
 }
 int sagebwd_backward_workspace_size(const sagebwd_backward_args* args, size_t* bytes) {
+  return sagebwd::workspace_size_of(args, bytes);
+}
+int sagebwd_linear_forward_workspace_size(const sagebwd_linear_forward_args* args, size_t* bytes) {
+  return sagebwd::workspace_size_of(args, bytes);
+}
+int sagebwd_linear_backward_workspace_size(const sagebwd_linear_backward_args* args,
+                                           size_t* bytes) {
   return sagebwd::workspace_size_of(args, bytes);
 }
 
@@ -357,6 +434,13 @@ int sagebwd_forward(const sagebwd_forward_args* args) {
 }
 int sagebwd_backward(const sagebwd_backward_args* args) {
   return sagebwd::guarded([&] { sagebwd::backward(sagebwd::convert(args)); });
+}
+
+int sagebwd_linear_forward(const sagebwd_linear_forward_args* args) {
+  return sagebwd::guarded([&] { sagebwd::linear_forward(sagebwd::convert(args)); });
+}
+int sagebwd_linear_backward(const sagebwd_linear_backward_args* args) {
+  return sagebwd::guarded([&] { sagebwd::linear_backward(sagebwd::convert(args)); });
 }
 
 int sagebwd_explain_forward(const sagebwd_forward_args* args, char* text, size_t capacity,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from .. import masks, ops
-from ..attention import BACKWARD_MATMULS, _readable, check_tensors
+from ..attention import BACKWARD_MATMULS, check_tensors, readable
 from ..recipe import as_recipe
 
 
@@ -129,7 +129,7 @@ def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=Fa
     width = v.shape[-1]
     q, k, v, scale = padded(q, k, v, scale)
     q, k, v, mask, lead = as_heads(q, k, v, mask, enable_gqa)
-    q, k, v = _readable(q, k, v)
+    q, k, v = readable(q, k, v)
     options = settings.options(scale, is_causal, top_left=True)
     documents = masks.read(mask, q, k, is_causal)
     out, lse = masks.forward(q, k, v, options, documents, save_codes=settings.save_codes)
