@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SLA2: sparse-linear attention with a learned router (arXiv 2602.12675).
+
+    from sagebwd import sla2
+    layer = sla2.Attention(heads, head_dim, keep=.05)        # q, k, v → out
+    print(sla2.fit(model, batches, steps=200))               # stage 1: routers and α
+
+docs/sla2.md has the method and what to expect.
+"""
+
+from .attention import Attention
+from .fit import fit
+from .soft_top_k import soft_top_k
+
+__all__ = ["Attention", "fit", "soft_top_k"]
