@@ -49,9 +49,18 @@ class Table(list):
 
 
 def fit(
-    model, batches, steps=200, *, lr=3e-3, alpha_lr=5e-2, temperature=0.1, queries=512, seed=0,
+    model,
+    batches,
+    steps=200,
+    *,
+    router=True,
+    lr=5e-3,
+    alpha_lr=5e-2,
+    temperature=0.2,
+    queries=512,
+    seed=0,
     report=None,
-):  # fmt: skip
+):
     """Trains the routers and α of a converted model, a layer at a time, and returns a
     :class:`Table`. No other weight changes.
 
@@ -61,6 +70,8 @@ def fit(
         full attention, and the q, k and v of that layer are kept in memory.
     steps
         Of Adam for the router of a layer, and as many for α alone before.
+    router
+        False: α alone learns, with Wq = Wk = 1.
     temperature
         Of SoftTop-k, in row deviations of the scores.
     queries
@@ -92,7 +103,7 @@ def fit(
         generator = torch.Generator().manual_seed(seed)
         calls = _calls(model, batches, layers, name)
         student = _Student(module, calls, temperature, queries, generator)
-        table.append(student.fit(name, steps, lr, alpha_lr))
+        table.append(student.fit(name, steps, lr if router else None, alpha_lr))
         if report is not None:
             report(table[-1])
     return table
@@ -149,8 +160,10 @@ class _Student:
             self._descend([(alpha, alpha_lr)], steps)
             before = [p.detach().clone() for p in (*router, *alpha)]
             identity = self.errors()
-            self._descend([(router, lr), (alpha, alpha_lr / 5)], steps)
-            trained = self.errors()
+            trained = identity
+            if lr is not None:
+                self._descend([(router, lr), (alpha, alpha_lr / 5)], steps)
+                trained = self.errors()
             # NaN is no improvement.
             kept = trained < identity
             for p, old in zip((*router, *alpha), before):
