@@ -25,6 +25,9 @@ def main(arguments=None):
         f"--{name}", type=type(value), default=value, help=f"{words} (default {value})"
     )
     parser.add_argument("--out", type=Path, default=Path("build/sla2"))
+    parser.add_argument(
+        "--start", type=Path, help="file of the full-attention model; trained if not there"
+    )
     parser.add_argument("--arms", default="full,sparse,sla2", help=f"of {','.join(ARMS)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -59,17 +62,17 @@ def run(args, size, arms):
     began = time.perf_counter()
     say = lambda words: print(f"[{time.perf_counter() - began:6.1f} s] {words}", flush=True)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else None
-    recipe = "vectorwise" if args.recipe != "exact" else _exact()
-    recipe = args.recipe if args.recipe == "paper" else recipe
+    recipe = _exact() if args.recipe == "exact" else args.recipe
     plan = Plan(args.steps, args.batch, args.lr, 0.0, args.seed, dtype)
     say(f"{size.tokens} tokens, {args.steps} steps with full attention")
-    model, _, _ = start(size, plan, args.device)
+    model = start(size, plan, args.device, args.start)
     tune = replace(plan, steps=args.tune, lr=args.lr / 5, alpha_lr=2 * args.lr, seed=args.seed + 1)
     batches = [tune.inputs(size, 10**6 + i, args.device) for i in range(4)]
     batches = [(x, at) for x, _, at in batches]
     score = lambda m: measure(m, args.measured, args.batch, dtype)
     record = {"arms": {}, "stage_1": {}, "keep": args.keep, "tokens": size.tokens}
-    clip = clips(1, size.frames, size.pixels, torch.Generator().manual_seed(7)).to(args.device)
+    generator = torch.Generator().manual_seed(7)
+    clip = clips(1, size.frames, size.pixels, generator, device=args.device)
     guess = lambda m: predict(m, clip, torch.Generator().manual_seed(8), dtype)
     pictures = {"clips": {"the clip": clip[0]}, "masks": {}, "view": clip[0]}
     for name in arms:

@@ -33,7 +33,7 @@ class Plan:
 
     def inputs(self, size, step, device):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        video = clips(self.batch, size.frames, size.pixels, generator).to(device)
+        video = clips(self.batch, size.frames, size.pixels, generator, device=device)
         at = torch.rand(self.batch, generator=generator).to(device)
         return (*noisy(video, at, size.given, generator), at)
 
@@ -45,7 +45,7 @@ def loss_of(model, x, target, at, dtype=None):
     return (got.float() - target)[:, :, given:].square().mean()
 
 
-def train(model, plan, report=None):
+def train(model, plan):
     """Returns (losses, seconds per step)."""
     device = next(model.parameters()).device
     alpha = [p for n, p in model.named_parameters() if "alpha" in n and p.requires_grad]
@@ -64,8 +64,6 @@ def train(model, plan, report=None):
         adam.step()
         decay.step()
         losses.append(loss.detach())
-        if report is not None:
-            report(step, losses[-1])
     losses = [float(x) for x in losses]
     return losses, (time.perf_counter() - began) / plan.steps
 
@@ -77,7 +75,7 @@ def measure(model, count, batch, dtype=None):
     size, losses, errors = model.size, [], []
     for i in range(count):
         generator = torch.Generator().manual_seed(_HELD_OUT + i)
-        video = clips(batch, size.frames, size.pixels, generator).to(device)
+        video = clips(batch, size.frames, size.pixels, generator, device=device)
         at = ((torch.arange(batch) + 0.5 + i * batch) / (count * batch)).to(device)
         losses.append(float(loss_of(model, *noisy(video, at, size.given, generator), at, dtype)))
         errors.append(float(predict(model, video, generator, dtype)[1]))
@@ -87,7 +85,7 @@ def measure(model, count, batch, dtype=None):
 
 @torch.no_grad()
 def predict(model, video, generator, dtype=None, at=0.4):
-    """(the frames as the model sees them in noise, mean squared error)."""
+    """(predicted frames, mean squared error, the frames as the model gets them)."""
     given = model.size.given
     at = torch.full((video.shape[0],), at, device=video.device)
     x, _ = noisy(video, at, given, generator)
@@ -98,8 +96,15 @@ def predict(model, video, generator, dtype=None, at=0.4):
     return guess, (guess - video)[:, :, given:].square().mean(), x
 
 
-def start(size, plan, device="cpu", report=None):
-    """A model trained with full attention."""
+def start(size, plan, device, file=None):
+    """A model trained with full attention, or the one that an earlier call left in the file."""
     torch.manual_seed(plan.seed)
     model = Model(size).to(device)
-    return model, *train(model, plan, report)
+    if file is not None and file.exists():
+        model.load_state_dict(torch.load(file, map_location=device, weights_only=True))
+        return model
+    train(model, plan)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), file)
+    return model
