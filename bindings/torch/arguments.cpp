@@ -297,6 +297,18 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
   }
 }
 
+void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Packing& packing, const Lists& lists, bool mean_free_keys) {
+  check_same_device("k", k, q);
+  check_same_device("v", v, q);
+  args.q = view_of("q", q, packing, packing.tokens_q());
+  args.k = view_of("k", k, packing, packing.tokens_k());
+  args.v = view_of("v", v, packing, packing.tokens_k());
+  args.excluded = lists.view();
+  args.mean_free_keys = mean_free_keys;
+  args.parallel_for = {run_on_torch_threads, nullptr};
+}
+
 Tensor workspace(const Tensor& like, size_t bytes) {
   return new_contiguous(like, {static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8());
 }

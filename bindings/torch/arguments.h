@@ -10,6 +10,7 @@
 #include <string>
 
 #include "sagebwd/attention.h"
+#include "sagebwd/linear.h"
 
 namespace sagebwd::binding {
 
@@ -70,6 +71,10 @@ StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Pac
 /// Everything of AttentionArgs but the workspace and o, lse.
 void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
                  const Options& options, const Packing& packing, const Lists& lists);
+
+/// Everything of LinearArgs but the workspace.
+void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Packing& packing, const Lists& lists, bool mean_free_keys);
 
 /// At least `bytes` bytes from PyTorch's allocator for the device of `like`.
 Tensor workspace(const Tensor& like, size_t bytes);

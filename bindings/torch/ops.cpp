@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators sagebwd::fwd and sagebwd::bwd. They allocate the results, call the library, and
+// The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd; on a GPU
+// python/sagebwd/linear_torch.py serves those). They allocate the results, call the library, and
 // know nothing of autograd: python/sagebwd/ops.py adds that, and the fake kernels.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
@@ -220,6 +221,60 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
   });
 }
 
+/// The options of the linear branch: lists alone.
+Options linear_options(std::optional<Tensor> list_index, std::optional<Tensor> list_count,
+                       int64_t block_q, int64_t block_k) {
+  Options options{};
+  options.max_seqlen_q = options.max_seqlen_k = -1;
+  options.list_index = list_index, options.list_count = list_count;
+  options.block_q = block_q, options.block_k = block_k;
+  return options;
+}
+
+std::tuple<Tensor, Tensor> linear_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+                                      std::optional<Tensor> list_index,
+                                      std::optional<Tensor> list_count, int64_t block_q,
+                                      int64_t block_k, bool mean_free_keys) {
+  return translated([&] {
+    const Options options = linear_options(list_index, list_count, block_q, block_k);
+    const Packing packing(options, q, k, Offsets::on_host);
+    const Lists lists(options, q, packing);
+    LinearForwardArgs args;
+    fill_linear(args, q, k, v, packing, lists, mean_free_keys);
+    const Tensor out = new_like(q);
+    const Tensor norm = new_float(q, {q.size(0), q.size(1), q.size(2)});
+    args.o = view_of("out", out, packing, packing.tokens_q());
+    args.norm = stats_of("norm", norm, q, packing);
+    run(args, q, [](const LinearForwardArgs& a) { linear_forward(a); });
+    return std::make_tuple(out, norm);
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dout, std::optional<Tensor> dnorm,
+                                              const Tensor& q, const Tensor& k, const Tensor& v,
+                                              std::optional<Tensor> list_index,
+                                              std::optional<Tensor> list_count, int64_t block_q,
+                                              int64_t block_k, bool mean_free_keys) {
+  return translated([&] {
+    const Options options = linear_options(list_index, list_count, block_q, block_k);
+    const Packing packing(options, q, k, Offsets::on_host);
+    const Lists lists(options, q, packing);
+    LinearBackwardArgs args;
+    fill_linear(args, q, k, v, packing, lists, mean_free_keys);
+    const Tensor dout_rows = with_unit_channel_stride(dout);
+    const Tensor dq = new_like(q);
+    const Tensor dk = new_like(k);
+    const Tensor dv = new_like(v);
+    args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());
+    if (dnorm.has_value()) args.dnorm = stats_of("dnorm", *dnorm, q, packing);
+    args.dq = view_of("dq", dq, packing, packing.tokens_q());
+    args.dk = view_of("dk", dk, packing, packing.tokens_k());
+    args.dv = view_of("dv", dv, packing, packing.tokens_k());
+    run(args, q, [](const LinearBackwardArgs& a) { linear_backward(a); });
+    return std::make_tuple(dq, dk, dv);
+  });
+}
+
 std::string library_version() { return version(); }
 std::string library_build() { return describe_build(); }
 
@@ -233,6 +288,9 @@ std::string library_build() { return describe_build(); }
   "str recipe, SymInt seed, Tensor? list_index, Tensor? list_count, SymInt block_q, "           \
   "SymInt block_k, SymInt lead, "
 
+#define SAGEBWD_LINEAR_OPTIONS \
+  "Tensor? list_index, Tensor? list_count, SymInt block_q, SymInt block_k, bool mean_free_keys"
+
 STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS
         "bool deterministic, bool return_max_logit, bool save_codes) -> "
@@ -243,6 +301,11 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
       "bool deterministic, bool partial_kv, Tensor? codes) -> "
       "(Tensor dq, Tensor dk, Tensor dv)");
   m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
+  m.def("linear_fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
+        ") -> (Tensor out, Tensor norm)");
+  m.def(
+      "linear_bwd(Tensor dout, Tensor? dnorm, Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
+      ") -> (Tensor dq, Tensor dk, Tensor dv)");
   m.def("version() -> str");
   m.def("build() -> str");
 }
@@ -251,6 +314,8 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
   m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
   m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
   m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
+  m.impl("linear_fwd", TORCH_BOX(&sagebwd::binding::linear_fwd));
+  m.impl("linear_bwd", TORCH_BOX(&sagebwd::binding::linear_bwd));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {

@@ -9,7 +9,7 @@ Six of the seven matmuls of an attention layer run in INT8. ``recipe=`` says how
 and ``backward="bf16"`` takes the backward out of INT8. ``sagebwd.is_supported(q, k, v)`` says
 beforehand whether a call will run and, if not, why.
 
-Importing this package registers two operators with PyTorch, and their operation counts
+Importing this package registers operators with PyTorch, and their operation counts
 (``FlopCounterMode``). It starts no device, patches nothing and imports no framework. The hooks into
 frameworks are in ``sagebwd.integrations`` and act only when called.
 """

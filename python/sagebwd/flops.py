@@ -30,6 +30,8 @@ def _register():
 
     register_flop_formula(torch.ops.sagebwd.fwd, get_raw=True)(_forward)
     register_flop_formula(torch.ops.sagebwd.bwd, get_raw=True)(_backward)
+    register_flop_formula(torch.ops.sagebwd.linear_fwd, get_raw=True)(_linear_forward)
+    register_flop_formula(torch.ops.sagebwd.linear_bwd, get_raw=True)(_linear_backward)
 
 
 class _Finder:
@@ -58,6 +60,17 @@ def _forward(q, k, v, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
 def _backward(dout, q, k, v, out, lse, dlse, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
     # S', dV, dP, dQ, dK
     return 5 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)
+
+
+def _linear_forward(q, k, *rest, **kwargs):
+    """The sums of the key blocks and the product with the queries. How the blocks are added up is
+    the implementation's business."""
+    tokens = q.shape[0] * (q.shape[1] * q.shape[2] + k.shape[1] * k.shape[2])
+    return 2 * tokens * q.shape[-1] ** 2
+
+
+def _linear_backward(dout, dnorm, q, k, *rest, **kwargs):
+    return 3 * _linear_forward(q, k)  # both again, and two gradients of each
 
 
 def _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linear branch of sparse-linear attention: what block lists leave out, at linear cost."""
 
-import torch
-
-from . import arguments, block_lists, linear_torch
+from . import arguments, block_lists, ops
 from .attention import dense_tensors, readable
 
 
@@ -19,8 +17,8 @@ def linear_attention(
     layout="bshd",
     return_norm=False,
 ):
-    """Linear attention of each block of queries over the key blocks that its list does **not** have:
-    out = Σ (φ(q)·φ(k)) v / n with n = Σ φ(q)·φ(k), sums over the keys that are left.
+    """Linear attention of each block of queries over the key blocks that its list does **not**
+    have: out = Σ (φ(q)·φ(k)) v / n with n = Σ φ(q)·φ(k), sums over the keys that are left.
 
     q is [b, s, h, d] and k, v are [b, sk, hk, d] (``layout="bshd"``), or both with heads before
     tokens (``"bhsd"``). h is a multiple of hk. The result has q's layout and dtype.
@@ -51,27 +49,15 @@ def linear_attention(
     if exclude is not None:
         block_lists.check(exclude, q, k, packed=False, name="exclude")
     q, k, v = readable(q, k, v)
-    lists = (None, None, 128, 64)
+    options = ops.LinearOptions(mean_free_keys=mean_free_keys)
     if exclude is not None:
-        lists = (exclude.index, exclude.count, exclude.block_q, exclude.block_k)
-    out, norm = _Linear.apply(q, k, v, *lists, mean_free_keys)
+        options = options._replace(
+            list_index=exclude.index,
+            list_count=exclude.count,
+            block_q=exclude.block_q,
+            block_k=exclude.block_k,
+        )
+    out, norm = ops.linear_forward(q, k, v, options)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, norm) if return_norm else out
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, *options):
-        ctx.save_for_backward(q, k, v, *options[:2])
-        ctx.options = options[2:]
-        ctx.set_materialize_grads(False)
-        return linear_torch.forward(q, k, v, *options)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dout, dnorm):
-        q, k, v, *lists = ctx.saved_tensors
-        if dout is None:
-            dout = torch.zeros_like(q)
-        return *linear_torch.backward(dout, dnorm, q, k, v, *lists, *ctx.options), *(None,) * 5

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linear branch made of PyTorch's own matmuls, for devices that have no kernel of ours.
 
-Key blocks give h_j = φ(K_j)ᵀ·[V_j, 1]. A block of queries sums them over the blocks that it does not
-exclude: H = (1 - M)·h, a product with a 0/1 matrix, in which nothing cancels. The last column of H
-gives the norm. The backward makes h and H again and goes the same way back.
+Key blocks give h_j = φ(K_j)ᵀ·[V_j, 1]. A block of queries sums them over the blocks that it does
+not exclude: H = (1 - M)·h, a product with a 0/1 matrix, in which nothing cancels. The last column
+of H gives the norm. The backward makes h and H again and goes the same way back.
 """
 
 import torch
@@ -81,8 +81,9 @@ class _Part:
     """Some heads of one batch entry: q [h, n, d], k and v [hk, nk, d], seen [h, rows, blocks]."""
 
     def __init__(self, q, k, v, seen, block_q, block_k, mean_free_keys):
-        self.queries, self.keys, self.block_q, self.block_k = q.shape[1], k.shape[1], block_q, block_k
-        self.heads, self.kv_heads, self.mean_free_keys = q.shape[0], k.shape[0], mean_free_keys
+        self.heads, self.kv_heads = q.shape[0], k.shape[0]
+        self.queries, self.keys = q.shape[1], k.shape[1]
+        self.block_q, self.mean_free_keys = block_q, mean_free_keys
         self.seen = seen.reshape(self.kv_heads, -1, seen.shape[-1])  # [hk, group·rows, blocks]
         k = k.float()
         if mean_free_keys:
@@ -97,8 +98,9 @@ class _Part:
         result = self.phi_q @ self.sums
         norm = result[..., -1:]
         # Without keys, or with features that float32 cannot hold, there is nothing to divide by.
-        self.inverse = torch.where(norm >= torch.finfo(norm.dtype).tiny, 1.0 / norm, 0.0)
-        self.norms = norm.where(self.inverse > 0, 0.0)
+        self.nothing = norm < torch.finfo(norm.dtype).tiny
+        self.norms = norm.masked_fill(self.nothing, 0.0)
+        self.inverse = (1.0 / norm).masked_fill(self.nothing, 0.0)
         self.results = result[..., :-1] * self.inverse
 
     @staticmethod
@@ -121,7 +123,7 @@ class _Part:
         last = -(dout * self.results).sum(-1, keepdim=True) * self.inverse
         if dnorm is not None:
             last = last + self._cut(dnorm.float()[..., None], self.block_q).reshape(last.shape)
-        grad = torch.cat((dout * self.inverse, last), -1).where(self.inverse > 0, 0.0)
+        grad = torch.cat((dout * self.inverse, last), -1).masked_fill(self.nothing, 0.0)
         dq = _through_softmax(self.phi_q, grad @ self.sums.transpose(-1, -2))
         dsums = self.phi_q.transpose(-1, -2) @ grad
         dh = (self.seen.transpose(-1, -2) @ dsums.flatten(2)).unflatten(-1, dsums.shape[2:])

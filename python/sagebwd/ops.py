@@ -6,6 +6,9 @@
 v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward
 made of q, k and v, 3 bytes per channel, and autograd keeps them instead of q, k and v. The backward
 gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets.
+
+``sagebwd::linear_fwd`` gives (out, norm) of the linear branch and ``sagebwd::linear_bwd`` gives
+(dq, dk, dv) from q, k, v and the gradients of both.
 """
 
 from typing import NamedTuple, Optional
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
+from . import linear_torch
 from .recipe import MATMULS
 
 _ops = torch.ops.sagebwd
@@ -197,6 +201,23 @@ def _backward(*args):
     return _call_kernel(_ops.bwd.default, *args)
 
 
+class LinearOptions(NamedTuple):
+    """The operator arguments of the linear branch that follow the tensors, in order."""
+
+    list_index: Optional[Tensor] = None
+    list_count: Optional[Tensor] = None
+    block_q: int = 128
+    block_k: int = 64
+    mean_free_keys: bool = True
+
+
+def linear_forward(q, k, v, options):
+    """(out, norm) of the linear branch; differentiable in q, k, v through both."""
+    if not torch.compiler.is_compiling():
+        _refuse_transforms()
+    return _call(_ops.linear_fwd.default, q, k, v, *options)
+
+
 def explain(q, k, v, options, *, is_backward=False):
     """[(implementation, "chosen" | "able" | "no", tile sizes or the reason it declines)], best
     first."""
@@ -299,6 +320,22 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, *rest):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
+@torch.library.register_fake("sagebwd::linear_fwd")
+def _linear_fwd_fake(q, k, v, *options):
+    _check_linear_shapes(q, k, v, LinearOptions(*options))
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("sagebwd::linear_bwd")
+def _linear_bwd_fake(dout, dnorm, q, k, v, *options):
+    _check_linear_shapes(q, k, v, LinearOptions(*options))
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _check_linear_shapes(q, k, v, options):
+    _check_shapes(q, k, v, Options(list_index=options.list_index, list_count=options.list_count))
+
+
 # --- autograd -------------------------------------------------------------------------------------
 
 
@@ -389,6 +426,33 @@ torch.library.register_autograd("sagebwd::fwd", _fwd_backward, setup_context=_se
 torch.library.register_autograd("sagebwd::bwd", _bwd_backward)
 
 
+def _linear_setup_context(ctx, inputs, output):
+    q, k, v, index, count, *rest = inputs
+    ctx.save_for_backward(q, k, v, index, count)
+    ctx.options = rest
+    ctx.set_materialize_grads(False)
+
+
+def _linear_fwd_backward(ctx, dout, dnorm):
+    if dout is None and dnorm is None:
+        return (None,) * (3 + len(LinearOptions._fields))
+    q, k, v, index, count = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(q)
+    args = (dout, dnorm, q, k, v, index, count, *ctx.options)
+    return *_call(_ops.linear_bwd.default, *args), *(None,) * len(LinearOptions._fields)
+
+
+torch.library.register_autograd(
+    "sagebwd::linear_fwd", _linear_fwd_backward, setup_context=_linear_setup_context
+)
+torch.library.register_autograd("sagebwd::linear_bwd", _bwd_backward)
+
+# On a GPU the linear branch is made of PyTorch's matmuls.
+torch.library.impl("sagebwd::linear_fwd", "CUDA")(linear_torch.forward)
+torch.library.impl("sagebwd::linear_bwd", "CUDA")(linear_torch.backward)
+
+
 def _no_vmap(info, in_dims, *args):
     raise NotImplementedError(
         "sagebwd: torch.vmap is not supported; attention is batched already, fold the mapped "
@@ -398,3 +462,5 @@ def _no_vmap(info, in_dims, *args):
 
 torch.library.register_vmap("sagebwd::fwd", _no_vmap)
 torch.library.register_vmap("sagebwd::bwd", _no_vmap)
+torch.library.register_vmap("sagebwd::linear_fwd", _no_vmap)
+torch.library.register_vmap("sagebwd::linear_bwd", _no_vmap)

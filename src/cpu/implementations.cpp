@@ -6,6 +6,7 @@
 #include "cpu/backward.h"
 #include "cpu/cpu.h"
 #include "cpu/forward.h"
+#include "cpu/linear.h"
 #include "cpu/plan.h"
 
 namespace sagebwd::cpu {
@@ -44,6 +45,11 @@ backend::Implementation make() {
                     void* ws) { forward(table(kTable), p, a, ws); },
       .backward = [](const spec::Problem& p, const BackwardArgs& a,
                      void* ws) { backward(table(kTable), p, a, ws); },
+      .linear_workspace = [](const spec::Problem& p) { return linear_workspace(p); },
+      .linear_forward = [](const spec::Problem& p, const LinearForwardArgs& a,
+                           void* ws) { linear_forward(table(kTable), p, a, ws); },
+      .linear_backward = [](const spec::Problem& p, const LinearBackwardArgs& a,
+                            void* ws) { linear_backward(table(kTable), p, a, ws); },
   };
 }
 

@@ -48,8 +48,11 @@ Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(proble
   // A shorter sequence has a block in as many chunks as it has blocks, as if it were alone.
   chunks = static_cast<int>(chunks_of(p.hk, most_key_blocks));
   whole_heads = num_sequences * p.hk >= kBackwardItems;
-  // The caller's pool may have any number of threads; more than the machine has would not help.
-  slots = std::max(default_threads(), static_cast<int>(std::thread::hardware_concurrency()));
+  slots = worker_slots();
+}
+
+int worker_slots() {
+  return std::max(default_threads(), static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 void Plan::place_tables(Arena& arena) {

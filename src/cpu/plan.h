@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "backend/implementation.h"
 #include "base/math.h"
@@ -85,13 +86,22 @@ backend::Tiles tiles_of(const spec::Problem& p, const isa::Kernels& kernels);
 /// Runs body(slot, item) for every item. A slot is used by one thread at a time, so it can own
 /// scratch memory.
 template <typename F>
-void run_items(const ParallelFor& pf, const Plan& plan, int64_t items, F&& body) {
+void run_items(const ParallelFor& pf, int slots, int64_t items, F&& body) {
   std::atomic<int64_t> next{0};
-  const int64_t workers = items < plan.slots ? items : plan.slots;
+  const int64_t workers = items < slots ? items : slots;
   parallel_for(pf, workers, [&](int64_t slot) {
     for (int64_t i = next++; i < items; i = next++) body(slot, i);
   });
 }
+
+template <typename F>
+void run_items(const ParallelFor& pf, const Plan& plan, int64_t items, F&& body) {
+  run_items(pf, plan.slots, items, std::forward<F>(body));
+}
+
+/// Slots of a call. The caller's pool may have any number of threads; more than the machine has
+/// would not help.
+int worker_slots();
 
 /// Address of token n of head h.
 inline char* row_at(const TensorView& t, int64_t b, int64_t h, int64_t n) {

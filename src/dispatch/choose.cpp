@@ -57,18 +57,41 @@ std::vector<Candidate> explain(const spec::Problem& p) {
   return out;
 }
 
+namespace {
+
+/// Throws with the reason that each implementation gave.
+[[noreturn]] void refuse(const spec::Problem& p, std::string refusals) {
+#ifndef SAGEBWD_HAS_CUDA
+  if (p.device == Device::cuda)
+    refusals = std::string("\n  this build has no CUDA backend; ") + kHowToGetCuda + refusals;
+#endif
+  SAGE_THROW(ErrorKind::unsupported, "no implementation can serve this call:" << refusals);
+}
+
+}  // namespace
+
 const Implementation& choose(const spec::Problem& p) {
   const char* pin = pinned();
   for (const Implementation* impl : implementations())
     if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty())
       return *impl;
   std::string refusals;
-#ifndef SAGEBWD_HAS_CUDA
-  if (p.device == Device::cuda)
-    refusals = std::string("\n  this build has no CUDA backend; ") + kHowToGetCuda;
-#endif
   for (const Candidate& c : explain(p)) refusals += "\n  " + c.name + ": " + c.reason;
-  SAGE_THROW(ErrorKind::unsupported, "no implementation can serve this call:" << refusals);
+  refuse(p, refusals);
+}
+
+const Implementation& choose_linear(const spec::Problem& p) {
+  const char* pin = pinned();
+  std::string refusals;
+  for (const Implementation* impl : implementations()) {
+    std::string reason =
+        impl->linear_forward == nullptr ? "has no linear branch" : impl->decline(p);
+    if (reason.empty() && pin != nullptr && std::string(pin) != impl->name)
+      reason = std::string("SAGEBWD_IMPL pins ") + pin;
+    if (reason.empty()) return *impl;
+    refusals += std::string("\n  ") + impl->name + ": " + reason;
+  }
+  refuse(p, refusals);
 }
 
 }  // namespace sagebwd::dispatch

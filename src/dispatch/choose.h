@@ -24,6 +24,8 @@ const std::vector<const Implementation*>& implementations();
 /// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported)
 /// with every refusal.
 const Implementation& choose(const spec::Problem&);
+/// The same for the linear branch.
+const Implementation& choose_linear(const spec::Problem&);
 
 /// Every implementation's answer.
 std::vector<Candidate> explain(const spec::Problem&);

@@ -4,13 +4,16 @@
 // workspace.
 #include "ref/ref.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/dispatch_dtype.h"
 #include "base/parallel.h"
 #include "ref/attention_recipe.h"
+#include "ref/linear_exact.h"
 #include "ref/problem_visibility.h"
 #include "ref/saved_codes.h"
+#include "spec/lists.h"
 
 namespace sagebwd::ref {
 namespace {
@@ -46,13 +49,19 @@ struct HeadRows {
     return out;
   }
 
-  void write(const std::vector<float>& rows) const {
+  std::vector<double> read_wide() const {
+    const std::vector<float> rows = read();
+    return {rows.begin(), rows.end()};
+  }
+
+  template <typename T>
+  void write(const std::vector<T>& rows) const {
     const int64_t d = view.shape[3];
     with_dtype(view.dtype, [&](auto type) {
       auto* to = static_cast<decltype(type)*>(view.data);
       for (int64_t i = 0; i < count; ++i)
         for (int64_t c = 0; c < d; ++c)
-          to[offset(i) + c] = from_float<decltype(type)>(rows[i * d + c]);
+          to[offset(i) + c] = from_float<decltype(type)>(static_cast<float>(rows[i * d + c]));
     });
   }
 };
@@ -142,10 +151,70 @@ void backward(const Problem& p, const BackwardArgs& args, void*) {
   });
 }
 
+/// The inputs of one query head of the linear branch, and the oracle's view of them.
+struct LinearInputs {
+  LinearInputs(const Problem& p, const LinearArgs& args, int64_t t, int64_t h)
+      : sequence(p.sequence(t)),
+        q(queries(args.q, sequence, h).read_wide()),
+        k(keys(args.k, sequence, h / p.group()).read_wide()),
+        v(keys(args.v, sequence, h / p.group()).read_wide()) {
+    head.nq = p.nq, head.nk = p.nk, head.d = p.d;
+    head.q = q.data(), head.k = k.data(), head.v = v.data();
+    head.block_q = p.blocks.block_q, head.block_k = p.blocks.block_k;
+    head.mean_free_keys = args.mean_free_keys;
+    if (!p.has_lists()) return;
+    head.excluded = [&p, t, h](int64_t query_block, int64_t key_block) {
+      const spec::ListSets sets(p);
+      const spec::BlockList list = sets.row(sets.of(t, h), query_block);
+      return std::find(list.index, list.index + list.count, key_block) != list.index + list.count;
+    };
+  }
+  LinearInputs(const LinearInputs&) = delete;
+
+  Sequence sequence;
+  std::vector<double> q, k, v;
+  LinearHead head;
+};
+
+void linear_forward(const Problem& p, const LinearForwardArgs& args, void*) {
+  parallel_for(args.parallel_for, p.b * p.h, [&](int64_t item) {
+    const int64_t t = item / p.h, h = item % p.h;
+    const LinearInputs in(p, args, t, h);
+    const LinearResult out = linear_exact(in.head);
+    queries(args.o, in.sequence, h).write(out.o);
+    for (int64_t i = 0; i < p.nq && args.norm.data != nullptr; ++i)
+      stat(args.norm, in.sequence, h, i) = static_cast<float>(out.norm[i]);
+  });
+}
+
+void linear_backward(const Problem& p, const LinearBackwardArgs& args, void*) {
+  parallel_for(args.parallel_for, p.b * p.hk, [&](int64_t item) {
+    const int64_t t = item / p.hk, hk = item % p.hk;
+    const Sequence s = p.sequence(t);
+    std::vector<double> dk(static_cast<size_t>(s.nk * p.d), 0.0), dv(dk);
+    for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
+      LinearInputs in(p, args, t, h);
+      const std::vector<double> dout = queries(args.dout, s, h).read_wide();
+      std::vector<double> dnorm;
+      for (int64_t i = 0; i < p.nq && args.dnorm.data != nullptr; ++i)
+        dnorm.push_back(static_cast<double>(stat(args.dnorm, s, h, i)));
+      in.head.dout = dout.data(), in.head.dnorm = dnorm.empty() ? nullptr : dnorm.data();
+      const LinearResult out = linear_exact(in.head);
+      if (p.nq == 0) continue;
+      queries(args.dq, s, h).write(out.dq);
+      for (size_t n = 0; n < dk.size(); ++n) dk[n] += out.dk[n], dv[n] += out.dv[n];
+    }
+    keys(args.dk, s, hk).write(dk);
+    keys(args.dv, s, hk).write(dv);
+  });
+}
+
 }  // namespace
 
 const backend::Implementation& implementation() {
-  static const backend::Implementation impl{"ref", decline, tiles, workspace, forward, backward};
+  static const backend::Implementation impl{"ref",     decline,        tiles,
+                                            workspace, forward,        backward,
+                                            workspace, linear_forward, linear_backward};
   return impl;
 }
 

@@ -60,7 +60,7 @@ inline int64_t first_list_row(const Problem& p, int64_t sequence) {
 }
 
 /// Throws Error(invalid_argument) with what was expected and what came. Entries are looked at with
-/// check_memory only.
-void check_lists(const Problem& p, bool check_memory);
+/// check_memory only. `name` is what the caller knows the lists by.
+void check_lists(const Problem& p, bool check_memory, const char* name = "blocks");
 
 }  // namespace sagebwd::spec

@@ -159,4 +159,17 @@ void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspac
         std::move(read));
 }
 
+void check_overlap(const Problem& p, const LinearForwardArgs& a, const void* workspace,
+                   size_t bytes) {
+  check(p, workspace, bytes, {region("o", a.o), region("norm", a.norm, p)},
+        {region("q", a.q), region("k", a.k), region("v", a.v)});
+}
+
+void check_overlap(const Problem& p, const LinearBackwardArgs& a, const void* workspace,
+                   size_t bytes) {
+  check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv)},
+        {region("q", a.q), region("k", a.k), region("v", a.v), region("dout", a.dout),
+         region("dnorm", a.dnorm, p)});
+}
+
 }  // namespace sagebwd::spec

@@ -31,5 +31,9 @@ bool overlap(const Region& a, const Region& b);
 /// the workspace with any.
 void check_overlap(const Problem& p, const ForwardArgs& args, const void* workspace, size_t bytes);
 void check_overlap(const Problem& p, const BackwardArgs& args, const void* workspace, size_t bytes);
+void check_overlap(const Problem& p, const LinearForwardArgs& args, const void* workspace,
+                   size_t bytes);
+void check_overlap(const Problem& p, const LinearBackwardArgs& args, const void* workspace,
+                   size_t bytes);
 
 }  // namespace sagebwd::spec

@@ -156,7 +156,9 @@ void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
   check_pointer("codes", a.codes, 16, bytes);
 }
 
-Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
+/// Sizes, dtype and device; `Args` has q, k, v and a device.
+template <typename Args>
+Problem resolve_sizes(const Args& a, Direction direction) {
   const auto& qs = a.q.shape;
   const auto& ks = a.k.shape;
   SAGE_CHECK(a.device == Device::cpu || a.device == Device::cuda,
@@ -183,6 +185,11 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
              "head dim: expected a multiple of 8 from 8 to 256, got " << p.d);
   SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
              "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
+  return p;
+}
+
+Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
+  Problem p = resolve_sizes(a, direction);
   p.has_codes = a.codes != nullptr;
   const auto check_input = [&](const char* name, const TensorView& t,
                                std::array<int64_t, 4> shape) {
@@ -239,6 +246,20 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   return p;
 }
 
+Problem resolve_linear(const LinearArgs& a, Direction direction, bool check_memory) {
+  Problem p = resolve_sizes(a, direction);
+  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
+  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
+  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
+  SAGE_CHECK(a.phi == FeatureMap::softmax,
+             "phi: expected 0 (softmax), got " << static_cast<int>(a.phi));
+  p.left = p.right = -1;
+  p.blocks = a.excluded;
+  p.blocks.lead = 0;
+  check_lists(p, check_memory, "excluded");
+  return p;
+}
+
 }  // namespace
 
 void check_codes_recipe(const Recipe& r) {
@@ -265,6 +286,23 @@ Problem resolve(const BackwardArgs& a, bool check_memory) {
   p.has_dlse = a.dlse.data != nullptr;
   p.partial_kv = a.partial_kv;
   p.deterministic = a.deterministic;
+  return p;
+}
+
+Problem resolve(const LinearForwardArgs& a, bool check_memory) {
+  const Problem p = resolve_linear(a, Direction::forward, check_memory);
+  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
+  if (a.norm.data != nullptr) check_stats("norm", a.norm, p, true, check_memory);
+  return p;
+}
+
+Problem resolve(const LinearBackwardArgs& a, bool check_memory) {
+  const Problem p = resolve_linear(a, Direction::backward, check_memory);
+  check_view("dout", a.dout, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
+  check_view("dq", a.dq, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
+  check_view("dk", a.dk, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
+  check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
+  if (a.dnorm.data != nullptr) check_stats("dnorm", a.dnorm, p, false, check_memory);
   return p;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "sagebwd/attention.h"
+#include "sagebwd/linear.h"
 
 namespace sagebwd::spec {
 
@@ -89,5 +90,8 @@ void check_codes_recipe(const Recipe& r);
 /// size.
 Problem resolve(const ForwardArgs& args, bool check_memory);
 Problem resolve(const BackwardArgs& args, bool check_memory);
+/// The linear branch. Its `blocks` are those that are excluded; there is no mask and no document.
+Problem resolve(const LinearForwardArgs& args, bool check_memory);
+Problem resolve(const LinearBackwardArgs& args, bool check_memory);
 
 }  // namespace sagebwd::spec

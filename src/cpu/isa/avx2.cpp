@@ -2,6 +2,7 @@
 // Kernels for x86-64 with AVX2, FMA and F16C.
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "base/dispatch_dtype.h"
 #include "base/half.h"
@@ -43,6 +44,8 @@ struct SplitRows {
 #include "cpu/isa/gemm.inl"
 #include "cpu/isa/prep.inl"
 #include "cpu/isa/tile.inl"
+// After tile.inl, whose exponential it takes.
+#include "cpu/isa/linear.inl"
 // Last: it names what the others define.
 #include "cpu/isa/table.inl"
 

@@ -2,6 +2,7 @@
 // Kernels for x86-64 with AVX-512 and VNNI; a second table has the product of AVX512-BF16 too.
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "base/dispatch_dtype.h"
 #include "base/half.h"
@@ -29,6 +30,8 @@ inline IVec start_of(IVec sum) {
 #include "cpu/isa/gemm_bf16.inl"
 #include "cpu/isa/prep.inl"
 #include "cpu/isa/tile.inl"
+// After tile.inl, whose exponential it takes.
+#include "cpu/isa/linear.inl"
 // Last: it names what the others define.
 #include "cpu/isa/table.inl"
 

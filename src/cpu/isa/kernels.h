@@ -193,6 +193,17 @@ struct Kernels {
                           int64_t ldd);
   /// FP32 [rows][ld] to [cols][ldd].
   void (*transpose_f32)(const float* x, int64_t ld, int rows, int cols, float* dst, int64_t ldd);
+
+  // The linear branch.
+
+  /// Softmax of the first d values of each row, in place; the rest of the row (ld a multiple of 16)
+  /// becomes zero.
+  void (*softmax_rows)(float* x, int ld, int rows, int d);
+  /// The way back: dphi becomes phi ∘ (dphi − phi·dphi), row by row.
+  void (*softmax_rows_back)(const float* phi, float* dphi, int ld, int rows);
+  /// sum[i] += x[i] and sum[i] -= x[i].
+  void (*add_in_f64)(const float* x, int64_t n, double* sum);
+  void (*subtract_in_f64)(const float* x, int64_t n, double* sum);
 };
 
 /// All tables this library was built with, best first.

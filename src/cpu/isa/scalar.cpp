@@ -2,6 +2,7 @@
 // Portable kernels: plain C++, whatever the compiler makes of it.
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "base/dispatch_dtype.h"
 #include "base/half.h"
@@ -25,6 +26,8 @@ inline IVec start_of(IVec) { return set1(0); }
 #include "cpu/isa/gemm.inl"
 #include "cpu/isa/prep.inl"
 #include "cpu/isa/tile.inl"
+// After tile.inl, whose exponential it takes.
+#include "cpu/isa/linear.inl"
 // Last: it names what the others define.
 #include "cpu/isa/table.inl"
 

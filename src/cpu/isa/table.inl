@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fills in the micro-kernel table from the functions of gemm.inl, tile.inl and prep.inl. Included
-// once per instruction set, inside its namespace.
+// Fills in the micro-kernel table from the functions of gemm.inl, tile.inl, prep.inl and
+// linear.inl. Included once per instruction set, inside its namespace.
 
 constexpr Kernels make_table(const char* name, const char* (*unavailable)(),
                              decltype(Kernels::store_bf16) store_bf16 = nullptr) {
@@ -35,5 +35,9 @@ constexpr Kernels make_table(const char* name, const char* (*unavailable)(),
           .pack_along_rows = pack_along_rows,
           .pack_along_columns = pack_along_columns,
           .transpose_codes = transpose_codes,
-          .transpose_f32 = transpose_f32};
+          .transpose_f32 = transpose_f32,
+          .softmax_rows = softmax_rows,
+          .softmax_rows_back = softmax_rows_back,
+          .add_in_f64 = add_in_f64,
+          .subtract_in_f64 = subtract_in_f64};
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear branch of sparse-linear attention: each block of queries sees, at linear cost, the key
+// blocks that its list does not have.
+//
+//   φ(x) = softmax over the channels          K̃ = K − mean of K over the sequence
+//   h_j = φ(K̃_j)ᵀ·V_j   z_j = φ(K̃_j)ᵀ·1     H, Z = sums over the blocks j that are not excluded
+//   n = φ(q)·Z           O = φ(q)·H / n
+//
+// The caller owns all memory. Calls validate first and throw sagebwd::Error before anything is
+// written. Sums are FP32 or better. The bits of a result do not depend on the number of threads.
+// There are no masks and no documents: a causal caller excludes every block that is not wholly in
+// the past, with mean_free_keys = false, and a packed batch takes a call per document.
+#pragma once
+
+#include <cstddef>
+
+#include "sagebwd/attention.h"
+
+namespace sagebwd {
+
+enum class FeatureMap : int { softmax = 0 };
+
+/// What forward and backward share.
+struct LinearArgs {
+  TensorView q;         // [b, h,  nq, d]
+  TensorView k;         // [b, hk, nk, d], h a multiple of hk
+  TensorView v;         // [b, hk, nk, d]
+  BlockLists excluded;  // optional; `lead` is not looked at
+  FeatureMap phi = FeatureMap::softmax;
+  bool mean_free_keys = true;  // false: φ gets K as it is
+
+  Device device = Device::cpu;
+  void* workspace = nullptr;  // workspace_size() bytes of any alignment
+  size_t workspace_bytes = 0;
+  ParallelFor parallel_for;
+  void* stream = nullptr;  // cudaStream_t for Device::cuda
+};
+
+/// A query that has no key left gets o = 0, norm = 0 and no gradient.
+struct LinearForwardArgs : LinearArgs {
+  TensorView o;    // [b, h, nq, d], written
+  StatsView norm;  // optional, [b, h, nq], written: n
+};
+
+/// The backward makes h, H and O again; it needs nothing of the forward.
+struct LinearBackwardArgs : LinearArgs {
+  TensorView dout;  // [b, h,  nq, d]
+  StatsView dnorm;  // optional gradient of norm
+  TensorView dq;    // [b, h,  nq, d], written
+  TensorView dk;    // [b, hk, nk, d], written
+  TensorView dv;    // [b, hk, nk, d], written
+};
+
+/// Bytes of workspace the call needs. Validates the arguments (workspace fields and data pointers
+/// are not looked at).
+SAGEBWD_API size_t workspace_size(const LinearForwardArgs& args);
+SAGEBWD_API size_t workspace_size(const LinearBackwardArgs& args);
+
+SAGEBWD_API void linear_forward(const LinearForwardArgs& args);
+SAGEBWD_API void linear_backward(const LinearBackwardArgs& args);
+
+}  // namespace sagebwd

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public calls of the linear branch: what they refuse, before anything is written, and empty
+// problems.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "linear/linear_problem.h"
+#include "sagebwd/error.h"
+
+namespace sagebwd::testing {
+namespace {
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.kind() == ErrorKind::invalid_argument ? e.what()
+                                                   : std::string("another kind: ") + e.what();
+  }
+  return "";
+}
+
+struct Bad {
+  const char* message;  // what the error must say
+  std::function<void(LinearProblem&, LinearArgs&)> spoil;
+};
+
+const std::vector<Bad>& shared_mistakes() {
+  static const std::vector<Bad> list{
+      {"head dim", [](auto&, LinearArgs& a) { a.q.shape[3] = a.k.shape[3] = 12; }},
+      {"heads", [](auto&, LinearArgs& a) { a.k.shape[1] = 3; }},
+      {"v: expected shape", [](auto&, LinearArgs& a) { a.v.shape[2] -= 1; }},
+      {"k: expected dtype", [](auto&, LinearArgs& a) { a.k.dtype = Dtype::bf16; }},
+      {"q: expected a data pointer", [](auto&, LinearArgs& a) { a.q.data = nullptr; }},
+      {"q: expected channel stride 1", [](auto&, LinearArgs& a) { a.q.stride[3] = 2; }},
+      {"phi", [](auto&, LinearArgs& a) { a.phi = static_cast<FeatureMap>(7); }},
+      {"device", [](auto&, LinearArgs& a) { a.device = static_cast<Device>(7); }},
+      {"excluded.block_q", [](auto&, LinearArgs& a) { a.excluded.block_q = 100; }},
+      {"excluded.block_k", [](auto&, LinearArgs& a) { a.excluded.block_k = 0; }},
+      {"excluded.rows", [](auto&, LinearArgs& a) { a.excluded.rows -= 1; }},
+      {"excluded.on_device", [](auto&, LinearArgs& a) { a.excluded.on_device = true; }},
+      {"excluded.count", [](LinearProblem& p, LinearArgs&) { p.count[1] = 99; }},
+      {"excluded.index: expected key blocks from 0 to 5, got 6",
+       [](LinearProblem& p, LinearArgs&) { p.index[0] = 6; }},
+      {"excluded.index: expected key blocks from 0 to 5, got -1",
+       [](LinearProblem& p, LinearArgs&) { p.index[0] = -1; }},
+      {"excluded.index: expected each key block once",
+       [](LinearProblem& p, LinearArgs&) { p.index[1] = p.index[0]; }},
+      {"workspace", [](auto&, LinearArgs& a) { a.workspace = nullptr; }},
+      {"workspace", [](auto&, LinearArgs& a) { a.workspace_bytes /= 2; }},
+      {"workspace: expected memory of its own",
+       [](auto&, LinearArgs& a) { a.workspace = a.k.data; }},
+  };
+  return list;
+}
+
+bool untouched(const LinearProblem& p) {
+  for (const auto* x : {&p.o.memory, &p.dq.memory, &p.dk.memory, &p.dv.memory, &p.workspace})
+    for (std::byte value : *x)
+      if (value != std::byte{0xFF}) return false;
+  for (float x : p.norm)
+    if (!std::isnan(x)) return false;
+  return true;
+}
+
+TEST(LinearBadInput, IsRefusedBeforeAnythingIsWritten) {
+  for (const Bad& bad : shared_mistakes()) {
+    LinearProblem p({});
+    LinearForwardArgs f = p.forward_args();
+    p.give_workspace(f, workspace_size(f));
+    bad.spoil(p, f);
+    EXPECT_NE(refusal([&] { linear_forward(f); }).find(bad.message), std::string::npos)
+        << bad.message << ": " << refusal([&] { linear_forward(f); });
+    EXPECT_TRUE(untouched(p)) << bad.message;
+    LinearProblem q({});
+    LinearBackwardArgs b = q.backward_args();
+    q.give_workspace(b, workspace_size(b));
+    bad.spoil(q, b);
+    EXPECT_NE(refusal([&] { linear_backward(b); }).find(bad.message), std::string::npos)
+        << bad.message << ": " << refusal([&] { linear_backward(b); });
+    EXPECT_TRUE(untouched(q)) << bad.message;
+  }
+}
+
+TEST(LinearBadInput, OutputsNeedMemoryOfTheirOwn) {
+  LinearProblem p({});
+  LinearForwardArgs f = p.forward_args();
+  p.give_workspace(f, workspace_size(f));
+  f.o.data = f.q.data;
+  EXPECT_THROW(linear_forward(f), Error);
+  f = p.forward_args();
+  p.give_workspace(f, workspace_size(f));
+  f.norm.data = static_cast<float*>(f.o.data);
+  EXPECT_THROW(linear_forward(f), Error);
+  LinearBackwardArgs b = p.backward_args();
+  p.give_workspace(b, workspace_size(b));
+  b.dk.data = b.dv.data;
+  EXPECT_THROW(linear_backward(b), Error);
+  EXPECT_TRUE(untouched(p));
+}
+
+TEST(LinearCalls, ServeThroughThePublicInterface) {
+  LinearProblem p({});
+  LinearForwardArgs f = p.forward_args();
+  p.give_workspace(f, workspace_size(f));
+  linear_forward(f);
+  f.norm = {};  // not asked for
+  linear_forward(f);
+  LinearBackwardArgs b = p.backward_args();
+  p.give_workspace(b, workspace_size(b));
+  linear_backward(b);
+  const LinearAnswer got = p.results(), want = p.exact();
+  for (size_t n = 0; n < want.o.size(); ++n) ASSERT_NEAR(got.o[n], want.o[n], 1e-5);
+  for (size_t n = 0; n < want.dk.size(); ++n) ASSERT_NEAR(got.dk[n], want.dk[n], 1e-3);
+}
+
+TEST(LinearCalls, EmptyProblems) {
+  for (auto [b, nq, nk] : {std::array<int64_t, 3>{0, 5, 5}, {1, 0, 5}, {1, 5, 0}, {1, 0, 0}}) {
+    LinearProblem p({.b = b, .nq = nq, .nk = nk, .share = 0.0});
+    LinearForwardArgs f = p.forward_args();
+    p.give_workspace(f, workspace_size(f));
+    linear_forward(f);
+    LinearBackwardArgs g = p.backward_args();
+    p.give_workspace(g, workspace_size(g));
+    linear_backward(g);
+    const LinearAnswer got = p.results();
+    for (const auto* x : {&got.o, &got.norm, &got.dq, &got.dk, &got.dv})
+      for (double value : *x) EXPECT_EQ(value, 0.0) << b << " " << nq << " " << nk;
+  }
+}
+
+}  // namespace
+}  // namespace sagebwd::testing
