@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from sla2_reference import branches, mask_gradient, means_of, tokens_of
+from torch.utils.checkpoint import checkpoint
 
 import sagebwd
 from reference import rel
@@ -113,7 +114,7 @@ def test_the_router_chooses_by_the_projected_means():
 
 
 def test_entries_of_a_list():
-    router = sla2.Attention(1, 8, keep=0.05, always=(0, 3, 90)).router
+    router = sla2.Attention(1, 8, keep=0.05, always=(3, 0, 3, 90)).router
     assert router.entries(0.05, 100) == 5
     assert router.entries(0.05, 20) == 2  # the fixed ones that exist
     assert sla2.Attention(1, 8).router.entries(0.01, 20) == 1  # never none
@@ -193,6 +194,29 @@ def test_bfloat16_and_autocast():
     assert out.dtype == torch.bfloat16 and rel(out, want) < 0.03
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(layer(q, k, v), out)
+
+
+@pytest.mark.parametrize("alpha", ["block", "mass"])
+def test_compile_checkpointing_and_meta_tensors(alpha):
+    q, k, v, _ = tensors(b=1)
+    layer = scatter(sla2.Attention(4, 32, keep=0.4, alpha=alpha))
+    results = []
+    for function in (
+        layer,
+        torch.compile(layer, backend="aot_eager", fullgraph=True),
+        lambda *args: checkpoint(layer, *args, use_reentrant=False),
+    ):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = function(*leaves)
+        out.square().sum().backward()
+        results.append([out, *(x.grad for x in leaves)])
+    for other in results[1:]:
+        assert all(rel(a, b) < 1e-5 for a, b in zip(other, results[0]))
+    with torch.device("meta"):
+        layer, x = sla2.Attention(4, 32, keep=0.4, alpha=alpha), torch.randn(2, 300, 4, 32)
+    assert layer(x, x, x).shape == x.shape
+    layer.load_state_dict(sla2.Attention(4, 32, alpha=alpha).state_dict(), assign=True)
+    assert layer.alpha is not None and layer.router.wq.device.type == "cpu"
 
 
 @pytest.mark.parametrize(("keep", "s"), [(1, 300), (0.95, 300), (0.05, 60)])
@@ -366,7 +390,7 @@ def test_stage_1_finds_a_better_router():
     before = copy.deepcopy(model.state_dict())
     batches = [misleading() for _ in range(8)]
     seen = []
-    table = sla2.fit(model, batches, steps=30, lr=1e-2, report=seen.append)
+    table = sla2.fit(model, batches, steps=60, lr=1e-2, report=seen.append)
     (layer,) = table
     assert seen == [layer] and layer.name == "attend" and "attend" in str(table)
     assert all(t < 0.97 * i for t, i in zip(layer.trained, layer.identity)), str(table)

@@ -70,6 +70,18 @@ def test_all_blocks_give_the_model_that_was(options):
     assert rel(model(**times).sample, model(**video()).sample) > 0.02
 
 
+def test_a_model_with_control_states():
+    """VACE has attention of the same class in two lists of blocks, and no order of its own."""
+    kind = dict(kind="WanVACETransformer3DModel", vace_layers=[0], vace_in_channels=6)
+    inputs = dict(video(), control_hidden_states_scale=torch.ones(1))
+    inputs["control_hidden_states"] = torch.randn(2, 6, 6, 16, 12)
+    model = wan(**kind)
+    assert sla2.convert(model, keep=1) == [*SELF, "vace_blocks.0.attn1"]
+    assert rel(model(**inputs).sample, wan(**kind)(**inputs).sample) < 0.01
+    with pytest.raises(NotImplementedError, match="raster"):
+        sla2.convert(wan(**kind), order="cube")
+
+
 def test_blocks_are_boxes():
     order = box_order((6, 8, 6), (4, 4, 4))
     assert sorted(order.tolist()) == list(range(288))

@@ -89,7 +89,8 @@ class Attention(nn.Module):
         self.keep = keep
         self.router = Router(heads, head_dim, block_q, block_k, always, **place)
         self.alpha = make_alpha(alpha, heads, head_dim, rows, **place)
-        self.register_buffer("layout", torch.tensor([block_q, block_k, *order], device=device))
+        self.arrangement = [block_q, block_k, *order]
+        self.register_buffer("layout", torch.tensor(self.arrangement, device=device))
         self.call = dict(recipe=as_recipe(recipe), backward=backward, deterministic=deterministic)
 
     @property
@@ -106,7 +107,7 @@ class Attention(nn.Module):
         """q [b, s, h, d]; k, v [b, sk, hk, d]."""
         self._check(q, k)
         device = q.device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
             return self._forward(q, k, v)
         # The inputs are in autocast's dtype; what is float32 from there on stays so.
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
@@ -143,9 +144,9 @@ class Attention(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, extra, errors):
         saved = state_dict.get(prefix + "layout")
-        if saved is not None and saved.tolist() != self.layout.tolist():
+        if saved is not None and saved.tolist() != self.arrangement:
             errors.append(
-                f"{prefix}layout: expected [block_q, block_k, box] = {self.layout.tolist()}, the "
+                f"{prefix}layout: expected [block_q, block_k, box] = {self.arrangement}, the "
                 f"state has {saved.tolist()}; make the module with its block sizes and order"
             )
             return

@@ -22,11 +22,11 @@ class Router(nn.Module):
         self.wq = nn.Parameter(eye.clone(), requires_grad=False)
         self.wk = nn.Parameter(eye.clone(), requires_grad=False)
         self.block_q, self.block_k = block_q, block_k
-        self.always = tuple(always)
+        self.always = tuple(sorted(set(always)))
 
     def entries(self, keep, key_blocks):
         """How many key blocks a row lists."""
-        fixed = sum(1 for block in set(self.always) if block < key_blocks)
+        fixed = sum(1 for block in self.always if block < key_blocks)
         return min(max(1, round(keep * key_blocks), fixed), key_blocks)
 
     def pooled(self, q, k):
