@@ -54,7 +54,7 @@ def fit(
     steps=200,
     *,
     router=True,
-    lr=5e-3,
+    lr=1e-2,
     alpha_lr=5e-2,
     temperature=0.2,
     queries=512,
