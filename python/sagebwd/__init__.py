@@ -62,13 +62,14 @@ __all__ = [
     "sageattn",
     "sageattn_varlen",
     "scaled_dot_product_attention",
+    "sla2",
 ]
 
 
 def __getattr__(name):
-    # Loaded on first use: neither is needed to compute attention.
+    # Loaded on first use: none of them is needed to compute attention.
     if name == "diagnose":
         return _import_module(".diagnosis", __name__).diagnose
-    if name == "integrations":
-        return _import_module(".integrations", __name__)
+    if name in ("integrations", "sla2"):
+        return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse-linear attention as a module."""
+
+import torch
+from torch import nn
+
+from .. import arguments
+from ..attention import attention
+from ..linear import linear_attention
+from ..recipe import as_recipe
+from .alpha import make_alpha
+from .router import Router
+
+_CAUSAL = (
+    "causal: sla2.Attention has no causal mask: its router would look at later tokens. Give "
+    "sagebwd.attention(..., causal=True, blocks=lists) lists of your own"
+)
+
+
+class Attention(nn.Module):
+    """q, k, v → out: INT8 attention over the key blocks that the router chooses, and a linear
+    branch over all others, mixed by a learned α:  out = α · sparse + (1 - α) · linear.
+
+    heads, head_dim, kv_heads
+        Those of q; kv_heads (of k and v) if they are fewer.
+    keep
+        The share of key blocks that a block of queries sees, at least one block. With 1, and
+        wherever every block is chosen, the result is ``sagebwd.attention(q, k, v)``, bit for bit,
+        and α counts as 1. An attribute: it may be changed at any time.
+    alpha
+        ``"block"``: one number per head and query block, from a table of ``rows`` places (the query
+        blocks of the usual length; others interpolate). ``"head"``: one per head. ``"mass"``: one
+        for each query, from the norms of both branches and one learned number per head.
+    always
+        Key blocks that every block of queries sees, for example those of text or of given frames.
+        A sequence too short to have one does without it.
+    order
+        Says in which order tokens come. It is kept in the ``state_dict`` together with the block
+        sizes, and a module of another order or other block sizes refuses to load it.
+    recipe, backward, deterministic
+        As in :func:`sagebwd.attention`.
+
+    The parameters are those of ``alpha`` (trained with the model; ten times its learning rate is a
+    good start) and ``router.wq``, ``router.wk`` (trained by :func:`sagebwd.sla2.fit` and then left
+    as they are).
+    """
+
+    def __init__(
+        self,
+        heads,
+        head_dim,
+        *,
+        keep=0.05,
+        alpha="block",
+        rows=64,
+        kv_heads=None,
+        block_q=128,
+        block_k=64,
+        always=(),
+        order=(1, 1, 1),
+        causal=False,
+        recipe="vectorwise",
+        backward="int8",
+        deterministic=None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        if arguments.flag("causal", causal):
+            raise NotImplementedError(_CAUSAL)
+        self.heads = arguments.integer("heads", heads, 1, 2**20, "a number of heads")
+        self.head_dim = arguments.integer("head_dim", head_dim, 8, 256, "a multiple of 8 to 256")
+        if self.head_dim % 8:
+            raise ValueError(f"head_dim: expected a multiple of 8, got {head_dim}")
+        self.kv_heads = self.heads
+        if kv_heads is not None:
+            self.kv_heads = arguments.integer("kv_heads", kv_heads, 1, heads, f"1 to {heads} heads")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: expected a divisor of {heads} heads, got {kv_heads}")
+        rows = arguments.integer("rows", rows, 1, 2**20, "a number of query blocks")
+        for name, size in (("block_q", block_q), ("block_k", block_k)):
+            if arguments.integer(name, size, 64, 2**30, "a multiple of 64") % 64:
+                raise ValueError(f"{name}: expected a multiple of 64, got {size}")
+        for block in always:
+            arguments.integer("always", block, 0, 2**30, "numbers of key blocks")
+        if backward not in ("int8", "bf16"):
+            raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
+        place = {"device": device, "dtype": dtype}
+        self.keep = keep
+        self.router = Router(heads, head_dim, block_q, block_k, always, **place)
+        self.alpha = make_alpha(alpha, heads, head_dim, rows, **place)
+        self.arrangement = [block_q, block_k, *order]
+        self.register_buffer("layout", torch.tensor(self.arrangement, device=device))
+        self.call = dict(recipe=as_recipe(recipe), backward=backward, deterministic=deterministic)
+
+    @property
+    def keep(self):
+        return self._keep
+
+    @keep.setter
+    def keep(self, keep):
+        if isinstance(keep, (bool, str)) or not 0 < keep <= 1:
+            raise ValueError(f"keep: expected a share above 0 and up to 1, got {keep!r}")
+        self._keep = keep
+
+    def forward(self, q, k, v):
+        """q [b, s, h, d]; k, v [b, sk, hk, d]."""
+        self._check(q, k)
+        device = q.device.type
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return self._forward(q, k, v)
+        # The inputs are in autocast's dtype; what is float32 from there on stays so.
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+        with torch.autocast(device, enabled=False):
+            return self._forward(q, k, v)
+
+    def _forward(self, q, k, v):
+        lists = self.router.lists(q, k, self.keep)
+        if lists is None:
+            return attention(q, k, v, **self.call)
+        sparse, lse = attention(q, k, v, blocks=lists, return_lse=True, **self.call)
+        linear, norm = linear_attention(q, k, v, exclude=lists, return_norm=True)
+        row = torch.arange(q.shape[1], device=q.device) // self.router.block_q
+        alpha = self.alpha(row, lists.index.shape[2], self._centred(lse, q, k), norm)
+        alpha = alpha.transpose(1, 2)[..., None]
+        return torch.lerp(linear.float(), sparse.float(), alpha).to(sparse.dtype)
+
+    def _centred(self, lse, q, k):
+        """The log-sum-exp of q and the mean-free keys, which the linear branch sees."""
+        if not self.alpha.uses_norms:
+            return lse
+        mean = k.mean(1, dtype=torch.float32).repeat_interleave(self.heads // self.kv_heads, 1)
+        return lse - torch.einsum("bshd,bhd->bhs", q.float(), mean) / self.head_dim**0.5
+
+    def _check(self, q, k):
+        for name, x, heads in (("q", q, self.heads), ("k", k, self.kv_heads)):
+            if not isinstance(x, torch.Tensor) or x.dim() != 4:
+                raise ValueError(f"{name}: expected a tensor [batch, tokens, heads, head dim]")
+            if x.shape[2:] != (heads, self.head_dim):
+                raise ValueError(
+                    f"{name}: expected {heads} heads of {self.head_dim} channels, got shape "
+                    f"{tuple(x.shape)}"
+                )
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, extra, errors):
+        saved = state_dict.get(prefix + "layout")
+        if saved is not None and saved.tolist() != self.arrangement:
+            errors.append(
+                f"{prefix}layout: expected [block_q, block_k, box] = {self.arrangement}, the "
+                f"state has {saved.tolist()}; make the module with its block sizes and order"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, extra, errors)
+
+    def extra_repr(self):
+        return f"heads={self.heads}, head_dim={self.head_dim}, keep={self.keep}"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts sparse-linear attention into a model."""
+
+from fnmatch import fnmatchcase
+
+import torch
+
+from .attention import Attention
+from .token_order import RASTER, TokenOrder
+from .wan import Processor, is_wan_attention
+
+
+def convert(model, keep=0.05, where="*attn1", *, order="raster", box=(4, 4, 4), **options):
+    """Puts :class:`sagebwd.sla2.Attention` into the self-attention of a Wan-like video transformer
+    of diffusers, and returns the names of the layers that have it now.
+
+    where
+        A pattern of module names, such as ``"blocks.*.attn1"``. Cross-attention is never converted,
+        whatever the pattern.
+    order
+        ``"raster"`` leaves the tokens as they come: a block of 64 is a strip of one frame.
+        ``"cube"`` sorts them into boxes of frames × height × width patches, so that a block of keys
+        is one box if the box has as many tokens and divides the grid. The outside of the model does
+        not see it.
+    options
+        As :class:`sagebwd.sla2.Attention` takes them: alpha, rows, always, block_q, block_k,
+        recipe, backward, deterministic.
+
+    The new parameters (``….sla2.alpha.*``, ``….sla2.router.*``) have the dtype and device of the
+    layer. They are in ``state_dict``: to load a converted checkpoint, make the model, convert it
+    with the same options and call ``load_state_dict``. A model that is not converted refuses it.
+    """
+    _refuse_causal(model)
+    box = _box(order, box)
+    layers = _layers(model, where)
+    door = _door(model, box)
+    # All of them are made before any is put in: a bad option leaves the model as it was.
+    made = {
+        name: Attention(
+            layer.heads,
+            layer.inner_dim // layer.heads,
+            keep=keep,
+            order=box,
+            **_place(layer),
+            **options,
+        )
+        for name, layer in layers.items()
+    }
+    if door is not None:
+        door.attach(model)
+    model.sla2_order = box
+    for name, layer in layers.items():
+        layer.sla2 = made[name]
+        layer.set_processor(Processor())
+    return list(layers)
+
+
+def _refuse_causal(model):
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        if getattr(module, "is_causal", False) is True or "CausalLM" in type(module).__name__:
+            raise NotImplementedError(
+                f"model: {name or 'it'} ({type(module).__name__}) is causal, which sla2 does not "
+                "support: its router would look at later tokens. sagebwd.attention(..., "
+                "causal=True, blocks=lists) takes lists of your own"
+            )
+
+
+def _box(order, box):
+    if order == "raster":
+        return RASTER
+    if order != "cube":
+        raise ValueError(f"order: expected 'raster' or 'cube', got {order!r}")
+    box = tuple(box)
+    if len(box) != 3 or not all(isinstance(n, int) and n > 0 for n in box):
+        raise ValueError(f"box: expected three numbers of patches above 0, got {box}")
+    return box
+
+
+def _layers(model, where):
+    """{name: module} of the layers to convert."""
+    attention = {n: m for n, m in model.named_modules() if is_wan_attention(m)}
+    if not attention:
+        raise NotImplementedError(
+            f"model: expected attention of a Wan model of diffusers, found none in "
+            f"{type(model).__name__}; in code of your own, call sagebwd.sla2.Attention where q, k "
+            "and v are"
+        )
+    own = [name for name, m in attention.items() if not m.is_cross_attention]
+    layers = {name: attention[name] for name in own if fnmatchcase(name, where)}
+    if not layers:
+        near = f"{own[0]!r} to {own[-1]!r}" if own else "none"
+        raise ValueError(
+            f"where: expected a pattern of self-attention layers, such as '*attn1' or a name ("
+            f"{near}), got {where!r}"
+        )
+    done = [name for name, m in layers.items() if hasattr(m, "sla2")]
+    if done:
+        raise ValueError(
+            f"model: {', '.join(done)} is converted already; change `keep` of its module `sla2`, "
+            "or start from a new model"
+        )
+    return layers
+
+
+def _door(model, box):
+    """What reorders tokens, if that is still to be done."""
+    before = getattr(model, "sla2_order", None)
+    if before is not None and before != box:
+        raise ValueError(
+            f"order: expected boxes of {before}, with which layers of this model were converted "
+            f"before, got {box}"
+        )
+    if before == box or box == RASTER:
+        return None
+    if type(model).__name__ != "WanTransformer3DModel":
+        raise NotImplementedError(
+            f"order: 'cube' is for WanTransformer3DModel, got {type(model).__name__}, which mixes "
+            "tokens outside of attention or is only a part of a model; use order='raster'"
+        )
+    return TokenOrder(box, model.config.patch_size)
+
+
+def _place(layer):
+    weight = layer.to_out[0].weight
+    plain = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return {"device": weight.device, "dtype": weight.dtype if plain else torch.float32}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router: which key blocks each block of queries sees."""
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from ..block_lists import BlockLists
+
+
+class Router(nn.Module):
+    """Scores x = (mean of q · Wq) · (mean of k · Wk) / sqrt(d) for each pair of blocks.
+
+    Wq and Wk are [heads, d, d] and start as the identity, which is the rule "compare the means".
+    They are trained by :func:`sagebwd.sla2.fit`. Choosing blocks has no gradient, so later training
+    leaves them as they are, and they do not ask for gradients.
+    """
+
+    def __init__(self, heads, head_dim, block_q, block_k, always=(), device=None, dtype=None):
+        super().__init__()
+        eye = torch.eye(head_dim, device=device, dtype=dtype).expand(heads, -1, -1)
+        self.wq = nn.Parameter(eye.clone(), requires_grad=False)
+        self.wk = nn.Parameter(eye.clone(), requires_grad=False)
+        self.block_q, self.block_k = block_q, block_k
+        self.always = tuple(sorted(set(always)))
+
+    def entries(self, keep, key_blocks):
+        """How many key blocks a row lists."""
+        fixed = sum(1 for block in self.always if block < key_blocks)
+        return min(max(1, round(keep * key_blocks), fixed), key_blocks)
+
+    def pooled(self, q, k):
+        """Means of blocks in float32, heads first: [b, h, rows, d] and [b, h, key blocks, d]. Those
+        of k are without the mean of the sequence, which moves all scores of a row alike."""
+        mean = k.mean(1, keepdim=True, dtype=torch.float32).transpose(1, 2)
+        q, k = block_means(q, self.block_q), block_means(k, self.block_k) - mean
+        return q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+    def scores(self, q, k, wq=None, wk=None):
+        """[b, h, rows, key blocks] of the means :meth:`pooled`, in float32: 16 bits would tie
+        scores, and ties favour early blocks."""
+        wq, wk = self.wq if wq is None else wq, self.wk if wk is None else wk
+        return (q @ wq.float()) @ (k @ wk.float()).transpose(-1, -2) / q.shape[-1] ** 0.5
+
+    @torch.no_grad()
+    def lists(self, q, k, keep):
+        """The :class:`sagebwd.BlockLists` of q [b, s, h, d] and k; None if they would list all."""
+        key_blocks = -(-k.shape[1] // self.block_k)
+        entries = self.entries(keep, key_blocks)
+        if entries == key_blocks or q.shape[1] == 0:
+            return None
+        scores = self.scores(*self.pooled(q, k))
+        # Of a short sequence, a block that is not there is not listed.
+        always = [block for block in self.always if block < scores.shape[-1]]
+        return BlockLists.top_k(
+            scores, k=entries, always=always, block_q=self.block_q, block_k=self.block_k
+        )
+
+    def extra_repr(self):
+        heads, head_dim = self.wq.shape[:2]
+        return (
+            f"{heads} heads of {head_dim}, blocks {self.block_q}x{self.block_k}, "
+            f"always={self.always}"
+        )
+
+
+def block_means(x, block):
+    """[b, h, blocks, d] in float32 of x [b, s, h, d]; the last block may be short."""
+    tokens = x.shape[1]
+    sums = pad(x, (0, 0, 0, 0, 0, -tokens % block)).unflatten(1, (-1, block))
+    sums = sums.sum(2, dtype=torch.float32).transpose(1, 2)
+    count = torch.full((sums.shape[2],), block, device=x.device)
+    count[-1] = tokens - (sums.shape[2] - 1) * block
+    return sums / count[:, None]
