@@ -1,74 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/lists/lists.h"
-
 #include "cuda/host/launch.h"
+#include "cuda/lists/listed.cuh"
+#include "cuda/lists/lists.h"
 #include "cuda/tile/layout.h"
-#include "cuda/tile/scan.cuh"
-#include "cuda/tile/sequence.cuh"
-#include "cuda/tile/walk.cuh"
 
 namespace sagebwd::cuda {
 namespace {
 
-constexpr uint32_t kAll = 0xffffffffu;
-constexpr int kThreads = 256, kScanThreads = 1024;
+using namespace lists;
 
-__device__ int lane_index() { return static_cast<int>(threadIdx.x % 32); }
-__device__ int64_t warp_index() {
-  return static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-}
-dim3 grid_of(int64_t warps) {
-  return dim3(static_cast<unsigned>((warps + kThreads / 32 - 1) / (kThreads / 32)));
-}
-
-/// The row of a sequence's first queries within its set. The whole warp comes here.
-__device__ int64_t first_row(const ListJob& job, const tile::Sequence& s) {
-  if (job.seq.documents == nullptr) return 0;
-  int64_t rows = 0;
-  for (int t = lane_index(); t < s.index; t += 32) {
-    const int nq = job.seq.documents[t + 1].q - job.seq.documents[t].q;
-    rows += (nq + job.block_q - 1) / job.block_q;
-  }
-  return __shfl_sync(kAll, tile::scan_warp(rows, [](int64_t a, int64_t b) { return a + b; }), 31);
-}
-
-/// A tile of queries of one head and its list.
-struct Listed {
-  tile::Sequence s;
-  int q0;                // its first query, inside the sequence
-  const int32_t* index;  // of the row
-  int64_t items;         // tiles of keys that the row names
-  int per_block;         // tiles of a block
-  int blocks;            // of the sequence's keys
-  tile::Range seen;      // keys that one of the queries sees
-
-  /// The whole warp comes here. `query_tile`: in the workspace.
-  __device__ Listed(const ListJob& job, int head, int64_t query_tile) {
-    const int64_t token = query_tile * kListedQueries;
-    s = tile::sequence_of_block<kBlock>(job.seq, static_cast<int>(token / kBlock), true);
-    q0 = static_cast<int>(token - s.q_pad);
-    per_block = job.block_k / job.tile_k;
-    blocks = (s.nk + job.block_k - 1) / job.block_k;
-    index = nullptr, items = 0, seen = {0, 0};
-    const int64_t row = first_row(job, s) + q0 / job.block_q;
-    if (q0 >= s.nq || row >= job.rows) return;  // padding, or documents that are not as they should
-    seen = tile::keys_seen(job.mask, s, q0, min(q0 + kListedQueries, s.nq) - 1);
-    const int64_t n = s.batch * job.stride_batch + head * job.stride_head + row;
-    int64_t count = job.count != nullptr ? job.count[n] : job.width;
-    count = count < 0 ? 0 : count > job.width ? job.width : count;
-    index = job.index + n * job.width, items = count * per_block;
-  }
-
-  /// The tile of keys of an item; negative if there is none, or nothing in it is seen.
-  __device__ int tile(const ListJob& job, int64_t item) const {
-    if (item >= items) return -1;
-    const int block = index[item / per_block];
-    if (block < 0 || block >= blocks) return -1;
-    const int at = block * per_block + static_cast<int>(item % per_block);
-    const int64_t first = static_cast<int64_t>(at) * job.tile_k;
-    return first < seen.end && first + job.tile_k > seen.begin ? at : -1;
-  }
-};
+constexpr int kScanThreads = 1024;
 
 struct KeyListsParams {
   ListJob job;
@@ -80,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
     key_lists_kernel(const __grid_constant__ KeyListsParams p) {
   const int64_t per_head = p.job.tq / kListedQueries, at = warp_index();
   if (at >= p.job.h * per_head) return;
-  const Listed row(p.job, static_cast<int>(at / per_head), at % per_head);
+  const Listed<kBlock> row(p.job, static_cast<int>(at / per_head), at % per_head);
   const int64_t lead_items = p.job.lead < 0 ? row.items : int64_t{p.job.lead} * row.per_block;
   int32_t* const tiles = p.to.tiles + at * p.to.width;
   int steps = 0, leading = 0;
@@ -106,17 +47,15 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t per_head = p.job.tq / kListedQueries, at = warp_index();
   if (at >= p.job.h * per_head) return;
   const int head = static_cast<int>(at / per_head), kv_head = head / p.job.group;
-  const Listed row(p.job, head, at % per_head);
-  const int64_t bit =
-      p.job.seq.documents == nullptr ? row.q0 / kListedQueries : at % per_head;
+  const Listed<kBlock> row(p.job, head, at % per_head);
+  const int64_t bit = p.job.seq.documents == nullptr ? row.q0 / kListedQueries : at % per_head;
   for (int64_t item = lane_index(); item < row.items; item += 32) {
     const int tile = row.tile(p.job, item);
     if (tile < 0) continue;
-    const int64_t column =
-        (row.s.k_pad / p.job.tile_k + tile) * p.job.group + head % p.job.group;
+    const int64_t column = (row.s.k_pad / p.job.tile_k + tile) * p.job.group + head % p.job.group;
     const uint32_t mask = 1u << (bit % 32);
-    const uint32_t before = atomicOr(
-        p.to.bits + (kv_head * p.to.columns() + column) * p.to.words() + bit / 32, mask);
+    const uint32_t before =
+        atomicOr(p.to.bits + (kv_head * p.to.columns() + column) * p.to.words() + bit / 32, mask);
     // A block that stands in a row twice counts once.
     if ((before & mask) == 0) atomicAdd(p.to.start + kv_head * (p.to.columns() + 1) + column, 1u);
     if (p.to.row_bits == nullptr) continue;
@@ -149,8 +88,7 @@ __global__ void __launch_bounds__(kThreads)
     entries_kernel(const __grid_constant__ QueryListsParams p) {
   const int64_t columns = p.to.columns(), at = warp_index();
   if (at >= p.job.h / p.job.group * columns) return;
-  const int64_t kv_head = at / columns, column = at % columns,
-                key_tile = column / p.job.group,
+  const int64_t kv_head = at / columns, column = at % columns, key_tile = column / p.job.group,
                 head = kv_head * p.job.group + column % p.job.group;
   const tile::Sequence s = tile::sequence_of_block<kBlock>(
       p.job.seq, static_cast<int>(key_tile * p.job.tile_k / kBlock), false);
@@ -164,13 +102,19 @@ __global__ void __launch_bounds__(kThreads)
     const int count = __popc(word);
     const int end = tile::scan_warp(count, [](int a, int b) { return a + b; });
     for (int place = end - count; word != 0; ++place, word &= word - 1) {
-      const int64_t query = (at_word * 32 + __ffs(static_cast<int>(word)) - 1) * kListedQueries -
-                            origin;
+      const int64_t query =
+          (at_word * 32 + __ffs(static_cast<int>(word)) - 1) * kListedQueries - origin;
       to[place] = {static_cast<int32_t>(query),
                    static_cast<uint32_t>(head * p.job.tq + s.q_pad + query)};
     }
     to += __shfl_sync(kAll, end, 31);
   }
+}
+
+/// Starts setting words to zero.
+void zero(uint32_t* words, int64_t count, cudaStream_t stream) {
+  if (count > 0)
+    SAGE_CUDA(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(uint32_t), stream));
 }
 
 }  // namespace
@@ -182,14 +126,10 @@ void launch_key_lists(const ListJob& job, const KeyLists& to, cudaStream_t strea
 
 void launch_query_lists(const ListJob& job, const QueryLists& to, cudaStream_t stream) {
   const int64_t key_heads = job.h / job.group, columns = to.columns();
-  const auto zero = [&](uint32_t* words, int64_t count) {
-    if (count > 0)
-      SAGE_CUDA(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(uint32_t), stream));
-  };
-  zero(to.bits, key_heads * columns * to.words());
-  zero(to.start, key_heads * (columns + 1));
+  zero(to.bits, key_heads * columns * to.words(), stream);
+  zero(to.start, key_heads * (columns + 1), stream);
   if (to.row_bits != nullptr)
-    zero(to.row_bits, job.h * (job.tq / kListedQueries) * to.row_words());
+    zero(to.row_bits, job.h * (job.tq / kListedQueries) * to.row_words(), stream);
   const QueryListsParams params{job, to};
   launch(count_kernel, grid_of(job.h * (job.tq / kListedQueries)), kThreads, 0, params, stream);
   launch(start_kernel, dim3(static_cast<unsigned>(key_heads)), kScanThreads, 0, params, stream);

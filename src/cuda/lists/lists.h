@@ -3,7 +3,8 @@
 // tile of queries, which tiles of keys, and for the backward the reverse.
 //
 // Lists lie on the device, where nobody has checked them. What is out of range is left out here, so
-// the main kernels meet only tiles that exist. So is what the mask hides from all queries of a tile.
+// the main kernels meet only tiles that exist. So is what the mask hides from all queries of a
+// tile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -61,8 +62,8 @@ struct QueryLists {
   int64_t tk;
   int tile_k, group;
   int64_t query_tiles, key_tiles;  // of a sequence, or of all documents
-  int64_t places;          // for the entries of a key head
-  uint32_t* bits;          // [hk, columns, words]: a bit per tile of queries
+  int64_t places;                  // for the entries of a key head
+  uint32_t* bits;                  // [hk, columns, words]: a bit per tile of queries
   uint32_t* row_bits;      // [h, tq / kListedQueries, row_words]: a bit per tile of keys; null: no
                            // turns are wanted
   uint32_t* start;         // [hk, columns + 1]: where the entries of a column start

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cuda/host/device.h"
-#include "cuda/lists/lists.h"
+#include "cuda/lists/job.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/run.h"
 #include "cuda/tile/layout.h"
@@ -26,12 +26,11 @@ std::string decline_dither(const spec::Problem& p) {
              : "has dither of all gradients or of none in recipe paper";
 }
 
-std::string decline_lists(const spec::Problem& p) {
+std::string decline_these_lists(const spec::Problem& p) {
   constexpr int64_t kMostEntries = int64_t{1} << 31;
   if (!p.has_lists()) return "";
+  if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
   const BlockLists& l = p.blocks;
-  if (!l.on_device) return "takes block lists on the device only (blocks.on_device)";
-  if (l.offset != nullptr) return "takes block lists with rows of one width, not with offsets";
   if (p.recipe.scheme != Scheme::vectorwise) return "has block lists in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with block lists";
   if (p.recipe.k_per_token) return "has no k_per_token with block lists";
@@ -59,7 +58,7 @@ std::string decline(const spec::Problem& p) {
       p.packed() ? p.nq + p.num_sequences() * kBlock : p.b * (p.nq + kBlock);
   if (most_padded > kMostTokens * kBlock || p.nq > kMostTokens || p.nk > kMostTokens)
     return "takes up to 2^29 tokens of a sequence and 2^36 in all";
-  if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
+  if (const std::string reason = decline_these_lists(p); !reason.empty()) return reason;
   const backend::Tiles t = tiles_of(p);
   const bool backward = p.direction == spec::Direction::backward;
   // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the

@@ -7,6 +7,7 @@
 
 #include "cuda/host/arena.h"
 #include "cuda/host/views.h"
+#include "cuda/lists/job.h"
 #include "cuda/quantize/quantize.h"
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/call.h"
@@ -29,24 +30,7 @@ int64_t pv16_tiles(const Problem& p) {
 }
 
 ListJob list_job(const Call& call, const SharedSpace& ws) {
-  const Problem& p = call.p;
-  const BlockLists& l = p.blocks;
-  return {.seq = call.sequences(ws),
-          .mask = mask_of(p),
-          .index = l.index,
-          .count = l.count,
-          .width = l.width,
-          .rows = l.rows,
-          .stride_batch = l.stride_batch,
-          .stride_head = l.stride_head,
-          .block_q = l.block_q,
-          .block_k = l.block_k,
-          .lead = p.lifted(kMatmulO) ? -1 : l.lead,
-          .tile_k = call.tiles.k,
-          .h = static_cast<int>(p.h),
-          .group = static_cast<int>(p.group()),
-          .tq = call.plan.tq,
-          .tk = call.plan.tk};
+  return cuda::list_job(call.p, call.sequences(ws), call.plan.tq, call.plan.tk, call.tiles.k);
 }
 
 }  // namespace

@@ -119,8 +119,7 @@ struct BackwardSpace : SharedSpace {
       lists.bits = arena.take<uint32_t>(p.hk * lists.columns() * lists.words());
       lists.start = arena.take<uint32_t>(p.hk * (lists.columns() + 1));
       lists.entries = arena.take<ListedQueries>(p.hk * lists.places);
-      if (p.deterministic)
-        lists.row_bits = arena.take<uint32_t>(p.h * rows * lists.row_words());
+      if (p.deterministic) lists.row_bits = arena.take<uint32_t>(p.h * rows * lists.row_words());
     }
   }
   int8_t *q8t, *k8t, *do8t;

@@ -44,7 +44,8 @@ struct State {
   Accumulators<kConfig> sums;
   Dither<kConfig> dither;
 
-  __device__ State(uint8_t* memory, const ForwardParams& p, const Work<kConfig>& w) : me(p, memory) {
+  __device__ State(uint8_t* memory, const ForwardParams& p, const Work<kConfig>& w)
+      : me(p, memory) {
     share_work(me, w);
     queries.load(me, w);
     dither.start(me, w);

@@ -92,7 +92,9 @@ struct Thread {
   __device__ int first_row() const { return static_cast<int>(index / 32 * 16 + lane() / 4); }
 
   // From here on: behind the first barrier, when the Work is there.
-  __device__ const Work<kConfig>& work() const { return at<Work<kConfig>>(shared + offsetof(Plan, work)); }
+  __device__ const Work<kConfig>& work() const {
+    return at<Work<kConfig>>(shared + offsetof(Plan, work));
+  }
   /// Query r of this lane, inside the sequence.
   __device__ int query(int r) const { return work().q0 + first_row() + 8 * r; }
   /// The first key of that query's band. It may lie outside the sequence.

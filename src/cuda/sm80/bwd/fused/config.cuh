@@ -117,7 +117,8 @@ struct Config {
   constexpr bool valid() const {
     return kBlock % tile_k() == 0 && kBlock % tile_q() == 0 &&
            (fronts == backs || (fronts == 1 && backs == 2)) && !(holds_keys && fronts != 1) &&
-           !(lists && tile_q() != kListedQueries) && !(one_place && (fronts != 1 || backs != 1 || holds_keys)) &&
+           !(lists && tile_q() != kListedQueries) &&
+           !(one_place && (fronts != 1 || backs != 1 || holds_keys)) &&
            !(keeps_codes && (key_strips != 2 || query_strips != 2)) &&
            !(starts_stay_on && (scheme == Scheme::paper || 2 * tile_k() != threads()));
   }
@@ -160,15 +161,14 @@ inline constexpr Config kNarrow{
          .sm100 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true, .resident = 2}},
     .general_dither_dq = {.sm90 = {.mixes_tiles = true, .dq_early = true},
                           .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
-    .listed = {.sm90 = {.mixes_tiles = true, .dq_first = true, .dv_apart = true, .dk_apart = true},
-               .sm100 = {.whole_addresses = true,
-                         .renews_keys = true,
-                         .renews_transposed = true,
-                         .walk_in_shared = true,
-                         .dv_apart = true,
-                         .dk_apart = true}},
+    .listed = {.sm90 = {.mixes_tiles = true,
+                        .walk_in_shared = true,
+                        .dq_first = true,
+                        .dv_apart = true,
+                        .dk_apart = true},
+               .sm100 = {.mixes_tiles = true, .dq_first = true, .resident = 2}},
     .general_listed = {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
-                       .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
+                       .sm100 = {.mixes_tiles = true, .dq_early = true, .resident = 2}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -197,9 +197,13 @@ inline constexpr Config kNarrowSmall{
                                     .dv_apart = true,
                                     .dk_apart = true}},
     .listed = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
-             .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
-    .general_listed = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
-                .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
+               .sm120 = {.mixes_tiles = true,
+                         .renews_transposed = true,
+                         .dv_apart = true,
+                         .dk_apart = true}},
+    .general_listed =
+        {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+         .sm120 = {.walk_in_shared = true, .dq_early = true, .dv_apart = true, .dk_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -272,12 +276,12 @@ inline constexpr Config kWideSmall{
     .general_dither_dq = {.sm80 = {.walk_in_shared = true, .dk_apart = true},
                           .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
     .listed = {.sm80 = {.whole_addresses = true,
-                      .renews_transposed = true,
-                      .dv_apart = true,
-                      .dk_apart = true},
-             .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
+                        .renews_transposed = true,
+                        .dv_apart = true,
+                        .dk_apart = true},
+               .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
     .general_listed = {.sm80 = {.dv_apart = true, .dk_apart = true},
-                .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
+                       .sm120 = {.renews_index = true, .dv_apart = true, .dk_apart = true}},
 };
 // The same tile for block lists where there is room for two thread blocks, of 104 KB.
 inline constexpr Config kWidePair{
@@ -290,12 +294,7 @@ inline constexpr Config kWidePair{
     .resident = 2,
     .starts_stay_on = true,
     .listed = {.sm90 = {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true},
-               .sm100 = {.whole_addresses = true,
-                         .mixes_tiles = true,
-                         .renews_keys = true,
-                         .renews_transposed = true,
-                         .dv_apart = true,
-                         .dk_apart = true}},
+               .sm100 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true}},
     .general_listed = {.sm90 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true},
                        .sm100 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true}},
 };

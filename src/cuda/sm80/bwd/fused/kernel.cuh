@@ -80,7 +80,8 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Starts<kConfig>::reset(me);
   Turns<kConfig>::reset(me);
   Dither<kConfig>::start(me);
-  if (me.index == 0) at<WalkOf<kConfig>>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
+  if (me.index == 0)
+    at<WalkOf<kConfig>>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
   load_keys<T>(me, own_walk);
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
   const WalkOf<kConfig>& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   int head = own_walk.first_head(p);  // of `next`, the tile that is loaded next
   Tile now = own_walk.first_tile(p, head), next = now;
   if constexpr (kConfig.lists)
-    if (me.index == 0) at<Tile>(me.listed_at(left)) = now;
+    if (me.index == 0) at<Tile>(me.listed_at(left)) = now, me.list_end() = own_walk.list_end(p);
   loads.start_head(me, own_walk.s, head, own_walk.first);
   const auto advance = [&](Tile& t) { return walk.template advance<kConfig>(t); };
   // The tile that comes `count` tiles after the one of this round, for a loop that has advanced so
@@ -115,7 +116,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
         if (with_back) loads.load_back(me, stage, tile.row);
         const int behind = left - ahead - 1;  // the one after it is needed in the next round
         if (me.index == 0 && behind > 0)
-          arch::cp_async_8(me.listed_at(behind), me.walk().list_end - behind);
+          arch::cp_async_8(me.listed_at(behind), me.list_end() - behind);
       }
     } else if (left > ahead) {
       loads.load_front(me, walk, stage, next);

@@ -87,6 +87,7 @@ struct SharedPlan {
   alignas(16) WalkOf<kConfig> walk;
   struct ListedTiles {  // those that are worked on and loaded, and the one after them
     alignas(8) Tile ring[4];
+    const Tile* end;  // of the list
   };
   std::conditional_t<kConfig.lists, ListedTiles, Nothing> listed;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
@@ -194,6 +195,10 @@ struct Thread {
   /// Block lists: where the tile lies behind which `left` - 1 are left.
   __device__ uint32_t listed_at(int left) const {
     return shared + static_cast<uint32_t>(offsetof(Plan, listed.ring)) + (left & 3) * sizeof(Tile);
+  }
+
+  __device__ const Tile*& list_end() const {
+    return at<const Tile*>(shared + offsetof(Plan, listed.end));
   }
 
   // Offsets of a stage of the query tiles.

@@ -105,18 +105,21 @@ struct Walk {
 /// The walk over the query tiles that list the keys of a thread block. Loops count down the tiles
 /// that are left, and find those that they need next in shared memory (SharedPlan::ring).
 struct ListedWalk : Walk {
-  const Tile* list_end;
-
-  __device__ Tile first_tile(const BackwardParams&, int /*head*/) const {
-    return steps > 0 ? list_end[-steps] : Tile{};
+  /// Where the list of this thread block ends, or that of the one before it.
+  __device__ const Tile* list_end(const BackwardParams& p, bool before = false) const {
+    const QueryLists& l = p.lists;
+    const int64_t block = (s.k_pad + key0) / l.tile_k + (before ? 0 : 1);
+    return l.entries + kv_head * l.places + l.start[kv_head * (l.columns() + 1) + block * p.group];
+  }
+  __device__ Tile first_tile(const BackwardParams& p, int /*head*/) const {
+    return steps > 0 ? list_end(p)[-steps] : Tile{};
   }
   /// The same for those of the keys behind that list the tile. The whole warp comes here.
   template <Config kConfig>
   __device__ uint32_t turn(const BackwardParams& p, const Tile& t) const {
     constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
     const int words = static_cast<int>(p.lists.row_words()),
-              mine =
-                  static_cast<int>((p.seq.documents == nullptr ? 0 : s.k_pad) + key0) / kTileK;
+              mine = static_cast<int>((p.seq.documents == nullptr ? 0 : s.k_pad) + key0) / kTileK;
     const uint32_t* row = p.lists.row_bits + static_cast<int64_t>(t.row / kTileQ) * words;
     uint32_t count = 0;
     for (int at = mine / 32 + static_cast<int>(threadIdx.x % 32); at < words; at += 32) {
@@ -149,10 +152,7 @@ __device__ WalkOf<kConfig> walk_of(const BackwardParams& p, const Place<kConfig>
       tile::whole_queries(p.mask, w.s, w.key0, last_key, w.key0 + kTileK <= w.s.nk, kTileQ);
   w.whole_begin = whole.begin, w.whole = whole.more;
   if constexpr (kConfig.lists) {
-    const uint32_t* start =
-        p.lists.start + w.kv_head * (p.lists.columns() + 1) + static_cast<int64_t>(block) * p.group;
-    w.list_end = p.lists.entries + w.kv_head * p.lists.places + start[p.group];
-    w.steps = static_cast<int>(start[p.group] - start[0]);
+    w.steps = static_cast<int>(w.list_end(p) - w.list_end(p, true));
     w.first = w.end = 0, w.next_head = 0;
   } else {
     const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
