@@ -57,7 +57,7 @@ def attention(
         Of the logits; default ``1/sqrt(d)``.
     blocks
         :class:`sagebwd.BlockLists`: the key blocks that each block of queries sees (block-sparse
-        attention). The mask acts inside them. On a CPU only so far.
+        attention). The mask acts inside them.
     recipe
         ``"vectorwise"``, ``"paper"`` or a :class:`sagebwd.Recipe`.
     backward

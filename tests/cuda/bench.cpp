@@ -7,7 +7,7 @@
 //
 // --codes: the forward saves its codes, and the backward takes them instead of q, k and v.
 // One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head forward, 2.5 times
-// that backward.
+// that backward. With block lists (keep=0.1, lists=random or diagonal) only listed pairs count.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 
 #include "sagebwd/sagebwd.hpp"
 #include "spec/attn_case.h"
+#include "trace/lists.h"
 
 namespace {
 
@@ -61,6 +62,12 @@ void* gaussian(int64_t elements, Dtype dtype, uint64_t seed) {
   return p;
 }
 
+const int32_t* on_device(const std::vector<int32_t>& x) {
+  void* p = device(x.size() * 4);
+  check(cudaMemcpy(p, x.data(), x.size() * 4, cudaMemcpyHostToDevice));
+  return static_cast<const int32_t*>(p);
+}
+
 template <typename F>
 double median_ms(F f) {
   cudaEvent_t a, b;
@@ -94,6 +101,12 @@ void run(const std::string& text, bool deterministic, bool codes) {
   f.lse = contiguous_stats(static_cast<float*>(device(static_cast<size_t>(c.b * c.h * c.nq) * 4)),
                            c.h, c.nq);
   f.mask = c.mask, f.recipe = c.recipe;
+  const trace::Lists lists = trace::make_lists(c, {});
+  if (c.has_lists()) {
+    f.blocks = lists.shape;
+    f.blocks.on_device = true;
+    f.blocks.index = on_device(lists.index), f.blocks.count = on_device(lists.count);
+  }
   if (codes) f.codes_bytes = codes_size(f), f.codes = device(f.codes_bytes);
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
@@ -105,14 +118,19 @@ void run(const std::string& text, bool deterministic, bool codes) {
   g.workspace_bytes = workspace_size(g), g.workspace = device(g.workspace_bytes);
 
   const double fwd = median_ms([&] { forward(f); }), bwd = median_ms([&] { backward(g); });
-  const double flops =
-      4.0 * static_cast<double>(c.visible_pairs()) * static_cast<double>(c.d * c.b * c.h);
+  spec::Problem on_host = c.problem();
+  on_host.blocks = lists.view();
+  const int64_t pairs =
+      c.has_lists() ? spec::count_listed_pairs(on_host).all : c.visible_pairs() * c.b * c.h;
+  const double flops = 4.0 * static_cast<double>(pairs) * static_cast<double>(c.d);
   std::printf("%-58s fwd %8.3f ms %6.0f TF/s  bwd %8.3f ms %6.0f TF/s  sum %8.3f ms %6.0f TF/s\n",
               text.c_str(), fwd, flops / fwd * 1e-9, bwd, 2.5 * flops / bwd * 1e-9, fwd + bwd,
               3.5 * flops / (fwd + bwd) * 1e-9);
   std::fflush(stdout);
   for (void* p : {f.q.data, f.k.data, f.v.data, f.o.data, static_cast<void*>(f.lse.data),
-                  g.dout.data, g.dq.data, g.dk.data, g.dv.data, f.workspace, g.workspace, f.codes})
+                  g.dout.data, g.dq.data, g.dk.data, g.dv.data, f.workspace, g.workspace, f.codes,
+                  static_cast<void*>(const_cast<int32_t*>(f.blocks.index)),
+                  static_cast<void*>(const_cast<int32_t*>(f.blocks.count))})
     check(cudaFree(p));
 }
 

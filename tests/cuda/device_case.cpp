@@ -15,6 +15,7 @@
 #include "base/hash.h"
 #include "base/parallel.h"
 #include "ref/attention_exact.h"
+#include "ref/problem_visibility.h"
 #include "ref/ref.h"
 
 namespace sagebwd::gpu {
@@ -149,12 +150,21 @@ class Pin {
   Pin(const Pin&) = delete;
 };
 
+Documents documents_of(const DeviceCase& dc) {
+  if (dc.cu_q.empty()) return {};
+  return {dc.cu_q.data(), dc.cu_k.data(), static_cast<int64_t>(dc.cu_q.size()) - 1};
+}
+
 void describe(const DeviceCase& dc, AttentionArgs& a) {
   a.scale = dc.scale;
   a.mask = dc.c.mask;
   a.recipe = dc.c.recipe;
-  if (!dc.cu_q.empty())
-    a.documents = {dc.cu_q.data(), dc.cu_k.data(), static_cast<int64_t>(dc.cu_q.size()) - 1};
+  a.documents = documents_of(dc);
+  if (!dc.c.has_lists()) return;
+  spec::AttnCase shape = dc.c;
+  shape.lists = spec::ListKind::random;  // which looks at no inputs
+  a.blocks = trace::make_lists(shape, {}, a.documents).shape;
+  a.blocks.on_device = a.device == Device::cuda;
 }
 
 int64_t sequences(const DeviceCase& dc) {
@@ -188,10 +198,11 @@ const char* no_device() {
 }
 
 CaseInputs make_case_inputs(const DeviceCase& dc) {
-  CaseInputs in{trace::make_inputs(dc.c, dc.kind, dc.sigma), {}};
+  CaseInputs in{trace::make_inputs(dc.c, dc.kind, dc.sigma), {}, {}};
   if (dc.dlse)
     for (int64_t i = 0; i < dc.c.b * dc.c.h * dc.c.nq; ++i)
       in.dlse.push_back(unit_float(hash64({dc.c.seed, 77, static_cast<uint64_t>(i)})) - 0.5f);
+  in.lists = trace::make_lists(dc.c, in.x, documents_of(dc));
   return in;
 }
 
@@ -209,7 +220,9 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
       tops(static_cast<size_t>(sequences(dc) * c.h), NAN);
   const Memory lse(stats.data(), stats.size() * 4), top(tops.data(), tops.size() * 4),
       dlse(in.dlse.data(), in.dlse.size() * 4), cu_q(dc.cu_q.data(), dc.cu_q.size() * 4),
-      cu_k(dc.cu_k.data(), dc.cu_k.size() * 4);
+      cu_k(dc.cu_k.data(), dc.cu_k.size() * 4),
+      list_index(in.lists.index.data(), in.lists.index.size() * 4),
+      list_count(in.lists.count.data(), in.lists.count.size() * 4);
   Results r;
 
   ForwardArgs f;
@@ -218,6 +231,10 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   f.lse = contiguous_stats(reinterpret_cast<float*>(lse.data()), c.h, c.nq);
   f.max_logit = reinterpret_cast<float*>(top.data());
   describe(dc, f);
+  if (dc.c.has_lists()) {
+    f.blocks.index = reinterpret_cast<const int32_t*>(list_index.data());
+    f.blocks.count = reinterpret_cast<const int32_t*>(list_count.data());
+  }
   if (dc.cu_on_device)
     f.documents = {reinterpret_cast<const int32_t*>(cu_q.data()),
                    reinterpret_cast<const int32_t*>(cu_k.data()), f.documents.count, true};
@@ -273,6 +290,7 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   f.lse = contiguous_stats(r.lse.data(), c.h, c.nq);
   f.max_logit = r.max_logit.data();
   describe(plain, f);
+  f.blocks = in.lists.view();
   Candidate tiles = device_candidate(dc, false);
   f.recipe.tile_q = tiles.tile_q, f.recipe.tile_k = tiles.tile_k;
   f.recipe.p_levels = tiles.p_levels;
@@ -306,6 +324,7 @@ std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in) 
   f.q = q.view, f.k = k.view, f.v = v.view, f.o = o.view;
   f.lse = contiguous_stats(lse.data(), c.h, c.nq);
   describe(plain, f);
+  f.blocks = in.lists.view();
   std::vector<std::byte> codes(codes_size(f), static_cast<std::byte>(dc.poison));
   f.codes = codes.data(), f.codes_bytes = codes.size();
   ref::implementation().forward(spec::resolve(f, true), f, nullptr);
@@ -340,10 +359,9 @@ Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
       const std::vector<double> dlse(in.dlse.begin() + (dc.dlse ? i * c.nq : 0),
                                      in.dlse.begin() + (dc.dlse ? (i + 1) * c.nq : 0));
       if (dc.dlse) head.dlse = dlse.data();
-      head.visible = [&](int64_t row) {
-        const spec::KeyRange range = c.visible(row);
-        return std::pair<int64_t, int64_t>(range.begin, range.end);
-      };
+      spec::Problem problem = c.problem();
+      problem.blocks = in.lists.view();
+      head.visible = ref::visibility_of(problem, i / c.h, i % c.h);
       const ref::ExactResult e = ref::attention_exact(head);
       for (int64_t n = 0; n < c.nq * c.d; ++n)
         r.o[static_cast<size_t>(i * c.nq * c.d + n)] =

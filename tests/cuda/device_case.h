@@ -11,6 +11,7 @@
 #include "spec/attn_case.h"
 #include "spec/problem.h"
 #include "trace/inputs.h"
+#include "trace/lists.h"
 
 namespace sagebwd::gpu {
 
@@ -56,6 +57,7 @@ struct Results {
 struct CaseInputs {
   trace::Inputs x;
   std::vector<float> dlse;
+  trace::Lists lists;  // of the case
 };
 CaseInputs make_case_inputs(const DeviceCase& dc);
 

@@ -363,12 +363,60 @@ def test_no_query_heads_give_gradients_of_zero():
     assert dq.numel() == 0 and not dk.any() and not dv.any()
 
 
-def test_block_lists_are_refused():
-    """They run on a CPU only so far. The error says so, and nothing dense runs instead."""
-    q = torch.randn(1, 300, 2, 64, device="cuda", dtype=torch.bfloat16)
-    lists = sagebwd.BlockLists.top_k(torch.randn(3, 5, device="cuda"), k=2)
-    with pytest.raises(NotImplementedError, match="block lists; they run on a CPU only so far"):
-        sagebwd.attention(q, q, q, blocks=lists)
+def sparse_case(d=64):
+    """Inputs with two query heads to a key head, and lists of three of eight key blocks."""
+    make = lambda n, h: torch.randn(2, n, h, d, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (t.requires_grad_() for t in (make(300, 4), make(500, 2), make(500, 2)))
+    return q, k, v, sagebwd.BlockLists.top_k(torch.randn(2, 4, 3, 8, device="cuda"), k=3)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_block_lists_match_masked_attention(d, causal):
+    q, k, v, lists = sparse_case(d)
+    out = sagebwd.attention(q, k, v, blocks=lists, causal=causal)
+    dout = torch.randn_like(out)
+    got = (out, *torch.autograd.grad(out, (q, k, v), dout))
+    mask = lists.to_mask().repeat_interleave(128, 2).repeat_interleave(64, 3)[..., :300, :500]
+    if causal:
+        mask = mask & torch.ones(300, 500, dtype=torch.bool, device="cuda").tril(200)
+    x = [t.detach().double().transpose(1, 2).requires_grad_() for t in (q, k, v)]
+    key, value = (t.repeat_interleave(2, 1) for t in x[1:])
+    logits = (x[0] @ key.transpose(-1, -2) / d**0.5).masked_fill(~mask, float("-inf"))
+    p = logits.softmax(-1).nan_to_num(0)
+    want_out = p @ value
+    want = (want_out, *torch.autograd.grad(want_out, x, dout.double().transpose(1, 2)))
+    for name, a, b in zip(NAMES, got, want):
+        check(name, a.transpose(1, 2), b, 0.04)
+
+
+def test_block_lists_wait_for_nothing_and_are_read_at_replay():
+    """A captured call takes the lists that are in memory when it is replayed."""
+    q, k, v, lists = sparse_case()
+    q, k, v = (t.detach() for t in (q, k, v))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        first = sagebwd.attention(q, k, v, blocks=lists)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = sagebwd.attention(q, k, v, blocks=lists)
+    graph.replay()
+    assert torch.equal(out, first)
+    lists.index.copy_((lists.index + 1) % 8)
+    graph.replay()
+    assert torch.equal(out, sagebwd.attention(q, k, v, blocks=lists))
+    assert not torch.equal(out, first)
+
+
+def test_block_lists_with_other_recipes_and_devices():
+    """cuda-plain takes what the tuned kernels do not. Lists must lie beside q."""
+    q, k, v, lists = sparse_case()
+    fast = sagebwd.attention(q, k, v, blocks=lists)
+    paper = sagebwd.attention(q, k, v, blocks=lists, recipe="paper")
+    check("out", paper, fast, 0.1)
     with pytest.raises(ValueError, match="blocks.to"):
-        sagebwd.attention(q, q, q, blocks=lists.to("cpu"))
-    assert "block lists" in sagebwd.is_supported(q, q, q, blocks=lists).reason
+        sagebwd.attention(q, k, v, blocks=lists.to("cpu"))
+    assert sagebwd.is_supported(q, k, v, blocks=lists)

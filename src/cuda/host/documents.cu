@@ -4,6 +4,7 @@
 
 #include "cuda/host/documents.h"
 #include "cuda/host/launch.h"
+#include "cuda/tile/scan.cuh"
 
 namespace sagebwd::cuda {
 namespace {
@@ -31,28 +32,6 @@ struct DocumentTableJob {
 
 constexpr int kTableThreads = 1024;
 
-/// Inclusive scan over the thread block. Returns the result up to this thread, and that of all.
-template <typename Op>
-__device__ int2 scan(int x, int* shared, Op op) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const auto in_warp = [&](int v) {
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, v, static_cast<unsigned>(step));
-      if (lane >= step) v = op(other, v);
-    }
-    return v;
-  };
-  x = in_warp(x);
-  if (lane == 31) shared[warp] = x;
-  __syncthreads();
-  if (warp == 0) shared[lane] = in_warp(shared[lane]);
-  __syncthreads();
-  if (warp > 0) x = op(shared[warp - 1], x);
-  const int all = shared[kTableThreads / 32 - 1];
-  __syncthreads();
-  return {x, all};
-}
-
 /// One thread per document, kTableThreads documents at a time.
 __global__ void __launch_bounds__(kTableThreads)
     document_table_kernel(const __grid_constant__ DocumentTableJob job) {
@@ -74,15 +53,15 @@ __global__ void __launch_bounds__(kTableThreads)
     for (int side = 0; side < 2; ++side) {
       // Threads after the last document add nothing.
       const int end = t < job.count ? inside(cu[side][t + 1], total[side]) : 0;
-      const int2 ends = scan(larger(end, start[side]), shared, larger);
-      before[side][thread] = ends.x;
+      const tile::Scanned<int> ends = tile::scan_block(larger(end, start[side]), shared, larger);
+      before[side][thread] = ends.here;
       __syncthreads();
       const int first = thread == 0 ? start[side] : before[side][thread - 1];
-      const int blocks = (ends.x - first + job.block - 1) / job.block;
-      const int2 sums = scan(blocks, shared, sum);
+      const int blocks = (ends.here - first + job.block - 1) / job.block;
+      const tile::Scanned<int> sums = tile::scan_block(blocks, shared, sum);
       (side == 0 ? entry.q : entry.k) = first;
-      (side == 0 ? entry.q_block : entry.k_block) = block[side] + sums.x - blocks;
-      start[side] = ends.y, block[side] += sums.y;
+      (side == 0 ? entry.q_block : entry.k_block) = block[side] + sums.here - blocks;
+      start[side] = ends.all, block[side] += sums.all;
     }
     if (t < job.count) job.to[t] = entry;
   }

@@ -82,6 +82,12 @@ struct Block {
   /// The tiles of the other side that the lines visit with the queries of a head.
   __device__ tile::Walk walk(int) const { return tile::walk_of(seen, tile_steps); }
 
+  /// Whether block lists, if there are any, have the pair of a tile that starts at `step`.
+  __device__ bool is_listed(int head, int step) const {
+    return p.lists.listed == nullptr ||
+           has_bit(p, p.lists.listed, s, head, kByQuery ? line0 : step, kByQuery ? step : line0);
+  }
+
   /// P for dV, dS for the others; zero where masked.
   __device__ void gradients(const Pair& here, Fragment<float>& x) {
     const Position at;
@@ -379,7 +385,10 @@ __global__ void __launch_bounds__(kThreads, 2)
             heads = Block<kGradient>::kByQuery ? 1 : p.group;
   for (int head = first_head; head < first_head + heads; ++head) {
     const tile::Walk walk = b.walk(head);
-    for (int step = 0; step < walk.steps; ++step) b.visit(head, walk.tile(step) * b.tile_steps);
+    for (int step = 0; step < walk.steps; ++step) {
+      const int first = walk.tile(step) * b.tile_steps;
+      if (b.is_listed(head, first)) b.visit(head, first);
+    }
   }
   b.finish();
 }

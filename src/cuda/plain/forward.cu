@@ -93,7 +93,9 @@ struct Block {
   }
   __device__ Product product_of(int step, int begin, int end) const {
     if ((p.lifted & kMatmulO) != 0 || poisoned(begin, end)) return Product::values;
-    return step < leading ? Product::leading : Product::codes;
+    const bool leads = p.lists.listed != nullptr ? has_bit(p, p.lists.leading, s, head, q0, begin)
+                                                 : step < leading;
+    return leads ? Product::leading : Product::codes;
   }
 
   /// Largest exponent of each of the thread's rows over the keys of a tile. `held` is the block
@@ -129,6 +131,7 @@ struct Block {
   __device__ void visit(int step) {
     const Position at;
     const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
+    if (p.lists.listed != nullptr && !has_bit(p, p.lists.listed, s, head, q0, begin)) return;
     Fragment<float> x;
     int held;
     float tile_top[2];

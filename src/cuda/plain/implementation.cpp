@@ -8,6 +8,7 @@
 
 #include "cuda/host/blocks.h"
 #include "cuda/host/device.h"
+#include "cuda/lists/job.h"
 #include "cuda/plain/params.h"
 #include "cuda/plain/run.h"
 
@@ -16,7 +17,7 @@ namespace {
 
 std::string decline(const spec::Problem& p) {
   if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.has_lists()) return "has no block lists; they run on a CPU only so far";
+  if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
   if (p.packed() && p.documents.on_device) return "takes document offsets on the host only";
   // One grid dimension holds all blocks of all heads.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();

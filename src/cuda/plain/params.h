@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cuda/plain/lists.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
 #include "sagebwd/recipe.h"
@@ -17,6 +18,7 @@
 namespace sagebwd::cuda::plain {
 
 inline constexpr int kBlock = 64;
+static_assert(kBlock == kListedQueries);
 
 /// What every kernel of a call knows of it.
 struct Batch {
@@ -53,6 +55,7 @@ struct Params {
   const float* q_mean;      // [h, q blocks, d] of the block's tile; null: no Q-smoothing
   const float* k_mean;      // [sequences, hk, d]; null: no K-smoothing
   const float* mean_logit;  // [h, tq]: scale·q·mean(K)
+  ListBits lists;           // listed null: none
 };
 
 struct ForwardParams : Params {

@@ -13,6 +13,7 @@
 #include "cuda/host/check.h"
 #include "cuda/host/documents.h"
 #include "cuda/host/views.h"
+#include "cuda/lists/job.h"
 #include "cuda/plain/backward.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/prepare.h"
@@ -58,6 +59,11 @@ struct Space {
     // A tile of V that holds NaN or Inf is taken as it is.
     v = operand(p.hk, tk, blocks.k, v_codes, forward || !v_codes);
     if (v_codes) v.scale = take_saved(saved.layout.v_scale, p.hk * tk);
+    if (p.has_lists()) {
+      lists.words = ceil_div(blocks.k, int64_t{32});
+      lists.listed = arena.take<uint32_t>(p.h * blocks.q * lists.words);
+      lists.leading = arena.take<uint32_t>(p.h * blocks.q * lists.words);
+    }
     if (forward) {
       block_max = arena.take<float>(p.h * blocks.q);
       return;
@@ -103,6 +109,7 @@ struct Space {
   Operand q{}, k{}, v{}, dout{};
   float *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
   float *dq_rows = nullptr, *dk_rows = nullptr, *row_sum = nullptr;
+  ListBits lists{};
 };
 
 /// One call on its way: the steps both directions share.
@@ -116,6 +123,10 @@ struct Call {
     batch = {ws.blocks.sequences(p, ws.documents), ws.blocks.q, ws.blocks.k, p.dtype};
     write_documents(p, ws.blocks, ws.documents, stream);
     if (ws.has_codes) write_documents(p, ws.scale_blocks, ws.scale_documents, stream);
+    if (p.has_lists())
+      launch_list_bits(
+          list_job(p, batch.seq, ws.blocks.q * kBlock, ws.blocks.k * kBlock, kListedQueries),
+          ws.lists, stream);
   }
 
   /// Mean of K or V, where `to` asks for it.
@@ -236,7 +247,8 @@ struct Call {
             .v = ws.v,
             .q_mean = ws.q_mean,
             .k_mean = ws.k_mean,
-            .mean_logit = ws.mean_logit};
+            .mean_logit = ws.mean_logit,
+            .lists = ws.lists};
   }
 
   int group() const { return p.hk > 0 ? static_cast<int>(p.group()) : 1; }

@@ -28,6 +28,14 @@ __device__ inline Sequence sequence_of_block(const Sequences& all, int64_t block
   return placed(all, tile::sequence_of_block<kBlock>(all, static_cast<int>(block), queries));
 }
 
+/// Whether queries from q0 on list the keys from k0 on; those of a tile all do or none do.
+__device__ inline bool has_bit(const Params& p, const uint32_t* bits, const Sequence& s, int head,
+                               int q0, int k0) {
+  const int64_t row = head * p.batch.q_blocks + s.q_block + q0 / kBlock,
+                bit = s.k_block + k0 / kBlock;
+  return (bits[row * p.lists.words + bit / 32] >> (bit % 32) & 1) != 0;
+}
+
 __device__ inline int blocks_of(int tokens) { return (tokens + kBlock - 1) / kBlock; }
 
 __device__ inline float read(Dtype dtype, const Strided& x, int64_t at) {

@@ -65,7 +65,8 @@ struct Call {
     job.k_per_token = p.recipe.k_per_token;
     job.rotation = p.recipe.rotate ? numerics::rotation_block(static_cast<int>(p.d)) : 0;
     job.folds_v = spec::folds_v(p.recipe);
-    job.tile_k = tiles.k;
+    // In `vectorwise` tiles share the scales of their block.
+    job.tile_k = p.recipe.scheme == Scheme::paper ? tiles.k : kBlock;
     job.q_tokens = tiles.q, job.k_tokens = tiles.k;
     job.next = ws.next;
     if (p.has_codes)

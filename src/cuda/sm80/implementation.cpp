@@ -2,10 +2,12 @@
 // What these kernels serve, and why they decline the rest.
 #include "cuda/sm80/implementation.h"
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 
 #include "cuda/host/device.h"
+#include "cuda/lists/job.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/run.h"
 #include "cuda/tile/layout.h"
@@ -24,11 +26,24 @@ std::string decline_dither(const spec::Problem& p) {
              : "has dither of all gradients or of none in recipe paper";
 }
 
+std::string decline_these_lists(const spec::Problem& p) {
+  constexpr int64_t kMostEntries = int64_t{1} << 31;
+  if (!p.has_lists()) return "";
+  if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
+  const BlockLists& l = p.blocks;
+  if (p.recipe.scheme != Scheme::vectorwise) return "has block lists in recipe vectorwise only";
+  if (dithered_in(p) != 0) return "has no dither with block lists";
+  if (p.recipe.k_per_token) return "has no k_per_token with block lists";
+  const int64_t rows = p.group() * Plan(p).tq / kListedQueries * (l.block_k / 64);
+  if (l.width >= kMostEntries / std::max<int64_t>(rows, 1))
+    return "takes up to 2^31 tiles of block lists per key head";
+  return "";
+}
+
 std::string decline(const spec::Problem& p) {
   constexpr int64_t kMostHeads = 65535, kMostTokens = int64_t{1} << 29;
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.has_lists()) return "has no block lists; they run on a CPU only so far";
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.d > 128) return "takes head dims up to 128";
   if (p.scale < 0.0f) return "takes positive logit scales only";
@@ -43,6 +58,7 @@ std::string decline(const spec::Problem& p) {
       p.packed() ? p.nq + p.num_sequences() * kBlock : p.b * (p.nq + kBlock);
   if (most_padded > kMostTokens * kBlock || p.nq > kMostTokens || p.nk > kMostTokens)
     return "takes up to 2^29 tokens of a sequence and 2^36 in all";
+  if (const std::string reason = decline_these_lists(p); !reason.empty()) return reason;
   const backend::Tiles t = tiles_of(p);
   const bool backward = p.direction == spec::Direction::backward;
   // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuda/lists/lists.h"
 #include "cuda/quantize/formats.h"
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
@@ -27,7 +28,7 @@ struct ForwardParams {
   const KeyScale* k_scale;      // [hk, tk]
   bool k_per_token;             // else the keys of a tile share a scale
   const int8_t* v8t;            // [hk, tk / kSlab, D, kSlab]
-  const TileScale* tile_scale;  // [hk, tk / tile_k]
+  const TileScale* tile_scale;  // [hk, tk / tile_k]; per kBlock keys in `vectorwise`
   const FoldedScales* folded;   // [hk, tk / kBlock]; `vectorwise`
   const void* v16;  // [hk, tk, D], only of tiles whose P·V is in 16 bit: codes, or V if poisoned
   bool v16_is_v;    // V in all of them
@@ -38,6 +39,7 @@ struct ForwardParams {
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
   uint64_t seed;        // of the dither
+  KeyLists lists;       // rows null: none
 };
 
 struct BackwardParams {
@@ -74,6 +76,7 @@ struct BackwardParams {
   uint32_t* tickets;  // the next thread block's keys; zero at the start
   uint32_t* turns;    // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
                       // zero at the start; null: they add in any order
+  QueryLists lists;   // entries null: none
 };
 
 }  // namespace sagebwd::cuda::sm80

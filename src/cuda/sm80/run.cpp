@@ -7,6 +7,7 @@
 
 #include "cuda/host/arena.h"
 #include "cuda/host/views.h"
+#include "cuda/lists/job.h"
 #include "cuda/quantize/quantize.h"
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/call.h"
@@ -23,7 +24,13 @@ constexpr int64_t kAllTiles = int64_t{1} << 40;
 
 /// Leading key tiles whose P·V runs in 16 bit.
 int64_t pv16_tiles(const Problem& p) {
-  return p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO) ? kAllTiles : p.recipe.pv16_tiles;
+  if (p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)) return kAllTiles;
+  // With lists this counts entries, and any tile may be that of a leading one.
+  return p.has_lists() && p.recipe.pv16_tiles > 0 ? kAllTiles : p.recipe.pv16_tiles;
+}
+
+ListJob list_job(const Call& call, const SharedSpace& ws) {
+  return cuda::list_job(call.p, call.sequences(ws), call.plan.tq, call.plan.tk, call.tiles.k);
 }
 
 }  // namespace
@@ -49,6 +56,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
+  if (p.has_lists()) launch_key_lists(list_job(call, ws), ws.lists, call.stream);
 
   const ForwardParams params{.seq = call.sequences(ws),
                              .mask = mask_of(p),
@@ -74,7 +82,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .o = output(args.o),
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
-                             .seed = p.recipe.seed};
+                             .seed = p.recipe.seed,
+                             .lists = ws.lists};
   launch_forward(params, p.dtype, p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest,
                  plan.padded_d, call.tiles.k, plan.q_blocks, static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
@@ -90,11 +99,12 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
 
   // The kernel takes V as it is, if its rows are aligned and need no padding; at d 64 dO too, if
-  // the distance of its rows, times as many as a copy covers, is a number of 32 bits.
+  // the distance of its rows, times as many as a copy covers, is a number of 32 bits, and there are
+  // no lists.
   constexpr int64_t kFarApart = int64_t{1} << 26;
   const Strided v = input(args.v), dout = input(args.dout);
   const bool v_as_is = !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
-             dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart;
+             dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart && !p.has_lists();
   OperandJob job = call.start(ws);
   job.backward = true;
   job.k8t = ws.k8t;
@@ -107,6 +117,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
   launch_operands(job, p.dtype, call.stream);
+  if (p.has_lists()) launch_query_lists(list_job(call, ws), ws.lists, call.stream);
 
   const BackwardParams params{.seq = call.sequences(ws),
                               .mask = mask_of(p),
@@ -145,7 +156,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dv = output(args.dv),
                               .seed = p.recipe.seed,
                               .tickets = ws.tickets,
-                              .turns = ws.turns};
+                              .turns = ws.turns,
+                              .lists = ws.lists};
   launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(

@@ -2,10 +2,12 @@
 // What lies where in a call's workspace. Shapes are in sm80/params.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/host/arena.h"
+#include "cuda/lists/lists.h"
 #include "cuda/quantize/formats.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/tile/layout.h"
@@ -80,12 +82,19 @@ struct ForwardSpace : SharedSpace {
       folded = arena.take<FoldedScales>(p.hk * plan.tk / kBlock);
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
+    if (p.has_lists()) {
+      const int64_t rows = p.h * plan.tq / kListedQueries;
+      lists.width = p.blocks.width * (p.blocks.block_k / tiles_of(p).k);
+      lists.rows = arena.take<ListRow>(rows);
+      lists.tiles = arena.take<int32_t>(rows * lists.width + 1);
+    }
   }
   uint16_t* v16;
   int8_t* v8t;
   TileScale* tile_scale;
   FoldedScales* folded = nullptr;
   float *logit_factor, *mean_logit;
+  KeyLists lists = {};
 };
 
 struct BackwardSpace : SharedSpace {
@@ -101,6 +110,18 @@ struct BackwardSpace : SharedSpace {
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
+    if (p.has_lists()) {
+      const int64_t rows = plan.tq / kListedQueries;
+      lists.tk = plan.tk, lists.tile_k = tiles_of(p).k;
+      lists.group = static_cast<int>(p.group());
+      const int64_t sharing = p.packed() ? 1 : std::max<int64_t>(p.b, 1);
+      lists.query_tiles = rows / sharing, lists.key_tiles = plan.tk / lists.tile_k / sharing;
+      lists.places = p.group() * rows * p.blocks.width * (p.blocks.block_k / lists.tile_k);
+      lists.bits = arena.take<uint32_t>(p.hk * lists.columns() * lists.words());
+      lists.start = arena.take<uint32_t>(p.hk * (lists.columns() + 1));
+      lists.entries = arena.take<ListedQueries>(p.hk * lists.places);
+      if (p.deterministic) lists.row_bits = arena.take<uint32_t>(p.h * rows * lists.row_words());
+    }
   }
   int8_t *q8t, *k8t, *do8t;
   uint16_t *v16, *do16;
@@ -109,6 +130,7 @@ struct BackwardSpace : SharedSpace {
   QueryExponent* exponent;
   QueryGradient* gradient;
   float* dq_sum;
+  QueryLists lists = {};
 };
 
 }  // namespace sagebwd::cuda::sm80

@@ -16,7 +16,7 @@ namespace {
 std::string decline(const spec::Problem& p) {
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.has_lists()) return "has no block lists; they run on a CPU only so far";
+  if (p.has_lists()) return "has no block lists";
   const bool backward = p.direction == spec::Direction::backward;
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";

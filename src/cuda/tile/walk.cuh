@@ -16,7 +16,7 @@ __device__ inline Range keys_seen(const MaskParams& m, const Sequence& s, int fi
   return r.begin < r.end ? r : Range{0, 0};
 }
 
-/// The tiles of the other side that a block visits. Today a band of the score matrix: neighbouring
+/// The tiles of the other side that a block visits, for a band of the score matrix: neighbouring
 /// tiles, in increasing order.
 struct Walk {
   int first, steps;
@@ -30,6 +30,15 @@ struct Walk {
     const int64_t count = tiles - first;
     return count < 0 ? 0 : count > steps ? steps : static_cast<int>(count);
   }
+};
+
+/// The tiles of a list (cuda/lists), in its order.
+struct ListWalk {
+  const int32_t* tiles;  // one place more than there are steps may be read
+  int steps;
+
+  __device__ __forceinline__ int tile(int step) const { return tiles[step]; }
+  __device__ __forceinline__ int next(int step, int /*tile*/) const { return tiles[step + 1]; }
 };
 
 /// Tiles of `tile` tokens that hold some of the range.

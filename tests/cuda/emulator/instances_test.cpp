@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every tuned kernel of the target once, against the recipe oracle: both types, both head dims,
-// both recipes; with a mask, with documents, deterministic, dithered, with a scale per key.
+// both recipes; with a mask, with documents, deterministic, dithered, with a scale per key, with
+// block lists.
 // every_kernel.sh fails when one is missing here.
 #include <gtest/gtest.h>
 
@@ -50,6 +51,15 @@ TEST_P(Instances, DitheredDq) {
   DeviceCase dc = make("n140 causal rounding=dither:dQ");
   if (dc.c.recipe.scheme != Scheme::vectorwise) return;
   expect_parity(dc);
+  dc.deterministic = true;
+  expect_parity(dc);
+}
+
+TEST_P(Instances, Lists) {
+  if (make("n140").c.recipe.scheme != Scheme::vectorwise) return;
+  expect_parity(make("nq140 nk300 keep=0.6 causal"));
+  expect_parity(make("nq140 nk300 keep=0.6 blocks=64x128"));
+  DeviceCase dc = make("nq140 nk300 keep=0.6 lists=skewed");
   dc.deterministic = true;
   expect_parity(dc);
 }

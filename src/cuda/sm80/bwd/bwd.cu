@@ -13,7 +13,9 @@ namespace {
 template <typename T, int D>
 void run(const BackwardParams& p, Scheme scheme, uint32_t dithered, int q_blocks, int k_blocks,
          cudaStream_t stream) {
-  if (dithered != 0)
+  if (p.lists.entries != nullptr)
+    launch_listed<T, D>(p, k_blocks, stream);
+  else if (dithered != 0)
     scheme == Scheme::paper ? launch_dithered<T, D>(p, k_blocks, stream)
                             : launch_dithered_dq<T, D>(p, k_blocks, stream);
   else if (wants_general(p))

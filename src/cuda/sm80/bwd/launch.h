@@ -23,6 +23,8 @@ template <typename T, int D>
 void launch_dithered(const BackwardParams& params, int k_blocks, cudaStream_t stream);
 template <typename T, int D>
 void launch_dithered_dq(const BackwardParams& params, int k_blocks, cudaStream_t stream);
+template <typename T, int D>
+void launch_listed(const BackwardParams& params, int k_blocks, cudaStream_t stream);
 
 /// Whether a call needs policy `general`.
 inline bool wants_general(const BackwardParams& p) {

@@ -21,7 +21,7 @@ struct Dither {
   tile::Uniforms<1> uniforms;
   PerRow query_term;
 
-  __device__ void start(const Thread<kConfig>& me, const Work& w) {
+  __device__ void start(const Thread<kConfig>& me, const Work<kConfig>& w) {
     if constexpr (kUsed)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -33,7 +33,7 @@ struct Dither {
   __device__ void draw(const Thread<kConfig>& me, int tile, bool first_tile) {
     if constexpr (kUsed)
       uniforms.draw(tile, first_tile, [&](int k_tile, int) {
-        const Work& w = me.work();
+        const Work<kConfig>& w = me.work();
         return numerics::dither_uniform(me.p.seed, w.s.index, w.head, w.q0 / kDitherQueries, k_tile,
                                         numerics::DitherOperand::p_forward);
       });

@@ -2,6 +2,7 @@
 // Every instance of the forward kernel, and everything that sets it apart: one table.
 #pragma once
 
+#include "cuda/lists/lists.h"
 #include "cuda/tile/layout.h"
 #include "sagebwd/recipe.h"
 
@@ -22,6 +23,7 @@ struct Config {
   int warps;
   int resident;  // thread blocks on a multiprocessor, if its shared memory has room for them
   Rounding rounding = Rounding::nearest;  // of P
+  bool lists = false;                     // walks the tiles of block lists (cuda/lists)
 
   /// Whether V's token scale is folded into P.
   constexpr bool folds_v() const { return scheme == Scheme::vectorwise; }
@@ -36,8 +38,8 @@ struct Config {
   /// INT8 products contract 32 keys at a time.
   constexpr int key_steps() const { return tile_k / 32; }
   constexpr bool valid() const {
-    return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!folds_v() || tile_k == kBlock) &&
-           (!keeps_start() || folds_v());
+    return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!keeps_start() || folds_v()) &&
+           (!lists || queries() == kListedQueries);
   }
 };
 
@@ -98,6 +100,12 @@ inline constexpr Config kDitheredWide{.scheme = Scheme::paper,
                                       .resident = 2,
                                       .rounding = Rounding::dither};
 
+// Block lists. Tiles lie within a block, so they have 64 keys where blocks have no multiple of 128.
+constexpr Config listed(Config config, int tile_k) {
+  config.lists = true, config.tile_k = tile_k;
+  return config;
+}
+
 /// The names by which the host knows the instances: nvcc cannot launch a kernel whose template
 /// parameter is a structure.
 enum class Instance {
@@ -108,7 +116,11 @@ enum class Instance {
   paper_narrow,
   paper_wide,
   dithered_narrow,
-  dithered_wide
+  dithered_wide,
+  listed_narrow,
+  listed_narrow_64,
+  listed_wide,
+  listed_wide_64
 };
 constexpr Config config_of(Instance instance) {
   switch (instance) {
@@ -126,8 +138,16 @@ constexpr Config config_of(Instance instance) {
       return kPaperWide;
     case Instance::dithered_narrow:
       return kDitheredNarrow;
-    default:
+    case Instance::dithered_wide:
       return kDitheredWide;
+    case Instance::listed_narrow:
+      return listed(kNarrow, 128);
+    case Instance::listed_narrow_64:
+      return listed(kNarrow, 64);
+    case Instance::listed_wide:
+      return listed(kWide, 128);
+    default:
+      return listed(kWide, 64);
   }
 }
 

@@ -25,7 +25,9 @@ void run(const ForwardParams& p, int padded_d, int tile_k, int q_blocks, int hea
 
 void launch_forward(const ForwardParams& p, Dtype dtype, Rounding rounding, int padded_d,
                     int tile_k, int q_blocks, int heads, cudaStream_t stream) {
-  if (rounding == Rounding::dither)
+  if (p.lists.rows != nullptr)
+    launch_listed_forward(p, dtype, padded_d, tile_k, q_blocks, heads, stream);
+  else if (rounding == Rounding::dither)
     launch_dithered_forward(p, dtype, padded_d, q_blocks, heads, stream);
   else if (dtype == Dtype::bf16)
     run<__nv_bfloat16>(p, padded_d, tile_k, q_blocks, heads, stream);

@@ -10,12 +10,17 @@
 
 namespace sagebwd::cuda::sm80 {
 
-/// padded_d: 64 or 128. tile_k: 128, or 64 in `paper`. Dither needs tiles of 64 keys.
+/// padded_d: 64 or 128. tile_k: 128, or 64 in `paper` and for block lists. Dither needs tiles of 64
+/// keys.
 void launch_forward(const ForwardParams& params, Dtype dtype, Rounding rounding, int padded_d,
                     int tile_k, int q_blocks, int heads, cudaStream_t stream);
 
 /// The instances that round by dither. They have a file of their own, to compile beside the others.
 void launch_dithered_forward(const ForwardParams& params, Dtype dtype, int padded_d, int q_blocks,
                              int heads, cudaStream_t stream);
+
+/// Those that walk block lists, likewise.
+void launch_listed_forward(const ForwardParams& params, Dtype dtype, int padded_d, int tile_k,
+                           int q_blocks, int heads, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm80

@@ -44,7 +44,8 @@ struct State {
   Accumulators<kConfig> sums;
   Dither<kConfig> dither;
 
-  __device__ State(uint8_t* memory, const ForwardParams& p, const Work& w) : me(p, memory) {
+  __device__ State(uint8_t* memory, const ForwardParams& p, const Work<kConfig>& w)
+      : me(p, memory) {
     share_work(me, w);
     queries.load(me, w);
     dither.start(me, w);
@@ -97,7 +98,7 @@ __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int t
 template <typename T, Config kConfig>
 __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory) {
   // The last queries of a causal sequence have the most keys, and the grid starts with them.
-  const Work own_work = work_of<kConfig>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  const Work<kConfig> own_work = work_of<kConfig>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (own_work.has_no_queries()) return;  // the padding of a sequence
   State<kConfig> state(memory, p, own_work);
   auto& [me, queries, sums, dither] = state;
@@ -115,7 +116,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64))
       me.set_index(arch::thread_index());
     const int tile = next;
-    const tile::Walk& walk = me.work().walk;
+    const auto& walk = me.work().walk;
     next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);  // 0: the first in 16 bit
     load_tile(me, other(stage), me.key_row(next));
     arch::cp_async_commit();

@@ -16,11 +16,11 @@ namespace sagebwd::cuda::sm80::fwd {
 
 /// The block's Work and the mean of its V.
 template <Config kConfig>
-__device__ void share_work(const Thread<kConfig>& me, const Work& w) {
+__device__ void share_work(const Thread<kConfig>& me, const Work<kConfig>& w) {
   using Plan = SharedPlan<kConfig>;
   constexpr int D = kConfig.d;
   const ForwardParams& p = me.p;
-  if (me.index == 0) at<Work>(me.shared + offsetof(Plan, work)) = w, me.any_poisoned() = 0;
+  if (me.index == 0) at<Work<kConfig>>(me.shared + offsetof(Plan, work)) = w, me.any_poisoned() = 0;
   static_assert(kConfig.queries() <= kConfig.threads());
   if (me.index < kConfig.queries())
     at<float>(me.shared + offsetof(Plan, logit_top) + me.index * 4) = -INFINITY;
@@ -44,11 +44,25 @@ __device__ void load_tile(const Thread<kConfig>& me, int stage, uint32_t row) {
   if constexpr (kConfig.k_scale == KeyScales::key)
     tile::load_linear<kTileK * sizeof(KeyScale), kThreads>(to + offsetof(Stage, k_scale),
                                                            p.k_scale + row, me.index);
-  if constexpr (kConfig.folds_v())
-    tile::load_linear<sizeof(FoldedScales), kThreads>(to + offsetof(Stage, folded),
-                                                      p.folded + row / kBlock, me.index);
+  if constexpr (kConfig.folds_v()) {
+    const FoldedScales* of_block = p.folded + row / kBlock;
+    if constexpr (kTileK == kBlock) {
+      tile::load_linear<sizeof(FoldedScales), kThreads>(to + offsetof(Stage, folded), of_block,
+                                                        me.index);
+    } else {
+      using Folded = TileFolded<kConfig>;
+      tile::load_linear<sizeof(Folded::exponent), kThreads>(
+          to + offsetof(Stage, folded) + offsetof(Folded, exponent),
+          of_block->exponent + row % kBlock, me.index);
+      tile::load_linear<sizeof(Folded::inverse), kThreads>(
+          to + offsetof(Stage, folded) + offsetof(Folded, inverse),
+          of_block->inverse + row % kBlock, me.index);
+    }
+  }
+  // In `vectorwise` the tiles of a block share their scales.
   if (me.index == kThreads - 1)
-    arch::cp_async_8(to + offsetof(Stage, scale), p.tile_scale + row / kTileK);
+    arch::cp_async_8(to + offsetof(Stage, scale),
+                     p.tile_scale + row / (kConfig.folds_v() ? kBlock : kTileK));
 }
 
 /// A tile of V in 16 bit, in the place of codes.

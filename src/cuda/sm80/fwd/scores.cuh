@@ -19,7 +19,7 @@ struct Queries {
   uint32_t q8[kConfig.d / 32][4];  // A operands
   PerRow logit_factor;
 
-  __device__ void load(const Thread<kConfig>& me, const Work& w) {
+  __device__ void load(const Thread<kConfig>& me, const Work<kConfig>& w) {
     constexpr int D = kConfig.d;
     const int64_t row = w.head * me.p.tq + w.s.q_pad + w.q0 + me.first_row();
     const int8_t* q = me.p.q8 + row * D + 4 * me.t();

@@ -26,6 +26,12 @@ using PerRow = float[2];
 
 struct None {};
 
+/// The folded scales of a tile (FoldedScales).
+template <Config kConfig>
+struct TileFolded {
+  float exponent[kConfig.tile_k], inverse[kConfig.tile_k];
+};
+
 /// What the warps of a thread block share.
 template <Config kConfig>
 struct SharedPlan {
@@ -35,12 +41,12 @@ struct SharedPlan {
     alignas(128) uint8_t k8[kTileK * D];
     alignas(128) uint8_t v8t[kTileK * D];
     alignas(16) KeyScale k_scale[kConfig.k_scale == KeyScales::key ? kTileK : 1];
-    alignas(16) std::conditional_t<kConfig.folds_v(), FoldedScales, None> folded;
+    alignas(16) std::conditional_t<kConfig.folds_v(), TileFolded<kConfig>, None> folded;
     alignas(16) TileScale scale;
   };
   Stage stage[2];  // a tile of V in 16 bit takes the place of k8 and v8t
   alignas(16) float v_mean[D];
-  alignas(16) Work work;
+  alignas(16) Work<kConfig> work;
   float logit_top[kConfig.queries()];  // largest logit of each query, if the call wants it
   int any_poisoned;  // whether the V of a tile that has been multiplied holds NaN or Inf
 };
@@ -86,14 +92,16 @@ struct Thread {
   __device__ int first_row() const { return static_cast<int>(index / 32 * 16 + lane() / 4); }
 
   // From here on: behind the first barrier, when the Work is there.
-  __device__ const Work& work() const { return at<Work>(shared + offsetof(Plan, work)); }
+  __device__ const Work<kConfig>& work() const {
+    return at<Work<kConfig>>(shared + offsetof(Plan, work));
+  }
   /// Query r of this lane, inside the sequence.
   __device__ int query(int r) const { return work().q0 + first_row() + 8 * r; }
   /// The first key of that query's band. It may lie outside the sequence.
   __device__ int band_of(int r) const { return query(r) + work().band.begin; }
   /// Keys that the query sees, from there on.
   __device__ uint32_t seen(int r) const {
-    const Work& w = work();
+    const Work<kConfig>& w = work();
     return query(r) < w.s.nq ? static_cast<uint32_t>(min(static_cast<int>(w.band.width()),
                                                          max(w.s.nk - band_of(r), 0)))
                              : 0;

@@ -144,7 +144,7 @@ template <Config kConfig>
 __device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits, uint32_t scales) {
 #pragma unroll
   for (int n = 0; n < kConfig.key_blocks(); n += 2) {
-    const float4 v = at<float4>(scales + offsetof(FoldedScales, exponent) + n * 32);
+    const float4 v = at<float4>(scales + offsetof(TileFolded<kConfig>, exponent) + n * 32);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       x[n][e] = fmaf(x[n][e], logits.slope[e >> 1], e & 1 ? v.y : v.x);
@@ -165,8 +165,8 @@ __device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& log
       float folded = 0.0f;
       // Volatile, or what `fold` has read would stay in registers for this.
       if constexpr (kConfig.folds_v())
-        folded = at<const volatile float>(scales + offsetof(FoldedScales, exponent) + n / 2 * 64 +
-                                          n % 2 * 8 + e * 4);
+        folded = at<const volatile float>(scales + offsetof(TileFolded<kConfig>, exponent) +
+                                          n / 2 * 64 + n % 2 * 8 + e * 4);
       y[n][e] = x[n][e] - folded, y[n][e + 2] = x[n][e + 2] - folded;
     }
   PerRow top;
@@ -215,7 +215,8 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
 #pragma unroll
   for (int n = 0; n < kKeyBlocks; n += 2) {
     float4 inverse;
-    if constexpr (kFolds) inverse = at<float4>(scales + offsetof(FoldedScales, inverse) + n * 32);
+    if constexpr (kFolds)
+      inverse = at<float4>(scales + offsetof(TileFolded<kConfig>, inverse) + n * 32);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll

@@ -38,7 +38,10 @@ auto first_that_fits(Use use) {
 template <Policy kPolicy, Scheme kScheme, int D, class Use>
 auto with_choice(Use use) {
   using enum Instance;
-  if constexpr (kScheme == Scheme::vectorwise && D == 64)
+  constexpr bool kLists = kPolicy == Policy::lists || kPolicy == Policy::general_lists;
+  if constexpr (kLists && D == 128)  // tiles of 64 keys lie within any block
+    return first_that_fits<kPolicy, 0, wide_pair, wide_small>(use);
+  else if constexpr (kScheme == Scheme::vectorwise && D == 64)
     return first_that_fits<kPolicy, 0, narrow, narrow_small>(use);
   else if constexpr (kScheme == Scheme::vectorwise)
     return first_that_fits<kPolicy, 0, wide, wide_small>(use);

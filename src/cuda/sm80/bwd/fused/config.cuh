@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/arch/target.cuh"
+#include "cuda/lists/lists.h"
 #include "cuda/tile/layout.h"
 #include "sagebwd/recipe.h"
 
@@ -55,6 +56,9 @@ enum class Policy {
   // fast and general with the codes of dS for dQ rounded by dither (dither_dq.cuh)
   fast_dither_dq,
   general_dither_dq,
+  // fast and general that walk block lists (cuda/lists)
+  lists,
+  general_lists,
 };
 
 /// One instance of the kernel.
@@ -74,8 +78,9 @@ struct Config {
   bool starts_stay_on = false;
   Policy policy = Policy::fast;  // fast, general or dither
   bool dithers_dq = false;       // the codes of dS for dQ alone are rounded by dither
-  Targets fast = {}, general = {}, dither = {}, fast_dither_dq = {},
-          general_dither_dq = {};  // by policy
+  bool lists = false;            // walks block lists
+  Targets fast = {}, general = {}, dither = {}, fast_dither_dq = {}, general_dither_dq = {},
+          listed = {}, general_listed = {};  // by policy
 
   /// Whether V is given as codes with a scale per key.
   constexpr bool has_v_codes() const { return scheme == Scheme::vectorwise; }
@@ -100,9 +105,9 @@ struct Config {
   constexpr CodeGeneration code_generation(int target) const {
     switch (policy) {
       case Policy::fast:
-        return (dithers_dq ? fast_dither_dq : fast).of(target);
+        return (lists ? listed : dithers_dq ? fast_dither_dq : fast).of(target);
       case Policy::general:
-        return (dithers_dq ? general_dither_dq : general).of(target);
+        return (lists ? general_listed : dithers_dq ? general_dither_dq : general).of(target);
       default:
         return dither.of(target);
     }
@@ -112,6 +117,7 @@ struct Config {
   constexpr bool valid() const {
     return kBlock % tile_k() == 0 && kBlock % tile_q() == 0 &&
            (fronts == backs || (fronts == 1 && backs == 2)) && !(holds_keys && fronts != 1) &&
+           !(lists && tile_q() != kListedQueries) &&
            !(one_place && (fronts != 1 || backs != 1 || holds_keys)) &&
            !(keeps_codes && (key_strips != 2 || query_strips != 2)) &&
            !(starts_stay_on && (scheme == Scheme::paper || 2 * tile_k() != threads()));
@@ -155,6 +161,14 @@ inline constexpr Config kNarrow{
          .sm100 = {.mixes_tiles = true, .renews_keys = true, .dq_first = true, .resident = 2}},
     .general_dither_dq = {.sm90 = {.mixes_tiles = true, .dq_early = true},
                           .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true}},
+    .listed = {.sm90 = {.mixes_tiles = true,
+                        .walk_in_shared = true,
+                        .dq_first = true,
+                        .dv_apart = true,
+                        .dk_apart = true},
+               .sm100 = {.mixes_tiles = true, .dq_first = true, .resident = 2}},
+    .general_listed = {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
+                       .sm100 = {.mixes_tiles = true, .dq_early = true, .resident = 2}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -182,6 +196,14 @@ inline constexpr Config kNarrowSmall{
                                     .renews_transposed = true,
                                     .dv_apart = true,
                                     .dk_apart = true}},
+    .listed = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+               .sm120 = {.mixes_tiles = true,
+                         .renews_transposed = true,
+                         .dv_apart = true,
+                         .dk_apart = true}},
+    .general_listed =
+        {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+         .sm120 = {.walk_in_shared = true, .dq_early = true, .dv_apart = true, .dk_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -253,6 +275,28 @@ inline constexpr Config kWideSmall{
                                  .renews_transposed = true}},
     .general_dither_dq = {.sm80 = {.walk_in_shared = true, .dk_apart = true},
                           .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
+    .listed = {.sm80 = {.whole_addresses = true,
+                        .renews_transposed = true,
+                        .dv_apart = true,
+                        .dk_apart = true},
+               .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
+    .general_listed = {.sm80 = {.dv_apart = true, .dk_apart = true},
+                       .sm120 = {.renews_index = true, .dv_apart = true, .dk_apart = true}},
+};
+// The same tile for block lists where there is room for two thread blocks, of 104 KB.
+inline constexpr Config kWidePair{
+    .scheme = Scheme::vectorwise,
+    .d = 128,
+    .key_strips = 2,
+    .query_strips = 2,
+    .fronts = 1,
+    .backs = 2,
+    .resident = 2,
+    .starts_stay_on = true,
+    .listed = {.sm90 = {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true},
+               .sm100 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true}},
+    .general_listed = {.sm90 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true},
+                       .sm100 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true}},
 };
 
 // The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.
@@ -356,6 +400,7 @@ enum class Instance {
   paper_wide,
   paper_wide_small,
   paper_wide_tiny,
+  wide_pair,
 };
 constexpr Config table(Instance instance) {
   switch (instance) {
@@ -375,16 +420,20 @@ constexpr Config table(Instance instance) {
       return kPaperWide;
     case Instance::paper_wide_small:
       return kPaperWideSmall;
-    default:
+    case Instance::paper_wide_tiny:
       return kPaperWideTiny;
+    default:
+      return kWidePair;
   }
 }
 constexpr Config config_of(Instance instance, Policy policy) {
   Config config = table(instance);
   config.dithers_dq = policy == Policy::fast_dither_dq || policy == Policy::general_dither_dq;
-  config.policy = policy == Policy::fast_dither_dq      ? Policy::fast
-                  : policy == Policy::general_dither_dq ? Policy::general
-                                                        : policy;
+  config.lists = policy == Policy::lists || policy == Policy::general_lists;
+  config.policy = policy == Policy::fast_dither_dq || policy == Policy::lists ? Policy::fast
+                  : policy == Policy::general_dither_dq || policy == Policy::general_lists
+                      ? Policy::general
+                      : policy;
   // These need more registers.
   if (policy == Policy::dither) config.resident = 1;
   if (policy == Policy::general_dither_dq && instance == Instance::narrow) config.resident = 2;

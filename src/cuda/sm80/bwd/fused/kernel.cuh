@@ -70,8 +70,9 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   constexpr int kAhead = kConfig.ahead();
   constexpr bool kOnePlace = kConfig.one_place, kOneBack = kConfig.backs == 1 && !kOnePlace;
   static_assert(!(kOnePlace && kChoices.mixes_tiles));
+  static_assert(!kConfig.lists || (kAhead == 1 && !kOnePlace));
   using Back = typename SharedPlan<kConfig>::Back;
-  const Walk own_walk = walk_of<kConfig>(p, Place<kConfig>::take(p, memory));
+  const WalkOf<kConfig> own_walk = walk_of<kConfig>(p, Place<kConfig>::take(p, memory));
   if (own_walk.has_no_keys()) return;  // the padding of a sequence
 
   State<T, kConfig> state(memory, p);
@@ -79,21 +80,45 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Starts<kConfig>::reset(me);
   Turns<kConfig>::reset(me);
   Dither<kConfig>::start(me);
-  if (me.index == 0) at<Walk>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
+  if (me.index == 0)
+    at<WalkOf<kConfig>>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
   load_keys<T>(me, own_walk);
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
-  const Walk& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
+  const WalkOf<kConfig>& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
   if constexpr (kChoices.walk_in_shared) __syncthreads();
   DqDither<kConfig>::start(me, own_walk);
 
   int left = own_walk.steps;          // tiles from `now` on
   int head = own_walk.first_head(p);  // of `next`, the tile that is loaded next
   Tile now = own_walk.first_tile(p, head), next = now;
+  if constexpr (kConfig.lists)
+    if (me.index == 0) at<Tile>(me.listed_at(left)) = now, me.list_end() = own_walk.list_end(p);
   loads.start_head(me, own_walk.s, head, own_walk.first);
   const auto advance = [&](Tile& t) { return walk.template advance<kConfig>(t); };
+  // The tile that comes `count` tiles after the one of this round, for a loop that has advanced so
+  // far. Lists have it in shared memory.
+  const auto tile_after = [&](int count) -> Tile {
+    if constexpr (kConfig.lists)
+      return at<Tile>(me.listed_at(left - count));
+    else
+      return now;
+  };
+  const auto hide_masked = [&](Scores& x, int count) {
+    const Tile tile = tile_after(count);
+    if (walk.needs_mask(tile)) hide(x, me, tile.query);
+  };
   // Starts loading the tile that comes `ahead` tiles after `now`; behind the last, nothing.
   const auto load_next = [&](int ahead, int stage, bool with_back) {
-    if (left > ahead) {
+    if constexpr (kConfig.lists) {
+      if (left > ahead) {
+        const Tile tile = ahead == 0 ? next : tile_after(ahead);
+        loads.load_front(me, walk, stage, tile);
+        if (with_back) loads.load_back(me, stage, tile.row);
+        const int behind = left - ahead - 1;  // the one after it is needed in the next round
+        if (me.index == 0 && behind > 0)
+          arch::cp_async_8(me.listed_at(behind), me.list_end() - behind);
+      }
+    } else if (left > ahead) {
       loads.load_front(me, walk, stage, next);
       if (with_back) loads.load_back(me, stage, next.row);
       if (advance(next) && left > ahead + 1) loads.start_head(me, walk.s, ++head, walk.first);
@@ -109,7 +134,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Scores prob;
   if (left > 0) {
     probabilities(prob, me, keys, stage);
-    if (walk.needs_mask(now)) hide(prob, me, now.query);
+    hide_masked(prob, 0);
   }
   for (; left > 0; --left) {
     me.renew_addresses();
@@ -120,7 +145,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     {
       Scores y;
       gradients<T>(y, prob, me, keys, stage);
-      if (walk.needs_mask(now)) hide(y, me, now.query);
+      hide_masked(y, 0);
       RowSums<kConfig>::share(me, y, left & 1);
       scales.share(prob, y, p.p_unit);
       __syncthreads();  // the scales are there, and S and dP have read the tile
@@ -140,8 +165,8 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     Turns<kConfig>::pass(me);
     Starts<kConfig>::settle(sums, me, left);
     const uint32_t back = me.back_at(stage);
-    const Tile done = now;
-    advance(now);
+    const Tile done = tile_after(0);
+    if constexpr (!kConfig.lists) advance(now);
     stage = kConfig.stage_after(stage);
 
     const auto make_dq = [&] {
@@ -162,7 +187,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     });
     if constexpr (kOneBack) {
       __syncthreads();  // dV and dK have read the tile
-      if (left > 1) loads.load_back(me, 0, now.row);
+      if (left > 1) loads.load_back(me, 0, tile_after(1).row);
       arch::cp_async_commit();
     }
     if constexpr (!kChoices.dq_first && !kChoices.dq_early) apart<kChoices.dq_apart>(me, make_dq);
@@ -176,7 +201,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     DqDither<kConfig>::draw(me, left - 1);  // here there are registers for it
     if (kChoices.mixes_tiles || left > 1) {
       if constexpr (!kChoices.mixes_tiles) probabilities(prob, me, keys, stage);
-      if (walk.needs_mask(now)) hide(prob, me, now.query);
+      hide_masked(prob, 1);
     }
   }
   Turns<kConfig>::pass(me);

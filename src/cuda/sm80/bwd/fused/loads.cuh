@@ -59,7 +59,9 @@ struct QueryLoads {
   using Front = typename SharedPlan<kConfig>::Front;
   using Back = typename SharedPlan<kConfig>::Back;
 
-  const char* dout;     // d 64: this thread's first chunk of the next tile's dO,
+  // Block lists go from head to head and back, so their dO lies in the workspace.
+  static constexpr bool kInPlace = D == 64 && !kConfig.lists;
+  const char* dout;     // in place: this thread's first chunk of the next tile's dO,
   int64_t dout_stride;  // and bytes from row to row
 
   __device__ explicit QueryLoads(const Thread<kConfig>& me) {
@@ -69,7 +71,7 @@ struct QueryLoads {
   /// The next tiles are those of `head`, from query0 on.
   __device__ void start_head(const Thread<kConfig>& me, const tile::Sequence& s, int head,
                              int query0) {
-    if constexpr (D == 64) {
+    if constexpr (kInPlace) {
       constexpr int kChunks = 2 * D / 16;
       const uint32_t thread = arch::thread_index();
       const T* first =
@@ -84,7 +86,7 @@ struct QueryLoads {
   __device__ void load_front(const Thread<kConfig>& me, const Walk& w, int stage,
                              const Tile& tile) {
     const uint32_t front = me.shared + me.front_at(stage), row = tile.row;
-    if constexpr (D == 64)
+    if constexpr (kInPlace)
       load_dout(me, w, front + offsetof(Front, do16), tile.query);
     else
       tile::load_tile<kTileQ, 2 * D, kThreads>(

@@ -84,7 +84,12 @@ struct SharedPlan {
     alignas(16) float places[2][2 * kTileK];
   };
   std::conditional_t<kConfig.starts_stay_on, Starts, Nothing> starts;
-  alignas(16) Walk walk;
+  alignas(16) WalkOf<kConfig> walk;
+  struct ListedTiles {  // those that are worked on and loaded, and the one after them
+    alignas(8) Tile ring[4];
+    const Tile* end;  // of the list
+  };
+  std::conditional_t<kConfig.lists, ListedTiles, Nothing> listed;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
@@ -183,7 +188,18 @@ struct Thread {
   }
 
   /// Behind the first barrier.
-  __device__ const Walk& walk() const { return at<Walk>(shared + offsetof(Plan, walk)); }
+  __device__ const WalkOf<kConfig>& walk() const {
+    return at<WalkOf<kConfig>>(shared + offsetof(Plan, walk));
+  }
+
+  /// Block lists: where the tile lies behind which `left` - 1 are left.
+  __device__ uint32_t listed_at(int left) const {
+    return shared + static_cast<uint32_t>(offsetof(Plan, listed.ring)) + (left & 3) * sizeof(Tile);
+  }
+
+  __device__ const Tile*& list_end() const {
+    return at<const Tile*>(shared + offsetof(Plan, listed.end));
+  }
 
   // Offsets of a stage of the query tiles.
   __device__ static constexpr uint32_t front_at(int stage) {

@@ -37,7 +37,7 @@ struct Turns {
       if (me.p.turns == nullptr) return;
       const uint32_t strip = tile.row / kWarpQueries + me.query_strip(),
                      turn = strip * kConfig.key_strips + me.key_strip(),
-                     before = me.walk().template turn<kConfig>(tile);
+                     before = me.walk().template turn<kConfig>(me.p, tile);
       while (!__all_sync(0xffffffffu, arch::load_acquire(me.p.turns + turn) == before))
         __nanosleep(20);
       if (me.lane() == 0) mine(me) = turn;

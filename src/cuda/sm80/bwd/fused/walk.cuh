@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm80/bwd/fused/config.cuh"
 #include "cuda/sm80/bwd/fused/tickets.cuh"
@@ -12,6 +13,11 @@
 #include "cuda/tile/walk.cuh"
 
 namespace sagebwd::cuda::sm80::fused_backward {
+
+/// The same number, but the compiler knows that all lanes have it: lane i votes for bit i.
+__device__ inline uint32_t uniform(uint32_t x) {
+  return __ballot_sync(0xffffffffu, x >> (threadIdx.x % 32) & 1);
+}
 
 /// Which keys a thread block has: the block-th tile_k of a key head.
 template <Config kConfig>
@@ -39,19 +45,10 @@ struct Place {
   __device__ int kv_head() const {
     return static_cast<int>(kConfig.policy == Policy::fast ? blockIdx.y : drawn_head);
   }
-
- private:
-  /// The same number, but the compiler knows that all lanes have it: lane i votes for bit i.
-  __device__ static uint32_t uniform(uint32_t x) {
-    return __ballot_sync(0xffffffffu, x >> (threadIdx.x % 32) & 1);
-  }
 };
 
 /// A tile of queries: where its first query is in the sequence, and where in the workspace.
-struct Tile {
-  int query;
-  uint32_t row;
-};
+using Tile = ListedQueries;
 
 /// The walk of a thread block: all query heads of its key head, and of each head the tiles that see
 /// one of its keys. A copy lies in shared memory, for what the loop needs too seldom to hold it in
@@ -80,7 +77,7 @@ struct Walk {
   /// How many thread blocks add to the tile's dQ before this one: those of the keys behind that
   /// one of its queries sees.
   template <Config kConfig>
-  __device__ uint32_t turn(const Tile& t) const {
+  __device__ uint32_t turn(const BackwardParams&, const Tile& t) const {
     constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
     const int last = min(t.query + kTileQ, s.nq) - 1;
     return static_cast<uint32_t>(tile::last_key_tile(band, s, last, kTileK) - key0 / kTileK);
@@ -105,12 +102,45 @@ struct Walk {
   }
 };
 
+/// The walk over the query tiles that list the keys of a thread block. Loops count down the tiles
+/// that are left, and find those that they need next in shared memory (SharedPlan::ring).
+struct ListedWalk : Walk {
+  /// Where the list of this thread block ends, or that of the one before it.
+  __device__ const Tile* list_end(const BackwardParams& p, bool before = false) const {
+    const QueryLists& l = p.lists;
+    const int64_t block = (s.k_pad + key0) / l.tile_k + (before ? 0 : 1);
+    return l.entries + kv_head * l.places + l.start[kv_head * (l.columns() + 1) + block * p.group];
+  }
+  __device__ Tile first_tile(const BackwardParams& p, int /*head*/) const {
+    return steps > 0 ? list_end(p)[-steps] : Tile{};
+  }
+  /// The same for those of the keys behind that list the tile. The whole warp comes here.
+  template <Config kConfig>
+  __device__ uint32_t turn(const BackwardParams& p, const Tile& t) const {
+    constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
+    const int words = static_cast<int>(p.lists.row_words()),
+              mine = static_cast<int>((p.seq.documents == nullptr ? 0 : s.k_pad) + key0) / kTileK;
+    const uint32_t* row = p.lists.row_bits + static_cast<int64_t>(t.row / kTileQ) * words;
+    uint32_t count = 0;
+    for (int at = mine / 32 + static_cast<int>(threadIdx.x % 32); at < words; at += 32) {
+      const uint32_t behind = at > mine / 32 ? 0xffffffffu : ~((2u << (mine % 32)) - 1);
+      count += static_cast<uint32_t>(__popc(row[at] & behind));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) count += __shfl_xor_sync(0xffffffffu, count, step);
+    return count;
+  }
+};
+
+template <Config kConfig>
+using WalkOf = std::conditional_t<kConfig.lists, ListedWalk, Walk>;
+
 /// The walk over the queries that see the keys of a place.
 template <Config kConfig>
-__device__ Walk walk_of(const BackwardParams& p, const Place<kConfig>& place) {
+__device__ WalkOf<kConfig> walk_of(const BackwardParams& p, const Place<kConfig>& place) {
   constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
   const int block = place.block();
-  Walk w;
+  WalkOf<kConfig> w;
   w.s = tile::sequence_of_block<kBlock>(p.seq, block * kTileK / kBlock, false);
   w.key0 = static_cast<int>(static_cast<int64_t>(block) * kTileK - w.s.k_pad);
   w.zero = 0;
@@ -121,10 +151,15 @@ __device__ Walk walk_of(const BackwardParams& p, const Place<kConfig>& place) {
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last_key, w.key0 + kTileK <= w.s.nk, kTileQ);
   w.whole_begin = whole.begin, w.whole = whole.more;
-  const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
-  w.first = tiles.first;
-  w.end = w.first + tiles.steps * kTileQ, w.steps = tiles.steps * p.group;
-  w.next_head = static_cast<uint32_t>(p.tq - tiles.steps * kTileQ);
+  if constexpr (kConfig.lists) {
+    w.steps = static_cast<int>(w.list_end(p) - w.list_end(p, true));
+    w.first = w.end = 0, w.next_head = 0;
+  } else {
+    const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
+    w.first = tiles.first;
+    w.end = w.first + tiles.steps * kTileQ, w.steps = tiles.steps * p.group;
+    w.next_head = static_cast<uint32_t>(p.tq - tiles.steps * kTileQ);
+  }
   return w;
 }
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caller's block lists (BlockLists in sagebwd/attention.h) as the main kernels walk them: per
+// tile of queries, which tiles of keys, and for the backward the reverse.
+//
+// Lists lie on the device, where nobody has checked them. What is out of range is left out here, so
+// the main kernels meet only tiles that exist. So is what the mask hides from all queries of a
+// tile.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/tile/sequences.h"
+
+namespace sagebwd::cuda {
+
+/// Queries of a tile, in both directions.
+inline constexpr int kListedQueries = 64;
+
+/// What a tile of queries has in the forward.
+struct ListRow {
+  int32_t steps;    // tiles of keys
+  int32_t leading;  // the first of them, whose P·V runs in 16 bit
+};
+
+/// A tile of queries, as a tile of keys lists it: where its first query is in the sequence, and
+/// where in the workspace.
+struct ListedQueries {
+  int32_t query;
+  uint32_t row;
+};
+
+/// What both directions read.
+struct ListJob {
+  Sequences seq;
+  MaskParams mask;
+  const int32_t *index, *count;  // count null: `width`
+  int64_t width, rows, stride_batch, stride_head;
+  int block_q, block_k, lead;
+  int tile_k;  // keys of a tile; blocks have a multiple of it
+  int h, group;
+  int64_t tq, tk;  // padded totals
+};
+
+/// Tiles of keys of every tile of queries, in the order of its list.
+struct KeyLists {
+  ListRow* rows;   // [h, tq / kListedQueries]
+  int32_t* tiles;  // [h, tq / kListedQueries, width], counted from the first key of the sequence
+  int64_t width;   // places of a row
+};
+void launch_key_lists(const ListJob& job, const KeyLists& to, cudaStream_t stream);
+
+/// Tiles of queries of every tile of keys, in increasing order, those of the query heads of its key
+/// head one after the other. The order does not depend on scheduling.
+struct QueryLists {
+  constexpr int64_t columns() const { return tk / tile_k * group; }
+  // Words of 32 bits: of a column of `bits`, and of a row of `row_bits`.
+  constexpr int64_t words() const { return (query_tiles + 31) / 32; }
+  constexpr int64_t row_words() const { return (key_tiles + 31) / 32; }
+
+  int64_t tk;
+  int tile_k, group;
+  int64_t query_tiles, key_tiles;  // of a sequence, or of all documents
+  int64_t places;                  // for the entries of a key head
+  uint32_t* bits;                  // [hk, columns, words]: a bit per tile of queries
+  uint32_t* row_bits;      // [h, tq / kListedQueries, row_words]: a bit per tile of keys; null: no
+                           // turns are wanted
+  uint32_t* start;         // [hk, columns + 1]: where the entries of a column start
+  ListedQueries* entries;  // [hk, places]
+};
+void launch_query_lists(const ListJob& job, const QueryLists& to, cudaStream_t stream);
+
+}  // namespace sagebwd::cuda

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Block lists on the GPU, against the recipe oracle with the same tiles.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "device_case.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+void expect_agreement(const DeviceCase& dc, const Results& gpu, const Results& oracle) {
+  SCOPED_TRACE(dc.c.to_string());
+  const double budget = dc.c.dtype == Dtype::bf16 ? 4e-3 : 2e-3;  // as in attention_test.cpp
+  const double o = relative_error(gpu.o, oracle.o), dq = relative_error(gpu.dq, oracle.dq),
+               dk = relative_error(gpu.dk, oracle.dk), dv = relative_error(gpu.dv, oracle.dv),
+               lse = largest_difference(gpu.lse, oracle.lse);
+  std::printf("lists %-78s o %.1e dq %.1e dk %.1e dv %.1e lse %.1e\n", dc.c.to_string().c_str(), o,
+              dq, dk, dv, lse);
+  EXPECT_LE(o, budget);
+  EXPECT_LE(dq, budget);
+  EXPECT_LE(dk, budget);
+  EXPECT_LE(dv, budget);
+  EXPECT_LE(lse, 2e-4);
+  EXPECT_LE(largest_difference(gpu.max_logit, oracle.max_logit), 2e-4);
+}
+
+void expect_parity(const DeviceCase& dc, float lse_shift = 0.0f) {
+  const CaseInputs in = make_case_inputs(dc);
+  const Results gpu = run_on_device(dc, in, lse_shift);
+  expect_agreement(dc, gpu, run_oracle(dc, in, gpu, lse_shift));
+}
+
+class ListCase : public testing::TestWithParam<std::string> {};
+
+TEST_P(ListCase, Parity) {
+  NEED_DEVICE();
+  expect_parity(DeviceCase(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Lists, ListCase,
+    testing::Values("h4 hk2 nq300 nk500 d64 keep=0.3", "h2 hk1 nq300 nk500 d128 keep=0.3",
+                    "h2 nq300 nk500 d64 keep=0.3 lists=skewed lead=0 causal",
+                    "h2 nq300 nk500 d128 keep=0.4 lists=skewed causal f16",
+                    "h2 nq333 nk700 d64 keep=0.4 blocks=64x128 lead=all f16",
+                    "h2 nq333 nk700 d128 keep=0.4 blocks=64x128 lead=2",
+                    "b2 h2 nq333 nk700 d40 keep=0.5 blocks=192x192 lists=mass f16",
+                    "b2 h2 n600 d128 keep=0.2 blocks=128x128 lists=diagonal window=100,30",
+                    "b2 h4 hk2 nq130 nk700 d96 keep=0.4 blocks=256x256 causal align=top_left",
+                    "h2 n300 d64 keep=0.4 lift=O lists=mass", "h2 n300 d64 keep=0.5 smooth_k=off",
+                    "h2 nq64 nk64 d64 keep=1 blocks=64x64", "h1 nq1 nk1000 d128 keep=0.1",
+                    "h3 hk1 n300 d64 keep=1 causal p_levels=127"));
+
+TEST(GpuLists, GradientsOfLse) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq200 nk600 d64 f16 keep=0.3", "h4 hk2 n300 d128 keep=0.3 causal"}) {
+    DeviceCase dc(text);
+    dc.kind = trace::InputKind::offset, dc.dlse = true;
+    expect_parity(dc);
+  }
+}
+
+TEST(GpuLists, PartsOfTheKeys) {
+  NEED_DEVICE();
+  for (const char* d : {"d64", "d128"})
+    for (const char* type : {" bf16", " f16"}) {
+      DeviceCase dc(std::string("h2 hk1 nq200 nk400 keep=0.4 causal ") + d + type);
+      dc.dlse = dc.partial_kv = true;
+      expect_parity(dc, 0.7f);
+    }
+}
+
+/// Among them documents without queries, without keys, without both.
+TEST(GpuLists, Documents) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 hk1 nq400 nk500 d64 keep=0.6 causal", "h2 hk1 nq400 nk500 d128 keep=0.4 blocks=64x64",
+        "h1 nq400 nk500 d64 f16 keep=0.4 blocks=192x128 lists=skewed"})
+    for (bool on_device : {false, true}) {
+      DeviceCase dc(text);
+      dc.cu_q = {0, 0, 130, 131, 131, 250, 300, 400};
+      dc.cu_k = {0, 60, 60, 200, 200, 203, 371, 500};
+      dc.cu_on_device = on_device;
+      expect_parity(dc);
+    }
+}
+
+TEST(GpuLists, SavedCodes) {
+  NEED_DEVICE();
+  for (const char* text : {"h4 hk2 n256 d64 keep=0.5", "h2 nq200 nk300 d128 keep=0.5 f16"}) {
+    DeviceCase dc(text);
+    dc.codes = true;
+    expect_parity(dc);
+  }
+}
+
+TEST(GpuLists, TensorsWithGaps) {
+  NEED_DEVICE();
+  DeviceCase dc("b2 h2 n200 d64 keep=0.5");
+  dc.placement = Placement::gaps;
+  expect_parity(dc);
+}
+
+/// Lists on the device are not checked: what is out of range is left out, and counts end at the
+/// width.
+TEST(GpuLists, IgnoreWhatIsOutOfRange) {
+  NEED_DEVICE();
+  for (const char* d : {"d64", "d128"}) {
+    const DeviceCase dc(std::string("h2 nq300 nk500 keep=0.5 causal ") + d);
+    const CaseInputs good = make_case_inputs(dc);
+    CaseInputs bad = good, want = good;
+    const int32_t wrong[] = {-1, 8, 1 << 30, std::numeric_limits<int32_t>::min(),
+                             std::numeric_limits<int32_t>::max()};
+    const size_t width = static_cast<size_t>(good.lists.shape.width);
+    for (size_t row = 0; row < good.lists.count.size(); ++row) {
+      // The second entry is wrong, and the count is too large or negative.
+      const size_t first = row * width;
+      bad.lists.index[first + 1] = wrong[row % 5];
+      bad.lists.count[row] = row == 1 ? -5 : 1 << 30;
+      for (size_t e = 1; e + 1 < width; ++e)
+        want.lists.index[first + e] = good.lists.index[first + e + 1];
+      want.lists.count[row] = row == 1 ? 0 : static_cast<int32_t>(width) - 1;
+    }
+    const Results gpu = run_on_device(dc, bad);
+    expect_agreement(dc, gpu, run_oracle(dc, want, gpu));
+  }
+}
+
+/// Rows without entries are rows without keys, and keys that nobody lists have no gradients.
+TEST(GpuLists, EmptyRows) {
+  NEED_DEVICE();
+  for (const char* d : {"d64", "d128"}) {
+    DeviceCase dc(std::string("h2 n300 keep=0.5 blocks=64x64 causal ") + d);
+    dc.dlse = true;
+    CaseInputs in = make_case_inputs(dc);
+    ASSERT_EQ(in.lists.shape.rows, 5);
+    ASSERT_EQ(in.lists.shape.width, 3);
+    const std::vector<std::vector<int32_t>> rows = {{1, 4}, {0}, {}, {4, 3}, {0, 4}};
+    for (size_t n = 0; n < 10; ++n) {
+      in.lists.count[n] = static_cast<int32_t>(rows[n % 5].size());
+      std::copy(rows[n % 5].begin(), rows[n % 5].end(), in.lists.index.begin() + n * 3);
+    }
+    const Results got = run_on_device(dc, in);
+    expect_agreement(dc, got, run_oracle(dc, in, got));
+    for (int64_t h = 0; h < 2; ++h)
+      for (int64_t i = 0; i < 300; ++i) {
+        const bool empty = i < 64 || (i >= 128 && i < 192);
+        ASSERT_EQ(got.lse[h * 300 + i] == -INFINITY, empty) << i;
+        for (int64_t c = 0; c < dc.c.d && empty; ++c) {
+          ASSERT_EQ(got.o[(h * 300 + i) * dc.c.d + c], 0.0f);
+          ASSERT_EQ(got.dq[(h * 300 + i) * dc.c.d + c], 0.0f);
+        }
+        for (int64_t c = 0; c < dc.c.d && i >= 64 && i < 192; ++c) {
+          ASSERT_EQ(got.dk[(h * 300 + i) * dc.c.d + c], 0.0f);
+          ASSERT_EQ(got.dv[(h * 300 + i) * dc.c.d + c], 0.0f);
+        }
+      }
+    std::fill(in.lists.count.begin(), in.lists.count.end(), 0);
+    const Results none = run_on_device(dc, in);
+    for (float x : none.lse) ASSERT_EQ(x, -INFINITY);
+    for (const auto* x : {&none.o, &none.dq, &none.dk, &none.dv})
+      for (float value : *x) ASSERT_EQ(value, 0.0f);
+  }
+}
+
+/// NaN and Inf of keys and values reach the queries that list them, and no others.
+TEST(GpuLists, NanAndInfGoWhereTheyBelong) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h1 nq256 nk512 d64 keep=0.25 smooth_k=off smooth_v=off",
+        "h1 nq256 nk512 d128 keep=0.25 smooth_k=off smooth_v=off blocks=64x128"}) {
+    const DeviceCase dc(text);
+    CaseInputs in = make_case_inputs(dc);
+    in.x.k[static_cast<size_t>(100 * dc.c.d)] = NAN;
+    in.x.v[static_cast<size_t>(300 * dc.c.d + 3)] = INFINITY;
+    const Results gpu = run_on_device(dc, in);
+    expect_agreement(dc, gpu, run_oracle(dc, in, gpu));
+  }
+}
+
+/// dK, dV and O never depend on scheduling, dQ does not in deterministic calls.
+TEST(GpuLists, TheSameBitsAgain) {
+  NEED_DEVICE();
+  for (const char* text : {"b2 h2 hk1 nq300 nk500 d64 keep=0.3 lists=skewed",
+                           "h1 nq300 nk500 d128 f16 keep=0.5 blocks=64x64 causal"})
+    for (bool deterministic : {false, true}) {
+      DeviceCase dc(text);
+      dc.deterministic = deterministic;
+      const CaseInputs in = make_case_inputs(dc);
+      Results a = run_on_device(dc, in), b = run_on_device(dc, in);
+      expect_agreement(dc, a, run_oracle(dc, in, a));
+      if (!deterministic) a.dq.clear(), b.dq.clear();
+      EXPECT_EQ(a, b);
+    }
+}
+
+TEST(GpuLists, DeterministicDocuments) {
+  NEED_DEVICE();
+  DeviceCase dc("h2 hk1 nq400 nk2500 d64 keep=0.3 blocks=64x64");
+  dc.cu_q = {0, 0, 130, 131, 131, 250, 300, 400};
+  dc.cu_k = {0, 60, 60, 200, 200, 203, 371, 2500};
+  dc.deterministic = true;
+  expect_parity(dc);
+}
+
+/// What the tuned kernels decline goes to the plain ones.
+TEST(Plain, Lists) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 hk1 nq200 nk300 d64 keep=0.3 f32", "h1 n300 d64 keep=0.4 paper causal f16",
+        "h1 nq200 nk300 d40 keep=0.5 blocks=64x64 k_per_token=on lists=mass f16 lead=0",
+        "h1 nq200 nk300 d160 keep=0.5 blocks=192x128 rounding=dither lead=all"}) {
+    DeviceCase dc(text);
+    dc.impl = "cuda-plain";
+    expect_parity(dc);
+  }
+  DeviceCase dc("h1 nq400 nk500 d40 keep=0.5 blocks=64x64 f32");
+  dc.impl = "cuda-plain";
+  dc.cu_q = {0, 0, 130, 131, 131, 250, 300, 400}, dc.cu_k = {0, 60, 60, 200, 200, 203, 371, 500};
+  expect_parity(dc);
+}
+
+TEST(GpuLists, DeclinesWithAReason) {
+  const auto reason = [](const std::string& text, bool backward) {
+    return device_candidate(DeviceCase("h2 n300 d64 keep=0.3 " + text), backward).reason;
+  };
+  EXPECT_EQ(reason("", false), "");
+  EXPECT_EQ(reason("", true), "");
+  EXPECT_EQ(reason("paper", false), "has block lists in recipe vectorwise only");
+  EXPECT_EQ(reason("k_per_token=on", false), "has no k_per_token with block lists");
+  EXPECT_EQ(reason("rounding=dither:dQ", true), "has no dither with block lists");
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
