@@ -6,6 +6,8 @@ not exclude: H = (1 - M)·h, a product with a 0/1 matrix, in which nothing cance
 of H gives the norm. The backward makes h and H again and goes the same way back.
 """
 
+import functools
+
 import torch
 from torch.nn.functional import pad
 
@@ -13,6 +15,18 @@ from torch.nn.functional import pad
 _MOST_SUMS = 2**26
 
 
+def _without_autocast(function):
+    """Products stay in float32 under autocast, which would make bfloat16 of them."""
+
+    @functools.wraps(function)
+    def run(first, *rest):
+        with torch.autocast(first.device.type, enabled=False):
+            return function(first, *rest)
+
+    return run
+
+
+@_without_autocast
 def forward(q, k, v, index, count, block_q, block_k, mean_free_keys):
     """(out, norm) of q [b, h, n, d] and k, v [b, hk, nk, d]."""
     out = torch.zeros_like(q)
@@ -28,6 +42,7 @@ def forward(q, k, v, index, count, block_q, block_k, mean_free_keys):
     return out, norm
 
 
+@_without_autocast
 def backward(dout, dnorm, q, k, v, index, count, block_q, block_k, mean_free_keys):
     """(dq, dk, dv); dnorm may be None."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)

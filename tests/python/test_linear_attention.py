@@ -349,3 +349,17 @@ def test_transforms_and_second_gradients():
     _refused(NotImplementedError, "torch.func", lambda: torch.func.grad(call)(q))
     (dq,) = torch.autograd.grad(call(q), (q,), create_graph=True)
     _refused(NotImplementedError, "double backward", lambda: dq.sum().backward())
+
+
+def test_products_stay_float32_under_autocast():
+    q, k, v = (torch.randn(1, 2, 192, 64) for _ in range(3))
+    args = (q, k, v, None, None, 128, 64, True)
+    plain = linear_torch.forward(*args)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = linear_torch.forward(*args)
+        grads = linear_torch.backward(torch.ones_like(q), None, *args)
+    assert all(torch.equal(a, b) for a, b in zip(under, plain))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(grads, linear_torch.backward(torch.ones_like(q), None, *args))
+    )
