@@ -345,7 +345,7 @@ def throughput():
     for run in sorted(r["runs"], key=lambda run: run["config"]["context"]):
         s, arm = run["summary"], run["name"].split("_")[0]
         out.append(
-            f"| {run['config']['context']} | {ARMS[arm]} | {s['tokens_per_second']:.0f} | "
+            f"| {run['config']['context']} tokens | {ARMS[arm]} | {s['tokens_per_second']:.0f} | "
             f"{100 * run['mfu']:.1f} % | {s['peak_memory'] / (1 << 30):.1f} | "
             f"{s['activation_bytes'] / (1 << 30):.2f} |"
         )

@@ -60,7 +60,7 @@ std::vector<Candidate> explain(const spec::Problem& p) {
 namespace {
 
 /// Throws with the reason that each implementation gave.
-[[noreturn]] void refuse(const spec::Problem& p, std::string refusals) {
+[[noreturn]] void refuse([[maybe_unused]] const spec::Problem& p, std::string refusals) {
 #ifndef SAGEBWD_HAS_CUDA
   if (p.device == Device::cuda)
     refusals = std::string("\n  this build has no CUDA backend; ") + kHowToGetCuda + refusals;

@@ -36,9 +36,8 @@ struct Worker {
       kScheme == Scheme::paper
           ? kBackward || arch::kTarget == 860 || arch::kTarget == 890
           : !kBackward && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
-  // With two the backward of `paper` would spill on these.
-  static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward &&
-                                      (arch::kTarget == 890 || arch::kTarget / 100 == 12);
+  // With two the backward of `paper` would spill.
+  static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward;
   static constexpr int kResident = kFarTooMany ? 1 : D == 128 || kTooManyRegisters ? 2 : 3;
 
   // What comes through shared memory: K, V or Q; in the backward of sm90, which has room, also dO
