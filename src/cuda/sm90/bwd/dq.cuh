@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup that makes dQ. One of its threads also starts all copies.
+// The warpgroup that makes dQ. Two of its threads also start all copies.
 #pragma once
 
 #include <cstddef>
