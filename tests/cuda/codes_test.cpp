@@ -261,7 +261,7 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         const float logit_factor = x.logit_factor(want, i);
         const float lse2 =
             lse == -INFINITY ? INFINITY : (lse - of_forward.mean_logit[q0 + i]) * numerics::kLog2e;
-        diff.expect(same(got.logit_factor, logit_factor), "row.logit_factor", head, i, 0);
+        diff.expect(same(got.divisor, logit_factor), "row.divisor", head, i, 0);
         diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
         double delta = 0, size = 0;
         for (int64_t c = 0; c < p.d; ++c) {

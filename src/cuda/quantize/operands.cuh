@@ -186,6 +186,9 @@ struct Worker {
   __device__ void write_block_scale(const Block& b, float common, bool poisoned) const {
     BlockScales& of_block = job.block_scales[b.row0 / kBlock];
     of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
+    if (kBackward && item.left > 0 && numerics::is_finite(common))
+      atomicMax(job.k_top + static_cast<int64_t>(item.s.index) * job.hk + item.head,
+                __float_as_uint(of_block.k));
   }
   /// The largest scale of V of the sequence, which sm90's queries wait for. Where documents are on
   /// the device there may be blocks behind the last one's end; nobody waits for those.
@@ -460,7 +463,11 @@ struct Worker {
                               : counts ? 15.0f - lse2 + log2f(b.scale / reference)
                                        : -INFINITY;
       stats.slope[place] = slope, stats.offset[place] = counts || poisoned ? -delta * slope : 0.0f;
-      job.row[own] = {logit_factor, lse2};
+      // Queries with less dO than the largest have smaller sums. These are lifted, so that half
+      // precision holds them all.
+      const float lift = bound > 0.0f ? exp2f(floorf(fminf(log2f(largest / bound), 60.0f))) : 1.0f;
+      job.dq_lift[own] = lift;
+      job.row[own] = {logit_factor * lift / (reference * largest * kDqUnit), lse2};
     }
     if (threadIdx.x % (kRowThreads / 2) == 0)
       stats.dv_unit = reference * 0x1p-15f, stats.dq_unit = reference * largest * 0x1p-15f;
@@ -490,10 +497,10 @@ struct Worker {
   /// Zeroes the sums of dQ, to which the fused kernel adds.
   __device__ void clear_sums(int64_t row0) const {
     if (job.dq_sum == nullptr) return;
-    auto* to = reinterpret_cast<float4*>(job.dq_sum + row0 * D) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < kBlock * D / 4 / kRowThreads; ++i)
-      to[i * kRowThreads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const int64_t vectors = job.dq_halves ? D / 8 : D / 4;  // of a row
+    auto* to = static_cast<uint4*>(job.dq_sum) + row0 * vectors + threadIdx.x;
+    for (int i = 0; i < kBlock * static_cast<int>(vectors) / kRowThreads; ++i)
+      to[i * kRowThreads] = make_uint4(0, 0, 0, 0);
   }
 
   /// Works on `item`, and asks for what `next` reads as soon as there is room for it.

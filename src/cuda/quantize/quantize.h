@@ -93,6 +93,8 @@ struct OperandJob {
   // Bits of the largest scale of V, and how many blocks it is made of: [sequences, hk], 0 at the
   // start; backward.
   uint32_t *v_top = nullptr, *v_done = nullptr;
+  uint32_t* k_top = nullptr;  // the same of K, but nobody waits for it
+  float* dq_lift = nullptr;   // [h, tq]: what the sums of dQ are multiplied by, a power of two
 
   // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
   // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.
@@ -115,7 +117,8 @@ struct OperandJob {
   QueryRow* row;            // [h, tq]
   QueryExponent* exponent;  // [h, tq]
   QueryGradient* gradient;  // [h, tq]
-  float* dq_sum = nullptr;  // [h, tq, D], set to zero
+  void* dq_sum = nullptr;   // [h, tq, D], set to zero
+  bool dq_halves = false;   // its numbers have 16 bits
 };
 /// Pieces of memory that are set to zero. The kernel behind this one may start early.
 struct ZerosJob {

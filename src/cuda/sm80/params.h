@@ -65,8 +65,10 @@ struct BackwardParams {
   const void* do16;                 // [h, tq, D]; null: so is dO
   Strided v, dout;
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
-  // [h, tq / 16, D / 8, 128]: dQ·logit_factor/c, from zero on (arch/global_add.cuh).
-  float* dq_sum;
+  // [h, tq / 16, D / 8, 128]: dQ·divisor/c, from zero on (arch/global_add.cuh).
+  void* dq_sum;
+  bool dq_halves;         // of sm90: they have 16 bits
+  const uint32_t* k_top;  // of sm90, [sequences, hk]: bits of what they have to be multiplied by
   const float* k_mean;  // [sequences, hk, k_mean_d]
   int k_mean_d;         // D, or d where the mean is the one that the forward saved
   StridedStats dlse;    // data null: none

@@ -43,6 +43,7 @@ struct SharedSpace {
       max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
     } else {
       v_top = arena.take<uint32_t>(heads), v_done = arena.take<uint32_t>(heads);
+      k_top = arena.take<uint32_t>(heads);
       if (p.deterministic) turns = arena.take<uint32_t>(p.h * plan.tq / 32 * kDqParts);
       if (p.partial_kv) row_sum = arena.take<float>(p.h * plan.tq);
     }
@@ -63,7 +64,7 @@ struct SharedSpace {
   float *k_mean = nullptr, *k_flipped = nullptr, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
   uint32_t *tickets, *turns = nullptr;
-  uint32_t *v_top = nullptr, *v_done = nullptr;  // of sm90
+  uint32_t *v_top = nullptr, *v_done = nullptr, *k_top = nullptr;  // of sm90
   float* row_sum = nullptr;
   DocumentStart* documents;
   double *k_part = nullptr, *v_part = nullptr;

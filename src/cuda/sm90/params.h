@@ -55,7 +55,12 @@ struct BackwardParams {
   const BlockScales* scales;  // [hk, tk / kBlock]
   const float* v_scale;       // [hk, tk]
   int rotation;               // channels that the rotation of Q and K mixes; 0: none
-  float* dq_sum;              // [h, tq / 16, D / 8, 128]: as in sm80/params.h
+  const uint32_t* k_top;      // [sequences, hk]: bits of the largest scale of K
+  const float* dq_lift;       // [h, tq]
+  // [h, tq / 16, D / 8, 128] as in sm80/params.h; halves: [h, tq / 16, D / 16, 256], eight numbers
+  // of a lane together.
+  void* dq_sum;
+  bool dq_halves;
   Strided dk, dv;
   bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
 };

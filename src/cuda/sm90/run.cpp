@@ -81,7 +81,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
   job.row = ws.row, job.stats = ws.stats;
-  job.dq_sum = ws.dq_sum;
+  job.k_top = ws.k_top, job.dq_lift = ws.dq_lift;
+  job.dq_sum = ws.dq_sum, job.dq_halves = ws.dq_halves;
   sm90::launch_operands(job, p.dtype, call.stream);
 
   const int d = plan.padded_d;
@@ -104,7 +105,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
       .scales = ws.block_scales,
       .v_scale = ws.v_scale,
       .rotation = job.rotation,
+      .k_top = ws.k_top,
+      .dq_lift = ws.dq_lift,
       .dq_sum = ws.dq_sum,
+      .dq_halves = ws.dq_halves,
       .dk = output(args.dk),
       .dv = output(args.dv),
       .dk_chunks = input(args.dk).vector,
@@ -116,7 +120,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   sums.d = d, sums.h = job.h, sums.hk = job.hk, sums.group = job.group;
   sums.tq = plan.tq, sums.tk = plan.tk, sums.scale = p.scale;
   sums.dq_chunks = input(args.dq).vector;
-  sums.q_row = ws.row, sums.rotation = job.rotation, sums.dq_sum = ws.dq_sum;
+  sums.q_row = ws.row, sums.rotation = job.rotation;
+  sums.dq_sum = ws.dq_sum, sums.dq_halves = ws.dq_halves, sums.k_top = ws.k_top;
   sums.k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean, sums.k_mean_d = d;
   sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
   sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream, Start::early);

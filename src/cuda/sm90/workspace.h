@@ -21,6 +21,11 @@ struct ForwardSpace : sm80::SharedSpace {
   float *logit_factor, *mean_logit;
 };
 
+/// Whether dQ is added up in half precision: half as many bytes leave the multiprocessors, which is
+/// the largest cost of the backward. Every addition rounds to 11 bits. With up to 256 blocks of keys
+/// this error stays far below that of the codes; longer sequences take FP32.
+inline bool adds_dq_in_halves(const spec::Problem& p) { return p.nk <= 256 * kBlock; }
+
 struct BackwardSpace : sm80::SharedSpace {
   BackwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
       : sm80::SharedSpace(p, plan, arena) {
@@ -33,7 +38,9 @@ struct BackwardSpace : sm80::SharedSpace {
     block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
     row = arena.take<QueryRow>(p.h * plan.tq);
     stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
-    dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
+    dq_lift = arena.take<float>(p.h * plan.tq);
+    dq_halves = adds_dq_in_halves(p);
+    dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
   }
   int8_t *q8t, *k8t, *do8t;
   uint16_t *v16, *do16;
@@ -41,7 +48,9 @@ struct BackwardSpace : sm80::SharedSpace {
   BlockScales* block_scales;
   QueryRow* row;
   QueryStats* stats;
-  float* dq_sum;
+  float* dq_lift;
+  bool dq_halves;
+  void* dq_sum;
 };
 
 }  // namespace sagebwd::cuda::sm90

@@ -18,9 +18,40 @@ namespace {
 
 constexpr int kThreads = 256;
 
+/// A lane's sums of 16 rows: blocks of eight channels behind one another.
+template <int kParts>
+__device__ __forceinline__ void load_sums(float (&x)[2][kParts][8], const float* from,
+                                          uint32_t lane) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float4 sums = arch::last_sums(from + (part * 4 + c) * 128, lane);
+      x[0][part][2 * c] = sums.x, x[0][part][2 * c + 1] = sums.y;
+      x[1][part][2 * c] = sums.z, x[1][part][2 * c + 1] = sums.w;
+    }
+}
+template <int kParts>
+__device__ __forceinline__ void load_sums(float (&x)[2][kParts][8], const __half* from,
+                                          uint32_t lane) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+#pragma unroll
+    for (int c = 0; c < 4; c += 2) {
+      float2 sums[4];
+      arch::last_halves(sums, from + (part * 4 + c) * 128, lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int e = 2 * (c + i / 2);
+        x[i % 2][part][e] = sums[i].x, x[i % 2][part][e + 1] = sums[i].y;
+      }
+    }
+}
+
 /// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given, and
 /// to what was added up when the call sees a part of the keys.
-template <typename T, int D>
+/// Sum: float or __half.
+template <typename T, int D, typename Sum>
 __global__ void __launch_bounds__(kThreads)
     query_sums_kernel(const __grid_constant__ BackwardParams p) {
   arch::wait_for_earlier_kernels();
@@ -35,17 +66,19 @@ __global__ void __launch_bounds__(kThreads)
   // Before the sums are loaded: a division may call a function, which would spill some of them.
   const int first = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4);
   const QueryRow* rows = p.q_row + head * p.tq + s.q_pad + first;
-  const float factors[2] = {p.scale / rows[0].logit_factor, p.scale / rows[8].logit_factor};
-  const float* from = p.dq_sum + (head * p.tq + padded) * D;
+  const float scale =
+      p.k_top == nullptr
+          ? p.scale
+          : p.scale * __uint_as_float(p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group]);
+  const float factors[2] = {scale / rows[0].divisor, scale / rows[8].divisor};
   float x[2][kParts][8];  // rows g and g + 8
+  load_sums(x, static_cast<const Sum*>(p.dq_sum) + (head * p.tq + padded) * D, lane);
 #pragma unroll
-  for (int part = 0; part < kParts; ++part)
+  for (int r = 0; r < 2; ++r)
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float4 sums = arch::last_sums(from + (part * 4 + c) * 128, lane);
-      x[0][part][2 * c] = sums.x * factors[0], x[0][part][2 * c + 1] = sums.y * factors[0];
-      x[1][part][2 * c] = sums.z * factors[1], x[1][part][2 * c + 1] = sums.w * factors[1];
-    }
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[r][part][e] *= factors[r];
   if (p.rotation == D) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) tile::hadamard(x[r], member, D), tile::flip_signs(x[r], member);
@@ -94,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream, Start start) {
   static_assert(kBlock == 16 * (kThreads / 32));
-  launch(query_sums_kernel<T, D>, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)),
+  launch(p.dq_halves ? query_sums_kernel<T, D, __half> : query_sums_kernel<T, D, float>, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)),
          kThreads, 0, p, stream, start);
 }
 

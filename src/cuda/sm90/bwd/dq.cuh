@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/wgmma.cuh"
@@ -66,7 +67,8 @@ struct Copies {
   }
 };
 
-template <int D>
+/// Sum: float or __half.
+template <int D, typename Sum>
 struct DqMaker {
   using Plan = SharedPlan<D>;
 
@@ -107,10 +109,10 @@ struct DqMaker {
 
   /// dQ += codes·K8, 32 channels at a time: more would take more registers than are left.
   __device__ __forceinline__ void multiply(uint32_t (&codes)[16], const float (&unit)[2],
-                                           float* to) const {
+                                           Sum* to) const {
     constexpr int kChannels = 32;
 #pragma unroll 1
-    for (int part = 0; part < D / kChannels; ++part, to += kChannels / 8 * 128) {
+    for (int part = 0; part < D / kChannels; ++part, to += kChannels * 16) {
       int acc[kChannels / 2];
       const uint32_t k = place + static_cast<uint32_t>(part) * arch::places(kChannels * kSlab);
       arch::settle(codes);
@@ -125,12 +127,21 @@ struct DqMaker {
       arch::wgmma_wait<0>();
       arch::settle(acc);
       arch::settle(codes);
+      float x[kChannels / 2];
 #pragma unroll
-      for (int j = 0; j < kChannels / 8; ++j)
-        arch::global_add(to + j * 128, lane, static_cast<float>(acc[4 * j]) * unit[0],
-                         static_cast<float>(acc[4 * j + 1]) * unit[0],
-                         static_cast<float>(acc[4 * j + 2]) * unit[1],
-                         static_cast<float>(acc[4 * j + 3]) * unit[1]);
+      for (int i = 0; i < kChannels / 2; ++i) x[i] = static_cast<float>(acc[i]) * unit[i / 2 % 2];
+      if constexpr (std::is_same_v<Sum, float>) {
+#pragma unroll
+        for (int i = 0; i < kChannels / 2; i += 4)
+          arch::global_add(to + i * 32, lane, x[i], x[i + 1], x[i + 2], x[i + 3]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChannels / 2; i += 8)
+          arch::global_add_halves(
+              to + i * 32, lane,
+              {arch::half2_of(x[i], x[i + 1]), arch::half2_of(x[i + 2], x[i + 3]),
+               arch::half2_of(x[i + 4], x[i + 5]), arch::half2_of(x[i + 6], x[i + 7])});
+      }
     }
   }
 
@@ -150,24 +161,29 @@ struct DqMaker {
     Ring<kPlaces> ring(0);
     bool first = true;
     arch::barrier_wait(arch::shared_address(&shared.turned_full), 0);
-    const float k_scale = p.scales[w.key_row / kBlock].k;
+    const float k_top =
+        __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
+    const float k_unit =
+        k_top > 0.0f ? kDqShift * p.scales[w.key_row / kBlock].k / k_top : 0.0f;
     Step step(w);
-    // From global memory, because copies overwrite the front of a tile; asked for one tile early.
-    float dq_unit = p.stats[step.row / kQueries].dq_unit;
+    // The lifts of a lane's two queries, asked for one tile early.
+    const float* lifts = p.dq_lift + warp * 16 + lane / 4;
+    float lift[2] = {lifts[step.row], lifts[step.row + 8]};
 #pragma unroll 1
     while (step.left > 0) {
       const uint32_t row = step.row;
-      const float unit_here = dq_unit * k_scale;
+      const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
       step.advance(w);
-      if (step.left > 0) dq_unit = p.stats[step.row / kQueries].dq_unit;
+      if (step.left > 0) lift[0] = lifts[step.row], lift[1] = lifts[step.row + 8];
       arch::barrier_wait(arch::shared_address(&shared.ds_full[ring.place]), ring.parity);
       if (loads_front) copies.load_front();
       if (loads_back && !first) copies.load_back();
       first = false;
       uint32_t codes[16];
       const RowScales scales = quantize(codes, ring.place);
-      const float unit[2] = {scales.unit[0] * unit_here, scales.unit[1] * unit_here};
-      multiply(codes, unit, p.dq_sum + static_cast<uint64_t>(row + warp * 16) * D);
+      const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};
+      multiply(codes, unit,
+               static_cast<Sum*>(p.dq_sum) + static_cast<uint64_t>(row + warp * 16) * D);
       ring.advance();
     }
   }

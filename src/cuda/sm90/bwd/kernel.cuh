@@ -24,7 +24,8 @@ namespace bwd {
 inline constexpr int kConsumerRegisters = 216, kDqRegisters = 72;
 }  // namespace bwd
 
-template <typename T, int D>
+/// Sum: what dQ is added up in, float or __half.
+template <typename T, int D, typename Sum>
 __global__ void __launch_bounds__(bwd::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p) {
   using namespace bwd;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   const uint32_t place = arch::place_of_shared(memory);
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
-    if (shared.walk.steps > 0) DqMaker<D>{p, shared, warp, threadIdx.x % 32, place}.run();
+    if (shared.walk.steps > 0) DqMaker<D, Sum>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
     Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();

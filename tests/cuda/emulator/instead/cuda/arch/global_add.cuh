@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <atomic>
 #include <cstdint>
 
@@ -22,6 +24,14 @@ inline float4 last_sums(const float* block, uint32_t lane) {
 inline void global_add(float* block, uint32_t lane, float x0, float x1, float x2, float x3) {
   const float x[4] = {x0, x1, x2, x3};
   for (uint32_t e = 0; e < 4; ++e) std::atomic_ref<float>(block[sum_at(lane, e)]).fetch_add(x[e]);
+}
+
+/// Only sm90 adds halves.
+inline void last_halves(float2 (&pairs)[4], const __half* blocks, uint32_t lane) {
+  for (int i = 0; i < 4; ++i) {
+    const __half* pair = blocks + lane * 8 + i * 2;
+    pairs[i] = {__half2float(pair[0]), __half2float(pair[1])};
+  }
 }
 
 }  // namespace sagebwd::cuda::arch
