@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Σ (weight·φ)ᵀ·b over the tokens of a block, minus its part of the mean of b. A thread block owns
-// the matrix [d, d] of a block, in registers, and walks over pieces of tokens. φ is hi + lo in BF16.
-// An eighth of a product more gives the sums of φ: against a column of ones, and one of `extra`.
+// the matrix [d, d] of a block, in registers, and walks over pieces of tokens. φ is hi + lo in
+// BF16. An eighth of a product more gives the sums of φ: against a column of ones, and one of
+// `extra`.
 #include <type_traits>
 
 #include "cuda/arch/mma_sync.cuh"

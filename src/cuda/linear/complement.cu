@@ -28,18 +28,21 @@ __device__ __forceinline__ bool sees(const ComplementJob& p, const uint16_t* see
   return seen[p.by_keys ? summand * p.seen.stride + row : row * p.seen.stride + summand] != 0;
 }
 
-constexpr int kVectorRows = 8;
+constexpr int kVectorRows = 8, kWays = 4;
 
-/// A thread has a channel of kVectorRows sums.
+/// A thread has a channel of kVectorRows sums, over 32 of every 32·kWays summands.
 template <int D>
-__global__ void __launch_bounds__(D) vectors_kernel(const __grid_constant__ ComplementJob p) {
+__global__ void __launch_bounds__(kWays* D)
+    vectors_kernel(const __grid_constant__ ComplementJob p) {
+  __shared__ float parts[kWays - 1][kVectorRows][D];
   const Product size(p);
-  const int c = static_cast<int>(threadIdx.x), lane = c % 32, head = static_cast<int>(blockIdx.y);
+  const int c = static_cast<int>(threadIdx.x) % D, way = static_cast<int>(threadIdx.x) / D,
+            lane = c % 32, head = static_cast<int>(blockIdx.y);
   const int which = static_cast<int>(blockIdx.z), row0 = static_cast<int>(blockIdx.x) * kVectorRows;
   const uint16_t* const seen = seen_of(p, head);
   const float* const from = p.sum[which] + static_cast<int64_t>(head) * size.depth * D + c;
   float sum[kVectorRows] = {};
-  for (int first = 0; first < size.depth; first += 32) {
+  for (int first = way * 32; first < size.depth; first += 32 * kWays) {
     uint32_t bits[kVectorRows];  // one per summand
 #pragma unroll
     for (int r = 0; r < kVectorRows; ++r)
@@ -55,12 +58,18 @@ __global__ void __launch_bounds__(D) vectors_kernel(const __grid_constant__ Comp
   }
 #pragma unroll
   for (int r = 0; r < kVectorRows; ++r)
-    if (row0 + r < size.rows) {
-      // What cannot be divided by counts as nothing.
-      const bool nothing = which == 0 && sum[r] < FLT_MIN;
-      p.sum_of_seen[which][(static_cast<int64_t>(head) * size.rows + row0 + r) * D + c] =
-          nothing ? 0.0f : sum[r];
-    }
+    if (way > 0) parts[way - 1][r][c] = sum[r];
+  __syncthreads();
+  if (way > 0) return;
+#pragma unroll
+  for (int r = 0; r < kVectorRows; ++r) {
+    if (row0 + r >= size.rows) break;
+    for (int w = 0; w < kWays - 1; ++w) sum[r] += parts[w][r][c];
+    // What cannot be divided by counts as nothing.
+    const bool nothing = which == 0 && sum[r] < FLT_MIN;
+    p.sum_of_seen[which][(static_cast<int64_t>(head) * size.rows + row0 + r) * D + c] =
+        nothing ? 0.0f : sum[r];
+  }
 }
 
 constexpr int kTile = 128, kDepth = 64, kStages = 3, kThreads = 128;
@@ -68,10 +77,9 @@ constexpr int kStageBytes = 2 * kTile * kDepth * 2;
 
 /// Starts copying the operands of kDepth summands.
 template <bool kByKeys>
-__device__ __forceinline__ void load_stage(uint32_t to, const ComplementJob& p,
-                                           const Product& size, const uint16_t* seen,
-                                           const uint16_t* matrix, int row0, int first,
-                                           int64_t row_size, uint32_t thread) {
+__device__ __forceinline__ void load_stage(uint32_t to, const ComplementJob& p, const Product& size,
+                                           const uint16_t* seen, const uint16_t* matrix, int row0,
+                                           int first, int64_t row_size, uint32_t thread) {
   const int left = size.depth - first;
   const int64_t stride = p.seen.stride * 2;
   if constexpr (kByKeys)
@@ -111,8 +119,7 @@ __global__ void __launch_bounds__(kThreads)
       float total = 0.0f;
       for (int i = 0; i < size.depth; ++i)
         if (sees(p, seen, row, i))
-          total += static_cast<float>(
-              reinterpret_cast<const bf16*>(matrix)[i * row_size + thread]);
+          total += static_cast<float>(reinterpret_cast<const bf16*>(matrix)[i * row_size + thread]);
       average[row * row_size + thread] =
           __half(total * scale * inverse_or_zero(sum_of_channel[row * D]));
     }
@@ -151,9 +158,9 @@ __global__ void __launch_bounds__(kThreads)
           tile::load_a_trans<kTile * 2>(a[m], a_tile + step * 16 * kTile * 2, warp_row / 8 + 2 * m,
                                         lane);
         else
-          arch::ldmatrix_x4(
-              a[m], tile::step_of(a_tile + (warp_row + 16 * m) * kDepth * 2 +
-                                      tile::a_lane<kDepth * 2>(lane), step));
+          arch::ldmatrix_x4(a[m], tile::step_of(a_tile + (warp_row + 16 * m) * kDepth * 2 +
+                                                    tile::a_lane<kDepth * 2>(lane),
+                                                step));
       }
 #pragma unroll
       for (int n = 0; n < 8; n += 2) {
@@ -198,8 +205,8 @@ void launch_for(const ComplementJob& job, cudaStream_t stream) {
     return static_cast<unsigned>((n + tile - 1) / tile);
   };
   const unsigned heads = static_cast<unsigned>(job.key_heads);
-  launch(vectors_kernel<D>, dim3(tiles(size.rows, kVectorRows), heads, job.sum[1] ? 2 : 1), D, 0,
-         job, stream);
+  launch(vectors_kernel<D>, dim3(tiles(size.rows, kVectorRows), heads, job.sum[1] ? 2 : 1),
+         kWays * D, 0, job, stream);
   const dim3 grid(tiles(size.rows, kTile), tiles(D * D, kTile), heads);
   launch(job.by_keys ? matrices_kernel<D, true> : matrices_kernel<D, false>, grid, kThreads,
          kStages * kStageBytes, job, stream);

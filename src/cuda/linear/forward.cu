@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(kTokenThreads)
   if (p.norm.data == nullptr || me.lane % 4 != 0) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    if (me.token(half) < p.q.count)
-      *stat_of(p.norm, p.q, me.head, me.token(half)) = norm[half];
+    if (me.token(half) < p.q.count) *stat_of(p.norm, p.q, me.head, me.token(half)) = norm[half];
 }
 
 void launch_forward(const Kind& kind, const ForwardJob& job) {

@@ -54,16 +54,17 @@ struct Kind {
   cudaStream_t stream;
 };
 
-// --- means ----------------------------------------------------------------------------------------
+// --- means
+// ----------------------------------------------------------------------------------------
 
 /// Sums over parts of the tokens, and what is made of them for each key head. Tokens that hold NaN
 /// or Inf do not count.
 struct Mean {
-  float* part;    // [key heads, parts, d]
-  int* counted;   // [key heads, parts]; null: no means but sums to be divided by `divisor`
-  float* most;    // [key heads, parts]: the largest magnitude
-  int64_t parts;  // of a key head
-  float* mean;    // [key heads, d]
+  float* part;       // [key heads, parts, d]
+  int* counted;      // [key heads, parts]; null: no means but sums to be divided by `divisor`
+  float* most;       // [key heads, parts]: the largest magnitude
+  int64_t parts;     // of a key head
+  float* mean;       // [key heads, d]
   float* divisor;    // [key heads]: tokens that count
   float* magnitude;  // [key heads]: a power of two that no value is twice as large as; null: not
                      // wanted
@@ -74,14 +75,15 @@ void launch_mean(const Kind& kind, const Tokens& x, int group, const Mean& mean)
 /// The mean of parts that another kernel has summed.
 void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean);
 
-// --- which blocks see each other ------------------------------------------------------------------
+// --- which blocks see each other
+// ------------------------------------------------------------------
 
 /// 1 where a block of queries does not exclude a block of keys, else 0, as BF16.
 struct Seen {
-  uint16_t* at;      // [heads, rows, stride]; zeros behind the last key block
-  int64_t stride;    // a multiple of kSeenStep
-  int rows;          // blocks of queries of a head
-  int columns;       // blocks of keys
+  uint16_t* at;    // [heads, rows, stride]; zeros behind the last key block
+  int64_t stride;  // a multiple of kSeenStep
+  int rows;        // blocks of queries of a head
+  int columns;     // blocks of keys
 };
 struct SeenJob {
   Seen to;
@@ -92,36 +94,38 @@ struct SeenJob {
 };
 void launch_seen(const SeenJob& job, cudaStream_t stream);
 
-// --- sums over blocks -----------------------------------------------------------------------------
+// --- sums over blocks
+// -----------------------------------------------------------------------------
 
 struct BlockSumsJob {
-  Tokens x, b;          // what φ is made of, and its partner
-  const float* x_mean;  // [key heads, d]; null: none
-  const float* b_mean;  // [key heads, d]
-  int group;            // heads that share these
+  Tokens x, b;                  // what φ is made of, and its partner
+  const float* x_mean;          // [key heads, d]; null: none
+  const float* b_mean;          // [key heads, d]
+  int group;                    // heads that share these
   const float *weight, *extra;  // [heads, count]: of φ, and a second partner; null: 1, none
-  int block, blocks;    // tokens of a block, blocks of a head
-  uint16_t* matrix;     // [heads, blocks, d, d], BF16
-  float *sum, *extra_sum;  // [heads, blocks, d] of the weighted φ, and of φ times `extra`
-  uint32_t* bad;        // [key heads]: set where a matrix has NaN or Inf
+  int block, blocks;            // tokens of a block, blocks of a head
+  uint16_t* matrix;             // [heads, blocks, d, d], BF16
+  float *sum, *extra_sum;       // [heads, blocks, d] of the weighted φ, and of φ times `extra`
+  uint32_t* bad;                // [key heads]: set where a matrix has NaN or Inf
 };
 void launch_block_sums(const Kind& kind, const BlockSumsJob& job);
 
 /// Sums over the blocks that see each other, as averages.
 struct ComplementJob {
   Seen seen;
-  bool by_keys;          // results belong to blocks of keys, else of queries
+  bool by_keys;  // results belong to blocks of keys, else of queries
   int key_heads, group;
-  const uint16_t* matrix;      // of launch_block_sums
-  const float* sum[2];         // [1]: null: none
-  const float* magnitude;      // [key heads] of the partner
+  const uint16_t* matrix;  // of launch_block_sums
+  const float* sum[2];     // [1]: null: none
+  const float* magnitude;  // [key heads] of the partner
   const uint32_t* bad;
-  uint16_t* average;           // [heads, blocks, d, d], FP16, times average_scale(magnitude)
-  float* sum_of_seen[2];       // [heads, blocks, d]
+  uint16_t* average;      // [heads, blocks, d, d], FP16, times average_scale(magnitude)
+  float* sum_of_seen[2];  // [heads, blocks, d]
 };
 void launch_complement(const Kind& kind, const ComplementJob& job);
 
-// --- tokens ---------------------------------------------------------------------------------------
+// --- tokens
+// ---------------------------------------------------------------------------------------
 
 /// What the kernels that own tokens read.
 struct Tables {

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kTokenThreads)
                  extra = me.channels_of(me.shared.extra_sum, n);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      g[n][i] = (i % 2 == 0 ? sum.x : sum.y) * (g[n][i] + dot[i / 2]) +
-                (i % 2 == 0 ? extra.x : extra.y);
+      g[n][i] =
+          (i % 2 == 0 ? sum.x : sum.y) * (g[n][i] + dot[i / 2]) + (i % 2 == 0 ? extra.x : extra.y);
       total[i / 2] += phi[n][i] * g[n][i];
     }
   }
@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(kTokenThreads)
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float* const row =
-        p.g + (static_cast<int64_t>(me.head) * p.k.count + me.token(half)) * D;
+    float* const row = p.g + (static_cast<int64_t>(me.head) * p.k.count + me.token(half)) * D;
     bool finite = true;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {

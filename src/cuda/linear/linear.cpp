@@ -79,8 +79,8 @@ struct Space {
     g = arena.take<float>(key_heads * p.nk * p.d);
   }
 
-  uint32_t* bad;                    // [2, key heads]: of h and dH
-  uint16_t *of_keys, *of_queries;   // h, then X; U, then dH
+  uint32_t* bad;                   // [2, key heads]: of h and dH
+  uint16_t *of_keys, *of_queries;  // h, then X; U, then dH
   uint16_t* seen;
   Mean k_mean, v_mean, dout_mean{}, g_mean{};
   float *z, *z_seen;
@@ -237,8 +237,7 @@ class Pass {
             static_cast<int>(key_heads_ * s_.group)};
   }
   Seen seen() const {
-    return {ws_.seen, s_.seen_stride, static_cast<int>(s_.q_blocks),
-            static_cast<int>(s_.k_blocks)};
+    return {ws_.seen, s_.seen_stride, static_cast<int>(s_.q_blocks), static_cast<int>(s_.k_blocks)};
   }
   Tables keys_as_seen() const {
     return {.group = static_cast<int>(s_.group),

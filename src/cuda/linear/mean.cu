@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (lane == 0) most_of[warp] = most, counted_of[warp] = counted;
   __syncthreads();
-  const int64_t part = head / p.group * p.mean.parts +
-                       head % p.group * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+  const int64_t part =
+      head / p.group * p.mean.parts + head % p.group * static_cast<int64_t>(gridDim.x) + blockIdx.x;
   if (thread < D) {
     float total = 0.0f;
     for (int w = 0; w < kWarps; ++w) total += sums[w][thread];

@@ -21,9 +21,10 @@ __global__ void __launch_bounds__(kThreads) seen_kernel(const __grid_constant__ 
   if (p.index == nullptr) return;
   __syncwarp();
   const int64_t head = p.first + at / p.to.rows;
-  const int64_t n = head / p.of_batch * p.stride_batch + head % p.of_batch * p.stride_head +
-                    at % p.to.rows;
-  const int64_t count = p.count == nullptr ? p.width : min(static_cast<int64_t>(p.count[n]), p.width);
+  const int64_t n =
+      head / p.of_batch * p.stride_batch + head % p.of_batch * p.stride_head + at % p.to.rows;
+  const int64_t count =
+      p.count == nullptr ? p.width : min(static_cast<int64_t>(p.count[n]), p.width);
   for (int64_t i = lane; i < count; i += 32) {
     const int32_t block = p.index[n * p.width + i];
     if (block >= 0 && block < p.to.columns) row[block] = 0;

@@ -14,9 +14,10 @@ template <typename T, int D>
 __global__ void __launch_bounds__(kThreads)
     subtract_mean_kernel(const __grid_constant__ SubtractMeanJob p) {
   constexpr int kLanes = D / 8;
-  const int head = static_cast<int>(blockIdx.y), channel = static_cast<int>(threadIdx.x) % kLanes * 8;
-  const int token = static_cast<int>(blockIdx.x) * (kThreads / kLanes) +
-                    static_cast<int>(threadIdx.x) / kLanes;
+  const int head = static_cast<int>(blockIdx.y),
+            channel = static_cast<int>(threadIdx.x) % kLanes * 8;
+  const int token =
+      static_cast<int>(blockIdx.x) * (kThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
   if (token >= p.dk.count) return;
   const float* g = p.g + (static_cast<int64_t>(head) * p.dk.count + token) * D + channel;
   const float* mean = p.mean + head * D + channel;

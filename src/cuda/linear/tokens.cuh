@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels that own tokens share. A thread block has kPiece tokens of a head, 16 a warp, and
-// the matrix of averages of their block in shared memory. A lane has numbers of two rows, lane / 4
-// and that plus 8, in the order of accumulators (arch/mma_sync.cuh), which is that of A operands
-// too: value[n][2·half + i] is channel 8n + 2·(lane % 4) + i of row 8·half.
+// What the kernels that own tokens share. A thread block has kPiece tokens of a head, 16 a warp,
+// and the matrix of averages of their block in shared memory. A lane has numbers of two rows, lane
+// / 4 and that plus 8, in the order of accumulators (arch/mma_sync.cuh), which is that of A
+// operands too: value[n][2·half + i] is channel 8n + 2·(lane % 4) + i of row 8·half.
 #pragma once
 
 #include <type_traits>
@@ -67,8 +67,8 @@ struct TokenBlock {
   /// f(n, half, words) for the warp's rows of a tile: channels n and n + 1 in eights.
   template <typename F>
   __device__ __forceinline__ void for_words(const uint8_t* rows, F&& f) const {
-    const uint32_t at = arch::shared_address(rows) + warp * 16 * kRowBytes +
-                        tile::a_lane<kRowBytes>(lane);
+    const uint32_t at =
+        arch::shared_address(rows) + warp * 16 * kRowBytes + tile::a_lane<kRowBytes>(lane);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step) {
       uint32_t words[4];
@@ -171,7 +171,8 @@ struct TokenBlock {
       arch::ldmatrix_x4(a, tile::step_of(rows, step));
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const float2 x = unpack_16<T>(a[r]), shift = channels_of(shared.partner_mean, 2 * step + r / 2);
+        const float2 x = unpack_16<T>(a[r]),
+                     shift = channels_of(shared.partner_mean, 2 * step + r / 2);
         a[r] = tile::pack_16<__half>((x.x - shift.x) * inverse[r % 2],
                                      (x.y - shift.y) * inverse[r % 2]);
       }
@@ -211,7 +212,8 @@ struct TokenBlock {
 };
 
 inline dim3 grid_of(const Tokens& t) {
-  return dim3(static_cast<unsigned>((t.count + kPiece - 1) / kPiece), static_cast<unsigned>(t.heads));
+  return dim3(static_cast<unsigned>((t.count + kPiece - 1) / kPiece),
+              static_cast<unsigned>(t.heads));
 }
 
 }  // namespace sagebwd::cuda::linear
