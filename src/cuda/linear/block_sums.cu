@@ -27,6 +27,7 @@ struct Shape {
     uint8_t lo[kTile];
     uint8_t b[kTile];
     uint16_t partner[3][kPiece];  // ones, and `extra` in two parts
+    float x_mean[D];
   };
 };
 
@@ -35,10 +36,10 @@ __device__ __forceinline__ float split(float x) { return x - static_cast<float>(
 /// Makes φ of a tile of x. Eight lanes share a row.
 template <typename T, int D>
 __device__ __forceinline__ void make_features(const BlockSumsJob& p, uint32_t hi, uint32_t lo,
-                                              int head, int first) {
+                                              const float* mean, int head, int first) {
   using S = Shape<D>;
   constexpr int kChunks = D / 64, kRows = S::kThreads / 8;
-  const int thread = static_cast<int>(threadIdx.x), slot = thread % 8;
+  const int thread = static_cast<int>(arch::thread_index()), slot = thread % 8;
 #pragma unroll 1
   for (int row = thread / 8; row < kPiece; row += kRows) {
     const bool real = first + row < p.x.count;
@@ -49,10 +50,12 @@ __device__ __forceinline__ void make_features(const BlockSumsJob& p, uint32_t hi
       const uint32_t at = tile::swizzled<S::kRowBytes>(row, chunk);
       unpack_chunk<T>(x[i], *static_cast<const uint4*>(arch::shared_pointer(hi + at, 16)));
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (p.x_mean != nullptr) x[i][e] -= p.x_mean[head / p.group * D + chunk * 8 + e];
-        most = fmaxf(most, x[i][e]);
+      for (int e = 0; e < 8; e += 2) {
+        const float2 m = *reinterpret_cast<const float2*>(mean + chunk * 8 + e);
+        x[i][e] -= m.x, x[i][e + 1] -= m.y;
       }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) most = fmaxf(most, x[i][e]);
     }
 #pragma unroll
     for (int step = 1; step < 8; step *= 2)
@@ -103,6 +106,9 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
   const int head = static_cast<int>(blockIdx.y), block = static_cast<int>(blockIdx.x);
   const int end = min((block + 1) * p.block, p.x.count);
 
+  for (int c = static_cast<int>(thread); c < D; c += S::kThreads)
+    shared.x_mean[c] = p.x_mean == nullptr ? 0.0f : p.x_mean[head / p.group * D + c];
+
   float acc[2][S::kBlocks][4] = {}, side[2][4] = {};
   for (int first = block * p.block; first < end; first += kPiece) {
     __syncthreads();  // everybody is done with the tiles before
@@ -119,7 +125,7 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
     }
     arch::cp_async_wait<0>();
     __syncthreads();
-    make_features<T, D>(p, hi, lo, head, first);
+    make_features<T, D>(p, hi, lo, shared.x_mean, head, first);
     if constexpr (std::is_same_v<T, __half>) {  // φ has the range of BF16, and so must b
       for (uint32_t i = thread; i < S::kTile / 16; i += S::kThreads) {
         float x[8];
@@ -129,16 +135,9 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
       }
     }
     __syncthreads();
-#pragma unroll 2
+#pragma unroll 1
     for (int step = 0; step < kPiece / 16; ++step) {
       const uint32_t down = step * 16 * S::kRowBytes;
-      uint32_t a[2][2][4];  // of hi and lo
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint32_t chunk = row0 / 8 + 2 * m;
-        tile::load_a_trans<S::kRowBytes>(a[0][m], hi + down, chunk, lane);
-        tile::load_a_trans<S::kRowBytes>(a[1][m], lo + down, chunk, lane);
-      }
       uint32_t ones[2] = {0, 0};
       if (lane / 4 < 3) {
         const uint16_t* from = &shared.partner[lane / 4][step * 16 + lane % 4 * 2];
@@ -146,20 +145,23 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
         ones[1] = *reinterpret_cast<const uint32_t*>(from + 8);
       }
 #pragma unroll
-      for (int part = 0; part < 2; ++part)
+      for (uint32_t phi : {hi, lo}) {
+        uint32_t a[2][4];
 #pragma unroll
-        for (int m = 0; m < 2; ++m) arch::mma_16<bf16>(side[m], a[part][m], ones[0], ones[1]);
+        for (int m = 0; m < 2; ++m) {
+          tile::load_a_trans<S::kRowBytes>(a[m], phi + down, row0 / 8 + 2 * m, lane);
+          arch::mma_16<bf16>(side[m], a[m], ones[0], ones[1]);
+        }
 #pragma unroll
-      for (int n = 0; n < S::kBlocks; n += 2) {
-        uint32_t b[4];
-        tile::load_b_trans<S::kRowBytes>(b, b_tile + down, column0 / 8 + n, lane);
-#pragma unroll
-        for (int part = 0; part < 2; ++part)
+        for (int n = 0; n < S::kBlocks; n += 2) {
+          uint32_t b[4];
+          tile::load_b_trans<S::kRowBytes>(b, b_tile + down, column0 / 8 + n, lane);
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
-            arch::mma_16<bf16>(acc[m][n], a[part][m], b[0], b[1]);
-            arch::mma_16<bf16>(acc[m][n + 1], a[part][m], b[2], b[3]);
+            arch::mma_16<bf16>(acc[m][n], a[m], b[0], b[1]);
+            arch::mma_16<bf16>(acc[m][n + 1], a[m], b[2], b[3]);
           }
+        }
       }
     }
   }

@@ -70,8 +70,17 @@ struct Mean {
                      // wanted
 };
 int64_t mean_parts(int64_t tokens);
-/// Heads of a group have one mean.
-void launch_mean(const Kind& kind, const Tokens& x, int group, const Mean& mean);
+
+/// Several means at once. Heads of a group have one mean.
+struct MeanJob {
+  struct Of {
+    Tokens x;
+    int group;
+    Mean mean;
+  } of[3];
+  int count;
+};
+void launch_means(const Kind& kind, const MeanJob& job);
 /// The mean of parts that another kernel has summed.
 void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean);
 

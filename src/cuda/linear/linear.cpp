@@ -117,6 +117,16 @@ class Pass {
         first_(first),
         key_heads_(key_heads) {}
 
+  /// Of V, of K where it is wanted, and of dO in the backward.
+  void means(const TensorView* dout) const {
+    MeanJob job{};
+    job.of[job.count++] = {keys(a_.v), 1, ws_.v_mean};
+    if (a_.mean_free_keys) job.of[job.count++] = {keys(a_.k), 1, ws_.k_mean};
+    if (dout != nullptr)
+      job.of[job.count++] = {queries_of(*dout), static_cast<int>(s_.group), ws_.dout_mean};
+    launch_means(kind_, job);
+  }
+
   /// U, and what it takes.
   void sum_keys() const {
     SAGE_CUDA(cudaMemsetAsync(ws_.bad, 0, static_cast<size_t>(2 * key_heads_) * sizeof(uint32_t),
@@ -132,8 +142,6 @@ class Pass {
                  .of_batch = static_cast<int>(p_.h),
                  .heads = static_cast<int>(key_heads_ * s_.group)},
                 kind_.stream);
-    if (a_.mean_free_keys) launch_mean(kind_, keys(a_.k), 1, ws_.k_mean);
-    launch_mean(kind_, keys(a_.v), 1, ws_.v_mean);
     launch_block_sums(kind_, {.x = keys(a_.k),
                               .b = keys(a_.v),
                               .x_mean = a_.mean_free_keys ? ws_.k_mean.mean : nullptr,
@@ -179,7 +187,6 @@ class Pass {
   /// X, and what it takes.
   void sum_queries(const LinearBackwardArgs& out) const {
     const int group = static_cast<int>(s_.group);
-    launch_mean(kind_, queries_of(out.dout), group, ws_.dout_mean);
     launch_block_sums(kind_, {.x = queries_of(a_.q),
                               .b = queries_of(out.dout),
                               .x_mean = nullptr,
@@ -292,6 +299,7 @@ size_t workspace_of(const Problem& p) {
 
 void forward(const Problem& p, const LinearForwardArgs& args, void* workspace) {
   for_passes(p, args, workspace, [&](const Pass& pass) {
+    pass.means(nullptr);
     pass.sum_keys();
     pass.queries(args);
   });
@@ -299,6 +307,7 @@ void forward(const Problem& p, const LinearForwardArgs& args, void* workspace) {
 
 void backward(const Problem& p, const LinearBackwardArgs& args, void* workspace) {
   for_passes(p, args, workspace, [&](const Pass& pass) {
+    pass.means(&args.dout);
     pass.sum_keys();
     pass.query_gradients(args);
     pass.sum_queries(args);

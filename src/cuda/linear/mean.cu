@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Means of tokens: a thread block adds up a span of them, another adds up the spans in order.
+#include <algorithm>
 #include <type_traits>
 
 #include "cuda/host/launch.h"
@@ -11,15 +12,8 @@ namespace {
 constexpr int kThreads = 256, kSpan = 256, kWarps = kThreads / 32;
 constexpr float kSmall = 0x1p-12f;  // sums of so many tokens stay finite
 
-struct MeanParams {
-  Tokens x;
-  int group;
-  Mean mean;
-};
-
 template <typename T, int D>
-__global__ void __launch_bounds__(kThreads)
-    mean_parts_kernel(const __grid_constant__ MeanParams p) {
+__global__ void __launch_bounds__(kThreads) mean_parts_kernel(const __grid_constant__ MeanJob job) {
   constexpr int kLanes = D / 8, kRows = kThreads / kLanes;  // lanes of a row, rows at once
   __shared__ float sums[kWarps][D];
   __shared__ float most_of[kWarps];
@@ -27,6 +21,8 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int head = static_cast<int>(blockIdx.y), first = static_cast<int>(blockIdx.x) * kSpan;
   const int channel = lane % kLanes * 8, row = thread / kLanes;
+  const MeanJob::Of& p = job.of[blockIdx.z];
+  if (head >= p.x.heads || first >= p.x.count) return;
   const T* from = row_of<T>(p.x, head, first) + channel;
   float sum[8] = {}, most = 0.0f;
   int counted = 0;
@@ -66,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) most_of[warp] = most, counted_of[warp] = counted;
   __syncthreads();
   const int64_t part =
-      head / p.group * p.mean.parts + head % p.group * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+      head / p.group * p.mean.parts + head % p.group * (p.mean.parts / p.group) + blockIdx.x;
   if (thread < D) {
     float total = 0.0f;
     for (int w = 0; w < kWarps; ++w) total += sums[w][thread];
@@ -82,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kWays = 8;  // threads that share a channel
 
 template <int D>
-__global__ void __launch_bounds__(kWays* D) mean_kernel(const __grid_constant__ Mean p) {
+__device__ void add_up(const Mean& p) {
   __shared__ double sums[kWays][D];
   __shared__ int counts[kWays];
   __shared__ float magnitudes[kWays];
@@ -111,17 +107,36 @@ __global__ void __launch_bounds__(kWays* D) mean_kernel(const __grid_constant__ 
   if (p.magnitude != nullptr) p.magnitude[head] = power_below(most);
 }
 
+template <int D>
+__global__ void __launch_bounds__(kWays* D) mean_kernel(const __grid_constant__ Mean p) {
+  add_up<D>(p);
+}
+template <int D>
+__global__ void __launch_bounds__(kWays* D) means_kernel(const __grid_constant__ MeanJob p) {
+  const MeanJob::Of& of = p.of[blockIdx.y];
+  if (static_cast<int>(blockIdx.x) * of.group < of.x.heads) add_up<D>(of.mean);
+}
+
 }  // namespace
 
 int64_t mean_parts(int64_t tokens) { return (tokens + kSpan - 1) / kSpan; }
 
-void launch_mean(const Kind& kind, const Tokens& x, int group, const Mean& mean) {
+void launch_means(const Kind& kind, const MeanJob& job) {
+  int64_t spans = 0, heads = 0, key_heads = 0;
+  for (int i = 0; i < job.count; ++i) {
+    const MeanJob::Of& of = job.of[i];
+    spans = std::max(spans, mean_parts(of.x.count));
+    heads = std::max<int64_t>(heads, of.x.heads);
+    key_heads = std::max<int64_t>(key_heads, of.x.heads / of.group);
+  }
+  const unsigned count = static_cast<unsigned>(job.count);
   dispatch(kind, [&](auto type, auto d) {
     launch(mean_parts_kernel<decltype(type), d()>,
-           dim3(static_cast<unsigned>(mean_parts(x.count)), static_cast<unsigned>(x.heads)),
-           kThreads, 0, MeanParams{x, group, mean}, kind.stream);
+           dim3(static_cast<unsigned>(spans), static_cast<unsigned>(heads), count), kThreads, 0,
+           job, kind.stream);
+    launch(means_kernel<d()>, dim3(static_cast<unsigned>(key_heads), count), kWays * d(), 0, job,
+           kind.stream);
   });
-  launch_mean_of_parts(kind, x.heads / group, mean);
 }
 
 void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean) {
