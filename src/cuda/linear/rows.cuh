@@ -97,7 +97,7 @@ __device__ __forceinline__ float inverse_or_zero(float x) { return x < FLT_MIN ?
 
 /// The power of two next to a magnitude from below, within what can be inverted.
 __device__ __forceinline__ float power_below(float x) {
-  const uint32_t exponent = min(max(__float_as_uint(x) >> 23 & 255u, 27u), 227u);
+  const uint32_t exponent = min(max(__float_as_uint(x) >> 23 & 255u, 27u), 253u);
   return __uint_as_float(exponent << 23);
 }
 
