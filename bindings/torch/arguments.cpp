@@ -168,6 +168,17 @@ void* current_stream(int32_t device) {
   return stream;
 }
 
+/// Puts a call on the stream of q's device, or on PyTorch's threads.
+template <typename Args>
+void run_where(Args& args, const Tensor& q) {
+  if (q.is_cuda()) {
+    args.device = Device::cuda;
+    args.stream = current_stream(q.get_device_index());
+  } else {
+    args.parallel_for = {run_on_torch_threads, nullptr};
+  }
+}
+
 }  // namespace
 
 void refuse_argument(const std::string& what) { throw Error(ErrorKind::invalid_argument, what); }
@@ -289,12 +300,7 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
   args.blocks = lists.view();
   args.recipe = parse_recipe(o.recipe);
   args.recipe.seed = static_cast<uint64_t>(o.seed);
-  if (q.is_cuda()) {
-    args.device = Device::cuda;
-    args.stream = current_stream(q.get_device_index());
-  } else {
-    args.parallel_for = {run_on_torch_threads, nullptr};
-  }
+  run_where(args, q);
 }
 
 void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -306,7 +312,7 @@ void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tenso
   args.v = view_of("v", v, packing, packing.tokens_k());
   args.excluded = lists.view();
   args.mean_free_keys = mean_free_keys;
-  args.parallel_for = {run_on_torch_threads, nullptr};
+  run_where(args, q);
 }
 
 Tensor workspace(const Tensor& like, size_t bytes) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd; on a GPU
-// python/sagebwd/linear_torch.py serves those). They allocate the results, call the library, and
-// know nothing of autograd: python/sagebwd/ops.py adds that, and the fake kernels.
+// The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd). They allocate
+// the results, call the library, and know nothing of autograd: python/sagebwd/ops.py adds that, and
+// the fake kernels.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
 // Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v).
@@ -236,6 +236,7 @@ std::tuple<Tensor, Tensor> linear_fwd(const Tensor& q, const Tensor& k, const Te
                                       std::optional<Tensor> list_count, int64_t block_q,
                                       int64_t block_k, bool mean_free_keys) {
   return translated([&] {
+    const OnDeviceOf device(q);
     const Options options = linear_options(list_index, list_count, block_q, block_k);
     const Packing packing(options, q, k, Offsets::on_host);
     const Lists lists(options, q, packing);
@@ -256,6 +257,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dout, std::optional<
                                               std::optional<Tensor> list_count, int64_t block_q,
                                               int64_t block_k, bool mean_free_keys) {
   return translated([&] {
+    const OnDeviceOf device(q);
     const Options options = linear_options(list_index, list_count, block_q, block_k);
     const Packing packing(options, q, k, Offsets::on_host);
     const Lists lists(options, q, packing);
@@ -301,11 +303,15 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
       "bool deterministic, bool partial_kv, Tensor? codes) -> "
       "(Tensor dq, Tensor dk, Tensor dv)");
   m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
-  m.def("linear_fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
-        ") -> (Tensor out, Tensor norm)");
-  m.def(
-      "linear_bwd(Tensor dout, Tensor? dnorm, Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
-      ") -> (Tensor dq, Tensor dk, Tensor dv)");
+  for (const char* name : {"linear_fwd", "linear_fwd_cuda"})
+    m.def((std::string(name) + "(Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
+                               ") -> (Tensor out, Tensor norm)")
+              .c_str());
+  for (const char* name : {"linear_bwd", "linear_bwd_cuda"})
+    m.def((std::string(name) +
+           "(Tensor dout, Tensor? dnorm, Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
+           ") -> (Tensor dq, Tensor dk, Tensor dv)")
+              .c_str());
   m.def("version() -> str");
   m.def("build() -> str");
 }
@@ -322,6 +328,9 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
   m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
   m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
   m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
+  // python/sagebwd/ops.py serves linear_fwd and linear_bwd: by these, or else by PyTorch's matmuls.
+  m.impl("linear_fwd_cuda", TORCH_BOX(&sagebwd::binding::linear_fwd));
+  m.impl("linear_bwd_cuda", TORCH_BOX(&sagebwd::binding::linear_bwd));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {

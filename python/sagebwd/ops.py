@@ -448,9 +448,28 @@ torch.library.register_autograd(
 )
 torch.library.register_autograd("sagebwd::linear_bwd", _bwd_backward)
 
-# On a GPU the linear branch is made of PyTorch's matmuls.
-torch.library.impl("sagebwd::linear_fwd", "CUDA")(linear_torch.forward)
-torch.library.impl("sagebwd::linear_bwd", "CUDA")(linear_torch.backward)
+
+def _kernel_or_matmuls(kernel, matmuls):
+    """What serves the linear branch on a GPU: our kernel or, where that declines, PyTorch's
+    matmuls."""
+
+    def run(*args):
+        try:
+            return kernel(*args)
+        except RuntimeError as error:
+            if not isinstance(_translated(error), NotImplementedError):
+                raise
+        return matmuls(*args)
+
+    return run
+
+
+torch.library.impl("sagebwd::linear_fwd", "CUDA")(
+    _kernel_or_matmuls(_ops.linear_fwd_cuda.default, linear_torch.forward)
+)
+torch.library.impl("sagebwd::linear_bwd", "CUDA")(
+    _kernel_or_matmuls(_ops.linear_bwd_cuda.default, linear_torch.backward)
+)
 
 
 def _no_vmap(info, in_dims, *args):

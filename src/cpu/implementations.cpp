@@ -45,6 +45,7 @@ backend::Implementation make() {
                     void* ws) { forward(table(kTable), p, a, ws); },
       .backward = [](const spec::Problem& p, const BackwardArgs& a,
                      void* ws) { backward(table(kTable), p, a, ws); },
+      .linear_decline = [](const spec::Problem& p) { return decline(table(kTable), p); },
       .linear_workspace = [](const spec::Problem& p) { return linear_workspace(p); },
       .linear_forward = [](const spec::Problem& p, const LinearForwardArgs& a,
                            void* ws) { linear_forward(table(kTable), p, a, ws); },

@@ -85,7 +85,7 @@ const Implementation& choose_linear(const spec::Problem& p) {
   std::string refusals;
   for (const Implementation* impl : implementations()) {
     std::string reason =
-        impl->linear_forward == nullptr ? "has no linear branch" : impl->decline(p);
+        impl->linear_decline == nullptr ? "has no linear branch" : impl->linear_decline(p);
     if (reason.empty() && pin != nullptr && std::string(pin) != impl->name)
       reason = std::string("SAGEBWD_IMPL pins ") + pin;
     if (reason.empty()) return *impl;

@@ -212,9 +212,9 @@ void linear_backward(const Problem& p, const LinearBackwardArgs& args, void*) {
 }  // namespace
 
 const backend::Implementation& implementation() {
-  static const backend::Implementation impl{"ref",     decline,        tiles,
-                                            workspace, forward,        backward,
-                                            workspace, linear_forward, linear_backward};
+  static const backend::Implementation impl{"ref",          decline,        tiles,   workspace,
+                                            forward,        backward,       decline, workspace,
+                                            linear_forward, linear_backward};
   return impl;
 }
 

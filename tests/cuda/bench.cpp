@@ -2,9 +2,10 @@
 // Times forward and backward, everything included (means, quantisation, copies), with device
 // events.
 //
-//   gpu_bench [--deterministic] [--codes] [case …]   e.g. "b8 h16 n4096 d128 causal bf16
+//   gpu_bench [--deterministic] [--codes] [--linear] [case …]   e.g. "b8 h16 n4096 d128 causal bf16
 //   vectorwise"
 //
+// --linear: the linear branch, over what the lists of the case leave out.
 // --codes: the forward saves its codes, and the backward takes them instead of q, k and v.
 // One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head forward, 2.5 times
 // that backward. With block lists (keep=0.1, lists=random or diagonal) only listed pairs count.
@@ -134,19 +135,58 @@ void run(const std::string& text, bool deterministic, bool codes) {
     check(cudaFree(p));
 }
 
+/// The linear branch: its time alone, because it does much the same for any lists.
+void run_linear(const std::string& text) {
+  const spec::AttnCase c = spec::AttnCase::parse(text);
+  LinearForwardArgs f;
+  f.device = Device::cuda;
+  f.q = c.q_view(gaussian(c.q_elements(), c.dtype, 1));
+  f.k = c.k_view(gaussian(c.k_elements(), c.dtype, 2));
+  f.v = c.k_view(gaussian(c.k_elements(), c.dtype, 3));
+  const size_t q_bytes = static_cast<size_t>(c.q_elements()) * 2,
+               k_bytes = static_cast<size_t>(c.k_elements()) * 2;
+  const trace::Lists lists = trace::make_lists(c, {});
+  if (c.has_lists()) {
+    f.excluded = lists.shape;
+    f.excluded.on_device = true;
+    f.excluded.index = on_device(lists.index), f.excluded.count = on_device(lists.count);
+  }
+  LinearBackwardArgs g;
+  static_cast<LinearArgs&>(g) = f;
+  f.o = c.q_view(device(q_bytes));
+  g.dout = c.q_view(gaussian(c.q_elements(), c.dtype, 4));
+  g.dq = c.q_view(device(q_bytes)), g.dk = c.k_view(device(k_bytes)),
+  g.dv = c.k_view(device(k_bytes));
+  f.workspace_bytes = workspace_size(f), f.workspace = device(f.workspace_bytes);
+  g.workspace_bytes = workspace_size(g), g.workspace = device(g.workspace_bytes);
+  const double fwd = median_ms([&] { linear_forward(f); }),
+               bwd = median_ms([&] { linear_backward(g); });
+  std::printf("%-58s linear fwd %8.3f ms  bwd %8.3f ms  workspace %.0f and %.0f MB\n", text.c_str(),
+              fwd, bwd, static_cast<double>(f.workspace_bytes) * 1e-6,
+              static_cast<double>(g.workspace_bytes) * 1e-6);
+  std::fflush(stdout);
+  for (void* p :
+       {f.q.data, f.k.data, f.v.data, f.o.data, g.dout.data, g.dq.data, g.dk.data, g.dv.data,
+        f.workspace, g.workspace, static_cast<void*>(const_cast<int32_t*>(f.excluded.index)),
+        static_cast<void*>(const_cast<int32_t*>(f.excluded.count))})
+    check(cudaFree(p));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> cases(argv + 1, argv + argc);
   const auto asked = [&](const char* option) { return std::erase(cases, option) > 0; };
-  const bool deterministic = asked("--deterministic"), codes = asked("--codes");
+  const bool deterministic = asked("--deterministic"), codes = asked("--codes"),
+             linear = asked("--linear");
   if (cases.empty())
     for (const char* d : {"h16 d128", "h32 d64"})
       for (const char* mask : {"causal", "full"})
         for (const char* n : {"b32 n1024", "b8 n4096", "b2 n16384"})
           cases.push_back(std::string(n) + " " + d + " " + mask);
   try {
-    for (const std::string& text : cases) run(text, deterministic, codes);
+    for (const std::string& text : cases)
+      linear ? run_linear(text) : run(text, deterministic, codes);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpu_bench: %s\n", e.what());
     return 1;

@@ -90,4 +90,13 @@ __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], uint32_t tile, ui
       b, tile + (lane & 8) * kRowBytes + swizzled<kRowBytes>(lane & 7, chunk + (lane >> 4)));
 }
 
+/// A operand of a 16-bit tile [k, m], again with the contraction along its rows: rows 0 … 15 of
+/// `tile`, 16 columns from chunk `chunk` on.
+template <int kRowBytes>
+__device__ __forceinline__ void load_a_trans(uint32_t (&a)[4], uint32_t tile, uint32_t chunk,
+                                             uint32_t lane) {
+  arch::ldmatrix_x4_trans(a, tile + (lane >> 4) * 8 * kRowBytes +
+                                 swizzled<kRowBytes>(lane & 7, chunk + ((lane >> 3) & 1)));
+}
+
 }  // namespace sagebwd::cuda::tile

@@ -16,6 +16,10 @@ namespace sagebwd::cuda {
 extern thread_local uint8_t memory[sm80::kSharedMemory]
     __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
 }  // namespace sagebwd::cuda
+namespace sagebwd::cuda::linear {
+extern thread_local uint8_t memory[sm80::kSharedMemory]
+    __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
+}  // namespace sagebwd::cuda::linear
 
 namespace sagebwd::emulator {
 namespace {

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear branch (sagebwd/linear.h) as a sequence of kernels. A pass works on some key heads and
+// the query heads of their groups; `heads` counts those of one kind in a pass.
+//
+// With the means v̄ of V and ō of dO, and per block a matrix of averages instead of sums:
+//
+//   keys      z_j = Σ φ(k)        h_j = Σ φ(k)ᵀ·V − z_j·v̄ᵀ                 launch_block_sums
+//   queries   Z_i, H_i = sums over the key blocks that i does not exclude  launch_complement
+//             U_i = H_i / Z_i, row by row: what each channel of φ has as an average of V − v̄
+//             n = φ(q)·Z_i   u = φ(q)∘Z_i / n   O = v̄ + u·U_i              launch_forward
+//   backward  G = dO·U_iᵀ   D = u·G   dq = u∘(G − D) + n·dn·(u − φ)        launch_query_gradients
+//   queries   a = φ(q)/n   w_i = Σ a   dz_i = Σ a·(n·dn − D)
+//             dH_i = Σ aᵀ·dO − w_i·ōᵀ                                      launch_block_sums
+//   keys      W_j, dZ_j, dh_j = sums over the query blocks that do not exclude j
+//             X_j = dh_j / W_j                                             launch_complement
+//             s = φ(k)·W_j   dV = s·(ō + (φ(k)∘W_j / s)·X_j)
+//             dφ = W_j∘((V − v̄)·X_jᵀ + (V − v̄)·ō) + dZ_j                   launch_key_gradients
+//             g = φ∘(dφ − φ·dφ)   dK = g − mean of g                       launch_subtract_mean
+//
+// Averages do without the range of sums: they are FP16, and so are u and rows of dO and V beside
+// them, scaled by powers of two. Sums over a block are BF16, because neighbouring blocks may differ
+// by any factor. Without the means, what differs between channels would drown in rounding where V
+// or dO has a large mean. φ(k) and a are split in two BF16 numbers. All sums are FP32, and their
+// order does not depend on scheduling.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/tile/views.h"
+#include "sagebwd/types.h"
+
+namespace sagebwd::cuda::linear {
+
+/// Tokens that a thread block takes at once. Blocks of lists are multiples of it.
+inline constexpr int kPiece = 64;
+/// Rows of the 0/1 matrix are a multiple of this long.
+inline constexpr int kSeenStep = 128;
+
+/// The tokens of the heads of a pass.
+struct Tokens {
+  Strided x;
+  int64_t first;  // head of the pass, counted over all batch entries
+  int of_batch;   // heads of a batch entry
+  int count;      // tokens of a head
+  int heads;      // of the pass
+};
+
+/// What every launch needs to know of the call.
+struct Kind {
+  Dtype dtype;  // bf16 or f16
+  int d;        // 64 or 128
+  cudaStream_t stream;
+};
+
+// --- means
+// ----------------------------------------------------------------------------------------
+
+/// Sums over parts of the tokens, and what is made of them for each key head. Tokens that hold NaN
+/// or Inf do not count.
+struct Mean {
+  float* part;       // [key heads, parts, d]
+  int* counted;      // [key heads, parts]; null: no means but sums to be divided by `divisor`
+  float* most;       // [key heads, parts]: the largest magnitude
+  int64_t parts;     // of a key head
+  float* mean;       // [key heads, d]
+  float* divisor;    // [key heads]: tokens that count
+  float* magnitude;  // [key heads]: a power of two that no value is twice as large as; null: not
+                     // wanted
+};
+int64_t mean_parts(int64_t tokens);
+
+/// Several means at once. Heads of a group have one mean.
+struct MeanJob {
+  struct Of {
+    Tokens x;
+    int group;
+    Mean mean;
+  } of[3];
+  int count;
+};
+void launch_means(const Kind& kind, const MeanJob& job);
+/// The mean of parts that another kernel has summed.
+void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean);
+
+// --- which blocks see each other
+// ------------------------------------------------------------------
+
+/// 1 where a block of queries does not exclude a block of keys, else 0, as BF16.
+struct Seen {
+  uint16_t* at;    // [heads, rows, stride]; zeros behind the last key block
+  int64_t stride;  // a multiple of kSeenStep
+  int rows;        // blocks of queries of a head
+  int columns;     // blocks of keys
+};
+struct SeenJob {
+  Seen to;
+  const int32_t *index, *count;  // null: nothing is excluded; all of `width`
+  int64_t width, stride_batch, stride_head;
+  int64_t first;  // head of the pass
+  int of_batch, heads;
+};
+void launch_seen(const SeenJob& job, cudaStream_t stream);
+
+// --- sums over blocks
+// -----------------------------------------------------------------------------
+
+struct BlockSumsJob {
+  Tokens x, b;                  // what φ is made of, and its partner
+  const float* x_mean;          // [key heads, d]; null: none
+  const float* b_mean;          // [key heads, d]
+  int group;                    // heads that share these
+  const float *weight, *extra;  // [heads, count]: of φ, and a second partner; null: 1, none
+  int block, blocks;            // tokens of a block, blocks of a head
+  uint16_t* matrix;             // [heads, blocks, d, d], BF16
+  float *sum, *extra_sum;       // [heads, blocks, d] of the weighted φ, and of φ times `extra`
+  uint32_t* bad;                // [key heads]: set where a matrix has NaN or Inf
+};
+void launch_block_sums(const Kind& kind, const BlockSumsJob& job);
+
+/// Sums over the blocks that see each other, as averages.
+struct ComplementJob {
+  Seen seen;
+  bool by_keys;  // results belong to blocks of keys, else of queries
+  int key_heads, group;
+  const uint16_t* matrix;  // of launch_block_sums
+  const float* sum[2];     // [1]: null: none
+  const float* magnitude;  // [key heads] of the partner
+  const uint32_t* bad;
+  uint16_t* average;      // [heads, blocks, d, d], FP16, times average_scale(magnitude)
+  float* sum_of_seen[2];  // [heads, blocks, d]
+};
+void launch_complement(const Kind& kind, const ComplementJob& job);
+
+// --- tokens
+// ---------------------------------------------------------------------------------------
+
+/// What the kernels that own tokens read.
+struct Tables {
+  int group, block, blocks;
+  const uint16_t* average;  // [heads, blocks, d, d]
+  const float* sum;         // [heads, blocks, d]
+  const float* magnitude;   // [key heads] of what is averaged
+  const float* mean;        // [key heads, d] of what is averaged
+};
+
+struct ForwardJob {
+  Tokens q;
+  Tables keys;
+  Strided o;
+  StridedStats norm;  // data null: not wanted
+};
+void launch_forward(const Kind& kind, const ForwardJob& job);
+
+struct QueryGradientsJob {
+  Tokens q, dout;
+  Tables keys;
+  StridedStats dnorm;  // data null: zeros
+  Strided dq;
+  float *weight, *extra;  // [heads, count]: 1/n and n·dn − D
+};
+void launch_query_gradients(const Kind& kind, const QueryGradientsJob& job);
+
+struct KeyGradientsJob {
+  Tokens k, v;
+  Tables queries;
+  const float* extra_sum;        // [heads, blocks, d]: dZ
+  const float *k_mean, *v_mean;  // [heads, d]; k_mean null: φ gets K as it is
+  Strided dv, dk;                // dk is written if there is no k_mean
+  float* g;                      // [heads, count, d]
+  float* g_part;                 // [heads, pieces, d]: sums of g
+};
+void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job);
+
+/// dK = g − mean.
+struct SubtractMeanJob {
+  Tokens dk;
+  const float *g, *mean;
+};
+void launch_subtract_mean(const Kind& kind, const SubtractMeanJob& job);
+
+}  // namespace sagebwd::cuda::linear

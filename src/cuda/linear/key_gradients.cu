@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/linear/tokens.cuh"
+
+namespace sagebwd::cuda::linear {
+template <typename T, int D>
+__global__ void __launch_bounds__(kTokenThreads)
+    key_gradients_kernel(const __grid_constant__ KeyGradientsJob p) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const TokenBlock<T, D> me(memory, p.queries);
+  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.x), p.k, me.head, me.first,
+                                  threadIdx.x);
+  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.partner), p.v, me.head, me.first,
+                                  threadIdx.x);
+  me.copy(me.shared.x_mean, p.k_mean == nullptr ? nullptr : p.k_mean + me.head * D);
+  me.copy(me.shared.partner_mean, p.v_mean + me.head * D);
+  me.copy(me.shared.extra_sum, p.extra_sum + me.block * D);
+  arch::cp_async_commit();
+  arch::cp_async_wait<0>();
+  __syncthreads();
+
+  Fragment<D> phi;
+  me.features(phi);
+  {
+    Fragment<D> out = {};
+    float norm[2];
+    me.norms(norm, phi);
+    const float inverse[2] = {inverse_or_zero(norm[0]), inverse_or_zero(norm[1])};
+    me.average_of(out, phi, inverse);
+    me.store(p.dv, p.k, [&](int n, int half) -> float2 {
+      const float2 mean = me.channels_of(me.shared.mean, n);
+      if (norm[half] == 0.0f) return {0.0f, 0.0f};
+      return {norm[half] * (mean.x + me.scale * out[n][2 * half]),
+              norm[half] * (mean.y + me.scale * out[n][2 * half + 1])};
+    });
+  }
+
+  // g becomes the gradient of φ, and then that of K without its mean.
+  Fragment<D> g = {};
+  float dot[2], total[2] = {0.0f, 0.0f};
+  me.against_averages(g, dot);
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n) {
+    const float2 sum = me.channels_of(me.shared.sum, n),
+                 extra = me.channels_of(me.shared.extra_sum, n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      g[n][i] =
+          (i % 2 == 0 ? sum.x : sum.y) * (g[n][i] + dot[i / 2]) + (i % 2 == 0 ? extra.x : extra.y);
+      total[i / 2] += phi[n][i] * g[n][i];
+    }
+  }
+  bool counts[2];  // in the mean
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    total[half] = quad_sum(total[half]), counts[half] = me.token(half) < p.k.count;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) g[n][i] = phi[n][i] * (g[n][i] - total[i / 2]);
+
+  if (p.k_mean == nullptr) {
+    me.store(p.dk, p.k, [&](int n, int half) -> float2 {
+      return {g[n][2 * half], g[n][2 * half + 1]};
+    });
+    return;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* const row = p.g + (static_cast<int64_t>(me.head) * p.k.count + me.token(half)) * D;
+    bool finite = true;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      if (counts[half])
+        *reinterpret_cast<float2*>(row + me.channel(n)) = {g[n][2 * half], g[n][2 * half + 1]};
+      finite = finite && fabsf(g[n][2 * half]) <= FLT_MAX && fabsf(g[n][2 * half + 1]) <= FLT_MAX;
+    }
+    const uint32_t quad = __ballot_sync(kAllLanes, finite) >> (me.lane & ~3u) & 15u;
+    counts[half] = counts[half] && quad == 15u;
+  }
+  __syncthreads();  // everybody is done with the tiles; x holds the sums of the warps now
+  float(*const sums)[D] = reinterpret_cast<float(*)[D]>(me.shared.x);
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = (counts[0] ? g[n][i] : 0.0f) + (counts[1] ? g[n][2 + i] : 0.0f);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+      if (me.lane < 4) sums[me.warp][me.channel(n) + i] = sum;
+    }
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x); c < D; c += kTokenThreads) {
+    float sum = 0.0f;
+    for (int w = 0; w < kTokenThreads / 32; ++w) sum += sums[w][c];
+    p.g_part[(static_cast<int64_t>(me.head) * gridDim.x + blockIdx.x) * D + c] = sum;
+  }
+}
+
+void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job) {
+  dispatch(kind, [&](auto type, auto d) {
+    launch(key_gradients_kernel<decltype(type), d()>, grid_of(job.k), kTokenThreads,
+           sizeof(TokenShared<d()>), job, kind.stream);
+  });
+}
+
+}  // namespace sagebwd::cuda::linear

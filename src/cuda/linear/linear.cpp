@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward as a sequence of kernels on the caller's stream: nothing here waits for the
+// device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
+// Heads are taken a few at a time, so that their matrices stay within a fixed memory.
+#include "cuda/linear/linear.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/math.h"
+#include "cuda/host/arena.h"
+#include "cuda/host/check.h"
+#include "cuda/host/device.h"
+#include "cuda/host/views.h"
+#include "cuda/linear/jobs.h"
+#include "cuda/lists/job.h"
+
+namespace sagebwd::cuda::linear {
+
+int64_t most_bytes = int64_t{1} << 28;
+
+namespace {
+
+using spec::Problem;
+
+constexpr int64_t kMostHeads = 65535;  // of a pass: a dimension of a grid
+
+struct Sizes {
+  explicit Sizes(const Problem& p)
+      : backward(p.direction == spec::Direction::backward),
+        group(p.group()),
+        block_q(p.has_lists() ? p.blocks.block_q : 128),
+        block_k(p.has_lists() ? p.blocks.block_k : 64),
+        q_blocks(ceil_div(p.nq, block_q)),
+        k_blocks(ceil_div(p.nk, block_k)),
+        seen_stride(round_up(std::max<int64_t>(k_blocks, 1), kSeenStep)) {}
+
+  bool backward;
+  int64_t group;
+  int block_q, block_k;
+  int64_t q_blocks, k_blocks, seen_stride;
+};
+
+/// What lies where in the workspace.
+struct Space {
+  Space(const Problem& p, const Sizes& s, int64_t key_heads, Arena& arena) {
+    const int64_t heads = key_heads * s.group;
+    const auto take_mean = [&](Mean& m, int64_t parts, bool of_tokens) {
+      m = {.part = arena.take<float>(key_heads * parts * p.d),
+           .counted = of_tokens ? arena.take<int>(key_heads * parts) : nullptr,
+           .most = of_tokens ? arena.take<float>(key_heads * parts) : nullptr,
+           .parts = parts,
+           .mean = arena.take<float>(key_heads * p.d),
+           .divisor = nullptr,
+           .magnitude = nullptr};
+      if (!of_tokens) return;
+      m.divisor = arena.take<float>(key_heads), m.magnitude = arena.take<float>(key_heads);
+    };
+    const auto take_matrices = [&](int64_t blocks) {
+      return arena.take<uint16_t>(blocks * p.d * p.d);
+    };
+    bad = arena.take<uint32_t>(2 * key_heads);
+    seen = arena.take<uint16_t>(heads * s.q_blocks * s.seen_stride);
+    take_mean(k_mean, mean_parts(p.nk), true);
+    take_mean(v_mean, mean_parts(p.nk), true);
+    of_keys = take_matrices(key_heads * s.k_blocks);
+    of_queries = take_matrices(heads * s.q_blocks);
+    z = arena.take<float>(key_heads * s.k_blocks * p.d);
+    z_seen = arena.take<float>(heads * s.q_blocks * p.d);
+    if (!s.backward) return;
+    take_mean(dout_mean, s.group * mean_parts(p.nq), true);
+    take_mean(g_mean, ceil_div(p.nk, kPiece), false);
+    g_mean.divisor = k_mean.divisor;
+    weight = arena.take<float>(heads * p.nq), extra = arena.take<float>(heads * p.nq);
+    for (int i = 0; i < 2; ++i) {
+      w[i] = arena.take<float>(heads * s.q_blocks * p.d);
+      w_seen[i] = arena.take<float>(key_heads * s.k_blocks * p.d);
+    }
+    g = arena.take<float>(key_heads * p.nk * p.d);
+  }
+
+  uint32_t* bad;                   // [2, key heads]: of h and dH
+  uint16_t *of_keys, *of_queries;  // h, then X; U, then dH
+  uint16_t* seen;
+  Mean k_mean, v_mean, dout_mean{}, g_mean{};
+  float *z, *z_seen;
+  float *weight = nullptr, *extra = nullptr;
+  float *w[2] = {}, *w_seen[2] = {};  // w, dz and W, dZ
+  float* g = nullptr;
+};
+
+int64_t bytes_for(const Problem& p, const Sizes& s, int64_t key_heads) {
+  Arena arena(nullptr);
+  Space(p, s, key_heads, arena);
+  return static_cast<int64_t>(arena.used());
+}
+
+/// Key heads of a pass. All passes have about as many.
+int64_t heads_of_pass(const Problem& p, const Sizes& s) {
+  const int64_t all = p.b * p.hk;
+  const int64_t most = std::clamp<int64_t>(
+      std::min(most_bytes / std::max<int64_t>(bytes_for(p, s, 1), 1), kMostHeads / s.group), 1,
+      std::max<int64_t>(all, 1));
+  return ceil_div(all, ceil_div(all, most));
+}
+
+/// The kernels of a call, for the heads of a pass.
+class Pass {
+ public:
+  Pass(const Problem& problem, const LinearArgs& args, const Sizes& sizes, const Space& space,
+       int64_t first, int64_t key_heads)
+      : p_(problem),
+        a_(args),
+        s_(sizes),
+        ws_(space),
+        kind_{problem.dtype, static_cast<int>(problem.d), static_cast<cudaStream_t>(args.stream)},
+        first_(first),
+        key_heads_(key_heads) {}
+
+  /// Of V, of K where it is wanted, and of dO in the backward.
+  void means(const TensorView* dout) const {
+    MeanJob job{};
+    job.of[job.count++] = {keys(a_.v), 1, ws_.v_mean};
+    if (a_.mean_free_keys) job.of[job.count++] = {keys(a_.k), 1, ws_.k_mean};
+    if (dout != nullptr)
+      job.of[job.count++] = {queries_of(*dout), static_cast<int>(s_.group), ws_.dout_mean};
+    launch_means(kind_, job);
+  }
+
+  /// U, and what it takes.
+  void sum_keys() const {
+    SAGE_CUDA(cudaMemsetAsync(ws_.bad, 0, static_cast<size_t>(2 * key_heads_) * sizeof(uint32_t),
+                              kind_.stream));
+    const BlockLists& l = p_.blocks;
+    launch_seen({.to = seen(),
+                 .index = p_.has_lists() ? l.index : nullptr,
+                 .count = l.count,
+                 .width = l.width,
+                 .stride_batch = l.stride_batch,
+                 .stride_head = l.stride_head,
+                 .first = first_ * s_.group,
+                 .of_batch = static_cast<int>(p_.h),
+                 .heads = static_cast<int>(key_heads_ * s_.group)},
+                kind_.stream);
+    launch_block_sums(kind_, {.x = keys(a_.k),
+                              .b = keys(a_.v),
+                              .x_mean = a_.mean_free_keys ? ws_.k_mean.mean : nullptr,
+                              .b_mean = ws_.v_mean.mean,
+                              .group = 1,
+                              .weight = nullptr,
+                              .extra = nullptr,
+                              .block = s_.block_k,
+                              .blocks = static_cast<int>(s_.k_blocks),
+                              .matrix = ws_.of_keys,
+                              .sum = ws_.z,
+                              .extra_sum = nullptr,
+                              .bad = ws_.bad});
+    launch_complement(kind_, {.seen = seen(),
+                              .by_keys = false,
+                              .key_heads = static_cast<int>(key_heads_),
+                              .group = static_cast<int>(s_.group),
+                              .matrix = ws_.of_keys,
+                              .sum = {ws_.z, nullptr},
+                              .magnitude = ws_.v_mean.magnitude,
+                              .bad = ws_.bad,
+                              .average = ws_.of_queries,
+                              .sum_of_seen = {ws_.z_seen, nullptr}});
+  }
+
+  void queries(const LinearForwardArgs& out) const {
+    launch_forward(kind_, {.q = queries_of(a_.q),
+                           .keys = keys_as_seen(),
+                           .o = strided(out.o, 16),
+                           .norm = stats(out.norm)});
+  }
+
+  void query_gradients(const LinearBackwardArgs& out) const {
+    launch_query_gradients(kind_, {.q = queries_of(a_.q),
+                                   .dout = queries_of(out.dout),
+                                   .keys = keys_as_seen(),
+                                   .dnorm = stats(out.dnorm),
+                                   .dq = strided(out.dq, 16),
+                                   .weight = ws_.weight,
+                                   .extra = ws_.extra});
+  }
+
+  /// X, and what it takes.
+  void sum_queries(const LinearBackwardArgs& out) const {
+    const int group = static_cast<int>(s_.group);
+    launch_block_sums(kind_, {.x = queries_of(a_.q),
+                              .b = queries_of(out.dout),
+                              .x_mean = nullptr,
+                              .b_mean = ws_.dout_mean.mean,
+                              .group = group,
+                              .weight = ws_.weight,
+                              .extra = ws_.extra,
+                              .block = s_.block_q,
+                              .blocks = static_cast<int>(s_.q_blocks),
+                              .matrix = ws_.of_queries,
+                              .sum = ws_.w[0],
+                              .extra_sum = ws_.w[1],
+                              .bad = ws_.bad + key_heads_});
+    launch_complement(kind_, {.seen = seen(),
+                              .by_keys = true,
+                              .key_heads = static_cast<int>(key_heads_),
+                              .group = group,
+                              .matrix = ws_.of_queries,
+                              .sum = {ws_.w[0], ws_.w[1]},
+                              .magnitude = ws_.dout_mean.magnitude,
+                              .bad = ws_.bad + key_heads_,
+                              .average = ws_.of_keys,
+                              .sum_of_seen = {ws_.w_seen[0], ws_.w_seen[1]}});
+  }
+
+  void key_gradients(const LinearBackwardArgs& out) const {
+    launch_key_gradients(kind_, {.k = keys(a_.k),
+                                 .v = keys(a_.v),
+                                 .queries = {.group = 1,
+                                             .block = s_.block_k,
+                                             .blocks = static_cast<int>(s_.k_blocks),
+                                             .average = ws_.of_keys,
+                                             .sum = ws_.w_seen[0],
+                                             .magnitude = ws_.dout_mean.magnitude,
+                                             .mean = ws_.dout_mean.mean},
+                                 .extra_sum = ws_.w_seen[1],
+                                 .k_mean = a_.mean_free_keys ? ws_.k_mean.mean : nullptr,
+                                 .v_mean = ws_.v_mean.mean,
+                                 .dv = strided(out.dv, 16),
+                                 .dk = strided(out.dk, 16),
+                                 .g = ws_.g,
+                                 .g_part = ws_.g_mean.part});
+    if (!a_.mean_free_keys) return;
+    launch_mean_of_parts(kind_, static_cast<int>(key_heads_), ws_.g_mean);
+    launch_subtract_mean(kind_, {.dk = keys(out.dk), .g = ws_.g, .mean = ws_.g_mean.mean});
+  }
+
+ private:
+  Tokens keys(const TensorView& t) const {
+    return {strided(t, 16), first_, static_cast<int>(p_.hk), static_cast<int>(p_.nk),
+            static_cast<int>(key_heads_)};
+  }
+  Tokens queries_of(const TensorView& t) const {
+    return {strided(t, 16), first_ * s_.group, static_cast<int>(p_.h), static_cast<int>(p_.nq),
+            static_cast<int>(key_heads_ * s_.group)};
+  }
+  Seen seen() const {
+    return {ws_.seen, s_.seen_stride, static_cast<int>(s_.q_blocks), static_cast<int>(s_.k_blocks)};
+  }
+  Tables keys_as_seen() const {
+    return {.group = static_cast<int>(s_.group),
+            .block = s_.block_q,
+            .blocks = static_cast<int>(s_.q_blocks),
+            .average = ws_.of_queries,
+            .sum = ws_.z_seen,
+            .magnitude = ws_.v_mean.magnitude,
+            .mean = ws_.v_mean.mean};
+  }
+
+  const Problem& p_;
+  const LinearArgs& a_;
+  const Sizes& s_;
+  const Space& ws_;
+  const Kind kind_;
+  const int64_t first_, key_heads_;
+};
+
+/// f(pass) for all heads of a call.
+template <typename F>
+void for_passes(const Problem& p, const LinearArgs& args, void* workspace, F&& f) {
+  const Sizes sizes(p);
+  const int64_t all = p.b * p.hk, most = heads_of_pass(p, sizes);
+  Arena arena(aligned(workspace));
+  const Space space(p, sizes, most, arena);
+  for (int64_t first = 0; first < all; first += most)
+    f(Pass(p, args, sizes, space, first, std::min(most, all - first)));
+}
+
+}  // namespace
+
+std::string decline(const Problem& p) {
+  constexpr int64_t kMostTokens = int64_t{1} << 30, kMostBlocks = int64_t{1} << 23;
+  if (p.device != Device::cuda) return "runs on CUDA memory only";
+  if (p.dtype == Dtype::f32) return "has the linear branch in bf16 and f16, not f32";
+  if (p.d != 64 && p.d != 128) return "has the linear branch for head dims 64 and 128";
+  if (p.h == 0) return "takes at least one query head";
+  if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
+  if (p.nq > kMostTokens || p.nk > kMostTokens) return "takes up to 2^30 tokens of a sequence";
+  const Sizes sizes(p);
+  if (sizes.group > kMostHeads || sizes.group * sizes.q_blocks > kMostBlocks ||
+      sizes.k_blocks > kMostBlocks)
+    return "takes up to 65535 query heads, and 2^23 blocks of queries, per key head";
+  return decline_device(8);
+}
+
+size_t workspace_of(const Problem& p) {
+  const Sizes sizes(p);
+  return static_cast<size_t>(bytes_for(p, sizes, heads_of_pass(p, sizes))) + kDeviceAlign;
+}
+
+void forward(const Problem& p, const LinearForwardArgs& args, void* workspace) {
+  for_passes(p, args, workspace, [&](const Pass& pass) {
+    pass.means(nullptr);
+    pass.sum_keys();
+    pass.queries(args);
+  });
+}
+
+void backward(const Problem& p, const LinearBackwardArgs& args, void* workspace) {
+  for_passes(p, args, workspace, [&](const Pass& pass) {
+    pass.means(&args.dout);
+    pass.sum_keys();
+    pass.query_gradients(args);
+    pass.sum_queries(args);
+    pass.key_gradients(args);
+  });
+}
+
+}  // namespace sagebwd::cuda::linear

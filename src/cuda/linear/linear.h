@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear branch on a GPU. jobs.h has the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "spec/problem.h"
+
+namespace sagebwd::cuda::linear {
+
+/// Bytes for the heads that are worked on at once, unless one head needs more. Tests make it small.
+extern int64_t most_bytes;
+
+/// Why these kernels do not serve a problem; empty when they do.
+std::string decline(const spec::Problem& p);
+
+size_t workspace_of(const spec::Problem& p);
+void forward(const spec::Problem& p, const LinearForwardArgs& args, void* workspace);
+void backward(const spec::Problem& p, const LinearBackwardArgs& args, void* workspace);
+
+}  // namespace sagebwd::cuda::linear

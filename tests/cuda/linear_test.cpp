@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear branch on the GPU against the FP64 oracle.
+#include "cuda/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "device_array.h"
+#include "device_case.h"
+#include "linear/linear_problem.h"
+
+namespace sagebwd::gpu {
+namespace {
+
+using sagebwd::testing::LinearAnswer;
+using sagebwd::testing::LinearProblem;
+using sagebwd::testing::LinearSizes;
+using sagebwd::testing::LinearTensor;
+
+/// Relative L2.
+double error(const std::vector<double>& got, const std::vector<double>& want) {
+  double difference = 0, size = 0;
+  for (size_t n = 0; n < want.size(); ++n) {
+    difference += (got[n] - want[n]) * (got[n] - want[n]);
+    size += want[n] * want[n];
+  }
+  if (std::isnan(difference)) return difference;
+  return difference == 0 ? 0 : std::sqrt(difference / size);
+}
+
+/// A tensor's memory on the device, `shift` bytes behind an aligned address.
+class OnDevice {
+ public:
+  OnDevice(LinearTensor& t, size_t shift) : host_(t), shift_(shift), memory_(bytes()) {
+    memory_.write(t.memory, static_cast<int64_t>(shift));
+  }
+  TensorView view() const {
+    TensorView v = host_.view;
+    v.data = memory_.data + shift_;
+    return v;
+  }
+  void fetch() {
+    const std::vector<std::byte> all = memory_.read();
+    std::copy(all.begin() + static_cast<std::ptrdiff_t>(shift_), all.end(), host_.memory.begin());
+  }
+
+ private:
+  size_t bytes() const { return host_.memory.size() + shift_; }
+  LinearTensor& host_;
+  size_t shift_;
+  Array<std::byte> memory_;
+};
+
+/// Forward and backward through the public calls. Lists go to the device as they are.
+LinearAnswer run(LinearProblem& x, size_t shift = 0, bool with_lists = true) {
+  LinearForwardArgs f = x.forward_args();
+  LinearBackwardArgs b = x.backward_args();
+  OnDevice q(x.q, shift), k(x.k, shift), v(x.v, shift), dout(x.dout, shift), o(x.o, shift),
+      dq(x.dq, shift), dk(x.dk, shift), dv(x.dv, shift);
+  const Array<float> norm(x.norm), dnorm(x.dnorm);
+  const Array<int32_t> index(x.index), count(x.count);
+  const auto fill = [&](LinearArgs& a) {
+    a.device = Device::cuda;
+    a.q = q.view(), a.k = k.view(), a.v = v.view();
+    a.excluded.index = index.data, a.excluded.count = count.data, a.excluded.on_device = true;
+    if (!with_lists) a.excluded = {};
+  };
+  fill(f), fill(b);
+  f.o = o.view(), f.norm.data = norm.data;
+  b.dout = dout.view(), b.dq = dq.view(), b.dk = dk.view(), b.dv = dv.view();
+  b.dnorm.data = dnorm.data;
+  const auto call = [](auto& args, auto&& function) {
+    const Array<std::byte> workspace(
+        std::vector<std::byte>(workspace_size(args) + 1, std::byte{0x7f}));
+    args.workspace = workspace.data + 1, args.workspace_bytes = workspace.count - 1;
+    function(args);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  };
+  call(f, [](const LinearForwardArgs& a) { linear_forward(a); });
+  call(b, [](const LinearBackwardArgs& a) { linear_backward(a); });
+  o.fetch(), dq.fetch(), dk.fetch(), dv.fetch();
+  x.norm = norm.read();
+  return x.results();
+}
+
+void expect_close(const LinearAnswer& got, const LinearAnswer& want, const std::string& text) {
+  EXPECT_LE(error(got.o, want.o), 3e-3) << "o, " << text;
+  EXPECT_LE(error(got.norm, want.norm), 1e-5) << "norm, " << text;
+  EXPECT_LE(error(got.dq, want.dq), 5e-3) << "dq, " << text;
+  EXPECT_LE(error(got.dk, want.dk), 5e-3) << "dk, " << text;
+  EXPECT_LE(error(got.dv, want.dv), 5e-3) << "dv, " << text;
+}
+void expect_accurate(LinearProblem& x, size_t shift = 0) {
+  const LinearAnswer got = run(x, shift);
+  expect_close(got, x.exact(), x.s.text());
+}
+
+class LinearCase : public ::testing::TestWithParam<LinearSizes> {};
+TEST_P(LinearCase, IsAccurate) {
+  NEED_DEVICE();
+  LinearProblem x(GetParam());
+  expect_accurate(x);
+}
+
+constexpr Dtype kBf16 = Dtype::bf16, kF16 = Dtype::f16;
+
+// Few and small: tools/gpu_check runs them under every tool of compute-sanitizer.
+INSTANTIATE_TEST_SUITE_P(
+    Sanitized, LinearCase,
+    ::testing::Values(LinearSizes{.nq = 130, .nk = 200, .d = 64, .dtype = kBf16},
+                      LinearSizes{.h = 2, .hk = 1, .nq = 70, .nk = 150, .d = 128, .dtype = kF16}));
+// Every kernel once.
+INSTANTIATE_TEST_SUITE_P(
+    Every, LinearCase,
+    ::testing::Values(LinearSizes{.h = 1, .nq = 70, .nk = 70, .d = 64, .share = 0, .dtype = kBf16},
+                      LinearSizes{.h = 1, .nq = 70, .nk = 70, .d = 128, .share = 0, .dtype = kBf16},
+                      LinearSizes{.h = 1, .nq = 70, .nk = 70, .d = 64, .share = 0, .dtype = kF16},
+                      LinearSizes{
+                          .h = 1, .nq = 70, .nk = 70, .d = 128, .share = 0, .dtype = kF16}));
+INSTANTIATE_TEST_SUITE_P(
+    Linear, LinearCase,
+    ::testing::Values(
+        LinearSizes{.nq = 300, .nk = 1000, .d = 64, .share = 0.03, .dtype = kBf16},
+        LinearSizes{.nq = 300, .nk = 1000, .d = 64, .share = 0.9, .dtype = kF16, .spread = 2.0f},
+        LinearSizes{.nq = 200, .nk = 300, .d = 128, .dtype = kBf16, .mean_free_keys = false},
+        LinearSizes{.h = 6,
+                    .hk = 2,
+                    .nq = 270,
+                    .nk = 650,
+                    .d = 64,
+                    .share = 0.34,
+                    .dtype = kBf16,
+                    .block_q = 192,
+                    .block_k = 128,
+                    .tokens_first = true},
+        LinearSizes{.b = 2,
+                    .h = 2,
+                    .hk = 2,
+                    .nq = 129,
+                    .nk = 190,
+                    .d = 64,
+                    .dtype = kF16,
+                    .block_q = 128,
+                    .block_k = 64,
+                    .spread = 4.0f}));
+
+TEST(GpuLinear, NoLists) {
+  NEED_DEVICE();
+  LinearProblem x({.nq = 70, .nk = 300, .d = 64, .share = 0, .dtype = kBf16});
+  const LinearAnswer got = run(x, 0, false);
+  expect_close(got, x.exact(), x.s.text());
+}
+
+TEST(GpuLinear, TensorsWithoutAlignment) {
+  NEED_DEVICE();
+  for (Dtype dtype : {kBf16, kF16}) {
+    LinearProblem x({.nq = 70, .nk = 100, .d = 64, .dtype = dtype});
+    expect_accurate(x, 2);
+  }
+}
+
+/// Lengths around blocks. What lies behind the last token has no part in anything.
+TEST(GpuLinear, SeesNothingBehindTheLastToken) {
+  NEED_DEVICE();
+  for (auto [nq, nk] : {std::pair{1, 1}, {63, 65}, {64, 64}, {65, 127}, {129, 130}}) {
+    LinearSizes sizes{.h = 1, .nq = nq, .nk = nk, .d = 64, .dtype = kBf16};
+    LinearProblem clean(sizes);
+    sizes.behind = 70;
+    LinearProblem poisoned(sizes);
+    const LinearAnswer got = run(poisoned), want = run(clean), exact = clean.exact();
+    EXPECT_EQ(got.o, want.o) << sizes.text();
+    EXPECT_EQ(got.norm, want.norm) << sizes.text();
+    EXPECT_EQ(got.dq, want.dq) << sizes.text();
+    EXPECT_EQ(got.dk, want.dk) << sizes.text();
+    EXPECT_EQ(got.dv, want.dv) << sizes.text();
+    EXPECT_LE(error(got.o, exact.o), 4e-3) << sizes.text();
+    EXPECT_LE(error(got.dv, exact.dv), 5e-3) << sizes.text();
+  }
+}
+
+TEST(GpuLinear, NothingLeftGivesZeros) {
+  NEED_DEVICE();
+  LinearProblem x({.nq = 70, .nk = 130, .d = 64, .share = 1.0, .dtype = kBf16});
+  const LinearAnswer got = run(x);
+  for (const auto* part : {&got.o, &got.norm, &got.dq, &got.dk, &got.dv})
+    for (double value : *part) ASSERT_EQ(value, 0.0);
+}
+
+/// Lists on the device are not checked: what is out of range excludes nothing, a block that comes
+/// twice counts once, and counts end at the width.
+TEST(GpuLinear, IgnoresWhatIsOutOfRange) {
+  NEED_DEVICE();
+  const LinearSizes sizes{.h = 1, .nq = 70, .nk = 300, .d = 64, .share = 0.4, .dtype = kBf16};
+  LinearProblem good(sizes), bad(sizes);
+  ASSERT_EQ(good.width, 6);
+  ASSERT_EQ(good.count[0], 2);
+  const LinearAnswer want = run(good);
+  const int32_t wrong[] = {-1, 5, 1 << 30, std::numeric_limits<int32_t>::min()};
+  for (int64_t row = 0; row < 2; ++row) {
+    int32_t* entries = bad.index.data() + row * 6;
+    for (int e = 2; e < 6; ++e) entries[e] = e == 4 ? entries[0] : wrong[e - 2];
+    bad.count[row] = 1 << 30;
+  }
+  const LinearAnswer got = run(bad);
+  EXPECT_EQ(got.o, want.o);
+  EXPECT_EQ(got.norm, want.norm);
+  EXPECT_EQ(got.dq, want.dq);
+  EXPECT_EQ(got.dk, want.dk);
+  EXPECT_EQ(got.dv, want.dv);
+  for (int32_t& count : bad.count) count = -7;
+  LinearProblem all({.h = 1, .nq = 70, .nk = 300, .d = 64, .share = 0, .dtype = kBf16});
+  EXPECT_EQ(run(bad).o, run(all).o);
+}
+
+/// Only block 0 has keys with much of channel 0, where all queries look. Without it, a 1e-12th of
+/// the total is left.
+TEST(GpuLinear, ExcludedBlocksMayHoldNearlyEverything) {
+  NEED_DEVICE();
+  LinearProblem x({.h = 1,
+                   .nq = 64,
+                   .nk = 320,
+                   .d = 64,
+                   .share = 0.2,
+                   .dtype = kBf16,
+                   .mean_free_keys = false});
+  for (int32_t& block : x.index) block = 0;
+  x.k.for_each([&](int64_t at, int64_t, int64_t, int64_t t, int64_t c) {
+    if (c == 0) x.k.set(at, t < 64 ? 20.0f : -26.0f);
+  });
+  x.q.for_each([&](int64_t at, int64_t, int64_t, int64_t, int64_t c) {
+    if (c == 0) x.q.set(at, 90.0f);
+  });
+  // Features this close to one-hot leave nothing of dq in FP32.
+  const LinearAnswer got = run(x), want = x.exact();
+  EXPECT_LE(error(got.o, want.o), 3e-3);
+  EXPECT_LE(error(got.norm, want.norm), 1e-5);
+  EXPECT_LE(error(got.dv, want.dv), 5e-3);
+}
+
+/// Queries and keys in clusters, and lists that have the blocks of the own one: little is left.
+TEST(GpuLinear, ClusteredQueries) {
+  NEED_DEVICE();
+  for (double share : {0.5, 0.1}) {
+    LinearProblem x({.h = 1, .nq = 256, .nk = 1024, .d = 64, .share = share, .dtype = kBf16});
+    const int64_t blocks = x.key_blocks();
+    std::vector<float> centre(8 * 64);
+    testing::Random random(7);
+    for (float& c : centre) c = random.between(-7.0f, 7.0f);
+    const auto move = [&](LinearTensor& t, int64_t tokens) {
+      t.for_each([&](int64_t at, int64_t, int64_t, int64_t n, int64_t c) {
+        t.set(at, static_cast<float>(t.get(at)) + centre[n * 8 / tokens * 64 + c]);
+      });
+    };
+    move(x.q, x.s.nq), move(x.k, x.s.nk);
+    for (int64_t i = 0; i < x.rows(); ++i)
+      for (int64_t e = 0; e < x.count[i]; ++e)
+        x.index[i * x.width + e] = static_cast<int32_t>((i * blocks / x.rows() + e) % blocks);
+    const LinearAnswer got = run(x);
+    expect_close(got, x.exact(), "clustered, " + x.s.text());
+  }
+}
+
+/// A mean of V or dO that is large beside what differs between tokens.
+TEST(GpuLinear, LargeMeans) {
+  NEED_DEVICE();
+  LinearProblem x({.h = 1, .nq = 1000, .nk = 1000, .d = 64, .share = 0.1, .dtype = kBf16});
+  for (LinearTensor* t : {&x.v, &x.dout})
+    t->for_each([&](int64_t at, int64_t, int64_t, int64_t, int64_t) {
+      t->set(at, static_cast<float>(t->get(at)) + 4.0f);
+    });
+  for (float& dn : x.dnorm) dn = 0;
+  expect_accurate(x);
+}
+
+/// Values far from one, in all tensors.
+TEST(GpuLinear, AnyMagnitude) {
+  NEED_DEVICE();
+  for (int power : {-60, 120}) {
+    LinearProblem x({.h = 1, .nq = 130, .nk = 200, .d = 64, .share = 0.4, .dtype = kBf16});
+    for (LinearTensor* t : {&x.v, &x.dout})
+      t->for_each([&](int64_t at, int64_t, int64_t, int64_t, int64_t) {
+        t->set(at, std::ldexp(static_cast<float>(t->get(at)), t == &x.v ? power : -power / 2));
+      });
+    for (float& dn : x.dnorm) dn = std::ldexp(dn, power / 2);
+    expect_accurate(x);
+  }
+}
+
+TEST(GpuLinear, ExcludedNansReachNothing) {
+  NEED_DEVICE();
+  for (float value : {std::nanf(""), INFINITY}) {
+    LinearProblem clean({.h = 1,
+                         .nq = 64,
+                         .nk = 320,
+                         .d = 64,
+                         .share = 0.4,
+                         .dtype = kBf16,
+                         .mean_free_keys = false});
+    LinearProblem x(clean.s);
+    for (LinearTensor* t : {&x.k, &x.v})
+      t->for_each([&](int64_t at, int64_t, int64_t, int64_t n, int64_t) {
+        if (clean.excludes(0, 0, 0, n / 64)) t->set(at, value);
+      });
+    const LinearAnswer got = run(x), want = clean.exact();
+    EXPECT_LE(error(got.o, want.o), 3e-3);
+    EXPECT_LE(error(got.norm, want.norm), 1e-5);
+    EXPECT_LE(error(got.dq, want.dq), 5e-3);
+  }
+  // The other way: a query that has NaN, and the keys that it excludes.
+  LinearProblem clean({.h = 1,
+                       .nq = 128,
+                       .nk = 192,
+                       .d = 64,
+                       .share = 0.34,
+                       .dtype = kBf16,
+                       .mean_free_keys = false});
+  clean.index[0] = 1, clean.index[4] = 2;
+  LinearProblem x(clean.s);
+  x.index = clean.index;
+  x.dout.set(3, std::nanf(""));
+  const LinearAnswer got = run(x), want = clean.exact();
+  for (int64_t n = 0; n < 192 * 64; ++n) ASSERT_EQ(std::isnan(got.dk[n]), n / 4096 != 1) << n;
+  const auto second = [](const std::vector<double>& all) {
+    return std::vector<double>(all.begin() + 4096, all.begin() + 8192);
+  };
+  EXPECT_LE(error(second(got.dk), second(want.dk)), 5e-3);
+  EXPECT_LE(error(second(got.dv), second(want.dv)), 5e-3);
+}
+
+TEST(GpuLinear, NansThatAreSeenStay) {
+  NEED_DEVICE();
+  LinearProblem x({.h = 1, .nq = 64, .nk = 128, .d = 64, .share = 0.0, .dtype = kBf16});
+  x.v.set(5, std::nanf(""));
+  const LinearAnswer got = run(x);
+  for (int64_t r = 0; r < 64; ++r)
+    for (int64_t c = 0; c < 64; ++c) ASSERT_EQ(std::isnan(got.o[r * 64 + c]), c == 5) << r;
+}
+
+/// Results depend neither on the rest of the batch nor on how many heads are worked on at once.
+TEST(GpuLinear, SameBitsInAnyCompany) {
+  NEED_DEVICE();
+  const LinearSizes sizes{.b = 2, .h = 2, .hk = 1, .nq = 70, .nk = 130, .d = 64, .dtype = kBf16};
+  LinearProblem x(sizes), again(sizes);
+  const LinearAnswer whole = run(x);
+  struct Small {
+    int64_t before = std::exchange(cuda::linear::most_bytes, 1);
+    ~Small() { cuda::linear::most_bytes = before; }
+  } small;
+  const LinearAnswer parts = run(again);
+  LinearSizes first = sizes;
+  first.b = 1;
+  LinearProblem alone(first);  // the same numbers, without the second batch entry
+  const LinearAnswer one = run(alone);
+  for (auto part : {&LinearAnswer::o, &LinearAnswer::norm, &LinearAnswer::dq, &LinearAnswer::dk,
+                    &LinearAnswer::dv}) {
+    EXPECT_EQ(whole.*part, parts.*part);
+    EXPECT_TRUE(std::equal((one.*part).begin(), (one.*part).end(), (whole.*part).begin()));
+  }
+}
+
+TEST(GpuLinear, EmptyProblems) {
+  NEED_DEVICE();
+  LinearProblem no_keys({.nq = 70, .nk = 0, .d = 64, .dtype = kBf16});
+  const LinearAnswer a = run(no_keys);
+  for (const auto* part : {&a.o, &a.norm, &a.dq})
+    for (double value : *part) ASSERT_EQ(value, 0.0);
+  LinearProblem no_queries({.nq = 0, .nk = 70, .d = 64, .dtype = kBf16});
+  const LinearAnswer b = run(no_queries);
+  for (const auto* part : {&b.dk, &b.dv})
+    for (double value : *part) ASSERT_EQ(value, 0.0);
+}
+
+TEST(GpuLinear, DeclinesWithAReason) {
+  NEED_DEVICE();
+  const auto refusal = [](const LinearSizes& sizes) -> std::string {
+    LinearProblem x(sizes);
+    try {
+      run(x);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal({.d = 64, .dtype = Dtype::f32}).find("bf16 and f16, not f32"),
+            std::string::npos);
+  EXPECT_NE(refusal({.d = 96, .dtype = kBf16}).find("head dims 64 and 128"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sagebwd::gpu
