@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <utility>
 
 #include "device_case.h"
 
@@ -127,6 +128,38 @@ TEST(GpuLists, IgnoreWhatIsOutOfRange) {
     }
     const Results gpu = run_on_device(dc, bad);
     expect_agreement(dc, gpu, run_oracle(dc, want, gpu));
+  }
+}
+
+/// Nor is a block that stands in a row twice: it counts where it stands first. In the last case
+/// the two are more than a warp's entries apart.
+TEST(GpuLists, CountABlockOnce) {
+  NEED_DEVICE();
+  const std::pair<const char*, const char*> cases[] = {
+      {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", "cuda-sm80"},
+      {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", "cuda-plain"},
+      {"h1 nq200 nk500 d128 keep=0.6", "cuda-sm80"},
+      {"h1 nq200 nk1100 d64 keep=0.6 blocks=64x128 lead=2", "cuda-sm80"},
+      {"h1 nq64 nk2560 d64 keep=1 blocks=64x64 f16", "cuda-sm80"}};
+  for (const auto& [text, impl] : cases) {
+    DeviceCase dc(text);
+    dc.impl = impl, dc.deterministic = true;
+    const CaseInputs good = make_case_inputs(dc);
+    CaseInputs twice = good, once = good;
+    const size_t width = static_cast<size_t>(good.lists.shape.width);
+    for (size_t row = 0; row < good.lists.count.size(); ++row) {
+      const size_t first = row * width, count = static_cast<size_t>(good.lists.count[row]);
+      ASSERT_GE(count, 4u);
+      // The second entry comes again as the third, the first as the last.
+      twice.lists.index[first + 2] = twice.lists.index[first + 1];
+      twice.lists.index[first + count - 1] = twice.lists.index[first];
+      for (size_t e = 2; e + 2 < count; ++e)
+        once.lists.index[first + e] = good.lists.index[first + e + 1];
+      once.lists.count[row] -= 2;
+    }
+    const Results got = run_on_device(dc, twice);
+    EXPECT_TRUE(got == run_on_device(dc, once)) << text << " " << impl;
+    expect_agreement(dc, got, run_oracle(dc, once, got));
   }
 }
 

@@ -16,7 +16,7 @@ struct KeyListsParams {
   KeyLists to;
 };
 
-/// A warp makes a row.
+/// A warp makes a row. A block that stands in a list twice counts where it stands first.
 __global__ void __launch_bounds__(kThreads)
     key_lists_kernel(const __grid_constant__ KeyListsParams p) {
   const int64_t per_head = p.job.tq / kListedQueries, at = warp_index();
@@ -24,13 +24,23 @@ __global__ void __launch_bounds__(kThreads)
   const Listed<kBlock> row(p.job, static_cast<int>(at / per_head), at % per_head);
   const int64_t lead_items = p.job.lead < 0 ? row.items : int64_t{p.job.lead} * row.per_block;
   int32_t* const tiles = p.to.tiles + at * p.to.width;
+  uint32_t* const bits = p.to.bits + at * p.to.words();
+  for (int64_t word = lane_index(); word < p.to.words(); word += 32) bits[word] = 0;
+  __syncwarp();
+  const uint32_t before_me = (1u << lane_index()) - 1;
   int steps = 0, leading = 0;
   for (int64_t first = 0; first < row.items; first += 32) {
     const int64_t item = first + lane_index();
     const int tile = row.tile(p.job, item);
-    const uint32_t there = __ballot_sync(kAll, tile >= 0),
-                   leads = __ballot_sync(kAll, tile >= 0 && item < lead_items);
-    if (tile >= 0) tiles[steps + __popc(there & ((1u << lane_index()) - 1))] = tile;
+    const uint32_t same = __match_any_sync(kAll, tile);
+    bool is_new = tile >= 0 && (same & before_me) == 0;
+    if (is_new) {
+      const uint32_t mask = 1u << (tile % 32);
+      is_new = (atomicOr(bits + tile / 32, mask) & mask) == 0;
+    }
+    const uint32_t there = __ballot_sync(kAll, is_new),
+                   leads = __ballot_sync(kAll, is_new && item < lead_items);
+    if (is_new) tiles[steps + __popc(there & before_me)] = tile;
     steps += __popc(there), leading += __popc(leads);
   }
   if (lane_index() == 0) p.to.rows[at] = {steps, leading};

@@ -4,7 +4,7 @@
 //
 // Lists lie on the device, where nobody has checked them. What is out of range is left out here, so
 // the main kernels meet only tiles that exist. So is what the mask hides from all queries of a
-// tile.
+// tile, and a block that stood in the list before.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -45,9 +45,13 @@ struct ListJob {
 
 /// Tiles of keys of every tile of queries, in the order of its list.
 struct KeyLists {
-  ListRow* rows;   // [h, tq / kListedQueries]
-  int32_t* tiles;  // [h, tq / kListedQueries, width], counted from the first key of the sequence
-  int64_t width;   // places of a row
+  ListRow* rows;      // [h, tq / kListedQueries]
+  int32_t* tiles;     // [h, tq / kListedQueries, width], counted from the first key of the sequence
+  uint32_t* bits;     // [h, tq / kListedQueries, words]: which tiles a row has
+  int64_t width;      // places of a row
+  int64_t key_tiles;  // of a sequence, or of all documents
+
+  constexpr int64_t words() const { return (key_tiles + 31) / 32; }
 };
 void launch_key_lists(const ListJob& job, const KeyLists& to, cudaStream_t stream);
 
