@@ -119,14 +119,20 @@ struct BackwardSpace : SharedSpace {
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
     if (p.has_lists()) {
       const int64_t rows = plan.tq / kListedQueries;
-      lists.tk = plan.tk, lists.tile_k = tiles_of(p).k;
-      lists.group = static_cast<int>(p.group());
-      const int64_t sharing = sequences_apart(p);
-      lists.query_tiles = rows / sharing, lists.key_tiles = plan.tk / lists.tile_k / sharing;
-      lists.places = p.group() * rows * p.blocks.width * (p.blocks.block_k / lists.tile_k);
-      lists.bits = arena.take<uint32_t>(p.hk * lists.columns() * lists.words());
-      lists.start = arena.take<uint32_t>(p.hk * (lists.columns() + 1));
-      lists.entries = arena.take<ListedQueries>(p.hk * lists.places);
+      lists.tile_k = tiles_of(p).k, lists.group = static_cast<int>(p.group());
+      lists.lineups = sequences_apart(p);
+      lists.query_tiles = rows / lists.lineups;
+      lists.key_tiles = plan.tk / lists.tile_k / lists.lineups;
+      lists.places =
+          p.group() * lists.query_tiles * p.blocks.width * (p.blocks.block_k / lists.tile_k);
+      const int64_t lineups = p.hk * lists.lineups, cuts = lineups * lists.cut_places();
+      lists.bits = arena.take<uint32_t>(lineups * lists.columns() * lists.words());
+      lists.start = arena.take<uint32_t>(lineups * (lists.columns() + 1));
+      lists.entries = arena.take<ListedQueries>(lineups * lists.places);
+      lists.pieces = arena.take<Piece>(lineups * lists.piece_places());
+      lists.cuts = arena.take<Cut>(cuts);
+      lists.cut_count = arena.take<uint32_t>(lineups);
+      lists.sums = arena.take<float>(cuts * 2 * lists.tile_k * plan.padded_d);
       if (p.deterministic) lists.row_bits = arena.take<uint32_t>(p.h * rows * lists.row_words());
     }
   }
