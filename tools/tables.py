@@ -150,6 +150,41 @@ def eager():
     return "\n".join(out) + "\n" + at(r)
 
 
+def sparse():
+    """SLA2 and block lists by sparsity, and how many times as long their peers take."""
+    if not (ROOT / "results/gpu/sparse.json").exists():
+        return "Not recorded yet: `tools/gpu_check sparse` does it.\n"
+    r = record("gpu/sparse.json")
+    times = {
+        (e["case"], e["implementation"], e["sparsity"]): [
+            e[direction]["median_ms"] for direction in ("forward", "backward")
+        ]
+        for e in r["results"]
+    }
+    pair = lambda values: " / ".join(cell(x) for x in values) if values else "–"
+
+    def over(theirs, ours):
+        return [a / b for a, b in zip(theirs, ours)] if theirs and ours else None
+
+    out = [
+        "| case | sparsity | SLA2, ms | cuDNN / SLA2 | FlashAttention-2 / SLA2 | "
+        "FlexAttention / SLA2 | sparse part, ms | of dense · (1 − sparsity) |",
+        "|---|" + "---|" * 7,
+    ]
+    for case, name, sparsity in times:
+        if name != "sagebwd sla2":
+            continue
+        at_ = lambda name, share=None: times.get((case, name, share))  # noqa: B023
+        whole, part = at_("sagebwd sla2", sparsity), at_("sagebwd sparse", sparsity)
+        flex, dense = at_("flex", sparsity), at_("sagebwd dense cuda-sm80")
+        share = [(1 - sparsity) * t for t in dense or ()]
+        ratios = [over(p, whole) for p in (at_("torch cudnn"), at_("torch flash"), flex)]
+        cells = [whole, *ratios, part, over(part, share)]
+        shown = " | ".join(pair(x) for x in cells)
+        out.append(f"| {case} | {100 * sparsity:g} % | {shown} |")
+    return "\n".join(out) + "\n" + at(r)
+
+
 ARMS = {
     "fpa": "16-bit attention",
     "paper": "`paper`",
@@ -429,6 +464,7 @@ TABLES = {
     "h200": h200,
     "h200_sustained": h200_sustained,
     "eager": eager,
+    "sparse": sparse,
     "bias": bias,
     "tokens_per_step": tokens_per_step,
     "tokens_per_step_45m": tokens_per_step_45m,
@@ -439,7 +475,7 @@ TABLES = {
 
 
 def main():
-    for name in ("README.md", "docs/results.md", "docs/training.md"):
+    for name in ("README.md", "docs/results.md", "docs/sla2.md", "docs/training.md"):
         page = ROOT / name
         text = page.read_text()
         made = re.sub(

@@ -68,7 +68,8 @@ struct Documents {
 /// takes the place of the recipe's pv16_tiles, which must be 0.
 ///
 /// Lists of a CPU call are checked. With `on_device` they lie in GPU memory, where nobody can check
-/// them beforehand: entries out of range are ignored.
+/// them beforehand: entries out of range are ignored, and a block that stands in a row twice counts
+/// where it stands first.
 struct BlockLists {
   const int32_t* index = nullptr;   // key blocks
   const int32_t* count = nullptr;   // entries in use of each row; null: `width`

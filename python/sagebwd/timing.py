@@ -61,9 +61,9 @@ class _DeviceClock:
 
     _CYCLES = 2_000_000  # about a millisecond
 
-    def __init__(self):
+    def __init__(self, head_start):
         self.events = []
-        torch.cuda._sleep(self._CYCLES)
+        torch.cuda._sleep(head_start * self._CYCLES)
         self.mark()
 
     def mark(self):
@@ -75,9 +75,9 @@ class _DeviceClock:
         return [a.elapsed_time(b) / 1e3 for a, b in zip(self.events, self.events[1:])]
 
 
-def _step(contestant, device):
+def _step(contestant, device, head_start):
     """Seconds of a forward and of a backward."""
-    clock = _DeviceClock() if device == "cuda" else _HostClock()
+    clock = _DeviceClock(head_start) if device == "cuda" else _HostClock()
     out = contestant.forward()
     clock.mark()
     contestant.backward(out)
@@ -85,15 +85,16 @@ def _step(contestant, device):
     return clock.laps()
 
 
-def bursts(contestants, device, rounds):
+def bursts(contestants, device, rounds, head_start=1):
+    """head_start: milliseconds that the device gives the host to queue a call."""
     for c in contestants:
         for _ in range(3 if device == "cuda" else 1):  # clocks, plans and caches warm up
             with c.context():
-                _step(c, device)
+                _step(c, device, head_start)
     for r in range(rounds):
         for c in turns(contestants, r):
             with c.context():
-                forward, backward = _step(c, device)
+                forward, backward = _step(c, device, head_start)
             for direction, t in zip(DIRECTIONS, (forward, backward, forward + backward)):
                 c.times[direction].append(t)
 

@@ -6,7 +6,10 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <set>
+#include <utility>
 
+#include "cuda/sm80/workspace.h"
 #include "device_case.h"
 
 namespace sagebwd::gpu {
@@ -130,6 +133,38 @@ TEST(GpuLists, IgnoreWhatIsOutOfRange) {
   }
 }
 
+/// Nor is a block that stands in a row twice: it counts where it stands first. In the last case
+/// the two are more than a warp's entries apart.
+TEST(GpuLists, CountABlockOnce) {
+  NEED_DEVICE();
+  const std::pair<const char*, const char*> cases[] = {
+      {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", "cuda-sm80"},
+      {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", "cuda-plain"},
+      {"h1 nq200 nk500 d128 keep=0.6", "cuda-sm80"},
+      {"h1 nq200 nk1100 d64 keep=0.6 blocks=64x128 lead=2", "cuda-sm80"},
+      {"h1 nq64 nk2560 d64 keep=1 blocks=64x64 f16", "cuda-sm80"}};
+  for (const auto& [text, impl] : cases) {
+    DeviceCase dc(text);
+    dc.impl = impl, dc.deterministic = true;
+    const CaseInputs good = make_case_inputs(dc);
+    CaseInputs twice = good, once = good;
+    const size_t width = static_cast<size_t>(good.lists.shape.width);
+    for (size_t row = 0; row < good.lists.count.size(); ++row) {
+      const size_t first = row * width, count = static_cast<size_t>(good.lists.count[row]);
+      ASSERT_GE(count, 4u);
+      // The second entry comes again as the third, the first as the last.
+      twice.lists.index[first + 2] = twice.lists.index[first + 1];
+      twice.lists.index[first + count - 1] = twice.lists.index[first];
+      for (size_t e = 2; e + 2 < count; ++e)
+        once.lists.index[first + e] = good.lists.index[first + e + 1];
+      once.lists.count[row] -= 2;
+    }
+    const Results got = run_on_device(dc, twice);
+    EXPECT_TRUE(got == run_on_device(dc, once)) << text << " " << impl;
+    expect_agreement(dc, got, run_oracle(dc, once, got));
+  }
+}
+
 /// Rows without entries are rows without keys, and keys that nobody lists have no gradients.
 TEST(GpuLists, EmptyRows) {
   NEED_DEVICE();
@@ -200,11 +235,90 @@ TEST(GpuLists, TheSameBitsAgain) {
 
 TEST(GpuLists, DeterministicDocuments) {
   NEED_DEVICE();
-  DeviceCase dc("h2 hk1 nq400 nk2500 d64 keep=0.3 blocks=64x64");
-  dc.cu_q = {0, 0, 130, 131, 131, 250, 300, 400};
-  dc.cu_k = {0, 60, 60, 200, 200, 203, 371, 2500};
-  dc.deterministic = true;
-  expect_parity(dc);
+  // In the second, lists are cut.
+  for (const char* text : {"h2 hk1 nq400 nk2500 d64 keep=0.3 blocks=64x64",
+                           "h6 hk1 nq400 nk2500 d64 keep=0.1 blocks=64x64 lists=skewed"}) {
+    DeviceCase dc(text);
+    dc.cu_q = {0, 0, 130, 131, 131, 250, 300, 400};
+    dc.cu_k = {0, 60, 60, 200, 200, 203, 371, 2500};
+    dc.deterministic = true;
+    expect_parity(dc);
+  }
+}
+
+/// The work of the backward, read from its workspace: pieces of lists, each pair of tiles in one of
+/// them, and none much longer than the others.
+void expect_pieces(const DeviceCase& dc, const CaseInputs& in, const Workspace& w) {
+  SCOPED_TRACE(dc.c.to_string());
+  const spec::Problem& p = w.problem;
+  const cuda::sm80::Plan plan(p);
+  cuda::Arena arena(const_cast<std::byte*>(w.bytes.data()));
+  const cuda::QueryLists l = cuda::sm80::BackwardSpace(p, plan, arena).lists;
+  const BlockLists& given = in.lists.shape;
+  const int64_t per_block = given.block_k / l.tile_k, halves = given.block_q / cuda::kListedQueries;
+  ASSERT_EQ(l.lineups, p.b);
+  int64_t all_cuts = 0;
+  for (int64_t lineup = 0; lineup < p.hk * p.b; ++lineup) {
+    const int64_t kv_head = lineup / p.b, batch = lineup % p.b;
+    std::set<std::pair<int64_t, int64_t>> want,
+        got;  // key tile of the sequence, row in the workspace
+    for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
+      for (int64_t row = 0; row < given.rows; ++row) {
+        const int64_t n = batch * given.stride_batch + head * given.stride_head + row;
+        for (int64_t i = 0; i < in.lists.count[n] * per_block * halves; ++i) {
+          const int64_t block = in.lists.index[n * given.width + i / halves / per_block],
+                        key_tile = block * per_block + i / halves % per_block,
+                        query = row * given.block_q + i % halves * cuda::kListedQueries;
+          if (key_tile * l.tile_k < p.nk && query < p.nq)
+            want.insert({key_tile, head * plan.tq + batch * (plan.tq / p.b) + query});
+        }
+      }
+    const uint32_t mean = static_cast<uint32_t>(want.size() / l.key_tiles);
+    std::vector<int64_t> pieces_of(l.key_tiles), cuts;
+    int64_t last = 0;
+    for (int64_t i = 0; i < l.piece_places(); ++i) {
+      const cuda::Piece& piece = l.pieces[lineup * l.piece_places() + i];
+      if (piece.key_tile < 0) continue;
+      const int64_t key_tile = piece.key_tile - batch * l.key_tiles;
+      ASSERT_GE(key_tile, last);
+      last = key_tile, ++pieces_of[key_tile];
+      if (piece.cut >= 0) {
+        cuts.push_back(piece.cut - lineup * l.cut_places());
+        EXPECT_GT(piece.steps, 3);
+      }
+      EXPECT_LE(piece.steps, std::max(4 * mean + 4, 8u));
+      for (int64_t e = int64_t{piece.end} - piece.steps; e < piece.end; ++e)
+        EXPECT_TRUE(got.insert({key_tile, l.entries[kv_head * p.b * l.places + e].row}).second);
+    }
+    EXPECT_EQ(got, want);
+    ASSERT_EQ(l.cut_count[lineup], cuts.size());
+    for (size_t i = 0; i < cuts.size(); ++i) EXPECT_EQ(cuts[i], static_cast<int64_t>(i));
+    for (int64_t key_tile = 0; key_tile * l.tile_k < p.nk; ++key_tile)
+      EXPECT_GE(pieces_of[key_tile], 1) << "nobody writes these gradients";
+    all_cuts += static_cast<int64_t>(cuts.size());
+  }
+  EXPECT_GT(all_cuts, 0);
+}
+
+TEST(GpuLists, LongListsAreCut) {
+  NEED_DEVICE();
+  for (const char* text : {"h4 hk2 nq400 nk900 d64 keep=0.2 lists=skewed f16",
+                           "b2 h2 nq700 nk600 d128 keep=0.3 lists=skewed",
+                           "h6 hk1 nq300 nk640 d96 keep=0.2 blocks=64x64 lists=skewed",
+                           "h1 nq2100 nk640 d64 keep=0.1 smooth_k=off"})
+    for (bool deterministic : {false, true}) {
+      DeviceCase dc(text);
+      dc.deterministic = deterministic;
+      CaseInputs in = make_case_inputs(dc);
+      if (in.lists.shape.width == 1)  // all choose one block: as many pieces as there is room for
+        std::fill(in.lists.index.begin(), in.lists.index.end(), 3);
+      Workspaces w;
+      Results first = run_on_device(dc, in, 0.0f, &w), again = run_on_device(dc, in);
+      expect_agreement(dc, first, run_oracle(dc, in, first));
+      expect_pieces(dc, in, w.backward);
+      if (!deterministic) first.dq.clear(), again.dq.clear();
+      EXPECT_TRUE(first == again);
+    }
 }
 
 /// What the tuned kernels decline goes to the plain ones.

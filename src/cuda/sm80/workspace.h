@@ -19,6 +19,11 @@ namespace sagebwd::cuda::sm80 {
 /// Warps that share the channels of dQ, at most.
 inline constexpr int kDqParts = 4;
 
+/// Sequences that share the padded tokens evenly. Packed documents count as one.
+inline int64_t sequences_apart(const spec::Problem& p) {
+  return p.packed() ? 1 : std::max<int64_t>(p.b, 1);
+}
+
 /// Pieces that both directions have. Saved codes (sagebwd/codes.h) take the place of some: of means
 /// where the backward reads codes, and of row-major codes where those have the same layout.
 struct SharedSpace {
@@ -86,8 +91,10 @@ struct ForwardSpace : SharedSpace {
     if (p.has_lists()) {
       const int64_t rows = p.h * plan.tq / kListedQueries;
       lists.width = p.blocks.width * (p.blocks.block_k / tiles_of(p).k);
+      lists.key_tiles = plan.tk / tiles_of(p).k / sequences_apart(p);
       lists.rows = arena.take<ListRow>(rows);
       lists.tiles = arena.take<int32_t>(rows * lists.width + 1);
+      lists.bits = arena.take<uint32_t>(rows * lists.words());
     }
   }
   uint16_t* v16;
@@ -113,14 +120,20 @@ struct BackwardSpace : SharedSpace {
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
     if (p.has_lists()) {
       const int64_t rows = plan.tq / kListedQueries;
-      lists.tk = plan.tk, lists.tile_k = tiles_of(p).k;
-      lists.group = static_cast<int>(p.group());
-      const int64_t sharing = p.packed() ? 1 : std::max<int64_t>(p.b, 1);
-      lists.query_tiles = rows / sharing, lists.key_tiles = plan.tk / lists.tile_k / sharing;
-      lists.places = p.group() * rows * p.blocks.width * (p.blocks.block_k / lists.tile_k);
-      lists.bits = arena.take<uint32_t>(p.hk * lists.columns() * lists.words());
-      lists.start = arena.take<uint32_t>(p.hk * (lists.columns() + 1));
-      lists.entries = arena.take<ListedQueries>(p.hk * lists.places);
+      lists.tile_k = tiles_of(p).k, lists.group = static_cast<int>(p.group());
+      lists.lineups = sequences_apart(p);
+      lists.query_tiles = rows / lists.lineups;
+      lists.key_tiles = plan.tk / lists.tile_k / lists.lineups;
+      lists.places =
+          p.group() * lists.query_tiles * p.blocks.width * (p.blocks.block_k / lists.tile_k);
+      const int64_t lineups = p.hk * lists.lineups, cuts = lineups * lists.cut_places();
+      lists.bits = arena.take<uint32_t>(lineups * lists.columns() * lists.words());
+      lists.start = arena.take<uint32_t>(lineups * (lists.columns() + 1));
+      lists.entries = arena.take<ListedQueries>(lineups * lists.places);
+      lists.pieces = arena.take<Piece>(lineups * lists.piece_places());
+      lists.cuts = arena.take<Cut>(cuts);
+      lists.cut_count = arena.take<uint32_t>(lineups);
+      lists.sums = arena.take<float>(cuts * 2 * lists.tile_k * plan.padded_d);
       if (p.deterministic) lists.row_bits = arena.take<uint32_t>(p.h * rows * lists.row_words());
     }
   }

@@ -35,4 +35,15 @@ __device__ __forceinline__ void store_pair(T* to, float a, float b, bool vector)
   }
 }
 
+/// Eight neighbouring values. `vector` as in store_pair.
+template <typename T>
+__device__ void store_eight(T* to, const float (&x)[8], bool vector) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 == 0)
+    *reinterpret_cast<uint4*>(to) = make_uint4(pack_16<T>(x[0], x[1]), pack_16<T>(x[2], x[3]),
+                                               pack_16<T>(x[4], x[5]), pack_16<T>(x[6], x[7]));
+  else
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) store_pair(to + e, x[e], x[e + 1], vector);
+}
+
 }  // namespace sagebwd::cuda::tile

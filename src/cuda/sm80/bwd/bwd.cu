@@ -13,15 +13,17 @@ namespace {
 template <typename T, int D>
 void run(const BackwardParams& p, Scheme scheme, uint32_t dithered, int q_blocks, int k_blocks,
          cudaStream_t stream) {
-  if (p.lists.entries != nullptr)
+  if (p.lists.entries != nullptr) {
     launch_listed<T, D>(p, k_blocks, stream);
-  else if (dithered != 0)
+    launch_piece_sums<T, D>(p, stream);
+  } else if (dithered != 0) {
     scheme == Scheme::paper ? launch_dithered<T, D>(p, k_blocks, stream)
                             : launch_dithered_dq<T, D>(p, k_blocks, stream);
-  else if (wants_general(p))
+  } else if (wants_general(p)) {
     launch_general<T, D>(p, scheme, k_blocks, stream);
-  else
+  } else {
     launch_fast<T, D>(p, scheme, k_blocks, stream);
+  }
   launch_query_sums<T, D>(p, q_blocks, stream);
 }
 

@@ -27,9 +27,13 @@ template <typename T, int D>
 void launch_listed(const BackwardParams& params, int k_blocks, cudaStream_t stream);
 
 /// Whether a call needs policy `general`.
-inline bool wants_general(const BackwardParams& p) {
+constexpr bool wants_general(const BackwardParams& p) {
   return p.turns != nullptr || p.row_sum != nullptr || p.k_per_token;
 }
+
+/// dK and dV of the keys whose lists were cut, from the sums of the pieces.
+template <typename T, int D>
+void launch_piece_sums(const BackwardParams& params, cudaStream_t stream);
 
 /// dQ from its sums.
 template <typename T, int D>

@@ -134,6 +134,16 @@ inline unsigned __ballot_sync(unsigned, int vote) {
   });
   return mine.result;
 }
+inline unsigned __match_any_sync(unsigned, int x) {
+  using namespace sagebwd::emulator;
+  Reduction mine{static_cast<unsigned>(x), 0};
+  meet<Reduction>(mine, [](Lanes<Reduction> all) {
+    for (unsigned lane = 0; lane < kLanes; ++lane)
+      for (unsigned other = 0; other < kLanes; ++other)
+        all[lane].result |= unsigned{all[lane].value == all[other].value} << other;
+  });
+  return mine.result;
+}
 inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == ~0u; }
 inline unsigned __reduce_max_sync(unsigned, unsigned x) {

@@ -56,10 +56,11 @@ void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
   with_choice<kPolicy, kScheme, D>([&](auto choice) {
     using Choice = decltype(choice);
     constexpr Config kConfig = config_of(Choice::kInstance, kPolicy);
+    const int64_t blocks = kConfig.lists ? p.lists.lineups * p.lists.piece_places()
+                                         : int64_t{k_blocks} * (kBlock / kConfig.tile_k());
     launch(fused_kernel<T, Choice::kInstance, kPolicy, Choice::kLarger>,
-           dim3(static_cast<unsigned>(k_blocks * (kBlock / kConfig.tile_k())),
-                static_cast<unsigned>(p.hk)),
-           kConfig.threads(), static_cast<int>(sizeof(SharedPlan<kConfig>)), p, stream);
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.hk)), kConfig.threads(),
+           static_cast<int>(sizeof(SharedPlan<kConfig>)), p, stream);
   });
 }
 

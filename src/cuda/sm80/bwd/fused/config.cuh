@@ -167,8 +167,9 @@ inline constexpr Config kNarrow{
                         .dv_apart = true,
                         .dk_apart = true},
                .sm100 = {.mixes_tiles = true, .dq_first = true, .resident = 2}},
-    .general_listed = {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
-                       .sm100 = {.mixes_tiles = true, .dq_early = true, .resident = 2}},
+    .general_listed =
+        {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
+         .sm100 = {.mixes_tiles = true, .renews_index = true, .dq_early = true, .resident = 2}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -196,11 +197,9 @@ inline constexpr Config kNarrowSmall{
                                     .renews_transposed = true,
                                     .dv_apart = true,
                                     .dk_apart = true}},
-    .listed = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
-               .sm120 = {.mixes_tiles = true,
-                         .renews_transposed = true,
-                         .dv_apart = true,
-                         .dk_apart = true}},
+    .listed =
+        {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+         .sm120 = {.walk_in_shared = true, .dq_early = true, .dv_apart = true, .dk_apart = true}},
     .general_listed =
         {.sm80 = {.renews_keys = true, .walk_in_shared = true},
          .sm120 = {.walk_in_shared = true, .dq_early = true, .dv_apart = true, .dk_apart = true}},
@@ -276,12 +275,13 @@ inline constexpr Config kWideSmall{
     .general_dither_dq = {.sm80 = {.walk_in_shared = true, .dk_apart = true},
                           .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
     .listed = {.sm80 = {.whole_addresses = true,
+                        .renews_keys = true,
                         .renews_transposed = true,
                         .dv_apart = true,
                         .dk_apart = true},
                .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
     .general_listed = {.sm80 = {.dv_apart = true, .dk_apart = true},
-                       .sm120 = {.renews_index = true, .dv_apart = true, .dk_apart = true}},
+                       .sm120 = {.dq_early = true, .dv_apart = true, .dk_apart = true}},
 };
 // The same tile for block lists where there is room for two thread blocks, of 104 KB.
 inline constexpr Config kWidePair{
@@ -296,7 +296,10 @@ inline constexpr Config kWidePair{
     .listed = {.sm90 = {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true},
                .sm100 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true}},
     .general_listed = {.sm90 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true},
-                       .sm100 = {.renews_transposed = true, .dv_apart = true, .dk_apart = true}},
+                       .sm100 = {.renews_transposed = true,
+                                 .walk_in_shared = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
 };
 
 // The tiles of `paper` are part of the recipe: 128 queries x 64 keys. Two thread blocks of 102 KB.

@@ -207,6 +207,8 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Turns<kConfig>::pass(me);
   arch::cp_async_wait<0>();
   Starts<kConfig>::settle_last(sums, me);
+  if constexpr (kConfig.lists)
+    if (me.walk().cut() >= 0) return store_cut(sums, me);
   store_dv<T>(sums, me);
   store_dk<T>(sums, me);
 }

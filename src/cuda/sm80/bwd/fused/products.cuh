@@ -292,6 +292,29 @@ __device__ int channel_of(const Thread<kConfig>& me, int block) {
   return static_cast<int>(me.query_strip() * kConfig.channels() + 2 * me.t()) + block * 8;
 }
 
+/// Writes the sums of a piece of a cut list. piece_sums.cu adds the pieces up and does the rest.
+template <Config kConfig>
+__device__ void store_cut(const Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
+  constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kStrips = kConfig.query_strips;
+  // From the special register, so that the loop before need not hold what follows from the index.
+  const uint32_t index = arch::thread_index(), lane = index % 32, warp = index / 32;
+  const uint32_t first_key = warp / kStrips * kWarpKeys + lane / 4,
+                 first_channel = warp % kStrips * kConfig.channels() + 2 * (lane % 4);
+  float* const dk = me.p.lists.sums + int64_t{2} * me.walk().cut() * (kTileK * D) +
+                    (first_key * D + first_channel);
+#pragma unroll
+  for (int m = 0; m < kKeyBlocks; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int c = 0; c < kConfig.channel_blocks(); ++c) {
+        float* const to = dk + (16 * m + 8 * r) * D + c * 8;
+        *reinterpret_cast<float2*>(to) = float2{sums.dk[m][c][2 * r], sums.dk[m][c][2 * r + 1]};
+        *reinterpret_cast<float2*>(to + kTileK * D) =
+            float2{sums.dv[m][c][2 * r], sums.dv[m][c][2 * r + 1]};
+      }
+}
+
 template <typename T, Config kConfig>
 __device__ void store_dv(const Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
   const tile::Sequence& s = me.walk().s;
@@ -310,18 +333,6 @@ __device__ void store_dv(const Accumulators<kConfig>& sums, const Thread<kConfig
                          me.p.dv.vector);
       }
     }
-}
-
-/// Eight neighbouring values. `vector` as in store_pair.
-template <typename T>
-__device__ void store_eight(T* to, const float (&x)[8], bool vector) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 == 0)
-    *reinterpret_cast<uint4*>(to) =
-        make_uint4(tile::pack_16<T>(x[0], x[1]), tile::pack_16<T>(x[2], x[3]),
-                   tile::pack_16<T>(x[4], x[5]), tile::pack_16<T>(x[6], x[7]));
-  else
-#pragma unroll
-    for (int e = 0; e < 8; e += 2) tile::store_pair(to + e, x[e], x[e + 1], vector);
 }
 
 /// The steps of the rotation between the blocks of channels that a warp owns.
@@ -396,7 +407,7 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
     }
     if (key0 + row >= s.nk || static_cast<int>(channel) >= me.p.d) continue;
     T* out = tile::row_of<T>(me.p.dk, s, me.walk().kv_head, s.k_begin + key0 + row) + channel;
-    store_eight(out, x, me.p.dk.vector);
+    tile::store_eight(out, x, me.p.dk.vector);
   }
 }
 

@@ -102,14 +102,13 @@ struct Walk {
   }
 };
 
-/// The walk over the query tiles that list the keys of a thread block. Loops count down the tiles
-/// that are left, and find those that they need next in shared memory (SharedPlan::ring).
+/// The walk over the query tiles of a piece. Loops count down the tiles that are left, and find
+/// those that they need next in shared memory (SharedPlan::ring). There is no band of queries, so
+/// `first` and `end` are those of the piece: Piece::cut and Piece::end.
 struct ListedWalk : Walk {
-  /// Where the list of this thread block ends, or that of the one before it.
-  __device__ const Tile* list_end(const BackwardParams& p, bool before = false) const {
-    const QueryLists& l = p.lists;
-    const int64_t block = (s.k_pad + key0) / l.tile_k + (before ? 0 : 1);
-    return l.entries + kv_head * l.places + l.start[kv_head * (l.columns() + 1) + block * p.group];
+  __device__ int cut() const { return first; }
+  __device__ const Tile* list_end(const BackwardParams& p) const {
+    return p.lists.entries + kv_head * p.lists.lineups * p.lists.places + end;
   }
   __device__ Tile first_tile(const BackwardParams& p, int /*head*/) const {
     return steps > 0 ? list_end(p)[-steps] : Tile{};
@@ -135,12 +134,22 @@ struct ListedWalk : Walk {
 template <Config kConfig>
 using WalkOf = std::conditional_t<kConfig.lists, ListedWalk, Walk>;
 
-/// The walk over the queries that see the keys of a place.
+/// The walk over the queries that see the keys of a place. Lists have pieces instead of places.
 template <Config kConfig>
 __device__ WalkOf<kConfig> walk_of(const BackwardParams& p, const Place<kConfig>& place) {
   constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
-  const int block = place.block();
+  int block = place.block();
   WalkOf<kConfig> w;
+  if constexpr (kConfig.lists) {
+    const Piece piece = p.lists.pieces[static_cast<int64_t>(place.kv_head()) * gridDim.x + block];
+    block = piece.key_tile;
+    w.steps = piece.steps, w.first = piece.cut, w.end = static_cast<int>(piece.end);
+    w.next_head = 0;
+    if (block < 0) {
+      w.key0 = w.s.nk = 0;
+      return w;
+    }
+  }
   w.s = tile::sequence_of_block<kBlock>(p.seq, block * kTileK / kBlock, false);
   w.key0 = static_cast<int>(static_cast<int64_t>(block) * kTileK - w.s.k_pad);
   w.zero = 0;
@@ -151,10 +160,7 @@ __device__ WalkOf<kConfig> walk_of(const BackwardParams& p, const Place<kConfig>
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last_key, w.key0 + kTileK <= w.s.nk, kTileQ);
   w.whole_begin = whole.begin, w.whole = whole.more;
-  if constexpr (kConfig.lists) {
-    w.steps = static_cast<int>(w.list_end(p) - w.list_end(p, true));
-    w.first = w.end = 0, w.next_head = 0;
-  } else {
+  if constexpr (!kConfig.lists) {
     const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
     w.first = tiles.first;
     w.end = w.first + tiles.steps * kTileQ, w.steps = tiles.steps * p.group;
