@@ -9,6 +9,7 @@ from ..attention import attention
 from ..linear import linear_attention
 from ..recipe import as_recipe
 from .alpha import make_alpha
+from .mix import mix
 from .router import Router
 
 _CAUSAL = (
@@ -118,17 +119,26 @@ class Attention(nn.Module):
         lists = self.router.lists(q, k, self.keep)
         if lists is None:
             return attention(q, k, v, **self.call)
+        return self.over(q, k, v, lists)
+
+    def over(self, q, k, v, lists):
+        """The output with the lists that the router chose."""
         sparse, lse = attention(q, k, v, blocks=lists, return_lse=True, **self.call)
         linear, norm = linear_attention(q, k, v, exclude=lists, return_norm=True)
-        row = torch.arange(q.shape[1], device=q.device) // self.router.block_q
-        alpha = self.alpha(row, lists.index.shape[2], self._centred(lse, q, k), norm)
-        alpha = alpha.transpose(1, 2)[..., None]
-        return torch.lerp(linear.float(), sparse.float(), alpha).to(sparse.dtype)
+        return mix(sparse, linear, self.share(q, k, lse, norm))
+
+    def share(self, q, k, lse, norm):
+        """α of each query, [b, h, s]: 1 where nothing is left for the linear branch."""
+        if self.alpha.uses_norms:
+            alpha = self.alpha(self._centred(lse, q, k), norm)
+        else:
+            block, tokens = self.router.block_q, q.shape[1]
+            alpha = self.alpha(-(-tokens // block))
+            alpha = alpha[..., None].expand(-1, -1, block).flatten(1)[None, :, :tokens]
+        return alpha.where(norm > 0, 1.0)
 
     def _centred(self, lse, q, k):
         """The log-sum-exp of q and the mean-free keys, which the linear branch sees."""
-        if not self.alpha.uses_norms:
-            return lse
         mean = k.mean(1, dtype=torch.float32).repeat_interleave(self.heads // self.kv_heads, 1)
         return lse - torch.einsum("bshd,bhd->bhs", q.float(), mean) / self.head_dim**0.5
 

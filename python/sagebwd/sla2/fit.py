@@ -200,12 +200,11 @@ class _Student:
             rows = Rows(q, k, v, some, block, router.block_k)
             q, k = router.pooled(q, k)
         mask = self._mask(router.scores(q[:, :, some], k))
-        row = some[:, None].expand(-1, block)
 
         def alpha(lse, norm):
-            flat = lambda x: x.flatten(2)
-            share = self.module.alpha(row.flatten(), total, flat(lse), flat(norm))
-            return share.unflatten(-1, row.shape)
+            if self.module.alpha.uses_norms:
+                return self.module.alpha(lse, norm)
+            return self.module.alpha(total)[None, :, some, None]
 
         wrong = (rows.out(mask, alpha) - rows.full).where(rows.valid, 0.0)
         over = lambda x: x.square().sum((0, 2, 3, 4))
@@ -229,7 +228,7 @@ class _Student:
         soft = soft_top_k(scores, entries, self.temperature * deviation.clamp(min=1e-20))
         self.softness = (soft * (1 - soft)).detach().sum(-1).mean((0, 2)).div(entries).cpu()
         mask = hard.clone()
-        mask[..., free] = hard[..., free] + soft - soft.detach()
+        mask[..., free] = hard[..., free] + (soft - soft.detach())  # 0 and 1 to the last bit
         return mask
 
     @torch.no_grad()

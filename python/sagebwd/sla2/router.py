@@ -3,7 +3,6 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
 
 from ..block_lists import BlockLists
 
@@ -32,9 +31,10 @@ class Router(nn.Module):
     def pooled(self, q, k):
         """Means of blocks in float32, heads first: [b, h, rows, d] and [b, h, key blocks, d]. Those
         of k are without the mean of the sequence, which moves all scores of a row alike."""
-        mean = k.mean(1, keepdim=True, dtype=torch.float32).transpose(1, 2)
-        q, k = block_means(q, self.block_q), block_means(k, self.block_k) - mean
-        return q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        group, tokens = q.shape[2] // k.shape[2], k.shape[1]
+        sums = block_sums(k, self.block_k)
+        k = sums / block_sizes(k, self.block_k) - sums.sum(2, keepdim=True) / tokens
+        return block_sums(q, self.block_q) / block_sizes(q, self.block_q), heads_of(k, group)
 
     def scores(self, q, k, wq=None, wk=None):
         """[b, h, rows, key blocks] of the means :meth:`pooled`, in float32: 16 bits would tie
@@ -64,11 +64,24 @@ class Router(nn.Module):
         )
 
 
-def block_means(x, block):
-    """[b, h, blocks, d] in float32 of x [b, s, h, d]; the last block may be short."""
+def block_sums(x, block):
+    """[b, h, blocks, d] in float32 of x [b, s, h, d], read once and in place; the last block may be
+    short."""
     tokens = x.shape[1]
-    sums = pad(x, (0, 0, 0, 0, 0, -tokens % block)).unflatten(1, (-1, block))
-    sums = sums.sum(2, dtype=torch.float32).transpose(1, 2)
-    count = torch.full((sums.shape[2],), block, device=x.device)
-    count[-1] = tokens - (sums.shape[2] - 1) * block
-    return sums / count[:, None]
+    whole = tokens // block * block
+    sums = x[:, :whole].unflatten(1, (-1, block)).sum(2, dtype=torch.float32)
+    if whole < tokens:
+        sums = torch.cat((sums, x[:, whole:].sum(1, keepdim=True, dtype=torch.float32)), 1)
+    return sums.transpose(1, 2)
+
+
+def block_sizes(x, block):
+    """[blocks, 1]: tokens of each block."""
+    tokens = x.shape[1]
+    first = torch.arange(0, tokens, block, device=x.device)
+    return (tokens - first).clamp(max=block)[:, None]
+
+
+def heads_of(x, group):
+    """x [b, hk, ...] of key heads, for each query head."""
+    return x if group == 1 else x.repeat_interleave(group, 1)
