@@ -107,12 +107,11 @@ class Attention(nn.Module):
     def forward(self, q, k, v):
         """q [b, s, h, d]; k, v [b, sk, hk, d]."""
         self._check(q, k)
-        device = q.device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):
+        q, k, v = cast(q, k, v)
+        if q.device.type == "meta":
             return self._forward(q, k, v)
-        # The inputs are in autocast's dtype; what is float32 from there on stays so.
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-        with torch.autocast(device, enabled=False):
+        # What is float32 from here on stays so.
+        with torch.autocast(q.device.type, enabled=False):
             return self._forward(q, k, v)
 
     def _forward(self, q, k, v):
@@ -164,3 +163,11 @@ class Attention(nn.Module):
 
     def extra_repr(self):
         return f"heads={self.heads}, head_dim={self.head_dim}, keep={self.keep}"
+
+
+def cast(q, k, v):
+    """q, k and v in autocast's dtype, if there is one."""
+    device = q.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return q, k, v
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))

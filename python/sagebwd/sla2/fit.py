@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import arguments
-from .attention import Attention
+from .attention import Attention, cast
 from .dense import Rows
 from .soft_top_k import soft_top_k
 
@@ -67,7 +67,8 @@ def fit(
     batches
         Inputs of the model: dicts (keyword arguments), tuples (positional) or one tensor each; two
         at least. The last is held out. For every layer the model runs over all of them once, with
-        full attention, and the q, k and v of that layer are kept in memory.
+        full attention and under the autocast of the caller, and the q, k and v of that layer are
+        kept in memory.
     steps
         Of Adam for the router of a layer, and as many for α alone before.
     router
@@ -102,8 +103,10 @@ def fit(
     for name, module in layers.items():
         generator = torch.Generator().manual_seed(seed)
         calls = _calls(model, batches, layers, name)
-        student = _Student(module, calls, temperature, queries, generator)
-        table.append(student.fit(name, steps, lr if router else None, alpha_lr))
+        # Autocast is for the model; all that is float32 here stays so.
+        with torch.autocast(calls[1][0][0].device.type, enabled=False):
+            student = _Student(module, calls, temperature, queries, generator)
+            table.append(student.fit(name, steps, lr if router else None, alpha_lr))
         if report is not None:
             report(table[-1])
     return table
@@ -114,7 +117,7 @@ def _calls(model, batches, layers, name):
     out)."""
     found = []
     keep = {module: module.keep for module in layers.values()}
-    take = lambda module, args: found[-1].append(tuple(x.detach() for x in args))
+    take = lambda module, args: found[-1].append(tuple(x.detach() for x in cast(*args)))
     handle = layers[name].register_forward_pre_hook(take)
     try:
         for module in keep:
