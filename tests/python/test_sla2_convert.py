@@ -203,7 +203,7 @@ def test_bad_options_leave_the_model_alone():
         (dict(order="hilbert"), ValueError, "raster"),
         (dict(order="cube", box=(4, 4)), ValueError, "three"),
         (dict(order="cube", alpha="token"), ValueError, "alpha"),
-        (dict(causal=True), NotImplementedError, "later tokens"),
+        (dict(causal=True), ValueError, "no video model"),
     ):
         with pytest.raises(error, match=words):
             sla2.convert(model, **changes)

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 NAMES = ("out", "dq", "dk", "dv", "dα")
 
 
-def case(alpha, s=700, h=4, d=64):
+def case(alpha, s=700, h=4, d=64, **options):
     make = lambda: torch.randn(2, s, h, d, device="cuda", dtype=torch.bfloat16)
-    layer = sla2.Attention(h, d, keep=0.3, alpha=alpha, rows=6, deterministic=True, device="cuda")
-    return layer, [make() for _ in range(3)], make()
+    options = dict(keep=0.3, alpha=alpha, rows=6, deterministic=True, device="cuda", **options)
+    return sla2.Attention(h, d, **options), [make() for _ in range(3)], make()
 
 
 def step(layer, tensors, dout):
@@ -28,17 +28,25 @@ def step(layer, tensors, dout):
 
 
 @pytest.mark.parametrize("alpha", ["block", "mass"])
-def test_matches_float64(alpha):
-    layer, tensors, dout = case(alpha)
-    mask = layer.router.lists(*tensors[:2], layer.keep).to_mask().double()
+@pytest.mark.parametrize("causal", [False, True])
+def test_matches_float64(alpha, causal):
+    layer, tensors, dout = case(alpha, causal=causal)
+    lists, excluded = layer.router.route(*tensors[:2], layer.keep)
     leaves = [x.double().transpose(1, 2).requires_grad_() for x in tensors]
     parameter = next(layer.alpha.parameters()).detach().double().requires_grad_()
-    pairs = tokens_of(mask, 128, 64, 700, 700)
-    sparse, lse, linear, n = branches(*leaves, pairs)
+    listed, left = (
+        tokens_of(mask.double(), 128, 64, 700, 700)
+        for mask in (lists.to_mask(), ~excluded.to_mask())
+    )
+    if causal:
+        sparse, lse, linear, n = branches(*leaves, listed.tril(), left)
+    else:
+        sparse, lse, linear, n = branches(*leaves, listed)
     if alpha == "mass":
-        share = torch.sigmoid(lse - n.log() - parameter[:, None])
+        share = torch.sigmoid(lse - n.where(n > 0, 1.0).log() - parameter[:, None])
     else:
         share = torch.sigmoid(parameter).repeat_interleave(128, 1)[None, :, :700]
+    share = share.expand_as(n).where(n > 0, 1.0)
     want = torch.lerp(linear, sparse, share[..., None].expand_as(sparse))
     grads = torch.autograd.grad(want, [*leaves, parameter], dout.double().transpose(1, 2))
     got = step(layer, tensors, dout)
@@ -48,8 +56,9 @@ def test_matches_float64(alpha):
 
 
 @pytest.mark.parametrize("alpha", ["block", "head", "mass"])
-def test_calls_do_not_wait(alpha):
-    args = case(alpha)
+@pytest.mark.parametrize("causal", [False, True])
+def test_calls_do_not_wait(alpha, causal):
+    args = case(alpha, causal=causal, always=(0,))
     step(*args)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -59,9 +68,10 @@ def test_calls_do_not_wait(alpha):
 
 
 @pytest.mark.parametrize("alpha", ["block", "mass"])
-def test_a_graph_takes_new_values(alpha):
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_graph_takes_new_values(alpha, causal):
     """Router, lists and both branches: a replay chooses other blocks for other values."""
-    layer, tensors, dout = case(alpha)
+    layer, tensors, dout = case(alpha, causal=causal)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -31,6 +31,8 @@ def convert(model, keep=0.05, where="*attn1", *, order="raster", box=(4, 4, 4), 
     with the same options and call ``load_state_dict``. A model that is not converted refuses it.
     """
     _refuse_causal(model)
+    if "causal" in options:
+        raise ValueError("causal: no video model of diffusers is causal; leave it out")
     box = _box(order, box)
     layers = _layers(model, where)
     door = _door(model, box)

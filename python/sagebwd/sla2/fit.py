@@ -197,12 +197,16 @@ class _Student:
         router = self.router
         block = router.block_q
         total = -(-q.shape[1] // block)
-        some = torch.randperm(total, generator=self.generator)
-        some = some[: max(1, self.queries // block)].to(q.device)
+        some = torch.randperm(total, generator=self.generator)[: max(1, self.queries // block)]
         with torch.no_grad():
-            rows = Rows(q, k, v, some, block, router.block_k)
+            rows = Rows(q, k, v, some.to(q.device), block, router.block_k, self.module.causal)
+            found = router.route(q, k, self.module.keep)
             q, k = router.pooled(q, k)
-        mask = self._mask(router.scores(q[:, :, some], k))
+        if found is None:  # a sequence so short that everything is seen teaches nothing
+            return sum(0.0 * p.sum() for p in self.module.parameters() if p.requires_grad)
+        hard = found[1].to_mask()[:, :, some].float()
+        mask = self._mask(router.scores(q[:, :, some], k), hard, some.tolist())
+        some = some.to(q.device)
 
         def alpha(lse, norm):
             if self.module.alpha.uses_norms:
@@ -213,26 +217,26 @@ class _Student:
         over = lambda x: x.square().sum((0, 2, 3, 4))
         return (over(wrong) / over(rows.full.where(rows.valid, 0.0))).sum()
 
-    def _mask(self, scores):
-        """1 for the chosen blocks, with the gradient of SoftTop-k."""
-        router, key_blocks = self.router, scores.shape[-1]
-        always = [block for block in router.always if block < key_blocks]
-        entries = router.entries(self.module.keep, key_blocks)
-        chosen = scores.detach().clone()
-        chosen[..., always] = torch.inf
-        hard = torch.zeros_like(scores).scatter(-1, chosen.topk(entries, -1).indices, 1.0)
-        # SoftTop-k chooses among the blocks that are not fixed.
-        free = [block for block in range(key_blocks) if block not in always]
-        entries -= len(always)
-        if not scores.requires_grad or entries == 0:
+    def _mask(self, scores, hard, rows):
+        """The hard mask with the gradient of SoftTop-k. What has no choice, blocks that are always
+        seen or never, has no gradient either."""
+        if not scores.requires_grad:
             return hard
-        scores = scores[..., free]
-        deviation = scores.detach().std(-1, keepdim=True).mean((0, 2), keepdim=True)
-        soft = soft_top_k(scores, entries, self.temperature * deviation.clamp(min=1e-20))
-        self.softness = (soft * (1 - soft)).detach().sum(-1).mean((0, 2)).div(entries).cpu()
-        mask = hard.clone()
-        mask[..., free] = hard[..., free] + (soft - soft.detach())  # 0 and 1 to the last bit
-        return mask
+        soft, found = torch.zeros_like(hard), []
+        for places, blocks, entries in self.router.choices(rows, hard.shape[-1], self.module.keep):
+            free = [block for block in range(blocks) if block not in self.router.always]
+            entries -= blocks - len(free)
+            if not 0 < entries < len(free):
+                continue
+            at = (slice(None), slice(None), torch.tensor(places)[:, None], torch.tensor(free))
+            part = scores[at]
+            deviation = part.detach().std(-1, keepdim=True).mean((0, 2), keepdim=True)
+            m = soft_top_k(part, entries, self.temperature * deviation.clamp(min=1e-20))
+            found.append((m * (1 - m)).detach().sum(-1).mean((0, 2)).div(entries))
+            soft[at] = m - m.detach()  # 0 to the last bit
+        if found:
+            self.softness = torch.stack(found).mean(0).cpu()
+        return hard + soft
 
     @torch.no_grad()
     def errors(self):
@@ -240,20 +244,22 @@ class _Student:
         wrong = whole = 0.0
         for q, k, v in self.held_out:
             out = self.module(q, k, v).float()
-            for full, part in _full(q, k, v, self.queries):
+            for full, part in _full(q, k, v, self.queries, self.module.causal):
                 wrong = wrong + (out[:, part] - full).square().sum((0, 1, 3))
                 whole = whole + full.square().sum((0, 1, 3))
         return (wrong / whole).sqrt().cpu()
 
 
-def _full(q, k, v, queries):
+def _full(q, k, v, queries, causal):
     """Full attention in float32, some queries at a time, with their places: [b, s, h, d]."""
     group = q.shape[2] // k.shape[2]
     k, v = (x.float().transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
+    place = torch.arange(k.shape[2], device=k.device)
     for first in range(0, q.shape[1], queries):
         part = slice(first, first + queries)
         x = q[:, part].float().transpose(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(x, k, v)
+        mask = place <= place[part, None] if causal else None
+        out = torch.nn.functional.scaled_dot_product_attention(x, k, v, attn_mask=mask)
         yield out.transpose(1, 2), part
 
 

@@ -42,9 +42,20 @@ class Router(nn.Module):
         wq, wk = self.wq if wq is None else wq, self.wk if wk is None else wk
         return (q @ wq.float()) @ (k @ wk.float()).transpose(-1, -2) / q.shape[-1] ** 0.5
 
-    @torch.no_grad()
+    def choices(self, rows, key_blocks, keep):
+        """Between how many blocks some rows choose, from the first on, and how many they take:
+        (places in ``rows``, blocks, entries) for rows that are alike."""
+        yield list(range(len(rows))), key_blocks, self.entries(keep, key_blocks)
+
     def lists(self, q, k, keep):
         """The :class:`sagebwd.BlockLists` of q [b, s, h, d] and k; None if they would list all."""
+        found = self.route(q, k, keep)
+        return None if found is None else found[0]
+
+    @torch.no_grad()
+    def route(self, q, k, keep):
+        """(lists of the sparse branch, lists of what the linear branch leaves out), or None if
+        nothing would be left for the linear branch."""
         key_blocks = -(-k.shape[1] // self.block_k)
         entries = self.entries(keep, key_blocks)
         if entries == key_blocks or q.shape[1] == 0:
@@ -52,9 +63,10 @@ class Router(nn.Module):
         scores = self.scores(*self.pooled(q, k))
         # Of a short sequence, a block that is not there is not listed.
         always = [block for block in self.always if block < scores.shape[-1]]
-        return BlockLists.top_k(
+        lists = BlockLists.top_k(
             scores, k=entries, always=always, block_q=self.block_q, block_k=self.block_k
         )
+        return lists, lists
 
     def extra_repr(self):
         heads, head_dim = self.wq.shape[:2]

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ...attention import attention
-from ...linear import linear_attention
 from .. import Attention, fit
 from ..mix import mix
 from .model import make_attention
@@ -29,7 +28,7 @@ FITTED = ("identity", "sla2", "sla2-16bit")
 class Sparse(Attention):
     """The sparse branch alone."""
 
-    def over(self, q, k, v, lists):
+    def over(self, q, k, v, lists, excluded):
         return attention(q, k, v, blocks=lists, **self.call)
 
 
@@ -40,18 +39,18 @@ class FirstVersion(Attention):
         super().__init__(*args, **options)
         self.projection = nn.Parameter(torch.zeros(self.heads, self.head_dim, self.head_dim))
 
-    def over(self, q, k, v, lists):
+    def over(self, q, k, v, lists, excluded):
         sparse = attention(q, k, v, blocks=lists, **self.call)
-        linear = linear_attention(q, k, v, exclude=lists)
+        linear, _ = self.linear(q, k, v, excluded)
         return sparse + torch.einsum("bshd,hde->bshe", linear, self.projection.to(linear.dtype))
 
 
 class SixteenBit(Attention):
     """SLA2 whose sparse branch has PyTorch's products instead of INT8. α comes from a table."""
 
-    def over(self, q, k, v, lists):
+    def over(self, q, k, v, lists, excluded):
         sparse = sixteen_bit_attention(q, k, v, lists)
-        linear, norm = linear_attention(q, k, v, exclude=lists, return_norm=True)
+        linear, norm = self.linear(q, k, v, excluded)
         return mix(sparse, linear, self.share(q, k, None, norm))
 
 
