@@ -77,10 +77,10 @@ def train(model, plan, file=None, until=math.inf):
     adam = torch.optim.AdamW(groups, weight_decay=0.01)
     losses = []
     if file is not None and file.exists():
-        state = torch.load(file, map_location=device, weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         adam.load_state_dict(state["adam"])
-        losses = list(state["losses"])
+        losses = state["losses"]
     first = len(losses)
     warm = first + min(5, (plan.steps - first) // 2)  # steps that are not timed
     saved = began = time.monotonic()
@@ -98,8 +98,9 @@ def train(model, plan, file=None, until=math.inf):
         if file is not None and step % 10 == 9:
             now = _now(device)
             if now > min(until, saved + _SAVE_EVERY):
-                state = {"model": model.state_dict(), "adam": adam.state_dict()}
-                save({**state, "losses": torch.stack(losses)}, file)
+                losses = [float(x) for x in losses]
+                state = {"model": model.state_dict(), "adam": adam.state_dict(), "losses": losses}
+                save(state, file)
                 saved = now
             if now > until:
                 raise OutOfTime
