@@ -4,6 +4,7 @@
 
     runs/record.py results/train/NAME.json RUN...
     runs/record.py results/train/NAME.json --bias bias.json
+    runs/record.py results/sla2/NAME.json --sla2 sla2.json
 
 Kept of a run: the fields of its configuration that are not the default, its summary, the median
 MFU, the loss curve thinned to 100 points, all evaluations and audits. A run that is not finished is
@@ -91,6 +92,7 @@ def main():
     parser.add_argument("target", type=pathlib.Path)
     parser.add_argument("runs", nargs="*", type=pathlib.Path)
     parser.add_argument("--bias", type=pathlib.Path)
+    parser.add_argument("--sla2", type=pathlib.Path)
     args = parser.parse_args()
     given = os.environ.get("SAGEBWD_COMMIT")
     clean = None if given else git("status", "--porcelain", "--", ".", ":!results")
@@ -103,6 +105,10 @@ def main():
     }
     if args.bias:
         record["bias"] = json.loads(args.bias.read_text())
+    elif args.sla2:
+        record |= json.loads(args.sla2.read_text())
+        for run in record["runs"]:
+            run["losses"] = thinned(smoothed(list(enumerate(run["losses"]))), 40)
     else:
         record["runs"] = [of_run(run) for run in map(read_run, args.runs) if run]
     args.target.parent.mkdir(parents=True, exist_ok=True)

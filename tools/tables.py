@@ -370,6 +370,27 @@ def ablation():
     )
 
 
+def sla2():
+    """A video model after its attention was changed: losses, and whether they tell arms apart."""
+    if not (ROOT / "results/sla2/video.json").exists():
+        return "Not recorded yet: `runs/sla2.sh` does it.\n"
+    r = record("sla2/video.json")
+    out = [r["about"] + " " + r["plan"] + " Means and standard deviations over seeds.", ""]
+    for keep, arms in r["summary"].items():
+        titles = next(iter(arms.values()))
+        out.append(f"| {100 * float(keep):g} % of the blocks seen | {' | '.join(titles)} |")
+        out.append("|---|" + "---|" * len(titles))
+        for arm, figures in arms.items():
+            digits = lambda name: 4 if name.startswith("loss") else 2
+            cells = [f"{m:.{digits(n)}f} ± {d:.{digits(n)}f}" for n, (m, d) in figures.items()]
+            out.append(f"| `{arm}` | {' | '.join(cells)} |")
+        out.append("")
+    for check in r["checks"]:
+        result = "yes" if check["passed"] else "**no**"
+        out.append(f"- {result}: {100 * float(check['keep']):g} % seen, {check['what']}.")
+    return "\n".join(out) + "\n" + at(r)
+
+
 def throughput():
     """Whole training steps of the 325M model."""
     r = record("train/throughput_325m.json")
@@ -471,6 +492,7 @@ TABLES = {
     "finetune": finetune,
     "ablation": ablation,
     "throughput": throughput,
+    "sla2": sla2,
 }
 
 

@@ -64,10 +64,11 @@ class BlockLists:
             chosen[..., fixed] = math.inf
         values, index = chosen.topk(k, dim=-1)
         listed = values > -math.inf
-        # Blocks of `always` take their place among the others; what is not listed comes last.
-        lowest = torch.finfo(scores.dtype).min
-        order = scores.gather(-1, index).clamp(min=lowest).masked_fill(~listed, -math.inf)
-        index = index.gather(-1, order.argsort(dim=-1, descending=True, stable=True))
+        if fixed:
+            # Blocks of `always` take their place among the others; what is not listed comes last.
+            lowest = torch.finfo(scores.dtype).min
+            order = scores.gather(-1, index).clamp(min=lowest).masked_fill(~listed, -math.inf)
+            index = index.gather(-1, order.argsort(dim=-1, descending=True, stable=True))
         return cls(
             index.to(torch.int32),
             listed.sum(-1, dtype=torch.int32),

@@ -12,19 +12,23 @@ def tokens_of(mask, block_q, block_k, s, sk):
     return mask.repeat_interleave(block_q, 2).repeat_interleave(block_k, 3)[:, :, :s, :sk]
 
 
-def branches(q, k, v, mask):
-    """(sparse, L, linear, n) of [b, h, s, d] tensors: P ∝ exp(S)·mask, and φφᵀ·(1 - mask)."""
+def branches(q, k, v, mask, rest=None):
+    """(sparse, L, linear, n) of [b, h, s, d] tensors: P ∝ exp(S)·mask, and φφᵀ·rest. Without
+    ``rest`` it is 1 - mask and keys lose their mean; causal attention says what is left, and keeps
+    the mean. Where nothing is left, linear and n are 0."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    k = k - k.mean(2, keepdim=True)
+    if rest is None:
+        k, rest = k - k.mean(2, keepdim=True), 1 - mask
     logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     top = logits.masked_fill(mask == 0, -math.inf).amax(-1, keepdim=True).detach()
-    p = (logits - top).exp() * mask
+    p = (logits - top).exp().masked_fill(mask == 0, 0.0) * mask
     total = p.sum(-1, keepdim=True)
-    weights = (q.softmax(-1) @ k.softmax(-1).transpose(-1, -2)) * (1 - mask)
+    weights = (q.softmax(-1) @ k.softmax(-1).transpose(-1, -2)) * rest
     n = weights.sum(-1, keepdim=True)
-    return p @ v / total, (total.log() + top)[..., 0], weights @ v / n, n[..., 0]
+    linear = weights @ v / n.where(n > 0, 1.0)
+    return p @ v / total, (total.log() + top)[..., 0], linear, n[..., 0]
 
 
 def mask_gradient(q, k, v, mask, alpha, dout, block_q, block_k):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from sla2_reference import branches, mask_gradient, means_of, tokens_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import sagebwd
@@ -196,6 +197,43 @@ def test_bfloat16_and_autocast():
         assert torch.equal(layer(q, k, v), out)
 
 
+class Large(TorchDispatchMode):
+    """The operators that make a float32 tensor of at least this many numbers."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.found = numbers, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
+                self.found += [str(function)] * (x.numel() >= self.numbers)
+        return out
+
+
+@pytest.mark.parametrize("alpha", ["block", "head"])
+def test_no_float32_copies_of_16_bit_tensors(alpha):
+    """What stands between the branches is bound by memory on a GPU."""
+    q, k, v, dout = tensors(s=512, dtype=torch.bfloat16)
+    layer = sla2.Attention(4, 32, keep=0.4, alpha=alpha)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with Large(q.numel()) as large:
+        torch.autograd.grad(layer(*leaves), [*leaves, layer.alpha.logit], dout)
+    assert large.found == []
+
+
+def test_nothing_left_for_the_linear_branch():
+    """α counts as 1 where the norm is 0, and has no gradient there."""
+    layer = sla2.Attention(2, 8, rows=2)
+    norm = torch.tensor([0.0, 1.0]).repeat_interleave(128).expand(3, 2, 256)
+    alpha = layer.share(torch.randn(3, 256, 2, 8), None, None, norm)
+    assert (alpha[:, :, :128] == 1).all()
+    assert (alpha[:, :, 128:] == torch.tensor(1.0).sigmoid()).all()
+    (grad,) = torch.autograd.grad(alpha.sum(), layer.alpha.logit)
+    assert (grad[:, 0] == 0).all() and (grad[:, 1] > 0).all()
+
+
 @pytest.mark.parametrize("alpha", ["block", "mass"])
 def test_compile_checkpointing_and_meta_tensors(alpha):
     q, k, v, _ = tensors(b=1)
@@ -268,7 +306,7 @@ def test_features_that_float32_cannot_hold(alpha):
         (dict(always=(-1,)), ValueError, "key blocks"),
         (dict(backward="fp8"), ValueError, "bf16"),
         (dict(recipe="quick"), ValueError, "recipe"),
-        (dict(causal=True), NotImplementedError, "later tokens"),
+        (dict(causal="yes"), TypeError, "causal"),
     ],
 )
 def test_refused_options(options, error, words):
@@ -351,11 +389,10 @@ def test_hard_masks_in_stage_1_are_the_module(alpha):
     mask = layer.router.lists(q, k, 0.4).to_mask().float()
     some = torch.tensor([2, 0])
     rows = Rows(q, k, v, some, 128, 64)
-    token = some[:, None].expand(-1, 128)
-    mix = lambda lse, norm: layer.alpha(
-        token.flatten(), 3, lse.flatten(2), norm.flatten(2)
-    ).unflatten(-1, (2, 128))
-    out = rows.out(mask[:, :, some], mix)
+    shares = lambda lse, norm: (
+        layer.alpha(lse, norm) if alpha == "mass" else layer.alpha(3)[None, :, some, None]
+    )
+    out = rows.out(mask[:, :, some], shares)
     want = layer(q, k, v).transpose(1, 2)
     assert rel(out[:, :, 1], want[:, :, :128]) < 1e-4
     assert rel(out[:, :, 0, :44], want[:, :, 256:]) < 1e-4

@@ -40,6 +40,8 @@ _UNSUPPORTED = {
     "cache": "a paged cache (continuous batching)",
 }
 
+_registered = set()  # names
+
 
 def register(
     name="sagebwd",
@@ -88,15 +90,22 @@ def register(
     def mask(*args, **kwargs):
         return masks.mask(*args, packed=packed, **kwargs)
 
+    _registered.add(name)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
     return name
+
+
+def is_registered(name):
+    """Whether ``attn_implementation=name`` is one that :func:`register` made."""
+    return name in _registered
 
 
 def unregister(name="sagebwd"):
     """Removes a registered name. Models that use it must be switched to another one first."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    _registered.discard(name)
     AttentionInterface._global_mapping.pop(name, None)
     AttentionMaskInterface._global_mapping.pop(name, None)
 
@@ -184,6 +193,11 @@ def _forward(
     else:
         rows = _with_documents(pattern, position_ids, seq_idx, packed).rows()
 
+    deterministic = deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1"
+    if (layer := getattr(module, "sla2", None)) is not None:
+        _refuse_beside_sla2(layer, pattern, rows, scaling * math.sqrt(d), s_aux, deterministic)
+        out = layer(*(t.transpose(1, 2) for t in (query, key, value)))
+        return out.contiguous(), None
     options = dict(
         settings,
         causal=pattern.causal,
@@ -191,7 +205,7 @@ def _forward(
         softmax_scale=scaling,
         return_lse=True,
     )
-    if deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1":
+    if deterministic:
         options["deterministic"] = True
     if rows is None:
         out, lse = attention(query, key, value, layout="bhsd", **options)
@@ -234,6 +248,28 @@ def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
             "attn_implementation='sdpa' for this model, or, if the keyword does not change "
             f"attention, register(ignore=({name!r},))"
         )
+
+
+def _refuse_beside_sla2(layer, pattern, rows, scale, s_aux, deterministic):
+    """Raises for a call that the sparse-linear attention of a layer (sagebwd.sla2.convert) cannot
+    serve. ``scale`` is relative to 1/sqrt(d)."""
+    if rows is not None:
+        wrong = "padding or packed documents"
+        remedy = (
+            "give sequences of one length, one a row (a compiled graph cannot see that they are: "
+            "register(packed=False) promises it)"
+        )
+    elif not pattern.causal or pattern.window != (-1, -1):
+        wrong, remedy = "a mask that is not causal alone", "convert other layers"
+    elif s_aux is not None:
+        wrong, remedy = "attention sinks", "convert another model"
+    elif not math.isclose(scale, 1, rel_tol=1e-6):
+        wrong, remedy = f"logits scaled by {scale:g}/sqrt(d)", "convert another model"
+    elif deterministic and not layer.call["deterministic"]:
+        wrong, remedy = "deterministic=True in the call", "give it to sla2.convert"
+    else:
+        return
+    raise NotImplementedError(f"sla2: {wrong}, which sla2 does not support; {remedy}")
 
 
 def _dropout_remedy(module):

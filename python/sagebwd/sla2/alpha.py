@@ -28,15 +28,17 @@ class Table(nn.Module):
         # α is the share of a row's probability that chosen blocks hold: most of it.
         self.logit = nn.Parameter(torch.ones(heads, rows, device=device, dtype=dtype))
 
-    def forward(self, row, rows, lse, norm):
-        """[1, h, s]; ``row`` is the query block of each of s queries, out of ``rows``."""
-        return torch.sigmoid(self.resampled(rows).index_select(1, row))[None]
+    def forward(self, rows):
+        """α of each query block, [h, rows]."""
+        return torch.sigmoid(self.resampled(rows))
 
     def resampled(self, rows):
         """The logits [h, rows] of another length, in float32."""
         logit, places = self.logit.float(), self.logit.shape[1]
         if rows == places:
             return logit
+        if places == 1:
+            return logit.expand(-1, rows)
         at = (torch.arange(rows, device=logit.device) + 0.5) * (places / rows) - 0.5
         at = at.clamp(0, places - 1)
         low = at.floor().long()
@@ -60,11 +62,13 @@ class Mass(nn.Module):
             torch.full((heads,), math.log(head_dim), device=device, dtype=dtype)
         )
 
-    def forward(self, row, rows, lse, norm):
-        """[b, h, s] of the logarithm of the sparse branch's norm and the linear branch's norm."""
+    def forward(self, lse, norm):
+        """α [b, h, ...] of the logarithm of the sparse branch's norm and the linear branch's
+        norm."""
         # Features that float32 cannot hold give a norm of 0, and α = 1.
         log_norm = norm.clamp(min=torch.finfo(torch.float32).tiny).log()
-        return torch.sigmoid(lse - log_norm - self.beta.float()[:, None])
+        beta = self.beta.float().view(-1, *[1] * (lse.dim() - 2))
+        return torch.sigmoid(lse - log_norm - beta)
 
     def extra_repr(self):
         return f"{self.beta.shape[0]} heads"

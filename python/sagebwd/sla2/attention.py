@@ -9,12 +9,9 @@ from ..attention import attention
 from ..linear import linear_attention
 from ..recipe import as_recipe
 from .alpha import make_alpha
+from .causal import CausalRouter
+from .mix import mix
 from .router import Router
-
-_CAUSAL = (
-    "causal: sla2.Attention has no causal mask: its router would look at later tokens. Give "
-    "sagebwd.attention(..., causal=True, blocks=lists) lists of your own"
-)
 
 
 class Attention(nn.Module):
@@ -37,6 +34,10 @@ class Attention(nn.Module):
     order
         Says in which order tokens come. It is kept in the ``state_dict`` together with the block
         sizes, and a module of another order or other block sizes refuses to load it.
+    causal
+        A query sees its own and earlier tokens, as in a language model. The key blocks that the
+        diagonal touches are always seen; ``keep`` is the share of those before. Neither router nor
+        linear branch looks at later tokens. Needs as many queries as keys (no cache).
     recipe, backward, deterministic
         As in :func:`sagebwd.attention`.
 
@@ -66,8 +67,6 @@ class Attention(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        if arguments.flag("causal", causal):
-            raise NotImplementedError(_CAUSAL)
         self.heads = arguments.integer("heads", heads, 1, 2**20, "a number of heads")
         self.head_dim = arguments.integer("head_dim", head_dim, 8, 256, "a multiple of 8 to 256")
         if self.head_dim % 8:
@@ -87,11 +86,18 @@ class Attention(nn.Module):
             raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
         place = {"device": device, "dtype": dtype}
         self.keep = keep
-        self.router = Router(heads, head_dim, block_q, block_k, always, **place)
+        self.causal = arguments.flag("causal", causal)
+        router = CausalRouter if self.causal else Router
+        self.router = router(heads, head_dim, block_q, block_k, always, **place)
         self.alpha = make_alpha(alpha, heads, head_dim, rows, **place)
-        self.arrangement = [block_q, block_k, *order]
+        self.arrangement = [block_q, block_k, *order, *[1] * self.causal]
         self.register_buffer("layout", torch.tensor(self.arrangement, device=device))
-        self.call = dict(recipe=as_recipe(recipe), backward=backward, deterministic=deterministic)
+        self.call = dict(
+            causal=self.causal,
+            recipe=as_recipe(recipe),
+            backward=backward,
+            deterministic=deterministic,
+        )
 
     @property
     def keep(self):
@@ -106,28 +112,44 @@ class Attention(nn.Module):
     def forward(self, q, k, v):
         """q [b, s, h, d]; k, v [b, sk, hk, d]."""
         self._check(q, k)
-        device = q.device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):
+        q, k, v = cast(q, k, v)
+        if q.device.type == "meta":
             return self._forward(q, k, v)
-        # The inputs are in autocast's dtype; what is float32 from there on stays so.
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-        with torch.autocast(device, enabled=False):
+        # What is float32 from here on stays so.
+        with torch.autocast(q.device.type, enabled=False):
             return self._forward(q, k, v)
 
     def _forward(self, q, k, v):
-        lists = self.router.lists(q, k, self.keep)
-        if lists is None:
+        found = self.router.route(q, k, self.keep)
+        if found is None:
             return attention(q, k, v, **self.call)
+        return self.over(q, k, v, *found)
+
+    def over(self, q, k, v, lists, excluded):
+        """The output with what the router chose."""
         sparse, lse = attention(q, k, v, blocks=lists, return_lse=True, **self.call)
-        linear, norm = linear_attention(q, k, v, exclude=lists, return_norm=True)
-        row = torch.arange(q.shape[1], device=q.device) // self.router.block_q
-        alpha = self.alpha(row, lists.index.shape[2], self._centred(lse, q, k), norm)
-        alpha = alpha.transpose(1, 2)[..., None]
-        return torch.lerp(linear.float(), sparse.float(), alpha).to(sparse.dtype)
+        linear, norm = self.linear(q, k, v, excluded)
+        return mix(sparse, linear, self.share(q, k, lse, norm))
+
+    def linear(self, q, k, v, excluded):
+        """(output, norm) of the linear branch. A mean of all keys would show later ones."""
+        return linear_attention(
+            q, k, v, exclude=excluded, mean_free_keys=not self.causal, return_norm=True
+        )
+
+    def share(self, q, k, lse, norm):
+        """α of each query, [b, h, s]: 1 where nothing is left for the linear branch."""
+        if self.alpha.uses_norms:
+            alpha = self.alpha(self._centred(lse, q, k), norm)
+        else:
+            block, tokens = self.router.block_q, q.shape[1]
+            alpha = self.alpha(-(-tokens // block))
+            alpha = alpha[..., None].expand(-1, -1, block).flatten(1)[None, :, :tokens]
+        return alpha.where(norm > 0, 1.0)
 
     def _centred(self, lse, q, k):
-        """The log-sum-exp of q and the mean-free keys, which the linear branch sees."""
-        if not self.alpha.uses_norms:
+        """The log-sum-exp of q and the keys as the linear branch sees them."""
+        if self.causal:
             return lse
         mean = k.mean(1, dtype=torch.float32).repeat_interleave(self.heads // self.kv_heads, 1)
         return lse - torch.einsum("bshd,bhd->bhs", q.float(), mean) / self.head_dim**0.5
@@ -141,16 +163,33 @@ class Attention(nn.Module):
                     f"{name}: expected {heads} heads of {self.head_dim} channels, got shape "
                     f"{tuple(x.shape)}"
                 )
+        if self.causal and self.keep < 1 and q.shape[1] != k.shape[1]:
+            raise NotImplementedError(
+                f"causal: expected as many queries as keys, got {q.shape[1]} and {k.shape[1]}: the "
+                "router needs the queries of the block before, which a cache of keys does not "
+                "have; give the whole sequence (use_cache=False), or set keep = 1, which is full "
+                "attention"
+            )
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, extra, errors):
         saved = state_dict.get(prefix + "layout")
         if saved is not None and saved.tolist() != self.arrangement:
             errors.append(
-                f"{prefix}layout: expected [block_q, block_k, box] = {self.arrangement}, the "
-                f"state has {saved.tolist()}; make the module with its block sizes and order"
+                f"{prefix}layout: expected [block_q, block_k, box, 1 if causal] = "
+                f"{self.arrangement}, the state has {saved.tolist()}; make the module with its "
+                "block sizes and order"
             )
             return
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, extra, errors)
 
     def extra_repr(self):
-        return f"heads={self.heads}, head_dim={self.head_dim}, keep={self.keep}"
+        causal = ", causal" if self.causal else ""
+        return f"heads={self.heads}, head_dim={self.head_dim}, keep={self.keep}{causal}"
+
+
+def cast(q, k, v):
+    """q, k and v in autocast's dtype, if there is one."""
+    device = q.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return q, k, v
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))

@@ -5,18 +5,21 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from . import language
 from .attention import Attention
+from .language import is_language_attention
 from .token_order import RASTER, TokenOrder
 from .wan import Processor, is_wan_attention
 
 
-def convert(model, keep=0.05, where="*attn1", *, order="raster", box=(4, 4, 4), **options):
+def convert(model, keep=0.05, where="*", *, order="raster", box=(4, 4, 4), **options):
     """Puts :class:`sagebwd.sla2.Attention` into the self-attention of a Wan-like video transformer
-    of diffusers, and returns the names of the layers that have it now.
+    of diffusers, or, causal, into that of a Llama-like language model of transformers. Returns the
+    names of the layers that have it now.
 
     where
-        A pattern of module names, such as ``"blocks.*.attn1"``. Cross-attention is never converted,
-        whatever the pattern.
+        A pattern of module names, such as ``"blocks.1?.attn1"``. Cross-attention is never
+        converted, whatever the pattern.
     order
         ``"raster"`` leaves the tokens as they come: a block of 64 is a strip of one frame.
         ``"cube"`` sorts them into boxes of frames × height × width patches, so that a block of keys
@@ -29,10 +32,21 @@ def convert(model, keep=0.05, where="*attn1", *, order="raster", box=(4, 4, 4), 
     The new parameters (``….sla2.alpha.*``, ``….sla2.router.*``) have the dtype and device of the
     layer. They are in ``state_dict``: to load a converted checkpoint, make the model, convert it
     with the same options and call ``load_state_dict``. A model that is not converted refuses it.
+
+    A language model runs with ``attn_implementation="sagebwd"`` from then on; layers that `where`
+    leaves out have INT8 attention.
     """
-    _refuse_causal(model)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if "causal" in options:
+        raise ValueError("causal: follows from the model, no video model is; leave it out")
     box = _box(order, box)
-    layers = _layers(model, where)
+    found = {n: m for n, m in model.named_modules() if is_language_attention(m)}
+    if found:
+        if box != RASTER:
+            raise ValueError(f"order: expected 'raster' for a language model, got {order!r}")
+        return _convert_language(model, _chosen(found, where), keep, options)
+    layers = _video_layers(model, where)
     door = _door(model, box)
     # All of them are made before any is put in: a bad option leaves the model as it was.
     made = {
@@ -41,7 +55,7 @@ def convert(model, keep=0.05, where="*attn1", *, order="raster", box=(4, 4, 4), 
             layer.inner_dim // layer.heads,
             keep=keep,
             order=box,
-            **_place(layer),
+            **_place(layer.to_out[0].weight),
             **options,
         )
         for name, layer in layers.items()
@@ -55,16 +69,21 @@ def convert(model, keep=0.05, where="*attn1", *, order="raster", box=(4, 4, 4), 
     return list(layers)
 
 
-def _refuse_causal(model):
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    for name, module in model.named_modules():
-        if getattr(module, "is_causal", False) is True or "CausalLM" in type(module).__name__:
-            raise NotImplementedError(
-                f"model: {name or 'it'} ({type(module).__name__}) is causal, which sla2 does not "
-                "support: its router would look at later tokens. sagebwd.attention(..., "
-                "causal=True, blocks=lists) takes lists of your own"
-            )
+def _convert_language(model, layers, keep, options):
+    made = {
+        name: Attention(
+            **language.sizes(name, layer),
+            keep=keep,
+            causal=True,
+            **_place(layer.o_proj.weight),
+            **options,
+        )
+        for name, layer in layers.items()
+    }
+    language.attach(model, layers)
+    for name, layer in layers.items():
+        layer.sla2 = made[name]
+    return list(layers)
 
 
 def _box(order, box):
@@ -78,22 +97,26 @@ def _box(order, box):
     return box
 
 
-def _layers(model, where):
-    """{name: module} of the layers to convert."""
+def _video_layers(model, where):
+    """{name: module} of the layers of a Wan model to convert."""
     attention = {n: m for n, m in model.named_modules() if is_wan_attention(m)}
     if not attention:
         raise NotImplementedError(
-            f"model: expected attention of a Wan model of diffusers, found none in "
-            f"{type(model).__name__}; in code of your own, call sagebwd.sla2.Attention where q, k "
-            "and v are"
+            "model: expected attention of a Wan model of diffusers, or of a Llama-like language "
+            f"model of transformers, found none in {type(model).__name__}; in code of your own, "
+            "call sagebwd.sla2.Attention where q, k and v are (causal=True for language models)"
         )
-    own = [name for name, m in attention.items() if not m.is_cross_attention]
-    layers = {name: attention[name] for name in own if fnmatchcase(name, where)}
+    return _chosen({n: m for n, m in attention.items() if not m.is_cross_attention}, where)
+
+
+def _chosen(own, where):
+    """Those of the self-attention layers {name: module} whose names fit the pattern."""
+    layers = {name: m for name, m in own.items() if fnmatchcase(name, where)}
     if not layers:
-        near = f"{own[0]!r} to {own[-1]!r}" if own else "none"
+        names = list(own)
+        near = f"{names[0]!r} to {names[-1]!r}" if own else "none"
         raise ValueError(
-            f"where: expected a pattern of self-attention layers, such as '*attn1' or a name ("
-            f"{near}), got {where!r}"
+            f"where: expected a pattern of self-attention layers, or a name ({near}), got {where!r}"
         )
     done = [name for name, m in layers.items() if hasattr(m, "sla2")]
     if done:
@@ -122,7 +145,6 @@ def _door(model, box):
     return TokenOrder(box, model.config.patch_size)
 
 
-def _place(layer):
-    weight = layer.to_out[0].weight
+def _place(weight):
     plain = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return {"device": weight.device, "dtype": weight.dtype if plain else torch.float32}

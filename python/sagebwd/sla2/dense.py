@@ -13,13 +13,15 @@ class Rows:
     """Some blocks of queries against all keys; everything that does not depend on the mask.
 
     q [b, s, h, d] and k, v [b, sk, hk, d] of one layer; ``rows`` lists blocks of queries. Results
-    are float32 [b, h, rows, block_q, d].
+    are float32 [b, h, rows, block_q, d]. With ``causal`` a query sees no later key, and keys keep
+    their mean.
     """
 
-    def __init__(self, q, k, v, rows, block_q, block_k):
+    def __init__(self, q, k, v, rows, block_q, block_k, causal=False):
         heads_first = lambda x: x.float().transpose(1, 2)
         q, k, v = map(heads_first, (q, k, v))
-        k = k - k.mean(2, keepdim=True)
+        if not causal:
+            k = k - k.mean(2, keepdim=True)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         self.keys, self.block_k = k.shape[2], block_k
@@ -28,6 +30,9 @@ class Rows:
         place = torch.arange(block_q, device=q.device) + rows[:, None] * block_q
         self.valid = (place < tokens)[..., None]  # the last block may be short
         logits = torch.einsum("bhrqd,bhtd->bhrqt", q, k) / q.shape[-1] ** 0.5
+        if causal:
+            later = torch.arange(self.keys, device=q.device) > place[..., None]
+            logits = logits.masked_fill(later, -torch.inf)
         self.top = logits.amax(-1, keepdim=True)
         self.weights = (logits - self.top).exp()
         self.v = v
@@ -51,6 +56,7 @@ class Rows:
         linear = self.phi_q @ sums
         norm = linear[..., -1:].clamp(min=tiny)
         share = alpha((total.log() + self.top)[..., 0], norm[..., 0])
+        share = share.where(norm[..., 0] > tiny, 1.0)  # nothing is left for the linear branch
         return torch.lerp(linear[..., :-1] / norm, sparse, share[..., None])
 
     def _values(self, weights):

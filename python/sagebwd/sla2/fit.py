@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import arguments
-from .attention import Attention
+from .attention import Attention, cast
 from .dense import Rows
 from .soft_top_k import soft_top_k
 
@@ -67,7 +67,8 @@ def fit(
     batches
         Inputs of the model: dicts (keyword arguments), tuples (positional) or one tensor each; two
         at least. The last is held out. For every layer the model runs over all of them once, with
-        full attention, and the q, k and v of that layer are kept in memory.
+        full attention and under the autocast of the caller, and the q, k and v of that layer are
+        kept in memory.
     steps
         Of Adam for the router of a layer, and as many for α alone before.
     router
@@ -102,8 +103,10 @@ def fit(
     for name, module in layers.items():
         generator = torch.Generator().manual_seed(seed)
         calls = _calls(model, batches, layers, name)
-        student = _Student(module, calls, temperature, queries, generator)
-        table.append(student.fit(name, steps, lr if router else None, alpha_lr))
+        # Autocast is for the model; all that is float32 here stays so.
+        with torch.autocast(calls[1][0][0].device.type, enabled=False):
+            student = _Student(module, calls, temperature, queries, generator)
+            table.append(student.fit(name, steps, lr if router else None, alpha_lr))
         if report is not None:
             report(table[-1])
     return table
@@ -114,7 +117,7 @@ def _calls(model, batches, layers, name):
     out)."""
     found = []
     keep = {module: module.keep for module in layers.values()}
-    take = lambda module, args: found[-1].append(tuple(x.detach() for x in args))
+    take = lambda module, args: found[-1].append(tuple(x.detach() for x in cast(*args)))
     handle = layers[name].register_forward_pre_hook(take)
     try:
         for module in keep:
@@ -194,43 +197,46 @@ class _Student:
         router = self.router
         block = router.block_q
         total = -(-q.shape[1] // block)
-        some = torch.randperm(total, generator=self.generator)
-        some = some[: max(1, self.queries // block)].to(q.device)
+        some = torch.randperm(total, generator=self.generator)[: max(1, self.queries // block)]
         with torch.no_grad():
-            rows = Rows(q, k, v, some, block, router.block_k)
+            rows = Rows(q, k, v, some.to(q.device), block, router.block_k, self.module.causal)
+            found = router.route(q, k, self.module.keep)
             q, k = router.pooled(q, k)
-        mask = self._mask(router.scores(q[:, :, some], k))
-        row = some[:, None].expand(-1, block)
+        if found is None:  # a sequence so short that everything is seen teaches nothing
+            return sum(0.0 * p.sum() for p in self.module.parameters() if p.requires_grad)
+        hard = found[1].to_mask()[:, :, some].float()
+        mask = self._mask(router.scores(q[:, :, some], k), hard, some.tolist())
+        some = some.to(q.device)
 
         def alpha(lse, norm):
-            flat = lambda x: x.flatten(2)
-            share = self.module.alpha(row.flatten(), total, flat(lse), flat(norm))
-            return share.unflatten(-1, row.shape)
+            if self.module.alpha.uses_norms:
+                return self.module.alpha(lse, norm)
+            return self.module.alpha(total)[None, :, some, None]
 
         wrong = (rows.out(mask, alpha) - rows.full).where(rows.valid, 0.0)
         over = lambda x: x.square().sum((0, 2, 3, 4))
         return (over(wrong) / over(rows.full.where(rows.valid, 0.0))).sum()
 
-    def _mask(self, scores):
-        """1 for the chosen blocks, with the gradient of SoftTop-k."""
-        router, key_blocks = self.router, scores.shape[-1]
-        always = [block for block in router.always if block < key_blocks]
-        entries = router.entries(self.module.keep, key_blocks)
-        chosen = scores.detach().clone()
-        chosen[..., always] = torch.inf
-        hard = torch.zeros_like(scores).scatter(-1, chosen.topk(entries, -1).indices, 1.0)
-        # SoftTop-k chooses among the blocks that are not fixed.
-        free = [block for block in range(key_blocks) if block not in always]
-        entries -= len(always)
-        if not scores.requires_grad or entries == 0:
+    def _mask(self, scores, hard, rows):
+        """The hard mask with the gradient of SoftTop-k. What has no choice, blocks that are always
+        seen or never, has no gradient either."""
+        if not scores.requires_grad:
             return hard
-        scores = scores[..., free]
-        deviation = scores.detach().std(-1, keepdim=True).mean((0, 2), keepdim=True)
-        soft = soft_top_k(scores, entries, self.temperature * deviation.clamp(min=1e-20))
-        self.softness = (soft * (1 - soft)).detach().sum(-1).mean((0, 2)).div(entries).cpu()
-        mask = hard.clone()
-        mask[..., free] = hard[..., free] + soft - soft.detach()
-        return mask
+        soft, found = torch.zeros_like(hard), []
+        for places, blocks, entries in self.router.choices(rows, hard.shape[-1], self.module.keep):
+            free = [block for block in range(blocks) if block not in self.router.always]
+            entries -= blocks - len(free)
+            if not 0 < entries < len(free):
+                continue
+            at = (slice(None), slice(None), torch.tensor(places)[:, None], torch.tensor(free))
+            part = scores[at]
+            deviation = part.detach().std(-1, keepdim=True).mean((0, 2), keepdim=True)
+            m = soft_top_k(part, entries, self.temperature * deviation.clamp(min=1e-20))
+            found.append((m * (1 - m)).detach().sum(-1).mean((0, 2)).div(entries))
+            soft[at] = m - m.detach()  # 0 to the last bit
+        if found:
+            self.softness = torch.stack(found).mean(0).cpu()
+        return hard + soft
 
     @torch.no_grad()
     def errors(self):
@@ -238,20 +244,22 @@ class _Student:
         wrong = whole = 0.0
         for q, k, v in self.held_out:
             out = self.module(q, k, v).float()
-            for full, part in _full(q, k, v, self.queries):
+            for full, part in _full(q, k, v, self.queries, self.module.causal):
                 wrong = wrong + (out[:, part] - full).square().sum((0, 1, 3))
                 whole = whole + full.square().sum((0, 1, 3))
         return (wrong / whole).sqrt().cpu()
 
 
-def _full(q, k, v, queries):
+def _full(q, k, v, queries, causal):
     """Full attention in float32, some queries at a time, with their places: [b, s, h, d]."""
     group = q.shape[2] // k.shape[2]
     k, v = (x.float().transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
+    place = torch.arange(k.shape[2], device=k.device)
     for first in range(0, q.shape[1], queries):
         part = slice(first, first + queries)
         x = q[:, part].float().transpose(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(x, k, v)
+        mask = place <= place[part, None] if causal else None
+        out = torch.nn.functional.scaled_dot_product_attention(x, k, v, attn_mask=mask)
         yield out.transpose(1, 2), part
 
 

@@ -3,7 +3,6 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
 
 from ..block_lists import BlockLists
 
@@ -32,9 +31,10 @@ class Router(nn.Module):
     def pooled(self, q, k):
         """Means of blocks in float32, heads first: [b, h, rows, d] and [b, h, key blocks, d]. Those
         of k are without the mean of the sequence, which moves all scores of a row alike."""
-        mean = k.mean(1, keepdim=True, dtype=torch.float32).transpose(1, 2)
-        q, k = block_means(q, self.block_q), block_means(k, self.block_k) - mean
-        return q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        group, tokens = q.shape[2] // k.shape[2], k.shape[1]
+        sums = block_sums(k, self.block_k)
+        k = sums / block_sizes(k, self.block_k) - sums.sum(2, keepdim=True) / tokens
+        return block_sums(q, self.block_q) / block_sizes(q, self.block_q), heads_of(k, group)
 
     def scores(self, q, k, wq=None, wk=None):
         """[b, h, rows, key blocks] of the means :meth:`pooled`, in float32: 16 bits would tie
@@ -42,9 +42,20 @@ class Router(nn.Module):
         wq, wk = self.wq if wq is None else wq, self.wk if wk is None else wk
         return (q @ wq.float()) @ (k @ wk.float()).transpose(-1, -2) / q.shape[-1] ** 0.5
 
-    @torch.no_grad()
+    def choices(self, rows, key_blocks, keep):
+        """Between how many blocks some rows choose, from the first on, and how many they take:
+        (places in ``rows``, blocks, entries) for rows that are alike."""
+        yield list(range(len(rows))), key_blocks, self.entries(keep, key_blocks)
+
     def lists(self, q, k, keep):
         """The :class:`sagebwd.BlockLists` of q [b, s, h, d] and k; None if they would list all."""
+        found = self.route(q, k, keep)
+        return None if found is None else found[0]
+
+    @torch.no_grad()
+    def route(self, q, k, keep):
+        """(lists of the sparse branch, lists of what the linear branch leaves out), or None if
+        nothing would be left for the linear branch."""
         key_blocks = -(-k.shape[1] // self.block_k)
         entries = self.entries(keep, key_blocks)
         if entries == key_blocks or q.shape[1] == 0:
@@ -52,9 +63,10 @@ class Router(nn.Module):
         scores = self.scores(*self.pooled(q, k))
         # Of a short sequence, a block that is not there is not listed.
         always = [block for block in self.always if block < scores.shape[-1]]
-        return BlockLists.top_k(
+        lists = BlockLists.top_k(
             scores, k=entries, always=always, block_q=self.block_q, block_k=self.block_k
         )
+        return lists, lists
 
     def extra_repr(self):
         heads, head_dim = self.wq.shape[:2]
@@ -64,11 +76,24 @@ class Router(nn.Module):
         )
 
 
-def block_means(x, block):
-    """[b, h, blocks, d] in float32 of x [b, s, h, d]; the last block may be short."""
+def block_sums(x, block):
+    """[b, h, blocks, d] in float32 of x [b, s, h, d], read once and in place; the last block may be
+    short."""
     tokens = x.shape[1]
-    sums = pad(x, (0, 0, 0, 0, 0, -tokens % block)).unflatten(1, (-1, block))
-    sums = sums.sum(2, dtype=torch.float32).transpose(1, 2)
-    count = torch.full((sums.shape[2],), block, device=x.device)
-    count[-1] = tokens - (sums.shape[2] - 1) * block
-    return sums / count[:, None]
+    whole = tokens // block * block
+    sums = x[:, :whole].unflatten(1, (-1, block)).sum(2, dtype=torch.float32)
+    if whole < tokens:
+        sums = torch.cat((sums, x[:, whole:].sum(1, keepdim=True, dtype=torch.float32)), 1)
+    return sums.transpose(1, 2)
+
+
+def block_sizes(x, block):
+    """[blocks, 1]: tokens of each block."""
+    tokens = x.shape[1]
+    first = torch.arange(0, tokens, block, device=x.device)
+    return (tokens - first).clamp(max=block)[:, None]
+
+
+def heads_of(x, group):
+    """x [b, hk, ...] of key heads, for each query head."""
+    return x if group == 1 else x.repeat_interleave(group, 1)

@@ -6,25 +6,27 @@ import torch
 from torch.nn.functional import interpolate
 
 
-def _texture(count, size, cells, generator, device):
+def _random(generator, *shape):
+    return torch.rand(*shape, generator=generator, device=generator.device)
+
+
+def _texture(count, size, cells, generator):
     """[count, 3, size, size]: random colours from -1 to 1, blurred over a cell."""
-    colours = torch.rand(count, 3, cells, cells, generator=generator).to(device) * 2 - 1
+    colours = _random(generator, count, 3, cells, cells) * 2 - 1
     return interpolate(colours, size=(size, size), mode="bilinear", align_corners=False)
 
 
-def clips(count, frames, size, generator, discs=2, device="cpu"):
-    """[count, 3, frames, size, size] with values from -1 to 1. The numbers are drawn on the CPU, so
-    that every device gets the same clips."""
-    cells = size // 4
-    video = _texture(count, size, cells, generator, device)[:, :, None].repeat(1, 1, frames, 1, 1)
+def clips(count, frames, size, generator, discs=2):
+    """[count, 3, frames, size, size] with values from -1 to 1, on the device of the generator."""
+    cells, device = size // 4, generator.device
+    video = _texture(count, size, cells, generator)[:, :, None].repeat(1, 1, frames, 1, 1)
     place = torch.arange(size, device=device)
     time = torch.arange(frames, device=device)
     each = torch.arange(count, device=device)[:, None, None, None]
     for _ in range(discs):
-        skin = _texture(count, size, cells, generator, device).permute(0, 2, 3, 1)
-        radius = torch.rand(count, 1, 1, generator=generator).to(device)
-        radius = size * (0.12 + 0.08 * radius)
-        start, speed = torch.rand(2, count, 2, 1, generator=generator).to(device)
+        skin = _texture(count, size, cells, generator).permute(0, 2, 3, 1)
+        radius = size * (0.12 + 0.08 * _random(generator, count, 1, 1))
+        start, speed = _random(generator, 2, count, 2, 1)
         # A triangle wave goes from wall to wall.
         path = (start * 2 + (speed - 0.5) * time * (8 / frames)) % 2
         centre = radius + (1 - (path - 1).abs()) * (size - 2 * radius)  # [count, 2, frames]

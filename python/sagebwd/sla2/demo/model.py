@@ -34,6 +34,18 @@ class Size:
         return frames * height * width
 
 
+def make_attention(size, kind=Attention):
+    return kind(
+        size.heads,
+        size.head_dim,
+        keep=1,
+        rows=-(-size.tokens // size.block_q),
+        block_q=size.block_q,
+        block_k=size.block_k,
+        order=size.box,
+    )
+
+
 class Block(nn.Module):
     def __init__(self, size):
         super().__init__()
@@ -42,15 +54,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.head_norms = nn.ModuleList(nn.RMSNorm(size.head_dim) for _ in range(2))
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.attend = Attention(
-            size.heads,
-            size.head_dim,
-            keep=1,
-            rows=-(-size.tokens // size.block_q),
-            block_q=size.block_q,
-            block_k=size.block_k,
-            order=size.box,
-        )
+        self.attend = make_attention(size)
         self.mlp = nn.Sequential(
             nn.Linear(width, 3 * width), nn.GELU(approximate="tanh"), nn.Linear(3 * width, width)
         )

@@ -8,71 +8,69 @@ from ...train.report import html
 from ...train.report.svg import Chart, Line, to_svg
 from .arms import ARMS
 from .pictures import image, matrix, strip
+from .summary import FIGURES, verdict
 
 
-def write_page(record, pictures, path):
+def write_page(record, pictures, model, path):
+    """``pictures``: the tensors of each arm of one seed."""
+    kinds = list(dict.fromkeys(run["arm"] for run in record["runs"]))
+    css = {**html.colours([kind for kind in kinds if kind != "full"]), "full": "fpa"}
     body = (
         "<header>\n<h1>Sparse-linear attention in a video model</h1>\n"
         + html.paragraph(record["about"], kind="lead")
         + "</header>\n"
-        + _results(record)
-        + _frames(pictures)
-        + _chosen(pictures)
-        + _stage_1(record)
+        + _checks(record, css)
     )
-    write_text(path, html.page("sagebwd SLA2", body))
+    for keep, arms in record["summary"].items():
+        body += _results(record, keep, arms, css)
+        body += _frames(keep, {arm: t for arm, t in pictures.items() if _shown(arm, keep)})
+    chosen = [(arm, t) for arm, t in pictures.items() if t.get("masks")]
+    if chosen:
+        body += _chosen(*chosen[-1], model)
+    write_text(path, html.page("sagebwd SLA2", body + _stage_1(record)))
 
 
-def colours(arms):
-    return {**html.colours([a for a in arms if a != "full"]), "full": "fpa"}
+def _shown(arm, keep):
+    return arm.kind == "full" or f"{arm.keep:g}" == keep
 
 
-def verdict(arms):
-    """What the figures say, in one sentence."""
-    if not {"full", "sparse", "sla2"} <= set(arms):
-        return ""
-    full = arms["full"]["after"]["loss"]
-    gone = []
-    for when in ("before", "after"):
-        gap = arms["sparse"][when]["loss"] - full
-        if gap <= 0:
-            return "Leaving blocks out costs nothing here."
-        gone.append(1 - (arms["sla2"][when]["loss"] - full) / gap)
-    return (
-        f"Of what sparse attention loses against full attention, `sla2` wins back "
-        f"{100 * gone[0]:.0f} % before training and {100 * gone[1]:.0f} % after it."
-    )
+def _seen(keep):
+    return f"{100 * float(keep):g} % of the blocks seen"
 
 
-def _results(record):
-    arms = record["arms"]
-    css = colours(arms)
+def _checks(record, css):
     rows = [
-        [
-            f"`{name}`",
-            (ARMS[name], "words"),
-            f"{arm['before']['loss']:.4f}",
-            f"{arm['after']['loss']:.4f}",
-            f"{arm['before']['psnr']:.2f}",
-            f"{arm['after']['psnr']:.2f}",
-            f"{arm['step_seconds']:.3f}",
-        ]
-        for name, arm in arms.items()
+        ["passed" if check["passed"] else "failed", _seen(check["keep"]), (check["what"], "words")]
+        for check in record["checks"]
     ]
-    chart = Chart("Training loss after the change of attention", "step")
-    for name, arm in arms.items():
-        points = list(enumerate(_smooth(arm["losses"])))
-        chart.lines.append(Line(name, css[name], points))
-    titles = [
-        "attention", ("what it is", "words"), "loss before", "after", "PSNR before", "after",
-        "seconds per step",
-    ]  # fmt: skip
+    if not rows:
+        return ""
+    return html.card("What the seeds say together", html.table(["", "", ("", "words")], rows, css))
+
+
+def _results(record, keep, arms, css):
+    several = len({run["seed"] for run in record["runs"]}) > 1
+    cell = lambda value, digits: (
+        f"{value[0]:.{digits}f}" + (f" ± {value[1]:.{digits}f}" if several else "")
+    )
+    rows = [
+        [f"`{kind}`", (ARMS[kind], "words")]
+        + [cell(figures[name], 4 if name.startswith("loss") else 2) for name in FIGURES]
+        for kind, figures in arms.items()
+    ]
+    chart = Chart("Training loss after the change of attention, first seed", "step")
+    for run in record["runs"]:
+        first = run["seed"] == record["settings"]["seed"][0]
+        if first and (run["arm"] == "full" or f"{run['keep']:g}" == keep):
+            points = list(enumerate(_smooth(run["losses"])))
+            chart.lines.append(Line(run["arm"], css[run["arm"]], points))
+    seeds = " Means and deviations over seeds." if several else ""
     return html.card(
-        "Results",
-        html.paragraph(verdict(arms), css, "verdict"),
-        html.paragraph(record["plan"]),
-        html.table(titles, rows, css),
-        html.legend({name: css[name] for name in arms}),
+        f"Results, {_seen(keep)}",
+        html.paragraph(verdict(keep, arms), css, "verdict"),
+        html.paragraph(record["plan"] + seeds),
+        html.table(["attention", ("what it is", "words"), *FIGURES], rows, css),
+        html.legend({kind: css[kind] for kind in arms}),
         html.charts([to_svg(chart)]),
     )
 
@@ -85,13 +83,18 @@ def _smooth(values, share=0.9):
     return out
 
 
-def _frames(pictures):
+def _frames(keep, pictures):
+    tensors = next((t for t in pictures.values() if t), None)
+    if tensors is None:
+        return ""
+    clips = {"the clip": tensors["clip"], "with noise, as the models get it": tensors["noisy"]}
+    clips |= {f"{arm.kind}: {ARMS[arm.kind]}": t["frames"] for arm, t in pictures.items()}
     rows = "".join(
-        f"<figure>{html.paragraph(name)}{image(strip(clip), name, '100%')}</figure>\n"
-        for name, clip in pictures["clips"].items()
+        f"<figure>{html.paragraph(name)}{image(strip(_some(clip)), name, '100%')}</figure>\n"
+        for name, clip in clips.items()
     )
     return html.card(
-        "Predicted frames",
+        f"Predicted frames, {_seen(keep)}",
         html.paragraph(
             "The first frames are given, the others come in noise (t = 0.4). One step of each "
             "model predicts them; no training saw the clip."
@@ -100,28 +103,43 @@ def _frames(pictures):
     )
 
 
-def _chosen(pictures):
-    cells = ""
-    for name, mask in pictures["masks"].items():
-        cells += f"<figure>{html.paragraph(name)}{image(matrix(mask), name, '100%')}</figure>\n"
-    view = image(strip(pictures["view"]), "what one block of queries sees", "100%")
+def _some(clip, most=8):
+    """At most so many frames of a clip, the first and the last among them."""
+    count = clip.shape[1]
+    return clip[:, torch.linspace(0, count - 1, min(count, most)).round().long()].float()
+
+
+def _chosen(arm, tensors, model, most=12):
+    masks = list(tensors["masks"].items())
+    some = masks[:: -(-len(masks) // most)]
+    cells = "".join(
+        f"<figure>{html.paragraph(name)}{image(matrix(mask), name, '100%')}</figure>\n"
+        for name, mask in some
+    )
+    mask = some[-1][1]
+    view = seen_by(model, mask, tensors["clip"].float(), mask.shape[0] * 5 // 8)
     return html.card(
-        "Chosen blocks",
+        f"Chosen blocks of {arm.kind}, {_seen(arm.keep)}",
         html.paragraph(
             "Rows are blocks of queries, columns blocks of keys, both boxes of space and time; "
             "dark where a query block sees a key block. The linear branch stands for the rest."
         ),
         f'<div class="charts thirds">{cells}</div>',
         html.paragraph(
-            "One block of queries (white) and the blocks of keys that it sees, in one head; the "
+            f"One block of queries (white) and the blocks of keys that it sees, {some[-1][0]}; the "
             "rest of the clip is dimmed."
         ),
-        view,
+        image(strip(_some(view)), "what one block of queries sees", "100%"),
     )
 
 
 def _stage_1(record):
-    rows = [[name, *(f"{x:.3f}" for x in figures)] for name, figures in record["stage_1"].items()]
+    rows = [
+        [run["arm"], _seen(run["keep"]), name, *(f"{x:.3f}" for x in figures)]
+        for run in record["runs"]
+        if run["seed"] == record["settings"]["seed"][0]
+        for name, figures in run["stage_1"].items()
+    ]
     return html.card(
         "Stage 1",
         html.paragraph(
@@ -129,7 +147,7 @@ def _stage_1(record):
             "over heads, with chosen blocks as in use; softness says how far the mask that carries "
             "the gradient is from hard."
         ),
-        html.table(["layer", "means compared", "trained router", "softness"], rows),
+        html.table(["arm", "", "layer", "means compared", "trained router", "softness"], rows),
     )
 
 
