@@ -64,7 +64,8 @@ TEST(GpuHazards, OnlyDqDependsOnTheOrder) {
     a.poison = 0x7f, b.poison = 0x80;
     const CaseInputs in = make_case_inputs(a);
     Results ra = run_on_device(a, in), rb = run_on_device(b, in);
-    EXPECT_LE(relative_error(ra.dq, rb.dq), 1e-3) << text;
+    // cuda-sm90 adds in half precision.
+    EXPECT_LE(relative_error(ra.dq, rb.dq), works_in_halves(a) ? 3e-3 : 1e-3) << text;
     ra.dq.clear(), rb.dq.clear();
     EXPECT_TRUE(ra == rb) << text;
   }
