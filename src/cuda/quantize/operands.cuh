@@ -309,9 +309,9 @@ struct Worker {
       }
       const bool leading = item.first + mine < job.pv16_tiles * job.tile_k,
                  as_loaded = poisoned || (leading && job.v16_is_v);
-      if (leading && !as_loaded) b.write_codes_16(job.v16);
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      if (leading && !as_loaded) b.write_codes_16(job.v16);
       b.template write_codes<Values::made>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       __syncthreads();
