@@ -181,12 +181,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Starts setting words to zero.
-void zero(uint32_t* words, int64_t count, cudaStream_t stream) {
-  if (count > 0)
-    SAGE_CUDA(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(uint32_t), stream));
-}
-
 }  // namespace
 
 void launch_key_lists(const ListJob& job, const KeyLists& to, cudaStream_t stream) {
@@ -196,10 +190,6 @@ void launch_key_lists(const ListJob& job, const KeyLists& to, cudaStream_t strea
 
 void launch_query_lists(const ListJob& job, const QueryLists& to, cudaStream_t stream) {
   const int64_t lineups = job.h / job.group * to.lineups, columns = to.columns();
-  zero(to.bits, lineups * columns * to.words(), stream);
-  zero(to.start, lineups * (columns + 1), stream);
-  if (to.row_bits != nullptr)
-    zero(to.row_bits, job.h * (job.tq / kListedQueries) * to.row_words(), stream);
   const QueryListsParams params{job, to};
   launch(count_kernel, grid_of(job.h * (job.tq / kListedQueries)), kThreads, 0, params, stream);
   launch(pieces_kernel, dim3(static_cast<unsigned>(lineups)), kScanThreads, 0, params, stream);

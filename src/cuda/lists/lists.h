@@ -91,10 +91,12 @@ struct QueryLists {
   int64_t lineups;                 // of a key head
   int64_t query_tiles, key_tiles;  // of a lineup
   int64_t places;                  // for the entries of a lineup
-  uint32_t* bits;                  // [hk, lineups, columns, words]: a bit per tile of queries
+  // These three lie together, from `bits` on, and are zero at the start.
+  int64_t zero_words;
+  uint32_t* bits;          // [hk, lineups, columns, words]: a bit per tile of queries
+  uint32_t* start;         // [hk, lineups, columns + 1]: where the entries of a column start
   uint32_t* row_bits;      // [h, tq / kListedQueries, row_words]: a bit per tile of keys; null: no
                            // turns are wanted
-  uint32_t* start;         // [hk, lineups, columns + 1]: where the entries of a column start
   ListedQueries* entries;  // [hk, lineups, places]
   Piece* pieces;           // [hk, lineups, piece_places]
   Cut* cuts;               // [hk, lineups, cut_places], of which `cut_count` are in use

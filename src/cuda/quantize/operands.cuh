@@ -30,11 +30,11 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  // Thread blocks on a multiprocessor. With three `paper` would spill on sm_89, and the forward of
-  // `vectorwise` in FP16 on sm_120.
+  // Thread blocks on a multiprocessor. With three `paper` would spill before sm_90, and the forward
+  // of `vectorwise` in FP16 on sm_120.
   static constexpr bool kTooManyRegisters =
       kScheme == Scheme::paper
-          ? kBackward || arch::kTarget == 860 || arch::kTarget == 890
+          ? kBackward || arch::kTarget < 900
           : !kBackward && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
   // With two the backward of `paper` would spill.
   static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward;
@@ -312,9 +312,9 @@ struct Worker {
       }
       const bool leading = item.first + mine < job.pv16_tiles * job.tile_k,
                  as_loaded = poisoned || (leading && job.v16_is_v);
-      if (leading && !as_loaded) b.write_codes_16(job.v16);
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      if (leading && !as_loaded) b.write_codes_16(job.v16);
       b.template write_codes<Values::made>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       __syncthreads();

@@ -49,11 +49,12 @@ struct Call {
                      stream);
   }
 
-  /// Zeroes what has to be zero, and says what both directions make.
-  OperandJob start(const SharedSpace& ws) const {
+  /// Zeroes what has to be zero, in the backward also `lists`, and says what both directions make.
+  OperandJob start(const SharedSpace& ws, const ZerosJob::Piece& lists = {}) const {
     write_documents(p, plan.blocks, ws.documents, stream);
     ZerosJob zeros{{{reinterpret_cast<uint32_t*>(ws.zeros),
-                     static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))}}};
+                     static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))},
+                    lists}};
     OperandJob job{};
     job.seq = sequences(ws);
     job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;

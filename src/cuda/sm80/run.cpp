@@ -105,7 +105,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const Strided v = input(args.v), dout = input(args.dout);
   const bool v_as_is = !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
              dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart && !p.has_lists();
-  OperandJob job = call.start(ws);
+  OperandJob job = call.start(ws, {ws.lists.bits, ws.lists.zero_words});
   job.backward = true;
   job.k8t = ws.k8t;
   job.o = input(args.o), job.dout = dout;

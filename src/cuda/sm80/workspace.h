@@ -126,15 +126,18 @@ struct BackwardSpace : SharedSpace {
       lists.key_tiles = plan.tk / lists.tile_k / lists.lineups;
       lists.places =
           p.group() * lists.query_tiles * p.blocks.width * (p.blocks.block_k / lists.tile_k);
-      const int64_t lineups = p.hk * lists.lineups, cuts = lineups * lists.cut_places();
-      lists.bits = arena.take<uint32_t>(lineups * lists.columns() * lists.words());
-      lists.start = arena.take<uint32_t>(lineups * (lists.columns() + 1));
+      const int64_t lineups = p.hk * lists.lineups, cuts = lineups * lists.cut_places(),
+                    bits = lineups * lists.columns() * lists.words(),
+                    starts = lineups * (lists.columns() + 1),
+                    row_bits = p.deterministic ? p.h * rows * lists.row_words() : 0;
+      lists.zero_words = bits + starts + row_bits;
+      lists.bits = arena.take<uint32_t>(lists.zero_words), lists.start = lists.bits + bits;
+      if (p.deterministic) lists.row_bits = lists.start + starts;
       lists.entries = arena.take<ListedQueries>(lineups * lists.places);
       lists.pieces = arena.take<Piece>(lineups * lists.piece_places());
       lists.cuts = arena.take<Cut>(cuts);
       lists.cut_count = arena.take<uint32_t>(lineups);
       lists.sums = arena.take<float>(cuts * 2 * lists.tile_k * plan.padded_d);
-      if (p.deterministic) lists.row_bits = arena.take<uint32_t>(p.h * rows * lists.row_words());
     }
   }
   int8_t *q8t, *k8t, *do8t;

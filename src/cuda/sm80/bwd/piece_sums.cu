@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK and dV of keys whose list was cut into pieces (cuda/lists). The sums of the pieces are added up
-// in their order and go to the caller's tensors, those of dK with the rotation turned back. A thread
-// takes eight channels of a key.
+// dK and dV of keys whose list was cut into pieces (cuda/lists). The sums of the pieces are added
+// up in their order and go to the caller's tensors, those of dK with the rotation turned back. A
+// thread takes eight channels of a key.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -43,8 +43,7 @@ __device__ void finish_dk(float (&x)[8], uint32_t channel, int rotation, float k
     tile::hadamard_inside(x);
 #pragma unroll
     for (int h = 8; h < D; h *= 2)
-      if (h < rotation)
-        tile::hadamard_across(x, h / 8, (channel & static_cast<uint32_t>(h)) != 0);
+      if (h < rotation) tile::hadamard_across(x, h / 8, (channel & static_cast<uint32_t>(h)) != 0);
     tile::flip_signs(x, channel);
   }
 #pragma unroll
@@ -91,8 +90,8 @@ void launch_piece_sums(const BackwardParams& p, cudaStream_t stream) {
   constexpr int64_t kThreadBlocks = 1024;
   const int64_t lineups = p.hk * p.lists.lineups,
                 each = std::max<int64_t>(kThreadBlocks / std::max<int64_t>(lineups, 1), 1);
-  launch(piece_sums_kernel<T, D>,
-         dim3(static_cast<unsigned>(lineups), static_cast<unsigned>(each)), kThreads, 0, p, stream);
+  launch(piece_sums_kernel<T, D>, dim3(static_cast<unsigned>(lineups), static_cast<unsigned>(each)),
+         kThreads, 0, p, stream);
 }
 
 template void launch_piece_sums<__nv_bfloat16, 64>(const BackwardParams&, cudaStream_t);

@@ -281,7 +281,11 @@ inline constexpr Config kWideSmall{
                         .dk_apart = true},
                .sm120 = {.mixes_tiles = true, .renews_transposed = true}},
     .general_listed = {.sm80 = {.dv_apart = true, .dk_apart = true},
-                       .sm120 = {.dq_early = true, .dv_apart = true, .dk_apart = true}},
+                       .sm120 = {.renews_index = true,
+                                 .walk_in_shared = true,
+                                 .dq_first = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
 };
 // The same tile for block lists where there is room for two thread blocks, of 104 KB.
 inline constexpr Config kWidePair{
