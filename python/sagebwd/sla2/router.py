@@ -88,8 +88,10 @@ def block_sums(x, block):
 
 
 def block_sizes(x, block):
-    """[blocks, 1]: tokens of each block."""
+    """Tokens of a block, or [blocks, 1] if the last is short."""
     tokens = x.shape[1]
+    if tokens % block == 0:
+        return block
     first = torch.arange(0, tokens, block, device=x.device)
     return (tokens - first).clamp(max=block)[:, None]
 

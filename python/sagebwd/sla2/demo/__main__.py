@@ -87,14 +87,13 @@ def main(arguments=None):
     status = 0
     try:
         Experiment(args, size, folder, say).run(arms, began + args.limit)
-    except OutOfTime:
+    except OutOfTime as stop:
         status = UNFINISHED
+        say(f"The time is up: {stop}. The same command with --resume goes on.")
     done = [arm for arm in arms if folder.figures(arm)]
     say(f"{len(done)} of {len(arms)} arms are finished.")
     if done:
         report(args, size, settings, folder, done, len(arms))
-    if status:
-        print("The time is up; the same command with --resume goes on.")
     return status
 
 

@@ -97,8 +97,9 @@ class Experiment:
         model = start(self.size, self.plan, self.args.device, file, until)
         times = [done["seconds"] for done in map(self.folder.figures, arms) if done]
         for arm in todo:
-            if time.monotonic() + max(times, default=_FIRST_ARM) > until:
-                raise OutOfTime
+            longest = max(times, default=_FIRST_ARM)
+            if time.monotonic() + longest > until:
+                raise OutOfTime(f"no arm begins with less than {longest:.0f} s left")
             figures, tensors = self._run(arm, model)
             self.folder.keep(arm, figures, tensors)
             times.append(figures["seconds"])

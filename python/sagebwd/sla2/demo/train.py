@@ -103,7 +103,7 @@ def train(model, plan, file=None, until=math.inf):
                 save(state, file)
                 saved = now
             if now > until:
-                raise OutOfTime
+                raise OutOfTime(f"step {step + 1} of {plan.steps} with full attention")
     seconds = (_now(device) - began) / max(1, plan.steps - warm)
     return [float(x) for x in losses], seconds
 
