@@ -4,7 +4,9 @@
 # tokens, all arms from one start in full precision.
 #   tokens_per_step_45m.sh DATA OUT [ARMS] [SEED]
 # The start, OUT/start--qk-norm_seed0, is the run that bias.sh wants too.
-# On an H200 a step takes about 2 s an arm, everything together 23 minutes: several calls of LIMIT seconds.
+# ARMS=fpa,again=fpa:micro_batch=32,vectorwise has full precision twice, in another order of additions: what two runs drift
+# apart by rounding alone. At a learning rate of 1e-3 that hides everything else.
+# On an H200 a step takes about 2 s an arm, three arms 23 minutes: several calls of LIMIT seconds.
 export MODEL=${MODEL:---preset 45m --compile inductor --micro-batch 64 --eval-tokens 512K}
-export START=${START:-52M} START_LR=${START_LR:-1.5e-3} TOTAL=${TOTAL:-400M} LR=${LR:-1e-3} NAME=45m
+export START=${START:-52M} START_LR=${START_LR:-1.5e-3} TOTAL=${TOTAL:-400M} LR=${LR:-4e-4} NAME=45m
 exec "$(dirname "$0")/tokens_per_step.sh" "$1" "$2" "${TOKENS:-2.1M}" "${3:-decisive}" "${4:-0}"
