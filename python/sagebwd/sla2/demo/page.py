@@ -24,9 +24,10 @@ def write_page(record, pictures, model, path):
     for keep, arms in record["summary"].items():
         body += _results(record, keep, arms, css)
         body += _frames(keep, {arm: t for arm, t in pictures.items() if _shown(arm, keep)})
-    chosen = [(arm, t) for arm, t in pictures.items() if t.get("masks")]
+    chosen = [arm for arm, tensors in pictures.items() if tensors.get("masks")]
     if chosen:
-        body += _chosen(*chosen[-1], model)
+        arm = next((arm for arm in chosen if arm.kind == "sla2"), chosen[-1])
+        body += _chosen(arm, pictures[arm], model)
     write_text(path, html.page("sagebwd SLA2", body + _stage_1(record)))
 
 
