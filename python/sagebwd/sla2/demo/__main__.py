@@ -105,8 +105,8 @@ def report(args, size, settings, folder, arms, total):
         "about": f"Image-to-video flow matching on clips made on the fly: {size.tokens} tokens, "
         f"blocks of {size.block_q} × {size.block_k}.",
         "plan": f"{args.steps} steps with full attention; from there, {args.tune} steps with each "
-        f"kind of attention, on the same clips; batch {args.batch}. Loss of held-out clips at fixed "
-        "times and noise; PSNR in dB.",
+        f"kind of attention, on the same clips; batch {args.batch}. Loss of held-out clips at "
+        "fixed times and noise; PSNR in dB.",
         "finished": f"{len(arms)} of {total} arms",
         "tokens": size.tokens,
         "settings": settings,
