@@ -14,7 +14,7 @@ import torch
 from ...suggest import Parser
 from ...train.files import write_text
 from .arms import ARMS
-from .experiment import Experiment, Folder, arms_of
+from .experiment import Experiment, Folder, arms_of, shown_clip
 from .model import Model, Size
 from .page import write_page
 from .summary import checks, summary, verdict
@@ -105,8 +105,8 @@ def report(args, size, settings, folder, arms, total):
         "about": f"Image-to-video flow matching on clips made on the fly: {size.tokens} tokens, "
         f"blocks of {size.block_q} × {size.block_k}.",
         "plan": f"{args.steps} steps with full attention; from there, {args.tune} steps with each "
-        f"kind of attention, {args.batch} clips a step, on the same clips. Loss of held-out clips "
-        "at fixed times and noise; PSNR in dB.",
+        f"kind of attention, on the same clips; batch {args.batch}. Loss of held-out clips at "
+        "fixed times and noise; PSNR in dB.",
         "finished": f"{len(arms)} of {total} arms",
         "tokens": size.tokens,
         "settings": settings,
@@ -116,7 +116,8 @@ def report(args, size, settings, folder, arms, total):
     }
     write_text(folder.path / "sla2.json", json.dumps(record, indent=1) + "\n")
     pictures = {arm: folder.tensors(arm) for arm in arms if arm.seed == args.seed[0]}
-    write_page(record, pictures, Model(size), folder.path / "sla2.html")
+    clip = shown_clip(size, args.device)[0].cpu()
+    write_page(record, clip, pictures, Model(size), folder.path / "sla2.html")
     for keep, figures in found.items():
         print(verdict(keep, figures))
     print(f"The page with all of this is {folder.path / 'sla2.html'}.")

@@ -14,6 +14,7 @@ from ...train.files import write_text
 from .. import Attention
 from .arms import FITTED, fit_arm, fitted_state, make_arm
 from .clips import clips
+from .pictures import some_frames
 from .train import OutOfTime, Plan, autocast, measure, predict, save, seeded, start, train
 
 _FIRST_ARM = 60  # seconds that an arm may take if none was timed yet
@@ -161,9 +162,9 @@ class Experiment:
         return measure(model, self.args.measured, self.args.batch, self.dtype)
 
     def _pictures(self, model):
-        """What a page shows of an arm: a clip, its noisy frames, those predicted, and the blocks
-        that each head chose: masks [rows, key blocks]."""
-        clip = clips(1, self.size.frames, self.size.pixels, seeded(self.args.device, 7))
+        """What a page shows of an arm: noisy frames of a clip, those predicted, and the blocks that
+        each head chose: masks [rows, key blocks]."""
+        clip = shown_clip(self.size, self.args.device)
         masks, handles = {}, []
         for name, module in model.named_modules():
             if isinstance(module, Attention) and module.keep < 1:
@@ -171,10 +172,13 @@ class Experiment:
         frames, _, noise = predict(model, clip, seeded(self.args.device, 8), self.dtype)
         for handle in handles:
             handle.remove()
-        video = lambda x: x[0].to("cpu", torch.float16)
-        return {
-            "clip": video(clip), "noisy": video(noise), "frames": video(frames), "masks": masks
-        }  # fmt: skip
+        video = lambda x: some_frames(x[0]).to("cpu", torch.float16)
+        return {"noisy": video(noise), "frames": video(frames), "masks": masks}
+
+
+def shown_clip(size, device):
+    """The clip of the page, [1, 3, frames, pixels, pixels]."""
+    return clips(1, size.frames, size.pixels, seeded(device, 7))
 
 
 def _look(masks, name):

@@ -7,12 +7,12 @@ from ...train.files import write_text
 from ...train.report import html
 from ...train.report.svg import Chart, Line, to_svg
 from .arms import ARMS
-from .pictures import image, matrix, strip
+from .pictures import image, matrix, some_frames, strip
 from .summary import FIGURES, verdict
 
 
-def write_page(record, pictures, model, path):
-    """``pictures``: the tensors of each arm of one seed."""
+def write_page(record, clip, pictures, model, path):
+    """``pictures``: the tensors of each arm of one seed; ``clip``: what they predict a part of."""
     kinds = list(dict.fromkeys(run["arm"] for run in record["runs"]))
     css = {**html.colours([kind for kind in kinds if kind != "full"]), "full": "fpa"}
     body = (
@@ -23,10 +23,11 @@ def write_page(record, pictures, model, path):
     )
     for keep, arms in record["summary"].items():
         body += _results(record, keep, arms, css)
-        body += _frames(keep, {arm: t for arm, t in pictures.items() if _shown(arm, keep)})
-    chosen = [(arm, t) for arm, t in pictures.items() if t.get("masks")]
+        body += _frames(keep, clip, {arm: t for arm, t in pictures.items() if _shown(arm, keep)})
+    chosen = [arm for arm, tensors in pictures.items() if tensors.get("masks")]
     if chosen:
-        body += _chosen(*chosen[-1], model)
+        arm = next((arm for arm in chosen if arm.kind == "sla2"), chosen[-1])
+        body += _chosen(arm, clip, pictures[arm], model)
     write_text(path, html.page("sagebwd SLA2", body + _stage_1(record)))
 
 
@@ -83,14 +84,14 @@ def _smooth(values, share=0.9):
     return out
 
 
-def _frames(keep, pictures):
+def _frames(keep, clip, pictures):
     tensors = next((t for t in pictures.values() if t), None)
     if tensors is None:
         return ""
-    clips = {"the clip": tensors["clip"], "with noise, as the models get it": tensors["noisy"]}
+    clips = {"the clip": some_frames(clip), "with noise, as the models get it": tensors["noisy"]}
     clips |= {f"{arm.kind}: {ARMS[arm.kind]}": t["frames"] for arm, t in pictures.items()}
     rows = "".join(
-        f"<figure>{html.paragraph(name)}{image(strip(_some(clip)), name, '100%')}</figure>\n"
+        f"<figure>{html.paragraph(name)}{image(strip(clip.float()), name, '100%')}</figure>\n"
         for name, clip in clips.items()
     )
     return html.card(
@@ -103,13 +104,7 @@ def _frames(keep, pictures):
     )
 
 
-def _some(clip, most=8):
-    """At most so many frames of a clip, the first and the last among them."""
-    count = clip.shape[1]
-    return clip[:, torch.linspace(0, count - 1, min(count, most)).round().long()].float()
-
-
-def _chosen(arm, tensors, model, most=12):
+def _chosen(arm, clip, tensors, model, most=12):
     masks = list(tensors["masks"].items())
     some = masks[:: -(-len(masks) // most)]
     cells = "".join(
@@ -117,7 +112,7 @@ def _chosen(arm, tensors, model, most=12):
         for name, mask in some
     )
     mask = some[-1][1]
-    view = seen_by(model, mask, tensors["clip"].float(), mask.shape[0] * 5 // 8)
+    view = seen_by(model, mask, clip, mask.shape[0] * 5 // 8)
     return html.card(
         f"Chosen blocks of {arm.kind}, {_seen(arm.keep)}",
         html.paragraph(
@@ -129,7 +124,7 @@ def _chosen(arm, tensors, model, most=12):
             f"One block of queries (white) and the blocks of keys that it sees, {some[-1][0]}; the "
             "rest of the clip is dimmed."
         ),
-        image(strip(_some(view)), "what one block of queries sees", "100%"),
+        image(strip(some_frames(view)), "what one block of queries sees", "100%"),
     )
 
 

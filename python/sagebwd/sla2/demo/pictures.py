@@ -31,6 +31,12 @@ def image(pixels, alt, width):
     )
 
 
+def some_frames(clip, most=8):
+    """At most so many frames of a clip [3, frames, h, w], the first and the last among them."""
+    count = clip.shape[1]
+    return clip[:, torch.linspace(0, count - 1, min(count, most)).round().long()]
+
+
 def strip(video):
     """The frames of a clip [3, frames, h, w] side by side, with a gap: [3, h, w]."""
     gap = torch.ones(3, video.shape[2], 2, device=video.device)
