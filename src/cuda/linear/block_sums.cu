@@ -144,24 +144,25 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
         ones[0] = *reinterpret_cast<const uint32_t*>(from);
         ones[1] = *reinterpret_cast<const uint32_t*>(from + 8);
       }
+      uint32_t a[2][2][4];  // of hi and lo
 #pragma unroll
-      for (uint32_t phi : {hi, lo}) {
-        uint32_t a[2][4];
+      for (int m = 0; m < 2; ++m) {
+        tile::load_a_trans<S::kRowBytes>(a[0][m], hi + down, row0 / 8 + 2 * m, lane);
+        tile::load_a_trans<S::kRowBytes>(a[1][m], lo + down, row0 / 8 + 2 * m, lane);
+        arch::mma_16<bf16>(side[m], a[0][m], ones[0], ones[1]);
+        arch::mma_16<bf16>(side[m], a[1][m], ones[0], ones[1]);
+      }
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          tile::load_a_trans<S::kRowBytes>(a[m], phi + down, row0 / 8 + 2 * m, lane);
-          arch::mma_16<bf16>(side[m], a[m], ones[0], ones[1]);
-        }
+      for (int n = 0; n < S::kBlocks; n += 2) {
+        uint32_t b[4];
+        tile::load_b_trans<S::kRowBytes>(b, b_tile + down, column0 / 8 + n, lane);
 #pragma unroll
-        for (int n = 0; n < S::kBlocks; n += 2) {
-          uint32_t b[4];
-          tile::load_b_trans<S::kRowBytes>(b, b_tile + down, column0 / 8 + n, lane);
+        for (int part = 0; part < 2; ++part)
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
-            arch::mma_16<bf16>(acc[m][n], a[m], b[0], b[1]);
-            arch::mma_16<bf16>(acc[m][n + 1], a[m], b[2], b[3]);
+            arch::mma_16<bf16>(acc[m][n], a[part][m], b[0], b[1]);
+            arch::mma_16<bf16>(acc[m][n + 1], a[part][m], b[2], b[3]);
           }
-        }
       }
     }
   }
@@ -179,6 +180,7 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
       const float first = side[m][2 * half], second = side[m][2 * half + 1];
       const float sum = __shfl_sync(kAllLanes, first, static_cast<int>(lane & ~3u));
       const float low = __shfl_sync(kAllLanes, first, static_cast<int>((lane & ~3u) + 1));
+      bad = bad || !(fabsf(first) <= FLT_MAX && fabsf(second) <= FLT_MAX);
       if (column0 == 0 && lane % 4 == 0) {
         p.sum[at * D + row] = sum;
         if (p.extra_sum != nullptr) p.extra_sum[at * D + row] = second + low;

@@ -28,32 +28,50 @@ __device__ __forceinline__ bool sees(const ComplementJob& p, const uint16_t* see
   return seen[p.by_keys ? summand * p.seen.stride + row : row * p.seen.stride + summand] != 0;
 }
 
-constexpr int kVectorRows = 8, kWays = 4;
+constexpr int kVectorRows = 8, kWays = 4, kSummands = 32;  // kSummands of a way, at a time
 
-/// A thread has a channel of kVectorRows sums, over 32 of every 32·kWays summands.
+/// A thread has a channel of kVectorRows sums, over kSummands of every kWays·kSummands blocks.
 template <int D>
 __global__ void __launch_bounds__(kWays* D)
     vectors_kernel(const __grid_constant__ ComplementJob p) {
+  __shared__ float4 seen_by[kWays][kSummands][kVectorRows / 4];
   __shared__ float parts[kWays - 1][kVectorRows][D];
   const Product size(p);
   const int c = static_cast<int>(threadIdx.x) % D, way = static_cast<int>(threadIdx.x) / D,
-            lane = c % 32, head = static_cast<int>(blockIdx.y);
+            head = static_cast<int>(blockIdx.y);
   const int which = static_cast<int>(blockIdx.z), row0 = static_cast<int>(blockIdx.x) * kVectorRows;
   const uint16_t* const seen = seen_of(p, head);
   const float* const from = p.sum[which] + static_cast<int64_t>(head) * size.depth * D + c;
+  const bool finite = p.bad[head] == 0;
   float sum[kVectorRows] = {};
-  for (int first = way * 32; first < size.depth; first += 32 * kWays) {
-    uint32_t bits[kVectorRows];  // one per summand
-#pragma unroll
-    for (int r = 0; r < kVectorRows; ++r)
-      bits[r] = __ballot_sync(kAllLanes, first + lane < size.depth && row0 + r < size.rows &&
-                                             sees(p, seen, row0 + r, first + lane));
+  for (int step = 0; step < size.depth; step += kSummands * kWays) {
+    const int first = step + way * kSummands;
+    __syncthreads();
+    for (int e = c; e < kSummands * kVectorRows; e += D) {
+      const int i = p.by_keys ? e / kVectorRows : e % kSummands,
+                r = p.by_keys ? e % kVectorRows : e / kSummands;
+      const bool is_seen =
+          first + i < size.depth && row0 + r < size.rows && sees(p, seen, row0 + r, first + i);
+      reinterpret_cast<float*>(seen_by[way][i])[r] = is_seen ? 1.0f : 0.0f;
+    }
+    __syncthreads();
 #pragma unroll 8
-    for (int i = 0; i < min(32, size.depth - first); ++i) {
+    for (int i = 0; i < min(kSummands, size.depth - first); ++i) {
       const float x = from[static_cast<int64_t>(first + i) * D];
+      float factor[kVectorRows];
 #pragma unroll
-      for (int r = 0; r < kVectorRows; ++r)
-        if ((bits[r] >> i & 1) != 0) sum[r] += x;  // not a product: x may be NaN
+      for (int r = 0; r < kVectorRows; r += 4) {
+        const float4 four = seen_by[way][i][r / 4];
+        factor[r] = four.x, factor[r + 1] = four.y, factor[r + 2] = four.z, factor[r + 3] = four.w;
+      }
+      if (finite) {
+#pragma unroll
+        for (int r = 0; r < kVectorRows; ++r) sum[r] += factor[r] * x;
+      } else {
+#pragma unroll
+        for (int r = 0; r < kVectorRows; ++r)
+          if (factor[r] != 0.0f) sum[r] += x;
+      }
     }
   }
 #pragma unroll
@@ -72,7 +90,7 @@ __global__ void __launch_bounds__(kWays* D)
   }
 }
 
-constexpr int kTile = 128, kDepth = 64, kStages = 3, kThreads = 128;
+constexpr int kTile = 128, kDepth = 64, kStages = 2, kThreads = 128;
 constexpr int kStageBytes = 2 * kTile * kDepth * 2;
 
 /// Starts copying the operands of kDepth summands.
@@ -96,7 +114,7 @@ __device__ __forceinline__ void load_stage(uint32_t to, const ComplementJob& p, 
 
 /// Each warp has 64 x 64 of the 128 x 128 sums of a thread block.
 template <int D, bool kByKeys>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     matrices_kernel(const __grid_constant__ ComplementJob p) {
   using bf16 = __nv_bfloat16;
   extern __shared__ __align__(128) uint8_t memory[];

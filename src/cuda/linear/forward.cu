@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+
 #include "cuda/linear/tokens.cuh"
 
 namespace sagebwd::cuda::linear {
 template <typename T, int D>
-__global__ void __launch_bounds__(kTokenThreads)
+__global__ void __launch_bounds__(kTokenThreads, 3)
     forward_kernel(const __grid_constant__ ForwardJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const TokenBlock<T, D> me(memory, p.keys);
-  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.x), p.q, me.head, me.first,
-                                  threadIdx.x);
+  TokenBlock<T, D> me(memory, p.keys);
   me.copy(me.shared.x_mean, nullptr);
-  arch::cp_async_commit();
-  arch::cp_async_wait<0>();
-  __syncthreads();
+  me.load(p.keys, p.q, nullptr);
 
   Fragment<D> phi, out = {};
   float norm[2];
   me.features(phi);
   me.norms(norm, phi);
   const float inverse[2] = {inverse_or_zero(norm[0]), inverse_or_zero(norm[1])};
+  me.wait_for_averages();
   me.average_of(out, phi, inverse);
   me.store(p.o, p.q, [&](int n, int half) -> float2 {
     const float2 mean = me.channels_of(me.shared.mean, n);
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(kTokenThreads)
 void launch_forward(const Kind& kind, const ForwardJob& job) {
   dispatch(kind, [&](auto type, auto d) {
     launch(forward_kernel<decltype(type), d()>, grid_of(job.q), kTokenThreads,
-           sizeof(TokenShared<d()>), job, kind.stream);
+           offsetof(TokenShared<d()>, partner), job, kind.stream);
   });
 }
 

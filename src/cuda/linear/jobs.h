@@ -66,8 +66,7 @@ struct Mean {
   int64_t parts;     // of a key head
   float* mean;       // [key heads, d]
   float* divisor;    // [key heads]: tokens that count
-  float* magnitude;  // [key heads]: a power of two that no value is twice as large as; null: not
-                     // wanted
+  float* magnitude;  // [key heads]: a power of two that no value is twice as large as
 };
 int64_t mean_parts(int64_t tokens);
 

@@ -3,20 +3,14 @@
 
 namespace sagebwd::cuda::linear {
 template <typename T, int D>
-__global__ void __launch_bounds__(kTokenThreads)
+__global__ void __launch_bounds__(kTokenThreads, 2)
     key_gradients_kernel(const __grid_constant__ KeyGradientsJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const TokenBlock<T, D> me(memory, p.queries);
-  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.x), p.k, me.head, me.first,
-                                  threadIdx.x);
-  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.partner), p.v, me.head, me.first,
-                                  threadIdx.x);
+  TokenBlock<T, D> me(memory, p.queries);
   me.copy(me.shared.x_mean, p.k_mean == nullptr ? nullptr : p.k_mean + me.head * D);
   me.copy(me.shared.partner_mean, p.v_mean + me.head * D);
   me.copy(me.shared.extra_sum, p.extra_sum + me.block * D);
-  arch::cp_async_commit();
-  arch::cp_async_wait<0>();
-  __syncthreads();
+  me.load(p.queries, p.k, &p.v);
 
   Fragment<D> phi;
   me.features(phi);
@@ -25,6 +19,7 @@ __global__ void __launch_bounds__(kTokenThreads)
     float norm[2];
     me.norms(norm, phi);
     const float inverse[2] = {inverse_or_zero(norm[0]), inverse_or_zero(norm[1])};
+    me.wait_for_averages();
     me.average_of(out, phi, inverse);
     me.store(p.dv, p.k, [&](int n, int half) -> float2 {
       const float2 mean = me.channels_of(me.shared.mean, n);

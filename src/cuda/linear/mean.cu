@@ -80,31 +80,35 @@ constexpr int kWays = 8;  // threads that share a channel
 template <int D>
 __device__ void add_up(const Mean& p) {
   __shared__ double sums[kWays][D];
-  __shared__ int counts[kWays];
-  __shared__ float magnitudes[kWays];
   const int c = static_cast<int>(threadIdx.x) % D, way = static_cast<int>(threadIdx.x) / D;
   const int64_t head = blockIdx.x, base = head * p.parts;
   double sum = 0;
-  float most = 0.0f;
-  int counted = 0;
-#pragma unroll 4
-  for (int64_t part = way; part < p.parts; part += kWays) {
+#pragma unroll 8
+  for (int64_t part = way; part < p.parts; part += kWays)
     sum += static_cast<double>(p.part[(base + part) * D + c]);
-    if (p.counted == nullptr) continue;
-    counted += p.counted[base + part], most = fmaxf(most, p.most[base + part]);
-  }
   sums[way][c] = sum;
-  if (c == 0) counts[way] = counted, magnitudes[way] = most;
+  __shared__ int counted;
+  if (threadIdx.x < 32 && p.counted != nullptr) {
+    int count = 0;
+    float most = 0.0f;
+    for (int64_t part = threadIdx.x; part < p.parts; part += 32)
+      count += p.counted[base + part], most = fmaxf(most, p.most[base + part]);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      count += __shfl_xor_sync(kAllLanes, count, step);
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+    }
+    if (threadIdx.x == 0) {
+      counted = count;
+      p.divisor[head] = static_cast<float>(count), p.magnitude[head] = power_below(most);
+    }
+  }
   __syncthreads();
   if (way != 0) return;
-  for (int w = 1; w < kWays; ++w)
-    sum += sums[w][c], counted += counts[w], most = fmaxf(most, magnitudes[w]);
+  for (int w = 1; w < kWays; ++w) sum += sums[w][c];
   const double divisor = p.counted == nullptr ? static_cast<double>(p.divisor[head])
                                               : static_cast<double>(counted) * double{kSmall};
   p.mean[head * D + c] = divisor > 0 ? static_cast<float>(sum / divisor) : 0.0f;
-  if (c != 0 || p.counted == nullptr) return;
-  p.divisor[head] = static_cast<float>(counted);
-  if (p.magnitude != nullptr) p.magnitude[head] = power_below(most);
 }
 
 template <int D>

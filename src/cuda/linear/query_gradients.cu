@@ -3,24 +3,19 @@
 
 namespace sagebwd::cuda::linear {
 template <typename T, int D>
-__global__ void __launch_bounds__(kTokenThreads)
+__global__ void __launch_bounds__(kTokenThreads, 3)
     query_gradients_kernel(const __grid_constant__ QueryGradientsJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const TokenBlock<T, D> me(memory, p.keys);
-  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.x), p.q, me.head, me.first,
-                                  threadIdx.x);
-  load_piece<T, D, kTokenThreads>(arch::shared_address(me.shared.partner), p.dout, me.head,
-                                  me.first, threadIdx.x);
+  TokenBlock<T, D> me(memory, p.keys);
   me.copy(me.shared.x_mean, nullptr);
   me.copy(me.shared.partner_mean, nullptr);
-  arch::cp_async_commit();
-  arch::cp_async_wait<0>();
-  __syncthreads();
+  me.load(p.keys, p.q, &p.dout);
 
   Fragment<D> phi, g = {};
   float norm[2], unused[2];
   me.features(phi);
   me.norms(norm, phi);
+  me.wait_for_averages();
   me.against_averages(g, unused);
 
   float inverse[2], of_norm[2], d[2] = {0.0f, 0.0f};  // of_norm: n·dn

@@ -21,8 +21,8 @@ template <int D>
 struct TokenShared {
   uint8_t average[D * D * 2];
   uint8_t x[kPiece * D * 2];
-  uint8_t partner[kPiece * D * 2];  // not in the forward
   float sum[D], mean[D], x_mean[D], partner_mean[D], extra_sum[D];
+  uint8_t partner[kPiece * D * 2];  // not in the forward
 };
 
 template <int D>
@@ -44,10 +44,26 @@ struct TokenBlock {
         key_head(head / t.group),
         block(static_cast<int64_t>(head) * t.blocks + first / t.block),
         scale(1.0f / average_scale(t.magnitude[key_head])) {
-    tile::load_tile<D, kRowBytes, kTokenThreads>(arch::shared_address(shared.average),
-                                                 t.average + block * D * D, threadIdx.x);
     copy(shared.sum, t.sum + block * D);
     copy(shared.mean, t.mean + key_head * D);
+  }
+  /// Starts copying tokens, and behind them the averages and the partners of tokens, which are
+  /// needed later. Waits for the tokens.
+  __device__ __forceinline__ void load(const Tables& t, const Tokens& x, const Tokens* partner) {
+    load_piece<T, D, kTokenThreads>(arch::shared_address(shared.x), x, head, first, threadIdx.x);
+    arch::cp_async_commit();
+    tile::load_tile<D, kRowBytes, kTokenThreads>(arch::shared_address(shared.average),
+                                                 t.average + block * D * D, threadIdx.x);
+    if (partner != nullptr)
+      load_piece<T, D, kTokenThreads>(arch::shared_address(shared.partner), *partner, head, first,
+                                      threadIdx.x);
+    arch::cp_async_commit();
+    arch::cp_async_wait<1>();
+    __syncthreads();
+  }
+  __device__ __forceinline__ void wait_for_averages() const {
+    arch::cp_async_wait<0>();
+    __syncthreads();
   }
   /// Null: zeros.
   __device__ void copy(float (&to)[D], const float* from) const {
@@ -165,7 +181,7 @@ struct TokenBlock {
     const uint32_t rows = arch::shared_address(shared.partner) + warp * 16 * kRowBytes +
                           tile::a_lane<kRowBytes>(lane),
                    matrix = arch::shared_address(shared.average) + tile::b_lane<kRowBytes>(lane);
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < D / 16; ++step) {
       uint32_t a[4];
       arch::ldmatrix_x4(a, tile::step_of(rows, step));
