@@ -28,8 +28,11 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t lead_items = p.job.lead < 0 ? row.items : int64_t{p.job.lead} * row.per_block;
   int32_t* const tiles = p.to.tiles + at * p.to.width;
   uint32_t* const bits = p.to.bits + at * p.to.words();
-  for (int64_t word = lane_index(); word < p.to.words(); word += 32) bits[word] = 0;
-  __syncwarp();
+  const bool is_long = row.items > 32;  // else the lanes see all of it at once
+  if (is_long) {
+    for (int64_t word = lane_index(); word < p.to.words(); word += 32) bits[word] = 0;
+    __syncwarp();
+  }
   const uint32_t before_me = (1u << lane_index()) - 1;
   int steps = 0, leading = 0;
   for (int64_t first = 0; first < row.items; first += 32) {
@@ -37,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
     const int tile = row.tile(p.job, item);
     const uint32_t same = __match_any_sync(kAll, tile);
     bool is_new = tile >= 0 && (same & before_me) == 0;
-    if (is_new) {
+    if (is_new && is_long) {
       const uint32_t mask = 1u << (tile % 32);
       is_new = (atomicOr(bits + tile / 32, mask) & mask) == 0;
     }

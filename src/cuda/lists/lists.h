@@ -47,7 +47,7 @@ struct ListJob {
 struct KeyLists {
   ListRow* rows;      // [h, tq / kListedQueries]
   int32_t* tiles;     // [h, tq / kListedQueries, width], counted from the first key of the sequence
-  uint32_t* bits;     // [h, tq / kListedQueries, words]: which tiles a row has
+  uint32_t* bits;     // [h, tq / kListedQueries, words]: which tiles a long row has
   int64_t width;      // places of a row
   int64_t key_tiles;  // of a sequence, or of all documents
 
@@ -73,7 +73,7 @@ struct Cut {
 /// Tiles of queries of every tile of keys, in increasing order, those of the query heads of its key
 /// head one after the other. The order does not depend on scheduling.
 ///
-/// A lineup is what shares a set of lists: the tokens of a sequence, or of all documents. In it the
+/// A lineup is the tiles of keys of a sequence, or of all documents, of one key head. In it the
 /// list of a tile of keys is cut if it is more than twice as long as the mean: a block of keys that
 /// everybody lists would be the work of one thread block, long after the others have ended. The
 /// pieces of a lineup stand in the order of their keys and of their queries.
