@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
   for (int first = block * p.block; first < end; first += kPiece) {
     __syncthreads();  // everybody is done with the tiles before
     load_piece<T, D, S::kThreads>(hi, p.x, head, first, thread);
+    arch::cp_async_commit();
     load_piece<T, D, S::kThreads>(b_tile, p.b, head, first, thread);
     arch::cp_async_commit();
     for (int i = static_cast<int>(thread); i < kPiece; i += S::kThreads) {
@@ -123,9 +124,11 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
       *reinterpret_cast<bf16*>(&shared.partner[1][i]) = bf16(extra);
       *reinterpret_cast<bf16*>(&shared.partner[2][i]) = bf16(split(extra));
     }
-    arch::cp_async_wait<0>();
+    arch::cp_async_wait<1>();
     __syncthreads();
     make_features<T, D>(p, hi, lo, shared.x_mean, head, first);
+    arch::cp_async_wait<0>();
+    __syncthreads();
     if constexpr (std::is_same_v<T, __half>) {  // φ has the range of BF16, and so must b
       for (uint32_t i = thread; i < S::kTile / 16; i += S::kThreads) {
         float x[8];
@@ -133,8 +136,8 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
         unpack_chunk<T>(x, *at);
         *at = pack_chunk<bf16>(x);
       }
+      __syncthreads();
     }
-    __syncthreads();
 #pragma unroll 1
     for (int step = 0; step < kPiece / 16; ++step) {
       const uint32_t down = step * 16 * S::kRowBytes;

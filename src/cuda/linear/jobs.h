@@ -54,8 +54,7 @@ struct Kind {
   cudaStream_t stream;
 };
 
-// --- means
-// ----------------------------------------------------------------------------------------
+// --- means ---
 
 /// Sums over parts of the tokens, and what is made of them for each key head. Tokens that hold NaN
 /// or Inf do not count.
@@ -83,8 +82,7 @@ void launch_means(const Kind& kind, const MeanJob& job);
 /// The mean of parts that another kernel has summed.
 void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean);
 
-// --- which blocks see each other
-// ------------------------------------------------------------------
+// --- which blocks see each other ---
 
 /// 1 where a block of queries does not exclude a block of keys, else 0, as BF16.
 struct Seen {
@@ -102,8 +100,7 @@ struct SeenJob {
 };
 void launch_seen(const SeenJob& job, cudaStream_t stream);
 
-// --- sums over blocks
-// -----------------------------------------------------------------------------
+// --- sums over blocks ---
 
 struct BlockSumsJob {
   Tokens x, b;                  // what φ is made of, and its partner
@@ -132,8 +129,7 @@ struct ComplementJob {
 };
 void launch_complement(const Kind& kind, const ComplementJob& job);
 
-// --- tokens
-// ---------------------------------------------------------------------------------------
+// --- tokens ---
 
 /// What the kernels that own tokens read.
 struct Tables {
