@@ -147,6 +147,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dout = dout,
                               .do8t = ws.do8t,
                               .dq_sum = ws.dq_sum,
+                              .dq_halves = false,
+                              .k_top = nullptr,
                               .k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean,
                               .k_mean_d = p.has_codes ? static_cast<int>(p.d) : plan.padded_d,
                               .dlse = stats(args.dlse),
