@@ -68,14 +68,4 @@ __device__ __forceinline__ void copy_panels(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
-/// The same of tokens of a head of a batch entry.
-__device__ __forceinline__ void copy_panels(uint32_t to, const CUtensorMap& map, int token,
-                                            int head, int batch, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3, %4, %5, %6}], [%7];" ::"r"(to),
-      "l"(&map), "r"(0), "r"(token), "r"(0), "r"(head), "r"(batch), "r"(barrier)
-      : "memory");
-}
-
 }  // namespace sagebwd::cuda::arch

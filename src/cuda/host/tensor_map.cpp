@@ -62,16 +62,4 @@ CUtensorMap panel_matrix(const void* data, int64_t rows, int columns, int box_ro
                    {kPanel, static_cast<cuuint32_t>(box_rows), panels}, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-CUtensorMap panel_tensor(const PanelTensor& x, int box_tokens) {
-  constexpr cuuint32_t kPanel = 64;  // columns
-  const cuuint32_t panels = static_cast<cuuint32_t>(x.columns) / kPanel;
-  const auto bytes = [](int64_t elements) { return static_cast<cuuint64_t>(elements) * 2; };
-  const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
-  return encode<5>(CU_TENSOR_MAP_DATA_TYPE_UINT16, x.data,
-                   {kPanel, size(x.tokens), panels, size(x.heads), size(x.batches)},
-                   {bytes(x.token_stride), kPanel * 2, bytes(x.head_stride), bytes(x.batch_stride)},
-                   {kPanel, static_cast<cuuint32_t>(box_tokens), panels, 1, 1},
-                   CU_TENSOR_MAP_SWIZZLE_128B);
-}
-
 }  // namespace sagebwd::cuda

@@ -42,7 +42,7 @@ struct ForwardParams {
 struct BackwardParams {
   CUtensorMap q8;    // [h·tq, D]
   CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
-  CUtensorMap dout;  // the caller's, or [1, h, tq, D] in 16 bit
+  CUtensorMap do16;  // [h·tq, D] in 16 bit
   CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
   CUtensorMap k8;    // [hk·tk, D]
   CUtensorMap k8t;   // [hk·tk / kSlab·D, kSlab]
@@ -51,7 +51,6 @@ struct BackwardParams {
   MaskParams mask;
   int hk, group;
   int64_t tq, tk;
-  bool dout_as_is;            // dout is the caller's
   const QueryStats* stats;    // [h, tq / kSlab]
   const BlockScales* scales;  // [hk, tk / kBlock]
   const float* v_scale;       // [hk, tk]

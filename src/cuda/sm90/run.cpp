@@ -79,13 +79,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.v16 = ws.v16, job.v_scale = ws.v_scale, job.v_top = ws.v_top, job.v_done = ws.v_done;
   job.o = input(args.o), job.dout = input(args.dout);
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
-  job.q8t = ws.q8t, job.do8t = ws.do8t;
-  // A copy fills what lies behind a sequence with zeros, but not what lies behind a document.
-  const Strided& dout = job.dout;
-  const auto can_be_mapped = [](int64_t stride) { return stride > 0 && stride < kMostStride; };
-  const bool dout_as_is = !p.packed() && dout.vector && can_be_mapped(dout.batch) &&
-                          can_be_mapped(dout.head) && can_be_mapped(dout.token);
-  job.do16 = dout_as_is ? nullptr : ws.do16;
+  job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
   job.row = ws.row, job.stats = ws.stats;
   job.k_top = ws.k_top, job.dq_lift = ws.dq_lift;
   job.dq_sum = ws.dq_sum, job.dq_halves = ws.dq_halves;
@@ -96,10 +90,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const BackwardParams params{
       .q8 = byte_matrix(call.q8(ws), queries, d, kBackwardQueries),
       .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
-      .dout = panel_tensor(
-          dout_as_is ? PanelTensor{dout.data, p.b, p.h, p.nq, dout.batch, dout.head, dout.token, d}
-                     : PanelTensor{ws.do16, 1, p.h, plan.tq, queries * d, plan.tq * d, d, d},
-          kBackwardQueries),
+      .do16 = panel_matrix(ws.do16, queries, d, kBackwardQueries),
       .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, d),
       .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
       .k8t = byte_matrix(ws.k8t, keys / kSlab * d, kSlab, kBackwardKeys / kSlab * d),
@@ -110,7 +101,6 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
       .group = job.group,
       .tq = plan.tq,
       .tk = plan.tk,
-      .dout_as_is = dout_as_is,
       .stats = ws.stats,
       .scales = ws.block_scales,
       .v_scale = ws.v_scale,

@@ -50,11 +50,7 @@ struct Copies {
     const int row = static_cast<int>(front.row);
     arch::barrier_expect(full, Plan::kFrontBytes);
     arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
-    const uint32_t head = front.row / static_cast<uint32_t>(p.tq);
-    arch::copy_panels(arch::shared_address(to.do16), p.dout,
-                      p.dout_as_is ? front.query : row - static_cast<int>(head * p.tq),
-                      static_cast<int>(head),
-                      p.dout_as_is ? static_cast<int>(shared.walk.s.batch) : 0, full);
+    arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
     arch::copy_bulk(arch::shared_address(&to.stats), p.stats + front.row / kQueries,
                     sizeof(QueryStats), full);
     front.advance(shared.walk), front_place ^= 1;
@@ -167,7 +163,8 @@ struct DqMaker {
     arch::barrier_wait(arch::shared_address(&shared.turned_full), 0);
     const float k_top =
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
-    const float k_unit = k_top > 0.0f ? kDqShift * p.scales[w.key_row / kBlock].k / k_top : 0.0f;
+    const float k_unit =
+        k_top > 0.0f ? kDqShift * p.scales[w.key_row / kBlock].k / k_top : 0.0f;
     Step step(w);
     // The lifts of a lane's two queries, asked for one tile early.
     const float* lifts = p.dq_lift + warp * 16 + lane / 4;
