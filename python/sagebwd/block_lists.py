@@ -61,7 +61,8 @@ class BlockLists:
         chosen = scores
         if fixed:
             chosen = scores.clone()
-            chosen[..., fixed] = math.inf
+            for first, last in _runs(fixed):  # with a list of indices the host would wait
+                chosen[..., first : last + 1] = math.inf
         values, index = chosen.topk(k, dim=-1)
         listed = values > -math.inf
         if fixed:
@@ -258,6 +259,17 @@ def _entries(keep, k, key_blocks):
             "k=1 lists one whatever the length"
         )
     return min(round(keep * key_blocks), key_blocks)
+
+
+def _runs(blocks):
+    """[(first, last)] of neighbours in sorted numbers."""
+    runs = []
+    for block in blocks:
+        if runs and block == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], block)
+        else:
+            runs.append((block, block))
+    return runs
 
 
 def _always(always, key_blocks, k):

@@ -53,17 +53,18 @@ __device__ __forceinline__ void global_add(float* block, uint32_t lane, float x0
 /// words: pairs of halves, values 0, 1 and 2, 3 of the first block and then of the second.
 __device__ __forceinline__ void global_add_halves(__half* blocks, uint32_t lane,
                                                   const uint32_t (&words)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(blocks +
-                                                                                         lane * 8),
-               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-               : "memory");
+  asm volatile(
+      "red.relaxed.gpu.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(blocks + lane * 8),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+      : "memory");
 }
 /// The same four pairs, to read them.
 __device__ __forceinline__ void last_halves(float2 (&pairs)[4], const __half* blocks,
                                             uint32_t lane) {
   const uint4 words = __ldcs(reinterpret_cast<const uint4*>(blocks) + lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) pairs[i] = __half22float2(reinterpret_cast<const __half2*>(&words)[i]);
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = __half22float2(reinterpret_cast<const __half2*>(&words)[i]);
 }
 
 }  // namespace sagebwd::cuda::arch

@@ -29,9 +29,9 @@ struct FoldedScales {
   float inverse[kBlock];
 };
 
-/// What dQ needs of a query. divisor: what its sums of dQ have to be divided by; for sm80 that is its
-/// logit factor, the scale of its codes times c·log2 e. lse2: log2 of the sum over keys of 2^logit,
-/// with the logit in log2 units; +inf for a query without keys, so that its P is 0.
+/// What dQ needs of a query. divisor: what its sums of dQ have to be divided by; for sm80 that is
+/// its logit factor, the scale of its codes times c·log2 e. lse2: log2 of the sum over keys of
+/// 2^logit, with the logit in log2 units; +inf for a query without keys, so that its P is 0.
 struct QueryRow {
   float divisor, lse2;
 };
@@ -68,10 +68,10 @@ struct QueryStats {
   float unused[2];
 };
 
-/// The sums of dQ of sm90 are those of 2^15·σ·dS·L/L̂ and of codes of K, in units of the largest scale
-/// of K of the sequence, times 2^-8 and the query's lift. Rows of P sum to 1 at most, and the bracket
-/// is below 2, so no sum is above 2^16·127·2^-8: half precision holds them. kDqUnit takes the powers
-/// of two out again.
+/// The sums of dQ of sm90 are those of 2^15·σ·dS·L/L̂ and of codes of K, in units of the largest
+/// scale of K of the sequence, times 2^-8 and the query's lift. Rows of P sum to 1 at most, and the
+/// bracket is below 2, so no sum is above 2^16·127·2^-8: half precision holds them. kDqUnit takes
+/// the powers of two out again.
 inline constexpr float kDqShift = 0x1p-8f, kDqUnit = 0x1p-15f / kDqShift;
 
 /// Every key of the forward of sm90 has its share: its scale of V, divided by the block's largest,

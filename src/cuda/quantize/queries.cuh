@@ -9,8 +9,11 @@ namespace sagebwd::cuda {
 template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
 struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
   using Base = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
+  using Base::job, Base::item, Base::next, Base::shared, Base::start_rest, Base::wait_for_stage,
+      Base::row, Base::reads_codes, Base::saves_codes, Base::saved_row, Base::with_saved,
+      Base::load_mean, Base::read_v_mean, Base::wait_for_value_scale, Base::kSteps,
+      Base::kStagesGradients;
   using typename Base::Block, typename Base::Targets;
-  using Base::job, Base::item, Base::next, Base::shared, Base::start_rest, Base::wait_for_stage, Base::row, Base::reads_codes, Base::saves_codes, Base::saved_row, Base::with_saved, Base::load_mean, Base::read_v_mean, Base::wait_for_value_scale, Base::kSteps, Base::kStagesGradients;
 
   __device__ void queries(Block& b) const {
     const int64_t own = b.token0() + b.own();

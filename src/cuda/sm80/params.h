@@ -69,9 +69,9 @@ struct BackwardParams {
   void* dq_sum;
   bool dq_halves;         // of sm90: they have 16 bits
   const uint32_t* k_top;  // of sm90, [sequences, hk]: bits of what they have to be multiplied by
-  const float* k_mean;  // [sequences, hk, k_mean_d]
-  int k_mean_d;         // D, or d where the mean is the one that the forward saved
-  StridedStats dlse;    // data null: none
+  const float* k_mean;    // [sequences, hk, k_mean_d]
+  int k_mean_d;           // D, or d where the mean is the one that the forward saved
+  StridedStats dlse;      // data null: none
   float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: unwanted
   Strided dq, dk, dv;
   uint64_t seed;      // of the dither

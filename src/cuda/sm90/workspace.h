@@ -22,8 +22,8 @@ struct ForwardSpace : sm80::SharedSpace {
 };
 
 /// Whether dQ is added up in half precision: half as many bytes leave the multiprocessors, which is
-/// the largest cost of the backward. Every addition rounds to 11 bits. With up to 256 blocks of keys
-/// this error stays far below that of the codes; longer sequences take FP32.
+/// the largest cost of the backward. Every addition rounds to 11 bits. With up to 256 blocks of
+/// keys this error stays far below that of the codes; longer sequences take FP32.
 inline bool adds_dq_in_halves(const spec::Problem& p) { return p.nk <= 256 * kBlock; }
 
 struct BackwardSpace : sm80::SharedSpace {

@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kThreads)
   const float scale =
       p.k_top == nullptr
           ? p.scale
-          : p.scale * __uint_as_float(p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group]);
+          : p.scale *
+                __uint_as_float(p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group]);
   const float factors[2] = {scale / rows[0].divisor, scale / rows[8].divisor};
   float x[2][kParts][8];  // rows g and g + 8
   load_sums(x, static_cast<const Sum*>(p.dq_sum) + (head * p.tq + padded) * D, lane);
@@ -127,8 +128,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int D>
 void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream, Start start) {
   static_assert(kBlock == 16 * (kThreads / 32));
-  launch(p.dq_halves ? query_sums_kernel<T, D, __half> : query_sums_kernel<T, D, float>, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)),
-         kThreads, 0, p, stream, start);
+  launch(p.dq_halves ? query_sums_kernel<T, D, __half> : query_sums_kernel<T, D, float>,
+         dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)), kThreads, 0, p, stream,
+         start);
 }
 
 template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t, Start);

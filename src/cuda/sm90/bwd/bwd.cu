@@ -8,8 +8,9 @@ namespace {
 
 template <typename T, int D>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  launch(p.dq_halves ? backward_kernel<T, D, __half> : backward_kernel<T, D, float>, dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)),
-         bwd::kThreads, static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
+  launch(p.dq_halves ? backward_kernel<T, D, __half> : backward_kernel<T, D, float>,
+         dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
+         static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
 }
 
 template <typename T>

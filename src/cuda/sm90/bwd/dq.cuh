@@ -163,8 +163,7 @@ struct DqMaker {
     arch::barrier_wait(arch::shared_address(&shared.turned_full), 0);
     const float k_top =
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
-    const float k_unit =
-        k_top > 0.0f ? kDqShift * p.scales[w.key_row / kBlock].k / k_top : 0.0f;
+    const float k_unit = k_top > 0.0f ? kDqShift * p.scales[w.key_row / kBlock].k / k_top : 0.0f;
     Step step(w);
     // The lifts of a lane's two queries, asked for one tile early.
     const float* lifts = p.dq_lift + warp * 16 + lane / 4;
