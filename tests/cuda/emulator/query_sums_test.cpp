@@ -10,7 +10,6 @@
 #include "base/half.h"
 #include "cuda/sm80/bwd/launch.h"
 
-
 namespace sagebwd::cuda::sm80 {
 namespace {
 
@@ -60,8 +59,7 @@ TEST_P(HalfSums, BecomeDq) {
     if (!there) {
       ASSERT_EQ(got[i], 0x7fff) << i;
     } else {
-      ASSERT_EQ(dtype == Dtype::bf16 ? to_float(bf16{got[i]}) : to_float(f16{got[i]}),
-                want[i])
+      ASSERT_EQ(dtype == Dtype::bf16 ? to_float(bf16{got[i]}) : to_float(f16{got[i]}), want[i])
           << i;
     }
   }
