@@ -64,7 +64,7 @@ struct BlockScales {
 struct QueryStats {
   float factor[64], exponent[64], slope[64], offset[64];
   float dv_unit;  // φ̂/2^15
-  float dq_unit;  // L̂/(2^15·σ)
+  float ds_unit;  // L̂/(2^15·σ)
   float unused[2];
 };
 

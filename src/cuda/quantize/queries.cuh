@@ -158,7 +158,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       job.row[own] = {logit_factor * lift / (reference * largest * kDqUnit), lse2};
     }
     if (threadIdx.x % (kRowThreads / 2) == 0)
-      stats.dv_unit = reference * 0x1p-15f, stats.dq_unit = reference * largest * 0x1p-15f;
+      stats.dv_unit = reference * 0x1p-15f, stats.ds_unit = reference * largest * 0x1p-15f;
     __syncthreads();  // share_top's memory is free again
   }
 

@@ -240,7 +240,7 @@ struct Consumer {
     if constexpr (kMasked) hide(h, query);  // again: 0·NaN is not 0
     const QueryStats& stats = shared.front[front.place].stats;
     const float dv_units[2] = {p_scales.unit[0] * stats.dv_unit, p_scales.unit[1] * stats.dv_unit};
-    const float dk_unit = stats.dq_unit * kLn2;
+    const float dk_unit = stats.ds_unit * kLn2;
     hand_over(h);
     const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
     const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
