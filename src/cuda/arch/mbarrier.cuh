@@ -38,6 +38,16 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+/// What this thread has written to shared memory is seen by products and copies that are issued
+/// behind the next barrier.
+__device__ __forceinline__ void shared_writes_done() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/// A barrier of one warpgroup. `number`: from 1 on, one for each warpgroup.
+__device__ __forceinline__ void warpgroup_barrier(int number) {
+  asm volatile("barrier.sync %0, 128;" ::"r"(number) : "memory");
+}
+
 /// Copies `bytes` contiguous bytes; both addresses and the size are multiples of 16.
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes,
                                           uint32_t barrier) {

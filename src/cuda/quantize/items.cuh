@@ -9,6 +9,9 @@
 // codes are made, and codes rarely wait for their mean. A piece waits only for pieces that were
 // handed out before it, and a thread block works on its pieces in that order. So the oldest piece
 // that is not done waits for nothing, and there is no deadlock.
+//
+// To find out where a piece lies takes one thread longer than 256 take for the piece. So a kernel
+// before this one writes a table of all pieces (prepare.cu).
 #pragma once
 
 #include <cstdint>
@@ -19,9 +22,12 @@
 
 namespace sagebwd::cuda {
 
-enum class Kind { none, k_mean, v_mean, keys, values, queries };
+/// scales: the largest scales of blocks of K and V whose codes need no work.
+enum class Kind { none, k_mean, v_mean, scales, keys, values, queries };
 
-struct Item {
+inline constexpr int kScaleBlocks = 32;  // of a piece of scales
+
+struct alignas(16) Item {
   Kind kind;
   int head;     // a query head for queries, else a key head
   int kv_head;  // its key head
@@ -30,15 +36,22 @@ struct Item {
   int first, left;       // the block's first token, and the tokens from there to the sequence's end
   Source from, dout, o;  // rows of the block: K, V or Q, or their saved codes; dO and O beside Q
 };
+static_assert(sizeof(Item) == kItemBytes);
 
 /// Pieces of work of one key head.
 struct Counts {
-  int spans, means, values, codes;
+  int spans, means, scales, keys, values, codes;
   __host__ __device__ explicit Counts(const OperandJob& job) {
     spans = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
     means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
-    values = job.v8t != nullptr || job.v16 != nullptr ? job.k_blocks : 0;
-    codes = job.k_blocks + values + job.group * job.q_blocks;
+    scales = job.keys_are_ready ? (job.k_blocks + kScaleBlocks - 1) / kScaleBlocks : 0;
+    keys = job.keys_are_ready ? 0 : job.k_blocks;
+    values = job.v8t != nullptr || job.v8 != nullptr || job.v16 != nullptr ? keys : 0;
+    codes = scales + keys + values + job.group * job.q_blocks;
+  }
+  /// Of all key heads.
+  __host__ __device__ int64_t all(const OperandJob& job) const {
+    return static_cast<int64_t>(job.hk) * (means + codes);
   }
 };
 
@@ -97,11 +110,15 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
     item.kind = of_k ? Kind::k_mean : Kind::v_mean;
     if (!of_k && job.k_mean.mean != nullptr) item.block -= n.spans;
     item.block *= kMeanBlocks;
-  } else if (item.block < job.k_blocks + n.values) {
-    item.kind = item.block < job.k_blocks ? Kind::keys : Kind::values;
-    if (item.kind == Kind::values) item.block -= job.k_blocks;
+  } else if (item.block < n.scales) {
+    item.kind = Kind::scales;
+    item.block *= kScaleBlocks;
+  } else if (item.block < n.scales + n.keys + n.values) {
+    item.block -= n.scales;
+    item.kind = item.block < n.keys ? Kind::keys : Kind::values;
+    if (item.kind == Kind::values) item.block -= n.keys;
   } else {
-    const int q = item.block - job.k_blocks - n.values;
+    const int q = item.block - n.scales - n.keys - n.values;
     item.kind = Kind::queries;
     const int member = job.head_q_blocks.divide(q);
     item.head = item.head * job.group + member, item.block = q - member * job.q_blocks;

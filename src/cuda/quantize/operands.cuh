@@ -13,12 +13,12 @@ template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Cod
 struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader, kCodes> {
   using Base = QueryWorker<T, D, kBackward, kScheme, kReader, kCodes>;
   using Base::job, Base::item, Base::next, Base::shared, Base::is_mean, Base::start,
-      Base::start_rest, Base::wait_for_stage, Base::reads_codes, Base::keys, Base::values,
-      Base::queries;
+      Base::start_rest, Base::reads_codes, Base::scales, Base::keys, Base::values, Base::queries;
   using typename Base::Block, typename Base::Mean;
 
-  /// Works on `item`, and asks for what `next` reads as soon as there is room for it.
-  __device__ void run() {
+  /// Works on `item`, whose stage has arrived, and asks for what `next` reads as soon as there is
+  /// room for it. Keeps the ticket then: until the end it would take a register that codes need.
+  __device__ void run(uint32_t ticket) {
     if (is_mean(item.kind)) {
       const bool of_k = item.kind == Kind::k_mean;
       const MeanJob mean = of_k ? job.k_mean : job.v_mean;
@@ -30,24 +30,37 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader, kCodes> {
             start(kind, from, left);
             if (!more) start_rest();
           });
+      keep(ticket);
+      return;
+    }
+    if (item.kind == Kind::scales) {
+      start(next.kind, next.from, next.left);
+      start_rest();
+      scales();
+      keep(ticket);
       return;
     }
     Block b(shared.block, item.left,
             item.head * (item.kind == Kind::queries ? job.tq : job.tk) +
                 static_cast<int64_t>(item.block) * kBlock);
-    wait_for_stage();
     if (reads_codes())
       b.take_codes(shared.stage[0]);
     else
       b.take(b.chunk, shared.stage[0]);
     start(next.kind, next.from, next.left);
     if (item.kind != Kind::queries) start_rest();
+    keep(ticket);
     if (item.kind == Kind::keys)
       keys(b);
     else if (item.kind == Kind::values)
       values(b);
     else if (item.kind == Kind::queries)
       queries(b);
+  }
+
+  __device__ void keep(uint32_t ticket) const {
+    __syncwarp();  // the warp has read the one before
+    if (arch::thread_index() == 0) shared.ticket = ticket;
   }
 };
 
@@ -61,23 +74,42 @@ __global__ void __launch_bounds__(kRowThreads,
   arch::wait_for_earlier_kernels();
   arch::let_next_kernel_start();
   if (threadIdx.x == 0) {
-    shared.item[0].kind = Kind::none;  // the first round asks for the first piece and does nothing
-    shared.item[1] = item_at(job, atomicAdd(job.next, 1u));
+    shared.item.kind = Kind::none;  // the first round asks for the first piece and does nothing
+    shared.ticket = atomicAdd(job.next, 2u);
   }
   if (threadIdx.x < 16)
     shared.signs.packed[threadIdx.x / 4][threadIdx.x % 4] =
         job.rotation > 0 ? tile::packed_signs(threadIdx.x % 4 * 32 + threadIdx.x / 4 * 8) : 0u;
   __syncthreads();
-  int turn = 0;
+  // While a thread block works on a piece, it knows the next one, copies the one behind that, and
+  // takes the number of yet another. So no answer is waited for. Threads that have a part of an
+  // item are of the first warp.
+  constexpr uint32_t kParts = sizeof(Item) / sizeof(uint4);
+  const auto part_of = [](Item& item) {
+    return reinterpret_cast<uint4*>(&item) + arch::thread_index();
+  };
+  const auto copy = [&](Item& to, uint32_t ticket) {
+    if (arch::thread_index() < kParts)
+      arch::cp_async_16(arch::shared_address(part_of(to)),
+                        part_of(job.items[min(ticket, job.last_item)]));
+  };
+  copy(shared.next, shared.ticket);
+  arch::cp_async_commit();
+  arch::cp_async_wait<0>();
+  __syncthreads();
+  if (threadIdx.x == 0) ++shared.ticket;
   do {
-    const int next = turn == 2 ? 0 : turn + 1, after = next == 2 ? 0 : next + 1;
-    uint32_t ticket = 0;  // asked for now, so that the answer is there when it is needed
+    uint32_t ticket = 0;
     if (threadIdx.x == 0) ticket = atomicAdd(job.next, 1u);
-    Work{job, shared.item[turn], shared.item[next], shared}.run();
-    if (threadIdx.x == 0) shared.item[after] = item_at(job, ticket);
+    __syncwarp();
+    copy(shared.after, shared.ticket);
+    Work{job, shared.item, shared.next, shared}.run(ticket);
+    Work::wait_for_stage();
     __syncthreads();
-    turn = next;
-  } while (shared.item[turn].kind != Kind::none);
+    if (arch::thread_index() < kParts)
+      *part_of(shared.item) = *part_of(shared.next), *part_of(shared.next) = *part_of(shared.after);
+    __syncthreads();
+  } while (shared.item.kind != Kind::none);
 }
 
 template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader,
@@ -86,7 +118,9 @@ void run_operands(OperandJob job, cudaStream_t stream) {
   const Counts n(job);
   job.head_pieces = Divisor(n.means + n.codes), job.head_q_blocks = Divisor(job.q_blocks);
   job.q_blocks_each = Divisor(job.seq.q_blocks), job.k_blocks_each = Divisor(job.seq.k_blocks);
-  const int64_t items = static_cast<int64_t>(job.hk) * (n.means + n.codes);
+  const int64_t items = n.all(job);
+  job.last_item = static_cast<uint32_t>(items);
+  launch_prepare(job, items, stream);
   int device = 0, multiprocessors = 0;
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));

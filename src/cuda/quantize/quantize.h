@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Three kernels. One turns the caller's tensors, or the codes that a forward saved, into what the
 // main kernels read: means, INT8 codes (row-major and transposed), padded 16-bit copies, and
-// numbers of each query. One before it zeroes counters. The last decodes the largest logits.
+// numbers of each query. One before it zeroes counters and lists the pieces of its work. The last
+// decodes the largest logits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -54,6 +55,22 @@ struct SavedCodes {
   float* v_mean;                // [sequences, hk, d]
 };
 
+/// Pieces of memory that are set to zero.
+struct Zeros {
+  struct Piece {
+    uint32_t* at;
+    int64_t words;
+  } piece[3];
+};
+
+struct Item;  // a piece of work (items.cuh)
+inline constexpr int64_t kItemBytes = 160;
+/// Pieces of a call at most, and one more that says that there are none left. Means, keys and
+/// values have as many as there are blocks of keys, or fewer.
+inline int64_t most_items(int64_t hk, int64_t group, int64_t q_blocks, int64_t k_blocks) {
+  return hk * (4 * k_blocks + group * q_blocks) + 1;
+}
+
 /// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
 /// not made.
 struct OperandJob {
@@ -66,7 +83,10 @@ struct OperandJob {
   bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
   int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none
   bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
-  uint32_t* next;    // the next piece of work; 0 at the start
+  Zeros zeros;
+  Item* items;         // all pieces of work, and one more that is none
+  uint32_t last_item;  // the number of that
+  uint32_t* next;      // the number of the next one; 0 at the start
   // Pieces of work of a head; blocks of a head; blocks of a sequence, where nothing is packed.
   Divisor head_pieces, head_q_blocks, q_blocks_each, k_blocks_each;
   SavedCodes
@@ -86,14 +106,18 @@ struct OperandJob {
   FoldedScales* folded = nullptr;  // [hk, tk / kBlock]; forward
   float* v_scale = nullptr;        // [hk, tk]; backward: NaN for a poisoned token
 
-  // For sm90 alone.
-  BlockScales* block_scales = nullptr;  // [hk, tk / kBlock]
-  uint16_t* v_share = nullptr;          // [hk, tk], halves in the order of tile::permuted; forward
-  QueryStats* stats = nullptr;          // [h, tq / kSlab]; backward
+  // For sm90 alone. Its backward turns K8 around and widens the codes of V by itself.
+  BlockScales* block_scales = nullptr;  // [hk, tk / kBlock]; forward
+  float* block_k_scale = nullptr;       // [hk, tk / kBlock]; backward
+  int8_t* v8 = nullptr;                 // [hk, tk, D]; backward
+  // The saved codes and scales of K and V serve as they are: only the largest scales are missing.
+  bool keys_are_ready = false;
+  uint16_t* v_share = nullptr;  // [hk, tk], halves in the order of tile::permuted; forward
+  QueryStats* stats = nullptr;  // [h, tq / kSlab]; backward
   // Bits of the largest scale of V, and how many blocks it is made of: [sequences, hk], 0 at the
   // start; backward.
-  uint32_t *v_top = nullptr, *v_done = nullptr;
-  uint32_t* k_top = nullptr;  // the same of K, but nobody waits for it
+  uint2* v_top = nullptr;
+  uint32_t* k_top = nullptr;  // bits of the largest scale of K; nobody waits for it
   float* dq_lift = nullptr;   // [h, tq]: what the sums of dQ are multiplied by, a power of two
 
   // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
@@ -120,14 +144,9 @@ struct OperandJob {
   void* dq_sum = nullptr;   // [h, tq, D], set to zero
   bool dq_halves = false;   // its numbers have 16 bits
 };
-/// Pieces of memory that are set to zero. The kernel behind this one may start early.
-struct ZerosJob {
-  struct Piece {
-    uint32_t* at;
-    int64_t words;
-  } piece[3];
-};
-void launch_zeros(const ZerosJob& job, cudaStream_t stream);
+
+/// What the operand kernel needs: zeros, and its pieces of work. `count` of them.
+void launch_prepare(const OperandJob& job, int64_t count, cudaStream_t stream);
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 

@@ -11,8 +11,8 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
   using Base = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
   using Base::job, Base::item, Base::next, Base::shared, Base::start_rest, Base::wait_for_stage,
       Base::row, Base::reads_codes, Base::saves_codes, Base::saved_row, Base::with_saved,
-      Base::load_mean, Base::read_v_mean, Base::wait_for_value_scale, Base::kSteps,
-      Base::kStagesGradients;
+      Base::load_mean, Base::read_v_mean, Base::value_scale, Base::wait_for_value_scale,
+      Base::kSteps, Base::kStagesGradients;
   using typename Base::Block, typename Base::Targets;
 
   __device__ void queries(Block& b) const {
@@ -27,8 +27,10 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
     };
     constexpr bool kEarly = kCodes == Codes::read;  // there are registers to keep them in
+    uint2 value_top = make_uint2(0, 0);
     if constexpr (kBackward) clear_sums(b.row0);
     if constexpr (kEarly) load_statistics();
+    if constexpr (kEarly && kReader == Reader::sm90) value_top = value_scale(item.kv_head);
     if (reads_codes()) {
       const int64_t saved = saved_row(b, true);
       typename Block::Words codes;
@@ -72,12 +74,13 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       if constexpr (!kEarly) load_statistics();
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
-      douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
+      douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse, value_top);
     }
   }
 
   /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
-  __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
+  __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse,
+                        uint2 value_top) const {
     typename Block::Chunks out;
     if constexpr (kStagesGradients) {
       wait_for_stage();
@@ -104,7 +107,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
     start_rest();
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if constexpr (kReader == Reader::sm90) {
-      write_stats(b, own, logit_factor, lse2, delta, dlse);
+      write_stats(b, own, logit_factor, lse2, delta, dlse, value_top);
     } else if (b.owns()) {
       // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
       const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
@@ -120,12 +123,12 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
 
   /// What sm90's backward knows of the 64 queries of a slab (QueryStats).
   __device__ void write_stats(Block& b, int64_t own, float logit_factor, float lse2, float delta,
-                              float dlse) const {
+                              float dlse, uint2 value_top) const {
     const float norm =
         sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
     // No dP, and no D, is larger than this times the norm of dO.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
-                       fmaxf(wait_for_value_scale(item.kv_head), 0x1p-100f);
+                       fmaxf(wait_for_value_scale(value_top, item.kv_head), 0x1p-100f);
     const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
     const bool sees = b.owns() && lse2 != INFINITY;
     const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab).mine);

@@ -419,14 +419,9 @@ struct TokenBlock {
         const int at = kTurned ? tile::turned(4 * w + e) : tile::permuted(4 * w + e);
         r[e] = base[at / 2 % 4][at % 2][at / 2 * 2 * (D / 4)];
       }
-      const uint32_t ab_low = __byte_perm(r[0], r[1], 0x5140),
-                     cd_low = __byte_perm(r[2], r[3], 0x5140);
-      const uint32_t ab_high = __byte_perm(r[0], r[1], 0x7362),
-                     cd_high = __byte_perm(r[2], r[3], 0x7362);
-      out[0][w] = __byte_perm(ab_low, cd_low, 0x5410);
-      out[1][w] = __byte_perm(ab_low, cd_low, 0x7632);
-      out[2][w] = __byte_perm(ab_high, cd_high, 0x5410);
-      out[3][w] = __byte_perm(ab_high, cd_high, 0x7632);
+      tile::transpose_4x4(r);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[e][w] = r[e];
     }
     to += row0 * D + piece / (kSlab / 16) * (D * kSlab) + piece % (kSlab / 16) * 16;
 #pragma unroll
@@ -460,16 +455,9 @@ struct TokenBlock {
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const uint32_t word[2] = {codes[part][step].x, codes[part][step].y};
-        alignas(16) T code[8];
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          // The float 2^23 + 128 + code has the byte code + 128 at its low end.
-          const uint32_t bits = arch::byte_permute(word[e / 4] ^ 0x80808080u, 0x4b000000u,
-                                                   0x7440u | static_cast<uint32_t>(e % 4));
-          code[e] = static_cast<T>(__uint_as_float(bits) - (0x1p23f + 128.0f));
-        }
-        *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(code);
+        const uint2 low = tile::widened<T>(codes[part][step].x),
+                    high = tile::widened<T>(codes[part][step].y);
+        *chunk_at(to, step, part) = make_uint4(low.x, low.y, high.x, high.y);
       }
   }
 

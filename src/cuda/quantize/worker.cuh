@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/arch/target.cuh"
+#include "cuda/quantize/exact_scale.cuh"
 #include "cuda/quantize/items.cuh"
 #include "cuda/quantize/mean.cuh"
 #include "cuda/quantize/token_block.cuh"
@@ -18,10 +19,6 @@ enum class Reader { sm80, sm90 };
 /// Whether codes come from the caller's memory: sm90 has a kernel for either case, because what
 /// only reads codes needs fewer registers.
 enum class Codes { made, read, made_or_read };
-
-// Scale of Q or K where all codes are zero. The backward multiplies scales into dS and divides them
-// out again, so a scale must not be 0. This one is too small to change the maxima of dS.
-inline constexpr float kZeroScale = 0x1p-60f;
 
 template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
 struct Worker {
@@ -49,7 +46,8 @@ struct Worker {
       typename Mean::Shared mean;
     };
     SignTable signs;
-    Item item[3];
+    Item item, next, after;  // pieces of work: this one and those behind it
+    uint32_t ticket;         // the number of the one behind `after`
   };
 
   static_assert(arch::shared_memory_for(sizeof(Shared), kResident) <=
@@ -75,9 +73,11 @@ struct Worker {
   __device__ __forceinline__ void start(Kind kind, Source from, int left) const {
     if (is_mean(kind))
       Mean::start(shared.stage[0], from, left, job.d);
-    else if (kind != Kind::none && reads_codes())
+    else if (kind == Kind::none || kind == Kind::scales)
+      ;
+    else if (reads_codes())
       Block::start_codes(shared.stage[0], from, left, job.d);
-    else if (kind != Kind::none)
+    else
       Block::start(shared.stage[0], from, left, job.d);
     arch::cp_async_commit();
   }
@@ -165,12 +165,6 @@ struct Worker {
       b.template measure_tokens<kValues>();
   }
 
-  /// Rounded to 22 significant bits, so that the offset of a KeyScale is exact; never 0.
-  __device__ static float exact_scale(float scale) {
-    if (numerics::is_finite(scale)) scale = __uint_as_float((__float_as_uint(scale) + 2u) & ~3u);
-    return scale == 0.0f ? kZeroScale : scale;
-  }
-
   /// Scale of the key that this lane owns. `common`: that of the keys which share one, poisoned or
   /// not.
   __device__ void write_k_scale(const Block& b, float common, bool poisoned) const {
@@ -182,31 +176,69 @@ struct Worker {
 
   /// What sm90 knows of a block's K.
   __device__ void write_block_scale(const Block& b, float common, bool poisoned) const {
-    BlockScales& of_block = job.block_scales[b.row0 / kBlock];
-    of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
-    if (kBackward && item.left > 0 && numerics::is_finite(common))
-      atomicMax(job.k_top + static_cast<int64_t>(item.s.index) * job.hk + item.head,
-                __float_as_uint(of_block.k));
-  }
-  /// The largest scale of V of the sequence, which sm90's queries wait for. Where documents are on
-  /// the device there may be blocks behind the last one's end; nobody waits for those.
-  __device__ void note_value_scale(float top) const {
-    if (threadIdx.x != 0 || item.left <= 0) return;
-    const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + item.head;
-    atomicMax(job.v_top + at, __float_as_uint(top));
-    __threadfence();
-    atomicAdd(job.v_done + at, 1u);
-  }
-  __device__ float wait_for_value_scale(int kv_head) const {
-    const int64_t at = static_cast<int64_t>(item.s.index) * job.hk + kv_head;
-    const uint32_t blocks = static_cast<uint32_t>((item.s.nk + kBlock - 1) / kBlock);
-    while (*static_cast<volatile uint32_t*>(job.v_done + at) < blocks) __nanosleep(100);
-    __threadfence();
-    return __uint_as_float(*static_cast<volatile uint32_t*>(job.v_top + at));
+    if constexpr (kBackward) {
+      job.block_k_scale[b.row0 / kBlock] = common != common ? 0.0f : common;
+      if (item.left > 0) note_key_scale(item.s.index, common);
+    } else {
+      BlockScales& of_block = job.block_scales[b.row0 / kBlock];
+      of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
+    }
   }
 
+  // The largest scales of a sequence, of which sm90's queries wait for that of V. Where documents
+  // are on the device there may be blocks behind the last one's end; nobody waits for those.
+  __device__ int64_t place_of_tops(int sequence, int kv_head) const {
+    return static_cast<int64_t>(sequence) * job.hk + kv_head;
+  }
+  __device__ void note_key_scale(int sequence, float scale) const {
+    if (numerics::is_finite(scale))
+      atomicMax(job.k_top + place_of_tops(sequence, item.head),
+                __float_as_uint(exact_scale(scale)));
+  }
+  __device__ void note_value_scale(int sequence, float top) const {
+    uint2* at = job.v_top + place_of_tops(sequence, item.head);
+    atomicMax(&at->x, __float_as_uint(top));
+    __threadfence();
+    atomicAdd(&at->y, 1u);
+  }
+  __device__ uint2 value_scale(int kv_head) const {
+    return __ldcv(job.v_top + place_of_tops(item.s.index, kv_head));
+  }
+  /// `found`: what value_scale gave before. It is one word, so the scale is as new as the number.
+  __device__ float wait_for_value_scale(uint2 found, int kv_head) const {
+    const uint32_t blocks = static_cast<uint32_t>((item.s.nk + kBlock - 1) / kBlock);
+    while (found.y < blocks) {
+      __nanosleep(100);
+      found = value_scale(kv_head);
+    }
+    return __uint_as_float(found.x);
+  }
+
+  /// The largest scales of blocks whose codes stay where they are. A warp takes a block at a time.
+  __device__ void scales() const {
+    const int lane = static_cast<int>(threadIdx.x % 32),
+              end = min(item.block + kScaleBlocks, job.k_blocks);
+    for (int block = item.block + static_cast<int>(threadIdx.x) / 32; block < end;
+         block += kRowThreads / 32) {
+      const int sequence = job.k_blocks_each.divide(block);
+      const auto* from = reinterpret_cast<const float4*>(
+          job.saved.v_scale + item.head * job.saved.keys + static_cast<int64_t>(block) * kBlock);
+      const float4 scale = from[lane];
+      float top = 0.0f;
+      for (float x : {scale.x, scale.y, scale.z, scale.w})
+        if (numerics::is_finite(x)) top = fmaxf(top, x);
+      const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
+      if (lane != 0) continue;
+      note_key_scale(sequence, job.saved.k_scale[item.head * job.saved.key_blocks + block]);
+      note_value_scale(sequence, __uint_as_float(most));
+    }
+  }
+
+  // The backward of sm90 turns K8 around by itself.
+  static constexpr bool kTurnsKeys = kBackward && kReader == Reader::sm80;
+
   __device__ void keys(Block& b) const {
-    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
+    const Targets to{.rows = job.k8, .transpose = kTurnsKeys, .marks = true};
     if (reads_codes()) {
       typename Block::Words codes;
       b.get_codes(codes);
@@ -239,9 +271,9 @@ struct Worker {
         *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
       b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
     }
-    if constexpr (kBackward) {
+    if constexpr (kTurnsKeys) {
       __syncthreads();
-      b.template write_transposed<kReader == Reader::sm80, true>(job.k8t);
+      b.template write_transposed<true>(job.k8t);
     }
   }
 
@@ -251,14 +283,18 @@ struct Worker {
       b.get_codes(codes);
       const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
       if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
-      if constexpr (kReader == Reader::sm90)
-        note_value_scale(__uint_as_float(
+      if constexpr (kReader == Reader::sm90) {
+        const uint32_t top =
             b.share_top(0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)
-                .all));
-      b.write_codes_16(job.v16, codes);
+                .all;
+        if (threadIdx.x == 0 && item.left > 0) note_value_scale(item.s.index, __uint_as_float(top));
+        b.put_all({.rows = job.v8}, codes);
+      } else {
+        b.write_codes_16(job.v16, codes);
+      }
       return;
     }
-    if (kBackward && !job.folds_v) {
+    if (kBackward && kReader == Reader::sm80 && !job.folds_v) {
       b.write_loaded(job.v16);
       return;
     }
@@ -275,8 +311,12 @@ struct Worker {
     }
     if constexpr (kBackward) {
       if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
-      if constexpr (kReader == Reader::sm90) note_value_scale(b.value_scale);
-      b.write_codes_16(job.v16);
+      if constexpr (kReader == Reader::sm90) {
+        if (threadIdx.x == 0 && item.left > 0) note_value_scale(item.s.index, b.value_scale);
+        b.template write_codes<Values::made>({.rows = job.v8});
+      } else {
+        b.write_codes_16(job.v16);
+      }
     } else if constexpr (kReader == Reader::sm90) {
       if (threadIdx.x == 0) {
         BlockScales& of_block = job.block_scales[b.row0 / kBlock];

@@ -49,13 +49,14 @@ struct Call {
                      stream);
   }
 
-  /// Zeroes what has to be zero, in the backward also `lists`, and says what both directions make.
-  OperandJob start(const SharedSpace& ws, const ZerosJob::Piece& lists = {}) const {
+  /// Says what both directions make, and what has to be zero before, in the backward also `lists`.
+  OperandJob start(const SharedSpace& ws, const Zeros::Piece& lists = {}) const {
     write_documents(p, plan.blocks, ws.documents, stream);
-    ZerosJob zeros{{{reinterpret_cast<uint32_t*>(ws.zeros),
-                     static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))},
-                    lists}};
     OperandJob job{};
+    Zeros& zeros = job.zeros;
+    zeros.piece[0] = {reinterpret_cast<uint32_t*>(ws.zeros),
+                      static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))};
+    zeros.piece[1] = lists;
     job.seq = sequences(ws);
     job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
     job.h = static_cast<int>(p.h), job.hk = static_cast<int>(p.hk);
@@ -69,7 +70,7 @@ struct Call {
     // In `vectorwise` tiles share the scales of their block.
     job.tile_k = p.recipe.scheme == Scheme::paper ? tiles.k : kBlock;
     job.q_tokens = tiles.q, job.k_tokens = tiles.k;
-    job.next = ws.next;
+    job.items = static_cast<Item*>(ws.items), job.next = ws.next;
     if (p.has_codes)
       job.saved = {.queries = p.b * p.nq,
                    .keys = p.b * p.nk,
@@ -103,7 +104,6 @@ struct Call {
         zeros.piece[2] = {reinterpret_cast<uint32_t*>(saved.v_mean()), words};
       }
     }
-    launch_zeros(zeros, stream);
     return job;
   }
 

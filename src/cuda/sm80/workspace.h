@@ -9,6 +9,7 @@
 #include "cuda/host/arena.h"
 #include "cuda/lists/lists.h"
 #include "cuda/quantize/formats.h"
+#include "cuda/quantize/quantize.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
@@ -47,7 +48,7 @@ struct SharedSpace {
     if (forward) {
       max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
     } else {
-      v_top = arena.take<uint32_t>(heads), v_done = arena.take<uint32_t>(heads);
+      v_top = arena.take<uint2>(heads);
       k_top = arena.take<uint32_t>(heads);
       if (p.deterministic) turns = arena.take<uint32_t>(p.h * plan.tq / 32 * kDqParts);
       if (p.partial_kv) row_sum = arena.take<float>(p.h * plan.tq);
@@ -62,6 +63,8 @@ struct SharedSpace {
     if (!plan.q8_is_saved) q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     k_scale = arena.take<KeyScale>(p.hk * plan.tk);
+    items = arena.take<std::byte>(most_items(p.hk, p.group(), plan.q_blocks, plan.k_blocks) *
+                                  kItemBytes);
   }
   std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
@@ -69,13 +72,15 @@ struct SharedSpace {
   float *k_mean = nullptr, *k_flipped = nullptr, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
   uint32_t *tickets, *turns = nullptr;
-  uint32_t *v_top = nullptr, *v_done = nullptr, *k_top = nullptr;  // of sm90
+  uint2* v_top = nullptr;  // of sm90, and so is k_top
+  uint32_t* k_top = nullptr;
   float* row_sum = nullptr;
   DocumentStart* documents;
   double *k_part = nullptr, *v_part = nullptr;
   int *k_part_tokens = nullptr, *v_part_tokens = nullptr;
   int8_t *q8 = nullptr, *k8 = nullptr;
   KeyScale* k_scale;
+  void* items;  // pieces of work of the operand kernel
 };
 
 struct ForwardSpace : SharedSpace {

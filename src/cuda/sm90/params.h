@@ -45,18 +45,17 @@ struct BackwardParams {
   CUtensorMap do16;  // [h·tq, D] in 16 bit
   CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
   CUtensorMap k8;    // [hk·tk, D]
-  CUtensorMap k8t;   // [hk·tk / kSlab·D, kSlab]
-  CUtensorMap v16;   // [hk·tk, D]: codes in 16 bit
   Sequences seq;
   MaskParams mask;
   int hk, group;
   int64_t tq, tk;
-  const QueryStats* stats;    // [h, tq / kSlab]
-  const BlockScales* scales;  // [hk, tk / kBlock]
-  const float* v_scale;       // [hk, tk]
-  int rotation;               // channels that the rotation of Q and K mixes; 0: none
-  const uint32_t* k_top;      // [sequences, hk]: bits of the largest scale of K
-  const float* dq_lift;       // [h, tq]
+  const QueryStats* stats;  // [h, tq / kSlab]
+  const float* k_scale;     // [hk, tk / kBlock], before exact_scale
+  const int8_t* v8;         // [hk, tk, D]
+  const float* v_scale;     // [hk, tk]
+  int rotation;             // channels that the rotation of Q and K mixes; 0: none
+  const uint32_t* k_top;    // [sequences, hk]: bits of the largest scale of K
+  const float* dq_lift;     // [h, tq]
   // [h, tq / 16, D / 8, 128] as in sm80/params.h; halves: [h, tq / 16, D / 16, 256], eight numbers
   // of a lane together.
   void* dq_sum;

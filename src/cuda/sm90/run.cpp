@@ -75,8 +75,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
   job.backward = true;
-  job.k8t = ws.k8t, job.block_scales = ws.block_scales;
-  job.v16 = ws.v16, job.v_scale = ws.v_scale, job.v_top = ws.v_top, job.v_done = ws.v_done;
+  // Where saved codes of K and V need no padding, the main kernel reads them in place.
+  job.keys_are_ready = plan.k8_is_saved;
+  job.v8 = ws.v8, job.v_scale = ws.v_scale, job.block_k_scale = ws.block_k_scale;
+  job.v_top = ws.v_top;
   job.o = input(args.o), job.dout = input(args.dout);
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
@@ -87,32 +89,30 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
 
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
-  const BackwardParams params{
-      .q8 = byte_matrix(call.q8(ws), queries, d, kBackwardQueries),
-      .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
-      .do16 = panel_matrix(ws.do16, queries, d, kBackwardQueries),
-      .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, d),
-      .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
-      .k8t = byte_matrix(ws.k8t, keys / kSlab * d, kSlab, kBackwardKeys / kSlab * d),
-      .v16 = panel_matrix(ws.v16, keys, d, kBackwardKeys),
-      .seq = job.seq,
-      .mask = mask_of(p),
-      .hk = job.hk,
-      .group = job.group,
-      .tq = plan.tq,
-      .tk = plan.tk,
-      .stats = ws.stats,
-      .scales = ws.block_scales,
-      .v_scale = ws.v_scale,
-      .rotation = job.rotation,
-      .k_top = ws.k_top,
-      .dq_lift = ws.dq_lift,
-      .dq_sum = ws.dq_sum,
-      .dq_halves = ws.dq_halves,
-      .dk = output(args.dk),
-      .dv = output(args.dv),
-      .dk_chunks = input(args.dk).vector,
-      .dv_chunks = input(args.dv).vector};
+  const BackwardParams params{.q8 = byte_matrix(call.q8(ws), queries, d, kBackwardQueries),
+                              .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
+                              .do16 = panel_matrix(ws.do16, queries, d, kBackwardQueries),
+                              .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, d),
+                              .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
+                              .seq = job.seq,
+                              .mask = mask_of(p),
+                              .hk = job.hk,
+                              .group = job.group,
+                              .tq = plan.tq,
+                              .tk = plan.tk,
+                              .stats = ws.stats,
+                              .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
+                              .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
+                              .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
+                              .rotation = job.rotation,
+                              .k_top = ws.k_top,
+                              .dq_lift = ws.dq_lift,
+                              .dq_sum = ws.dq_sum,
+                              .dq_halves = ws.dq_halves,
+                              .dk = output(args.dk),
+                              .dv = output(args.dv),
+                              .dk_chunks = input(args.dk).vector,
+                              .dv_chunks = input(args.dv).vector};
   launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
 
   sm80::BackwardParams sums{};

@@ -30,22 +30,22 @@ struct BackwardSpace : sm80::SharedSpace {
   BackwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
       : sm80::SharedSpace(p, plan, arena) {
     q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
-    k8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
-    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
-    v_scale = arena.take<float>(p.hk * plan.tk);
-    block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
+    if (!plan.k8_is_saved) {
+      v8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+      v_scale = arena.take<float>(p.hk * plan.tk);
+      block_k_scale = arena.take<float>(p.hk * plan.tk / kBlock);
+    }
     row = arena.take<QueryRow>(p.h * plan.tq);
     stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
     dq_lift = arena.take<float>(p.h * plan.tq);
     dq_halves = adds_dq_in_halves(p);
     dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
   }
-  int8_t *q8t, *k8t, *do8t;
-  uint16_t *v16, *do16;
-  float* v_scale;
-  BlockScales* block_scales;
+  int8_t *q8t, *do8t, *v8 = nullptr;
+  uint16_t* do16;
+  float *v_scale = nullptr, *block_k_scale = nullptr;
   QueryRow* row;
   QueryStats* stats;
   float* dq_lift;

@@ -71,6 +71,37 @@ __device__ __forceinline__ uint32_t code(float x, float inverse) {
   return __float_as_uint(fmaf(x, inverse, kMagicFloat));
 }
 
+/// Four signed codes as 16-bit numbers, which hold them exactly.
+template <typename T>
+__device__ __forceinline__ uint2 widened(uint32_t codes) {
+  uint32_t half[2];
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    alignas(4) T pair[2];
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) {
+      // The float 2^23 + 128 + code has the byte code + 128 at its low end.
+      const uint32_t bits =
+          arch::byte_permute(codes ^ 0x80808080u, 0x4b000000u, 0x7440u | (2 * i + e));
+      pair[e] = static_cast<T>(__uint_as_float(bits) - (0x1p23f + 128.0f));
+    }
+    half[i] = *reinterpret_cast<const uint32_t*>(pair);
+  }
+  return make_uint2(half[0], half[1]);
+}
+
+/// A 4x4 matrix of bytes, a row in each word, transposed.
+__device__ __forceinline__ void transpose_4x4(uint32_t (&x)[4]) {
+  const uint32_t ab_low = arch::byte_permute(x[0], x[1], 0x5140),
+                 cd_low = arch::byte_permute(x[2], x[3], 0x5140),
+                 ab_high = arch::byte_permute(x[0], x[1], 0x7362),
+                 cd_high = arch::byte_permute(x[2], x[3], 0x7362);
+  x[0] = arch::byte_permute(ab_low, cd_low, 0x5410),
+  x[1] = arch::byte_permute(ab_low, cd_low, 0x7632);
+  x[2] = arch::byte_permute(ab_high, cd_high, 0x5410),
+  x[3] = arch::byte_permute(ab_high, cd_high, 0x7632);
+}
+
 /// The low bytes of four words.
 __device__ __forceinline__ uint32_t pack(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   return arch::byte_permute(arch::byte_permute(a, b, 0x0040), arch::byte_permute(c, d, 0x0040),

@@ -9,6 +9,7 @@
 #include "cuda/arch/half2.cuh"
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/bwd/keys.cuh"
 #include "cuda/sm90/bwd/results.cuh"
 #include "cuda/sm90/bwd/shared.cuh"
 #include "cuda/sm90/codes.cuh"
@@ -303,8 +304,12 @@ struct Consumer {
     for (int i = 0; i < D / 2; ++i) sums.dv[i] = sums.dk[i] = 0.0f;
     if (w.steps > 0) {
       Scores s;
+      widen_values<T, D>(shared.v16 + warpgroup * 64 * 128,
+                         p.v8 + static_cast<int64_t>(w.key_row + warpgroup * 64) * D,
+                         warp * 32 + lane);
+      share_with_products(warpgroup);
       arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
-      const float k_scale = shared.scales.k,
+      const float k_scale = exact_scale(p.k_scale[w.key_row / kBlock]),
                   v_scale[2] = {shared.v_scale[first_key()], shared.v_scale[first_key() + 8]};
       // Half a step apart, the consumers ask for products and for exponentials in turn.
       if (warpgroup > 0) {

@@ -8,6 +8,7 @@
 
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/bwd/keys.cuh"
 #include "cuda/sm90/bwd/shared.cuh"
 #include "cuda/sm90/codes.cuh"
 
@@ -31,17 +32,8 @@ struct Copies {
     const int row = static_cast<int>(w.key_row);
     arch::barrier_expect(full, Plan::kKeyBytes);
     arch::copy_rows(arch::shared_address(shared.k8), p.k8, 0, row, full);
-    arch::copy_panels(arch::shared_address(shared.v16), p.v16, row, full);
     arch::copy_bulk(arch::shared_address(shared.v_scale), p.v_scale + w.key_row,
                     sizeof(shared.v_scale), full);
-    arch::copy_bulk(arch::shared_address(&shared.scales), p.scales + w.key_row / kBlock,
-                    sizeof(shared.scales), full);
-  }
-  __device__ void load_turned_keys() {
-    const uint32_t full = arch::shared_address(&shared.turned_full);
-    arch::barrier_expect(full, sizeof(shared.k8t));
-    arch::copy_rows(arch::shared_address(shared.k8t), p.k8t, 0,
-                    static_cast<int>(shared.walk.key_row / kSlab * D), full);
   }
   __device__ void load_front() {
     if (front.left == 0) return;
@@ -154,16 +146,16 @@ struct DqMaker {
       copies.load_keys();
       copies.load_front(), copies.load_front();
     }
-    if (loads_back) {
-      copies.load_turned_keys();
-      copies.load_back(), copies.load_back();
-    }
+    if (loads_back) copies.load_back(), copies.load_back();
     Ring<kPlaces> ring(0);
     bool first = true;
-    arch::barrier_wait(arch::shared_address(&shared.turned_full), 0);
+    arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
+    turn_keys<D>(shared.k8t, shared.k8, warp * 32 + lane);
+    share_with_products(kConsumers);
     const float k_top =
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
-    const float k_unit = k_top > 0.0f ? kDqShift * p.scales[w.key_row / kBlock].k / k_top : 0.0f;
+    const float k_unit =
+        k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
     Step step(w);
     // The lifts of a lane's two queries, asked for one tile early.
     const float* lifts = p.dq_lift + warp * 16 + lane / 4;

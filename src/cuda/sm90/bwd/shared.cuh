@@ -39,18 +39,17 @@ struct SharedPlan {
   // consumer.
   alignas(1024) uint8_t ds[kPlaces][kConsumers][kQueries * 128];
   alignas(16) float v_scale[kKeys];
-  alignas(16) BlockScales scales;
   Walk walk;
 
   // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup
   // of dQ has read. Rings of tiles have no `empty`: when dS of a tile is full, both consumers have
   // left the tile's front and the back of the tile before.
-  alignas(8) uint64_t keys_full, turned_full;  // K8 and V16; K8ᵀ
+  alignas(8) uint64_t keys_full;  // K8 and the scales of V
   uint64_t front_full[kPlaces], back_full[kPlaces], ds_full[kPlaces], ds_empty[kPlaces];
 
   static constexpr uint32_t kFrontBytes = 3 * kQueries * D + sizeof(QueryStats);
   static constexpr uint32_t kBackBytes = sizeof(Back::q8t) + sizeof(Back::do8t);
-  static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v16) + sizeof(v_scale) + sizeof(scales);
+  static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
 };
 
 template <typename Plan>
@@ -58,7 +57,7 @@ __device__ void init_barriers(Plan& shared) {
   const auto init = [](uint64_t& barrier, int arrivals) {
     arch::barrier_init(arch::shared_address(&barrier), arrivals);
   };
-  init(shared.keys_full, 1), init(shared.turned_full, 1);
+  init(shared.keys_full, 1);
   for (int i = 0; i < kPlaces; ++i) {
     init(shared.front_full[i], 1), init(shared.back_full[i], 1);
     init(shared.ds_full[i], 4 * kConsumers), init(shared.ds_empty[i], 4);
