@@ -30,8 +30,7 @@ class Turns {
   __device__ __forceinline__ void ask(const Walk& w, const Step& step) {
     const int last = min(step.query + kQueries, w.s.nq) - 1;
     next_ = step.row / 16 + warp_;
-    before_ =
-        static_cast<uint32_t>(tile::last_key_tile(w.band, w.s, last, kKeys) - w.key0 / kKeys);
+    before_ = static_cast<uint32_t>(tile::last_key_tile(w.band, w.s, last, kKeys) - w.key0 / kKeys);
     has_come_ = arch::load_acquire(turns_ + next_) == before_;
   }
   /// Until all that come before have added to the tile.
