@@ -62,6 +62,9 @@ struct BackwardParams {
   bool dq_halves;
   Strided dk, dv;
   bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
+  uint32_t* tickets;          // the next thread block's keys; 0 at the start
+  uint32_t* turns;            // [h, tq / 16]: thread blocks that have added to these sums of dQ,
+                              // 0 at the start; null: they add in any order
 };
 
 }  // namespace sagebwd::cuda::sm90

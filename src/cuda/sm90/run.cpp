@@ -112,7 +112,9 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dk = output(args.dk),
                               .dv = output(args.dv),
                               .dk_chunks = input(args.dk).vector,
-                              .dv_chunks = input(args.dv).vector};
+                              .dv_chunks = input(args.dv).vector,
+                              .tickets = ws.tickets,
+                              .turns = ws.turns};
   launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
 
   sm80::BackwardParams sums{};

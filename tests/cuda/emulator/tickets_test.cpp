@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order in which key blocks of the fused backward start when they add to dQ in turn.
-#include "cuda/sm80/bwd/fused/tickets.cuh"
+#include "cuda/tile/tickets.cuh"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <utility>
 
-namespace sagebwd::cuda::sm80::fused_backward {
+#include "cuda/sm80/params.h"
+
+namespace sagebwd::cuda::tile {
 namespace {
 
 constexpr int kTileQ = 128, kPerBlock = 2, kResident = 2;  // as `paper` at d 64
@@ -24,7 +26,7 @@ struct Call {
   }
   Tickets tickets() const { return {p, grid, kTileQ, kResident}; }
 
-  BackwardParams p{};
+  sm80::BackwardParams p{};
   uint32_t somewhere = 0;
   DocumentStart document{};
   dim3 grid;
@@ -78,4 +80,4 @@ TEST(Tickets, LongSequencesAreFewAtATime) {
 }
 
 }  // namespace
-}  // namespace sagebwd::cuda::sm80::fused_backward
+}  // namespace sagebwd::cuda::tile

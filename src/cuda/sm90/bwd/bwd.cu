@@ -6,9 +6,17 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
+template <typename T, int D, bwd::Additions kAdditions>
+auto* kernel_of(const BackwardParams& p) {
+  return p.dq_halves ? backward_kernel<T, D, __half, kAdditions>
+                     : backward_kernel<T, D, float, kAdditions>;
+}
+
 template <typename T, int D>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  launch(p.dq_halves ? backward_kernel<T, D, __half> : backward_kernel<T, D, float>,
+  using bwd::Additions;
+  launch(p.turns != nullptr ? kernel_of<T, D, Additions::in_turn>(p)
+                            : kernel_of<T, D, Additions::any_order>(p),
          dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
          static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
 }

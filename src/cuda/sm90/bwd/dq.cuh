@@ -10,6 +10,7 @@
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/bwd/keys.cuh"
 #include "cuda/sm90/bwd/shared.cuh"
+#include "cuda/sm90/bwd/turns.cuh"
 #include "cuda/sm90/codes.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
@@ -60,7 +61,7 @@ struct Copies {
 };
 
 /// Sum: float or __half.
-template <int D, typename Sum>
+template <int D, typename Sum, Additions kAdditions>
 struct DqMaker {
   using Plan = SharedPlan<D>;
 
@@ -157,12 +158,14 @@ struct DqMaker {
     const float k_unit =
         k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
     Step step(w);
+    Turns<kAdditions> turns(p.turns, warp, lane);
     // The lifts of a lane's two queries, asked for one tile early.
     const float* lifts = p.dq_lift + warp * 16 + lane / 4;
     float lift[2] = {lifts[step.row], lifts[step.row + 8]};
 #pragma unroll 1
     while (step.left > 0) {
       const uint32_t row = step.row;
+      turns.ask(w, step);
       const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
       step.advance(w);
       if (step.left > 0) lift[0] = lifts[step.row], lift[1] = lifts[step.row + 8];
@@ -173,10 +176,13 @@ struct DqMaker {
       uint32_t codes[16];
       const RowScales scales = quantize(codes, ring.place);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};
+      turns.pass();
+      turns.wait();
       multiply(codes, unit,
                static_cast<Sum*>(p.dq_sum) + static_cast<uint64_t>(row + warp * 16) * D);
       ring.advance();
     }
+    turns.pass();
   }
 };
 

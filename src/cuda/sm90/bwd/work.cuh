@@ -6,6 +6,7 @@
 
 #include "cuda/sm90/params.h"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tile/tickets.cuh"
 #include "cuda/tile/walk.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
@@ -14,6 +15,12 @@ inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
 inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 inline constexpr int kQueries = 64;            // of a tile
 static_assert(kKeys == kBlock && kQueries == kSlab);
+
+/// How thread blocks add to dQ.
+enum class Additions {
+  any_order,
+  in_turn,  // turns.cuh
+};
 
 /// The walk of a thread block: all query heads of its key head, and of each head the tiles that see
 /// one of its keys.
@@ -29,6 +36,7 @@ struct Walk {
   int kv_head;
   uint32_t key_row;  // the same in the workspace, heads included
   tile::Sequence s;
+  tile::Band band;  // for turns
 };
 
 /// A place on the walk.
@@ -44,11 +52,18 @@ struct Step {
   }
 };
 
-__device__ inline Walk walk_of(const BackwardParams& p) {
-  // The first keys of a causal sequence have the most queries, and the grid starts with them.
-  const int block = static_cast<int>(blockIdx.x);
+/// One thread of a thread block comes here, once.
+template <Additions kAdditions>
+__device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
+  // The first keys of a causal sequence have the most queries, and the grid starts with them.
+  int block = static_cast<int>(blockIdx.x);
   w.kv_head = static_cast<int>(blockIdx.y);
+  if constexpr (kAdditions == Additions::in_turn) {
+    const tile::Tickets tickets(p, gridDim, kQueries, 1);
+    const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
+    block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
+  }
   w.s = tile::sequence_of_block<kBlock>(p.seq, block, false);
   w.key0 = static_cast<int>(static_cast<int64_t>(block) * kKeys - w.s.k_pad);
   w.key_row = static_cast<uint32_t>(w.kv_head * p.tk + static_cast<int64_t>(block) * kKeys);
@@ -63,6 +78,7 @@ __device__ inline Walk walk_of(const BackwardParams& p) {
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries);
   w.whole_begin = whole.begin, w.whole = whole.more;
+  if constexpr (kAdditions == Additions::in_turn) w.band = tile::band_of(p.mask, w.s);
   return w;
 }
 

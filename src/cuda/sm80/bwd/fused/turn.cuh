@@ -3,10 +3,11 @@
 //
 // Deterministic calls add in turn: the last keys that see a query come first. So a thread block
 // waits for those behind it in the sequence. It takes its keys by a ticket, and of a sequence the
-// last keys have the lowest tickets (tickets.cuh): whatever a thread block waits for has started
-// before it, so nothing waits forever, however few run at the same time. Under a causal mask the
-// keys behind it are also ahead of it in their walk, and nobody waits. Under a full mask all walks
-// start at the same tile, and nobody waits if the keys behind it have started a tile earlier.
+// last keys have the lowest tickets (tile/tickets.cuh): whatever a thread block waits for has
+// started before it, so nothing waits forever, however few run at the same time. Under a causal
+// mask the keys behind it are also ahead of it in their walk, and nobody waits. Under a full mask
+// all walks start at the same tile, and nobody waits if the keys behind it have started a tile
+// earlier.
 //
 // A value of dQ belongs to the same warp in every thread block. Each of those warps has turns of
 // its own and waits for no other.

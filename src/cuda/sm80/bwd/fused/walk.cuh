@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "cuda/sm80/bwd/fused/config.cuh"
-#include "cuda/sm80/bwd/fused/tickets.cuh"
 #include "cuda/sm80/params.h"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tile/tickets.cuh"
 #include "cuda/tile/walk.cuh"
 
 namespace sagebwd::cuda::sm80::fused_backward {
@@ -27,13 +27,13 @@ struct Place {
   /// All threads come here. `memory` is free again when it returns.
   __device__ static Place take(const BackwardParams& p, uint8_t* memory) {
     if constexpr (kConfig.policy == Policy::fast) return {0, 0};
-    Tickets::Keys& shared = *reinterpret_cast<Tickets::Keys*>(memory);
+    tile::Tickets::Keys& shared = *reinterpret_cast<tile::Tickets::Keys*>(memory);
     if (threadIdx.x == 0) {
-      const Tickets tickets(p, gridDim, kConfig.tile_q(), kConfig.resident);
+      const tile::Tickets tickets(p, gridDim, kConfig.tile_q(), kConfig.resident);
       shared = tickets.keys_of(atomicAdd(p.tickets, 1u));
     }
     __syncthreads();
-    const Tickets::Keys drawn = shared;
+    const tile::Tickets::Keys drawn = shared;
     __syncthreads();
     return {uniform(drawn.block), uniform(drawn.head)};
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a ticket of the fused backward stands for, where thread blocks add to dQ in turn
-// (turn.cuh).
+// Which keys a ticket of the backward stands for, where thread blocks add to dQ in turn
+// (sm80/bwd/fused/turn.cuh, sm90/bwd/turns.cuh).
 //
 // A lineup is the key blocks of a key head that may wait for each other: those of a sequence, or
 // all of them where documents are packed. In a lineup the last keys have the lowest ticket.
@@ -16,9 +16,9 @@
 
 #include <cstdint>
 
-#include "cuda/sm80/params.h"
+#include "cuda/tile/sequences.h"
 
-namespace sagebwd::cuda::sm80::fused_backward {
+namespace sagebwd::cuda::tile {
 
 struct Tickets {
   // Query tiles of a wave for each thread block that a multiprocessor holds: twice the
@@ -29,8 +29,10 @@ struct Tickets {
   uint32_t length;  // key blocks of a lineup
   uint32_t width;   // lineups of a wave; the last wave may have fewer
 
-  /// resident: thread blocks on a multiprocessor.
-  __device__ Tickets(const BackwardParams& p, const dim3& grid, int tile_q, int resident) {
+  /// p: the parameters of the kernel. grid: key blocks of a head x key heads. resident: thread
+  /// blocks on a multiprocessor.
+  template <typename Params>
+  __device__ Tickets(const Params& p, const dim3& grid, int tile_q, int resident) {
     const uint32_t sequences = p.seq.documents == nullptr ? p.seq.count : 1,
                    queries = static_cast<uint32_t>(p.tq / p.seq.count),
                    tiles = max(queries / tile_q * p.group, 1u);
@@ -50,4 +52,4 @@ struct Tickets {
   }
 };
 
-}  // namespace sagebwd::cuda::sm80::fused_backward
+}  // namespace sagebwd::cuda::tile
