@@ -6,9 +6,11 @@
 
 #include "base/check.h"
 #include "cpu/cpu.h"
+#include "cpu/mix.h"
 #include "ref/ref.h"
 #ifdef SAGEBWD_HAS_CUDA
 #include "cuda/cuda.h"
+#include "cuda/mix/mix.h"
 #endif
 
 namespace sagebwd::dispatch {
@@ -92,6 +94,15 @@ const Implementation& choose_linear(const spec::Problem& p) {
     refusals += std::string("\n  ") + impl->name + ": " + reason;
   }
   refuse(p, refusals);
+}
+
+const backend::Mix& mix_on(Device device) {
+  if (device == Device::cpu) return cpu::mix();
+#ifdef SAGEBWD_HAS_CUDA
+  return cuda::mix::implementation();
+#else
+  SAGE_THROW(ErrorKind::unsupported, "this build has no CUDA backend; " << kHowToGetCuda);
+#endif
 }
 
 }  // namespace sagebwd::dispatch
