@@ -334,8 +334,8 @@ void check_float(const char* name, const Tensor& t, std::initializer_list<int64_
       !std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
     std::string wanted;
     for (int64_t size : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
-    refuse_argument(std::string(name) + ": expected float32 of shape [" + wanted +
-                    "], got shape " + shape_text(t));
+    refuse_argument(std::string(name) + ": expected float32 of shape [" + wanted + "], got shape " +
+                    shape_text(t));
   }
 }
 

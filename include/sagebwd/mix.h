@@ -60,7 +60,8 @@ struct BlockMeansArgs : Place {
   float* k_means = nullptr;    // contiguous [b, hk, blocks, d], written
 };
 
-/// The k largest of each row of scores, largest first. Equal ones come in the order of their places.
+/// The k largest of each row of scores, largest first. Equal ones come in the order of their
+/// places.
 struct TopKArgs : Place {
   const float* scores = nullptr;  // contiguous [rows, columns]
   int64_t rows = 0, columns = 0, k = 0;

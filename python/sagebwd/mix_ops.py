@@ -26,7 +26,7 @@ def mix(sparse, linear, alpha, norm=None, block=1):
 
 
 def block_means(q, k, block_q, block_k, mean_free_keys):
-    """Means of blocks in float32: [b, h, rows, d] and [b, hk, key blocks, d]. Nothing flows back."""
+    """Means of blocks in float32, [b, h, rows, d] and [b, hk, key blocks, d], without gradient."""
     return _call(
         _ops.block_means.default, q.detach(), k.detach(), block_q, block_k, mean_free_keys
     )

@@ -65,12 +65,13 @@ void mix_forward(const MixProblem& p, const MixForwardArgs& a) {
   with_dtype(a.sparse.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows(p, a, [&](int64_t b, int64_t h, int64_t t, float alpha, bool left) {
-      const T *sparse = row_of<const T>(a.sparse, b, h, t), *linear = row_of<const T>(a.linear, b, h, t);
+      const T *sparse = row_of<const T>(a.sparse, b, h, t),
+              *linear = row_of<const T>(a.linear, b, h, t);
       T* out = row_of<T>(a.out, b, h, t);
       for (int64_t c = 0; c < p.d; ++c)
-        out[c] = left ? from_float<T>(alpha * to_float(sparse[c]) +
-                                      (1.0f - alpha) * to_float(linear[c]))
-                      : sparse[c];
+        out[c] =
+            left ? from_float<T>(alpha * to_float(sparse[c]) + (1.0f - alpha) * to_float(linear[c]))
+                 : sparse[c];
     });
   });
 }
@@ -82,7 +83,8 @@ void mix_backward(const MixProblem& p, const MixBackwardArgs& a, float* parts) {
   with_dtype(a.sparse.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows(p, a, [&](int64_t b, int64_t h, int64_t t, float alpha, bool left) {
-      const T *sparse = row_of<const T>(a.sparse, b, h, t), *linear = row_of<const T>(a.linear, b, h, t),
+      const T *sparse = row_of<const T>(a.sparse, b, h, t),
+              *linear = row_of<const T>(a.linear, b, h, t),
               *dout = row_of<const T>(a.dout, b, h, t);
       T *dsparse = row_of<T>(a.dsparse, b, h, t), *dlinear = row_of<T>(a.dlinear, b, h, t);
       float sum = 0.0f;
@@ -92,8 +94,7 @@ void mix_backward(const MixProblem& p, const MixBackwardArgs& a, float* parts) {
         dlinear[c] = from_float<T>(left ? (1.0f - alpha) * g : 0.0f);
         sum += g * (to_float(sparse[c]) - to_float(linear[c]));
       }
-      if (a.dalpha != nullptr && left)
-        parts[(b * p.h + h) * size.of_head + t / size.unit] += sum;
+      if (a.dalpha != nullptr && left) parts[(b * p.h + h) * size.of_head + t / size.unit] += sum;
     });
   });
   if (a.dalpha == nullptr || size.are_results()) return;
@@ -148,7 +149,7 @@ void top_k(const TopKArgs& a) {
 
 }  // namespace
 
-const backend::Mix& mix() {
+const backend::Mix& mix_calls() {
   static const backend::Mix table{mix_forward, mix_backward, block_means, top_k};
   return table;
 }

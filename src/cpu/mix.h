@@ -5,6 +5,6 @@
 
 namespace sagebwd::cpu {
 
-const backend::Mix& mix();
+const backend::Mix& mix_calls();
 
 }  // namespace sagebwd::cpu

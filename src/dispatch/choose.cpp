@@ -10,7 +10,6 @@
 #include "ref/ref.h"
 #ifdef SAGEBWD_HAS_CUDA
 #include "cuda/cuda.h"
-#include "cuda/mix/mix.h"
 #endif
 
 namespace sagebwd::dispatch {
@@ -97,9 +96,9 @@ const Implementation& choose_linear(const spec::Problem& p) {
 }
 
 const backend::Mix& mix_on(Device device) {
-  if (device == Device::cpu) return cpu::mix();
+  if (device == Device::cpu) return cpu::mix_calls();
 #ifdef SAGEBWD_HAS_CUDA
-  return cuda::mix::implementation();
+  return cuda::mix_calls();
 #else
   SAGE_THROW(ErrorKind::unsupported, "this build has no CUDA backend; " << kHowToGetCuda);
 #endif

@@ -23,8 +23,7 @@ void check_sizes(const char* name, const TensorView& t, Device device) {
     SAGE_CHECK(size >= 0 && size <= kMost,
                name << ": expected sizes from 0 to 2^30, got shape " << show(t.shape));
   SAGE_CHECK(t.shape[3] >= 8 && t.shape[3] <= 256 && t.shape[3] % 8 == 0,
-             name << ": expected a head dim that is a multiple of 8 up to 256, got "
-                  << t.shape[3]);
+             name << ": expected a head dim that is a multiple of 8 up to 256, got " << t.shape[3]);
   SAGE_CHECK(t.shape[0] * t.shape[1] <= kMost &&
                  t.shape[0] * t.shape[1] * ceil_div(t.shape[2], kMixPiece) <= kMostPieces,
              name << ": expected up to 2^27 pieces of " << kMixPiece << " tokens, got shape "
@@ -62,8 +61,7 @@ MixProblem resolve_mix(const MixArgs& a, bool check_memory) {
   if (check_memory)
     check_pointer("alpha", alpha.data, alignof(float),
                   alpha.batches * p.h * alpha.rows * static_cast<int64_t>(sizeof(float)));
-  if (a.norm.data != nullptr)
-    check_stats("norm", a.norm, {p.b, p.h, p.n}, false, check_memory);
+  if (a.norm.data != nullptr) check_stats("norm", a.norm, {p.b, p.h, p.n}, false, check_memory);
   return p;
 }
 
@@ -88,8 +86,7 @@ MixProblem resolve(const MixBackwardArgs& a, bool check_memory) {
   check_view("dout", a.dout, dtype, a.sparse.shape, false, check_memory);
   check_view("dsparse", a.dsparse, dtype, a.sparse.shape, true, check_memory);
   check_view("dlinear", a.dlinear, dtype, a.sparse.shape, true, check_memory);
-  if (check_memory && !p.empty())
-    check_apart({a.dsparse, a.dlinear}, {a.sparse, a.linear, a.dout});
+  if (check_memory && !p.empty()) check_apart({a.dsparse, a.dlinear}, {a.sparse, a.linear, a.dout});
   return p;
 }
 
@@ -97,8 +94,8 @@ MeansProblem resolve(const BlockMeansArgs& a, bool check_memory) {
   check_sizes("q", a.q, a.device);
   check_sizes("k", a.k, a.device);
   const Shape &q = a.q.shape, &k = a.k.shape;
-  SAGE_CHECK(q[0] == k[0] && q[3] == k[3], "q, k: expected one batch size and head dim, got "
-                                               << show(q) << " and " << show(k));
+  SAGE_CHECK(q[0] == k[0] && q[3] == k[3],
+             "q, k: expected one batch size and head dim, got " << show(q) << " and " << show(k));
   check_view("q", a.q, a.q.dtype, q, false, check_memory);
   check_view("k", a.k, a.q.dtype, k, false, check_memory);
   const MeansProblem p{.b = q[0],
@@ -125,9 +122,8 @@ void check(const TopKArgs& a) {
   SAGE_CHECK(a.device == Device::cpu || a.device == Device::cuda,
              "device: expected 0 (cpu) or 1 (cuda), got " << static_cast<int>(a.device));
   if (a.device == Device::cuda && a.columns > kMostTopKColumns)
-    SAGE_THROW(ErrorKind::unsupported, "columns: expected up to " << kMostTopKColumns
-                                                                  << " on a GPU, got "
-                                                                  << a.columns);
+    SAGE_THROW(ErrorKind::unsupported,
+               "columns: expected up to " << kMostTopKColumns << " on a GPU, got " << a.columns);
   if (a.rows == 0) return;
   check_pointer("count", a.count, alignof(int32_t));
   if (a.k > 0) check_pointer("index", a.index, alignof(int32_t));

@@ -64,8 +64,8 @@ void check_pointer(const char* name, const void* data, int64_t alignment, int64_
 }
 
 void check_shape(const char* name, const TensorView& t, Dtype dtype, std::array<int64_t, 4> shape) {
-  SAGE_CHECK(t.dtype == dtype, name << ": expected dtype " << dtype_name(dtype) << ", got "
-                                    << dtype_name(t.dtype));
+  SAGE_CHECK(t.dtype == dtype,
+             name << ": expected dtype " << dtype_name(dtype) << ", got " << dtype_name(t.dtype));
   SAGE_CHECK(t.shape == shape, name << ": expected shape " << show(shape) << " ([b, h, n, d]), got "
                                     << show(t.shape));
 }

@@ -182,21 +182,19 @@ INSTANTIATE_TEST_SUITE_P(Sanitized, MixCase,
                          ::testing::Values(MixSizes{.h = 3, .n = 70, .d = 72, .gap = 3},
                                            MixSizes{.dtype = kF16, .n = 65, .d = 128, .block = 1}));
 // Every kernel once.
-INSTANTIATE_TEST_SUITE_P(Every, MixCase,
-                         ::testing::Values(MixSizes{.dtype = kBf16, .d = 64},
-                                           MixSizes{.dtype = kBf16, .d = 128},
-                                           MixSizes{.dtype = kBf16, .d = 256},
-                                           MixSizes{.dtype = kF16, .d = 64},
-                                           MixSizes{.dtype = kF16, .d = 128},
-                                           MixSizes{.dtype = kF16, .d = 256},
-                                           MixSizes{.dtype = kF32, .d = 64},
-                                           MixSizes{.dtype = kF32, .d = 128},
-                                           MixSizes{.dtype = kF32, .d = 256}));
+INSTANTIATE_TEST_SUITE_P(
+    Every, MixCase,
+    ::testing::Values(MixSizes{.dtype = kBf16, .d = 64}, MixSizes{.dtype = kBf16, .d = 128},
+                      MixSizes{.dtype = kBf16, .d = 256}, MixSizes{.dtype = kF16, .d = 64},
+                      MixSizes{.dtype = kF16, .d = 128}, MixSizes{.dtype = kF16, .d = 256},
+                      MixSizes{.dtype = kF32, .d = 64}, MixSizes{.dtype = kF32, .d = 128},
+                      MixSizes{.dtype = kF32, .d = 256}));
 INSTANTIATE_TEST_SUITE_P(
     Mix, MixCase,
     ::testing::Values(MixSizes{.b = 2, .n = 300, .d = 8, .block = 1, .batches = 2},
                       MixSizes{.b = 2, .n = 300, .d = 40, .block = 1},
-                      MixSizes{.dtype = kF32, .b = 3, .n = 200, .d = 104, .block = 64, .batches = 3},
+                      MixSizes{
+                          .dtype = kF32, .b = 3, .n = 200, .d = 104, .block = 64, .batches = 3},
                       MixSizes{.b = 2, .n = 333, .d = 128, .block = 64},
                       MixSizes{.dtype = kF16, .b = 2, .h = 1, .n = 400, .d = 200, .block = 1024},
                       MixSizes{.n = 190, .d = 64, .gap = 8, .shift = 1},

@@ -24,6 +24,8 @@ __host__ __device__ __forceinline__ int power_of_two(int n) {
   return size;
 }
 
+}  // namespace
+
 __global__ void __launch_bounds__(kThreads) top_k_kernel(const __grid_constant__ TopKJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int listed;
@@ -55,8 +57,6 @@ __global__ void __launch_bounds__(kThreads) top_k_kernel(const __grid_constant__
   __syncthreads();
   if (thread == 0) p.count[row] = listed;
 }
-
-}  // namespace
 
 void launch_top_k(const TopKJob& job, cudaStream_t stream) {
   launch(top_k_kernel, dim3(static_cast<unsigned>(job.rows)), kThreads,
