@@ -2,9 +2,9 @@
 """The operators around the two branches of sparse-linear attention as PyTorch sees them: fake
 kernels and autograd. Tensors are [b, h, n, d].
 
-``sagebwd::mix_fwd`` gives out = α · sparse + (1 - α) · linear, ``sagebwd::mix_bwd`` the gradients of
-sparse, linear and α in one pass, ``sagebwd::block_means`` the means of blocks of q and k, and ``sagebwd::top_k`` the largest of many
-scores.
+``sagebwd::mix_fwd`` gives out = α · sparse + (1 - α) · linear, and ``sagebwd::mix_bwd`` the gradients
+of sparse, linear and α in one pass. The router has ``sagebwd::block_means``, the means of blocks of q
+and k, and ``sagebwd::top_k``, the largest of many scores.
 """
 
 import torch
