@@ -2,9 +2,9 @@
 """The operators around the two branches of sparse-linear attention as PyTorch sees them: fake
 kernels and autograd. Tensors are [b, h, n, d].
 
-``sagebwd::mix_fwd`` gives out = α · sparse + (1 - α) · linear, and ``sagebwd::mix_bwd`` the gradients
-of sparse, linear and α in one pass. The router has ``sagebwd::block_means``, the means of blocks of q
-and k, and ``sagebwd::top_k``, the largest of many scores.
+``sagebwd::mix_fwd`` gives out = α · sparse + (1 - α) · linear, and ``sagebwd::mix_bwd`` the
+gradients of sparse, linear and α in one pass. The router has ``sagebwd::block_means``, the means of
+blocks of q and k, and ``sagebwd::top_k``, the largest of many scores.
 """
 
 import torch
@@ -27,9 +27,7 @@ def mix(sparse, linear, alpha, norm=None, block=1):
 
 def block_means(q, k, block_q, block_k, mean_free_keys):
     """Means of blocks in float32, [b, h, rows, d] and [b, hk, key blocks, d], without gradient."""
-    return _call(
-        _ops.block_means.default, q.detach(), k.detach(), block_q, block_k, mean_free_keys
-    )
+    return _call(_ops.block_means.default, q.detach(), k.detach(), block_q, block_k, mean_free_keys)
 
 
 #: The most columns that ``top_k`` takes on a GPU (sagebwd/mix.h).
@@ -119,9 +117,7 @@ def _mix_fwd_backward(ctx, dout):
     return dsparse, dlinear, dalpha if with_dalpha else None, None, None
 
 
-torch.library.register_autograd(
-    "sagebwd::mix_fwd", _mix_fwd_backward, setup_context=_setup_context
-)
+torch.library.register_autograd("sagebwd::mix_fwd", _mix_fwd_backward, setup_context=_setup_context)
 torch.library.register_autograd("sagebwd::mix_bwd", _bwd_backward)
 for _name in ("mix_fwd", "mix_bwd", "block_means", "top_k"):
     torch.library.register_vmap(f"sagebwd::{_name}", _no_vmap)
