@@ -47,8 +47,10 @@ bool same_device(const Tensor& a, const Tensor& b) {
          a.get_device_index() == b.get_device_index();
 }
 
-void check_same_device(const char* name, const Tensor& t, const Tensor& q) {
-  if (!same_device(t, q)) refuse_argument(std::string(name) + ": expected the device of q");
+void check_dims(const char* name, const Tensor& t, int64_t dims) {
+  if (t.dim() != dims)
+    refuse_argument(std::string(name) + ": expected " + std::to_string(dims) +
+                    " dimensions, got shape " + shape_text(t));
 }
 
 /// One cu_seqlens array, in memory where it can be read. Checks only what reading it requires; the
@@ -135,7 +137,7 @@ Tensor new_strided(const Tensor& like, const int64_t* sizes, const int64_t* stri
 }
 
 Tensor new_contiguous(const Tensor& like, std::initializer_list<int64_t> shape, int32_t dtype) {
-  std::array<int64_t, 3> strides{};
+  std::array<int64_t, 4> strides{};
   int64_t size = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     strides[i] = size;
@@ -256,16 +258,18 @@ Lists::Lists(const Options& options, const Tensor& q, const Packing& packing) {
 }
 
 TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens) {
+  if (!packing.packed()) return dense_view_of(name, t);
   const Dtype dtype = dtype_of(name, t);
-  const int64_t dims = packing.packed() ? 3 : 4;
-  if (t.dim() != dims)
-    refuse_argument(std::string(name) + ": expected " + std::to_string(dims) +
-                    " dimensions, got shape " + shape_text(t));
+  check_dims(name, t, 3);
   void* data = const_cast<void*>(t.const_data_ptr());
-  if (packing.packed())
-    return {
-        data, dtype, {1, t.size(1), tokens, t.size(2)}, {0, t.stride(1), t.stride(0), t.stride(2)}};
-  return {data,
+  return {
+      data, dtype, {1, t.size(1), tokens, t.size(2)}, {0, t.stride(1), t.stride(0), t.stride(2)}};
+}
+
+TensorView dense_view_of(const char* name, const Tensor& t) {
+  const Dtype dtype = dtype_of(name, t);
+  check_dims(name, t, 4);
+  return {const_cast<void*>(t.const_data_ptr()),
           dtype,
           {t.size(0), t.size(1), t.size(2), t.size(3)},
           {t.stride(0), t.stride(1), t.stride(2), t.stride(3)}};
@@ -315,6 +319,26 @@ void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tenso
   run_where(args, q);
 }
 
+void check_same_device(const char* name, const Tensor& t, const Tensor& x) {
+  if (!same_device(t, x))
+    refuse_argument(std::string(name) + ": expected the device of the other tensors");
+}
+
+void set_place(Place& place, const Tensor& x) { run_where(place, x); }
+
+void check_float(const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
+                 const Tensor& x) {
+  check_same_device(name, t, x);
+  const auto sizes = t.sizes();
+  if (t.scalar_type() != ScalarType::Float ||
+      !std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
+    std::string wanted;
+    for (int64_t size : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
+    refuse_argument(std::string(name) + ": expected float32 of shape [" + wanted + "], got shape " +
+                    shape_text(t));
+  }
+}
+
 Tensor workspace(const Tensor& like, size_t bytes) {
   return new_contiguous(like, {static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8());
 }
@@ -328,6 +352,10 @@ void check_bytes(const char* name, const Tensor& t, const Tensor& q) {
 
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape) {
   return new_contiguous(like, shape, aoti_torch_dtype_float32());
+}
+
+Tensor new_int(const Tensor& like, std::initializer_list<int64_t> shape) {
+  return new_contiguous(like, shape, aoti_torch_dtype_int32());
 }
 
 Tensor new_like(const Tensor& t) {

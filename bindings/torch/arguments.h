@@ -11,6 +11,7 @@
 
 #include "sagebwd/attention.h"
 #include "sagebwd/linear.h"
+#include "sagebwd/mix.h"
 
 namespace sagebwd::binding {
 
@@ -65,6 +66,9 @@ class Lists {
 /// [b, h, n, d], or packed [t, h, d] as [1, h, tokens, d].
 TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens);
 
+/// [b, h, n, d].
+TensorView dense_view_of(const char* name, const Tensor& t);
+
 /// [b, h, n], or packed [h, t].
 StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Packing& packing);
 
@@ -76,6 +80,14 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
 void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
                  const Packing& packing, const Lists& lists, bool mean_free_keys);
 
+/// The stream of x's device, or PyTorch's threads.
+void set_place(Place& place, const Tensor& x);
+
+/// Refuses anything but FP32 of this shape on the device of x.
+void check_float(const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
+                 const Tensor& x);
+void check_same_device(const char* name, const Tensor& t, const Tensor& x);
+
 /// At least `bytes` bytes from PyTorch's allocator for the device of `like`.
 Tensor workspace(const Tensor& like, size_t bytes);
 
@@ -84,6 +96,9 @@ void check_bytes(const char* name, const Tensor& t, const Tensor& q);
 
 /// A FP32 tensor on the device of `like`.
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape);
+
+/// An int32 tensor on the device of `like`.
+Tensor new_int(const Tensor& like, std::initializer_list<int64_t> shape);
 
 /// torch.empty_like: a tensor with the shape, the dtype and, as far as they are dense, the strides
 /// of another.

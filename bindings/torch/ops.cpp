@@ -5,7 +5,6 @@
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
 // Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v).
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -14,43 +13,13 @@
 #include <tuple>
 
 #include "arguments.h"
+#include "call.h"
 #include "sagebwd/build.h"
 #include "sagebwd/codes.h"
 #include "sagebwd/version.h"
 
 namespace sagebwd::binding {
 namespace {
-
-/// The current device for the time of a CUDA call; nothing on the CPU.
-struct OnDeviceOf {
-  explicit OnDeviceOf(const Tensor& t) {
-    if (t.is_cuda()) guard.emplace(t.get_device_index());
-  }
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-};
-
-/// PyTorch turns every exception into RuntimeError. The first word of the message therefore gives
-/// the kind, and ops.py reads it.
-template <typename F>
-auto translated(F&& call) {
-  try {
-    return call();
-  } catch (const Error& e) {
-    const char* kind = e.kind() == ErrorKind::invalid_argument ? "sagebwd.ValueError: "
-                       : e.kind() == ErrorKind::unsupported    ? "sagebwd.NotImplementedError: "
-                                                               : "sagebwd.RuntimeError: ";
-    throw std::runtime_error(kind + std::string(e.what()));
-  }
-}
-
-template <typename Args, typename Call>
-void run(Args& args, const Tensor& q, Call&& call) {
-  const size_t bytes = workspace_size(args);
-  const Tensor memory = workspace(q, bytes);
-  args.workspace = memory.mutable_data_ptr();
-  args.workspace_bytes = bytes;
-  call(args);
-}
 
 /// Calls with the packing that does not wait or, if no implementation takes that, with the other.
 template <typename Call>

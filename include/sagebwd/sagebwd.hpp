@@ -5,4 +5,5 @@
 #include "sagebwd/attention.h"
 #include "sagebwd/build.h"
 #include "sagebwd/linear.h"
+#include "sagebwd/mix.h"
 #include "sagebwd/version.h"

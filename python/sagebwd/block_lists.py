@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from . import arguments
+from . import arguments, mix_ops
 
 
 class BlockLists:
@@ -58,21 +58,13 @@ class BlockLists:
         key_blocks = scores.shape[-1]
         k = _entries(keep, k, key_blocks)
         fixed = _always(always, key_blocks, k)
-        chosen = scores
-        if fixed:
-            chosen = scores.clone()
-            for first, last in _runs(fixed):  # with a list of indices the host would wait
-                chosen[..., first : last + 1] = math.inf
-        values, index = chosen.topk(k, dim=-1)
-        listed = values > -math.inf
-        if fixed:
-            # Blocks of `always` take their place among the others; what is not listed comes last.
-            lowest = torch.finfo(scores.dtype).min
-            order = scores.gather(-1, index).clamp(min=lowest).masked_fill(~listed, -math.inf)
-            index = index.gather(-1, order.argsort(dim=-1, descending=True, stable=True))
+        if fixed or key_blocks > mix_ops.MOST_COLUMNS:
+            index, count = _largest(scores, k, fixed)
+        else:
+            index, count = mix_ops.top_k(scores.float(), k)
         return cls(
-            index.to(torch.int32),
-            listed.sum(-1, dtype=torch.int32),
+            index,
+            count,
             key_blocks=key_blocks,
             block_q=block_q,
             block_k=block_k,
@@ -259,6 +251,23 @@ def _entries(keep, k, key_blocks):
             "k=1 lists one whatever the length"
         )
     return min(round(keep * key_blocks), key_blocks)
+
+
+def _largest(scores, k, fixed):
+    """(index, count) of :meth:`BlockLists.top_k`, by PyTorch."""
+    chosen = scores
+    if fixed:
+        chosen = scores.clone()
+        for first, last in _runs(fixed):  # with a list of indices the host would wait
+            chosen[..., first : last + 1] = math.inf
+    values, index = chosen.topk(k, dim=-1)
+    listed = values > -math.inf
+    if fixed:
+        # Blocks of `always` take their place among the others; what is not listed comes last.
+        lowest = torch.finfo(scores.dtype).min
+        order = scores.gather(-1, index).clamp(min=lowest).masked_fill(~listed, -math.inf)
+        index = index.gather(-1, order.argsort(dim=-1, descending=True, stable=True))
+    return index.to(torch.int32), listed.sum(-1, dtype=torch.int32)
 
 
 def _runs(blocks):

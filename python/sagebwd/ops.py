@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as PyTorch sees them: fake kernels, autograd, and errors. No other file names
-``torch.ops.sagebwd``.
+``torch.ops.sagebwd``, but for mix_ops.py with the operators around the branches of sparse-linear
+attention.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
 v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward

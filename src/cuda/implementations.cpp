@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/cuda.h"
+#include "cuda/mix/mix.h"
 #include "cuda/plain/implementation.h"
 #include "cuda/sm80/implementation.h"
 #include "cuda/sm90/implementation.h"
@@ -9,5 +10,7 @@ namespace sagebwd::cuda {
 std::vector<const backend::Implementation*> implementations() {
   return {&sm90::implementation(), &sm80::implementation(), &plain::implementation()};
 }
+
+const backend::Mix& mix_calls() { return mix::implementation(); }
 
 }  // namespace sagebwd::cuda

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "cpu/cpu.h"
+#include "cpu/mix.h"
 #include "ref/ref.h"
 #ifdef SAGEBWD_HAS_CUDA
 #include "cuda/cuda.h"
@@ -92,6 +93,15 @@ const Implementation& choose_linear(const spec::Problem& p) {
     refusals += std::string("\n  ") + impl->name + ": " + reason;
   }
   refuse(p, refusals);
+}
+
+const backend::Mix& mix_on(Device device) {
+  if (device == Device::cpu) return cpu::mix_calls();
+#ifdef SAGEBWD_HAS_CUDA
+  return cuda::mix_calls();
+#else
+  SAGE_THROW(ErrorKind::unsupported, "this build has no CUDA backend; " << kHowToGetCuda);
+#endif
 }
 
 }  // namespace sagebwd::dispatch

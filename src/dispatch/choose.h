@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/implementation.h"
+#include "backend/mix.h"
 
 namespace sagebwd::dispatch {
 
@@ -26,6 +27,9 @@ const std::vector<const Implementation*>& implementations();
 const Implementation& choose(const spec::Problem&);
 /// The same for the linear branch.
 const Implementation& choose_linear(const spec::Problem&);
+
+/// What serves sagebwd/mix.h in memory of this kind. Throws Error(unsupported) if nothing does.
+const backend::Mix& mix_on(Device);
 
 /// Every implementation's answer.
 std::vector<Candidate> explain(const spec::Problem&);

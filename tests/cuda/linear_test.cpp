@@ -338,6 +338,27 @@ TEST(GpuLinear, NansThatAreSeenStay) {
 }
 
 /// Results depend neither on the rest of the batch nor on how many heads are worked on at once.
+/// Long sequences: a thread block takes several blocks of tokens.
+TEST(GpuLinear, SameBitsFromFewerThreadBlocks) {
+  NEED_DEVICE();
+  struct Small {
+    int64_t before = std::exchange(cuda::linear::many_pieces, 1);
+    ~Small() { cuda::linear::many_pieces = before; }
+  };
+  const LinearSizes cases[] = {
+      {.h = 2, .hk = 1, .nq = 390, .nk = 650, .d = 64, .dtype = kBf16, .block_q = 128},
+      {.h = 1, .nq = 200, .nk = 460, .d = 128, .dtype = kF16, .block_q = 192, .block_k = 128}};
+  for (const LinearSizes& sizes : cases) {
+    LinearProblem x(sizes), again(sizes);
+    const LinearAnswer want = run(x);
+    const Small small;
+    const LinearAnswer got = run(again);
+    for (auto part : {&LinearAnswer::o, &LinearAnswer::norm, &LinearAnswer::dq, &LinearAnswer::dk,
+                      &LinearAnswer::dv})
+      EXPECT_EQ(got.*part, want.*part) << sizes.text();
+  }
+}
+
 TEST(GpuLinear, SameBitsInAnyCompany) {
   NEED_DEVICE();
   const LinearSizes sizes{.b = 2, .h = 2, .hk = 1, .nq = 70, .nk = 130, .d = 64, .dtype = kBf16};

@@ -242,10 +242,11 @@ def test_nothing_left_for_the_linear_branch():
     """α counts as 1 where the norm is 0, and has no gradient there."""
     layer = sla2.Attention(2, 8, rows=2)
     norm = torch.tensor([0.0, 1.0]).repeat_interleave(128).expand(3, 2, 256)
-    alpha = layer.share(torch.randn(3, 256, 2, 8), None, None, norm)
-    assert (alpha[:, :, :128] == 1).all()
-    assert (alpha[:, :, 128:] == torch.tensor(1.0).sigmoid()).all()
-    (grad,) = torch.autograd.grad(alpha.sum(), layer.alpha.logit)
+    sparse, linear = torch.ones(3, 256, 2, 8), torch.zeros(3, 256, 2, 8)
+    out = mix(sparse, linear, *layer.share(sparse, None, None, norm))
+    assert (out[:, :128] == 1).all()
+    assert torch.allclose(out[:, 128:], torch.tensor(1.0).sigmoid())
+    (grad,) = torch.autograd.grad(out.sum(), layer.alpha.logit)
     assert (grad[:, 0] == 0).all() and (grad[:, 1] > 0).all()
 
 

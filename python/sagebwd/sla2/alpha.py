@@ -28,13 +28,17 @@ class Table(nn.Module):
         # α is the share of a row's probability that chosen blocks hold: most of it.
         self.logit = nn.Parameter(torch.ones(heads, rows, device=device, dtype=dtype))
 
+    @property
+    def places(self):
+        return self.logit.shape[1]
+
     def forward(self, rows):
         """α of each query block, [h, rows]."""
         return torch.sigmoid(self.resampled(rows))
 
     def resampled(self, rows):
         """The logits [h, rows] of another length, in float32."""
-        logit, places = self.logit.float(), self.logit.shape[1]
+        logit, places = self.logit.float(), self.places
         if rows == places:
             return logit
         if places == 1:
@@ -46,7 +50,7 @@ class Table(nn.Module):
         return torch.lerp(logit.index_select(1, low), logit.index_select(1, high), at - low)
 
     def extra_repr(self):
-        return f"{self.logit.shape[0]} heads, {self.logit.shape[1]} rows"
+        return f"{self.logit.shape[0]} heads, {self.places} rows"
 
 
 class Mass(nn.Module):

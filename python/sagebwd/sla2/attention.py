@@ -129,7 +129,7 @@ class Attention(nn.Module):
         """The output with what the router chose."""
         sparse, lse = attention(q, k, v, blocks=lists, return_lse=True, **self.call)
         linear, norm = self.linear(q, k, v, excluded)
-        return mix(sparse, linear, self.share(q, k, lse, norm))
+        return mix(sparse, linear, *self.share(q, k, lse, norm))
 
     def linear(self, q, k, v, excluded):
         """(output, norm) of the linear branch. A mean of all keys would show later ones."""
@@ -138,14 +138,13 @@ class Attention(nn.Module):
         )
 
     def share(self, q, k, lse, norm):
-        """α of each query, [b, h, s]: 1 where nothing is left for the linear branch."""
+        """What :func:`mix` wants to know: (α, norm, queries that share an α)."""
         if self.alpha.uses_norms:
-            alpha = self.alpha(self._centred(lse, q, k), norm)
-        else:
-            block, tokens = self.router.block_q, q.shape[1]
-            alpha = self.alpha(-(-tokens // block))
-            alpha = alpha[..., None].expand(-1, -1, block).flatten(1)[None, :, :tokens]
-        return alpha.where(norm > 0, 1.0)
+            return self.alpha(self._centred(lse, q, k), norm), norm, 1
+        block, tokens = self.router.block_q, q.shape[1]
+        if self.alpha.places == 1:
+            block = -(-tokens // 64) * 64  # one for the head
+        return self.alpha(-(-tokens // block))[None], norm, block
 
     def _centred(self, lse, q, k):
         """The log-sum-exp of q and the keys as the linear branch sees them."""

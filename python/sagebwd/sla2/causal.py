@@ -2,9 +2,10 @@
 """The router of causal attention: no later token has any part in what a query sees."""
 
 import torch
+from torch.nn.functional import pad
 
 from ..block_lists import BlockLists
-from .router import Router, block_sizes, block_sums, heads_of
+from .router import Router
 
 
 class CausalRouter(Router):
@@ -17,10 +18,8 @@ class CausalRouter(Router):
 
     def pooled(self, q, k):
         """Row i has the mean of query block i - 1, the first row 0: it has nothing to choose."""
-        group = q.shape[2] // k.shape[2]
-        means = block_sums(q, self.block_q) / block_sizes(q, self.block_q)
-        before = torch.cat((torch.zeros_like(means[:, :, :1]), means[:, :, :-1]), 2)
-        return before, heads_of(block_sums(k, self.block_k) / block_sizes(k, self.block_k), group)
+        q, k = self.means(q, k, mean_free_keys=False)
+        return pad(q[:, :, :-1], (0, 0, 1, 0)), k
 
     def choices(self, rows, key_blocks, keep):
         for place, row in enumerate(rows):

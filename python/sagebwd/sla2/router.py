@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from ..block_lists import BlockLists
+from ..mix_ops import block_means
 
 
 class Router(nn.Module):
@@ -31,16 +32,25 @@ class Router(nn.Module):
     def pooled(self, q, k):
         """Means of blocks in float32, heads first: [b, h, rows, d] and [b, h, key blocks, d]. Those
         of k are without the mean of the sequence, which moves all scores of a row alike."""
-        group, tokens = q.shape[2] // k.shape[2], k.shape[1]
-        sums = block_sums(k, self.block_k)
-        k = sums / block_sizes(k, self.block_k) - sums.sum(2, keepdim=True) / tokens
-        return block_sums(q, self.block_q) / block_sizes(q, self.block_q), heads_of(k, group)
+        return self.means(q, k, mean_free_keys=True)
+
+    def means(self, q, k, mean_free_keys):
+        """Means of blocks, those of k for each query head."""
+        group = q.shape[2] // k.shape[2]
+        q, k = block_means(
+            q.transpose(1, 2), k.transpose(1, 2), self.block_q, self.block_k, mean_free_keys
+        )
+        return q, k if group == 1 else k.repeat_interleave(group, 1)
 
     def scores(self, q, k, wq=None, wk=None):
         """[b, h, rows, key blocks] of the means :meth:`pooled`, in float32: 16 bits would tie
         scores, and ties favour early blocks."""
         wq, wk = self.wq if wq is None else wq, self.wk if wk is None else wk
-        return (q @ wq.float()) @ (k @ wk.float()).transpose(-1, -2) / q.shape[-1] ** 0.5
+        q, k = (q @ wq.float()).flatten(0, 1), (k @ wk.float()).flatten(0, 1)
+        # One kernel multiplies and scales.
+        nothing = q.new_empty(())
+        scores = torch.baddbmm(nothing, q, k.transpose(-1, -2), beta=0, alpha=q.shape[-1] ** -0.5)
+        return scores.unflatten(0, (-1, self.wq.shape[0]))
 
     def choices(self, rows, key_blocks, keep):
         """Between how many blocks some rows choose, from the first on, and how many they take:
@@ -74,28 +84,3 @@ class Router(nn.Module):
             f"{heads} heads of {head_dim}, blocks {self.block_q}x{self.block_k}, "
             f"always={self.always}"
         )
-
-
-def block_sums(x, block):
-    """[b, h, blocks, d] in float32 of x [b, s, h, d], read once and in place; the last block may be
-    short."""
-    tokens = x.shape[1]
-    whole = tokens // block * block
-    sums = x[:, :whole].unflatten(1, (-1, block)).sum(2, dtype=torch.float32)
-    if whole < tokens:
-        sums = torch.cat((sums, x[:, whole:].sum(1, keepdim=True, dtype=torch.float32)), 1)
-    return sums.transpose(1, 2)
-
-
-def block_sizes(x, block):
-    """Tokens of a block, or [blocks, 1] if the last is short."""
-    tokens = x.shape[1]
-    if tokens % block == 0:
-        return block
-    first = torch.arange(0, tokens, block, device=x.device)
-    return (tokens - first).clamp(max=block)[:, None]
-
-
-def heads_of(x, group):
-    """x [b, hk, ...] of key heads, for each query head."""
-    return x if group == 1 else x.repeat_interleave(group, 1)

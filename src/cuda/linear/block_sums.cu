@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Σ (weight·φ)ᵀ·b over the tokens of a block, minus its part of the mean of b. A thread block owns
-// the matrix [d, d] of a block, in registers, and walks over pieces of tokens. φ is hi + lo in
-// BF16. An eighth of a product more gives the sums of φ: against a column of ones, and one of
-// `extra`.
+// the matrix [d, d] of a block, in registers, and walks over pieces of tokens, and over some
+// blocks. The next x is copied meanwhile; b arrives while φ is made. φ is hi + lo in BF16. An
+// eighth of a product more gives the sums of φ: against a column of ones, and one of `extra`.
 #include <type_traits>
 
 #include "cuda/arch/mma_sync.cuh"
@@ -23,7 +23,7 @@ struct Shape {
   static constexpr int kRowBytes = D * 2, kTile = kPiece * kRowBytes;
   static constexpr int kColumns = D / 2, kBlocks = kColumns / 8;  // of a warp
   struct Shared {
-    uint8_t hi[kTile];  // x before
+    uint8_t hi[2][kTile];  // x before
     uint8_t lo[kTile];
     uint8_t b[kTile];
     uint16_t partner[3][kPiece];  // ones, and `extra` in two parts
@@ -91,6 +91,50 @@ __device__ __forceinline__ void make_features(const BlockSumsJob& p, uint32_t hi
   }
 }
 
+/// Writes the matrix and the sums of a block.
+template <int D>
+__device__ __forceinline__ void store_block(const BlockSumsJob& p, int head, int block,
+                                            const float (&acc)[2][Shape<D>::kBlocks][4],
+                                            const float (&side)[2][4], uint32_t thread) {
+  using S = Shape<D>;
+  const uint32_t lane = thread % 32, warp = thread / 32;
+  const uint32_t row0 = warp / 2 * 32, column0 = warp % 2 * S::kColumns;
+  const int64_t at = static_cast<int64_t>(head) * p.blocks + block;
+  bf16* const matrix = reinterpret_cast<bf16*>(p.matrix) + at * D * D;
+  const float* const mean = p.b_mean + head / p.group * D;
+  bool bad = false;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = static_cast<int>(row0 + lane / 4) + 16 * m + 8 * half;
+      // Column 0 is in the first lane of the quad, with column 1; column 2 in the next.
+      const float first = side[m][2 * half], second = side[m][2 * half + 1];
+      const float sum = __shfl_sync(kAllLanes, first, static_cast<int>(lane & ~3u));
+      const float low = __shfl_sync(kAllLanes, first, static_cast<int>((lane & ~3u) + 1));
+      bad = bad || !(fabsf(first) <= FLT_MAX && fabsf(second) <= FLT_MAX);
+      if (column0 == 0 && lane % 4 == 0) {
+        p.sum[at * D + row] = sum;
+        if (p.extra_sum != nullptr) p.extra_sum[at * D + row] = second + low;
+      }
+#pragma unroll
+      for (int n = 0; n < S::kBlocks; n += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = static_cast<int>(column0 + lane % 4 * 2) + (n + i) * 8;
+          const float2 shift = *reinterpret_cast<const float2*>(mean + column);
+          const float x = acc[m][n + i][2 * half] - sum * shift.x,
+                      y = acc[m][n + i][2 * half + 1] - sum * shift.y;
+          bad = bad || !(fabsf(x) < 0x1.fcp127f && fabsf(y) < 0x1.fcp127f);  // in BF16 too
+          words[i] = tile::pack_16<bf16>(x, y);
+        }
+        tile::store_quad(matrix + row * D + column0 + n * 8, words, lane, true, true);
+      }
+    }
+  if (bad) atomicOr(p.bad + head / p.group, 1u);
+}
+
 }  // namespace
 
 template <typename T, int D>
@@ -99,23 +143,35 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
   using S = Shape<D>;
   extern __shared__ __align__(128) uint8_t memory[];
   typename S::Shared& shared = *reinterpret_cast<typename S::Shared*>(memory);
-  const uint32_t hi = arch::shared_address(shared.hi), lo = arch::shared_address(shared.lo),
+  const uint32_t x_tiles = arch::shared_address(shared.hi[0]), lo = arch::shared_address(shared.lo),
                  b_tile = arch::shared_address(shared.b);
   const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const uint32_t row0 = warp / 2 * 32, column0 = warp % 2 * S::kColumns;
-  const int head = static_cast<int>(blockIdx.y), block = static_cast<int>(blockIdx.x);
-  const int end = min((block + 1) * p.block, p.x.count);
+  const int head = static_cast<int>(blockIdx.y);
+  const int first_block = static_cast<int>(blockIdx.x) * p.together;
+  const int begin = first_block * p.block,
+            end = min(min(first_block + p.together, p.blocks) * p.block, p.x.count);
 
   for (int c = static_cast<int>(thread); c < D; c += S::kThreads)
     shared.x_mean[c] = p.x_mean == nullptr ? 0.0f : p.x_mean[head / p.group * D + c];
 
-  float acc[2][S::kBlocks][4] = {}, side[2][4] = {};
-  for (int first = block * p.block; first < end; first += kPiece) {
-    __syncthreads();  // everybody is done with the tiles before
-    load_piece<T, D, S::kThreads>(hi, p.x, head, first, thread);
+  const auto load_x = [&](int first, int stage) {
+    if (first < end)
+      load_piece<T, D, S::kThreads>(x_tiles + stage * S::kTile, p.x, head, first, thread);
     arch::cp_async_commit();
+  };
+  load_x(begin, 0);
+  float acc[2][S::kBlocks][4] = {}, side[2][4] = {};
+  int stage = 0;
+#pragma unroll 1
+  for (int first = begin; first < end; first += kPiece, stage ^= 1) {
+    const uint32_t hi = x_tiles + stage * S::kTile;
+    const int next = first + kPiece;
+    arch::cp_async_wait<0>();
+    __syncthreads();  // x is there, and everybody is done with the tiles before
     load_piece<T, D, S::kThreads>(b_tile, p.b, head, first, thread);
     arch::cp_async_commit();
+    load_x(next, stage ^ 1);
     for (int i = static_cast<int>(thread); i < kPiece; i += S::kThreads) {
       float extra = 0.0f;
       if (p.extra != nullptr && first + i < p.x.count)
@@ -124,10 +180,8 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
       *reinterpret_cast<bf16*>(&shared.partner[1][i]) = bf16(extra);
       *reinterpret_cast<bf16*>(&shared.partner[2][i]) = bf16(split(extra));
     }
-    arch::cp_async_wait<1>();
-    __syncthreads();
     make_features<T, D>(p, hi, lo, shared.x_mean, head, first);
-    arch::cp_async_wait<0>();
+    arch::cp_async_wait<1>();
     __syncthreads();
     if constexpr (std::is_same_v<T, __half>) {  // φ has the range of BF16, and so must b
       for (uint32_t i = thread; i < S::kTile / 16; i += S::kThreads) {
@@ -168,49 +222,26 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
           }
       }
     }
-  }
-
-  const int64_t at = static_cast<int64_t>(head) * p.blocks + block;
-  bf16* const matrix = reinterpret_cast<bf16*>(p.matrix) + at * D * D;
-  const float* const mean = p.b_mean + head / p.group * D;
-  bool bad = false;
+    if (next < end && next % p.block != 0) continue;
+    store_block<D>(p, head, first / p.block, acc, side, thread);
 #pragma unroll
-  for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = static_cast<int>(row0 + lane / 4) + 16 * m + 8 * half;
-      // Column 0 is in the first lane of the quad, with column 1; column 2 in the next.
-      const float first = side[m][2 * half], second = side[m][2 * half + 1];
-      const float sum = __shfl_sync(kAllLanes, first, static_cast<int>(lane & ~3u));
-      const float low = __shfl_sync(kAllLanes, first, static_cast<int>((lane & ~3u) + 1));
-      bad = bad || !(fabsf(first) <= FLT_MAX && fabsf(second) <= FLT_MAX);
-      if (column0 == 0 && lane % 4 == 0) {
-        p.sum[at * D + row] = sum;
-        if (p.extra_sum != nullptr) p.extra_sum[at * D + row] = second + low;
-      }
+      for (int i = 0; i < 4; ++i) side[m][i] = 0.0f;
 #pragma unroll
-      for (int n = 0; n < S::kBlocks; n += 4) {
-        uint32_t words[4];
+      for (int n = 0; n < S::kBlocks; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = static_cast<int>(column0 + lane % 4 * 2) + (n + i) * 8;
-          const float2 shift = *reinterpret_cast<const float2*>(mean + column);
-          const float x = acc[m][n + i][2 * half] - sum * shift.x,
-                      y = acc[m][n + i][2 * half + 1] - sum * shift.y;
-          bad = bad || !(fabsf(x) < 0x1.fcp127f && fabsf(y) < 0x1.fcp127f);  // in BF16 too
-          words[i] = tile::pack_16<bf16>(x, y);
-        }
-        tile::store_quad(matrix + row * D + column0 + n * 8, words, lane, true, true);
-      }
+        for (int i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
     }
-  if (bad) atomicOr(p.bad + head / p.group, 1u);
+  }
 }
 
 void launch_block_sums(const Kind& kind, const BlockSumsJob& job) {
+  const int runs = (job.blocks + job.together - 1) / job.together;
   dispatch(kind, [&](auto type, auto d) {
     using S = Shape<d()>;
     launch(block_sums_kernel<decltype(type), d()>,
-           dim3(static_cast<unsigned>(job.blocks), static_cast<unsigned>(job.x.heads)), S::kThreads,
+           dim3(static_cast<unsigned>(runs), static_cast<unsigned>(job.x.heads)), S::kThreads,
            sizeof(typename S::Shared), job, kind.stream);
   });
 }

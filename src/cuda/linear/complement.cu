@@ -32,7 +32,7 @@ constexpr int kVectorRows = 8, kWays = 4, kSummands = 32;  // kSummands of a way
 
 /// A thread has a channel of kVectorRows sums, over kSummands of every kWays·kSummands blocks.
 template <int D>
-__global__ void __launch_bounds__(kWays* D)
+__global__ void __launch_bounds__(kWays* D, 1)
     vectors_kernel(const __grid_constant__ ComplementJob p) {
   __shared__ float4 seen_by[kWays][kSummands][kVectorRows / 4];
   __shared__ float parts[kWays - 1][kVectorRows][D];
@@ -46,6 +46,11 @@ __global__ void __launch_bounds__(kWays* D)
   float sum[kVectorRows] = {};
   for (int step = 0; step < size.depth; step += kSummands * kWays) {
     const int first = step + way * kSummands;
+    // All are on their way before any is waited for.
+    float x[kSummands];
+#pragma unroll
+    for (int i = 0; i < kSummands; ++i)
+      x[i] = first + i < size.depth ? from[static_cast<int64_t>(first + i) * D] : 0.0f;
     __syncthreads();
     for (int e = c; e < kSummands * kVectorRows; e += D) {
       const int i = p.by_keys ? e / kVectorRows : e % kSummands,
@@ -55,9 +60,8 @@ __global__ void __launch_bounds__(kWays* D)
       reinterpret_cast<float*>(seen_by[way][i])[r] = is_seen ? 1.0f : 0.0f;
     }
     __syncthreads();
-#pragma unroll 8
-    for (int i = 0; i < min(kSummands, size.depth - first); ++i) {
-      const float x = from[static_cast<int64_t>(first + i) * D];
+#pragma unroll
+    for (int i = 0; i < kSummands; ++i) {
       float factor[kVectorRows];
 #pragma unroll
       for (int r = 0; r < kVectorRows; r += 4) {
@@ -66,11 +70,11 @@ __global__ void __launch_bounds__(kWays* D)
       }
       if (finite) {
 #pragma unroll
-        for (int r = 0; r < kVectorRows; ++r) sum[r] += factor[r] * x;
+        for (int r = 0; r < kVectorRows; ++r) sum[r] += factor[r] * x[i];
       } else {
 #pragma unroll
         for (int r = 0; r < kVectorRows; ++r)
-          if (factor[r] != 0.0f) sum[r] += x;
+          if (factor[r] != 0.0f) sum[r] += x[i];
       }
     }
   }

@@ -112,6 +112,7 @@ struct BlockSumsJob {
   uint16_t* matrix;             // [heads, blocks, d, d], BF16
   float *sum, *extra_sum;       // [heads, blocks, d] of the weighted φ, and of φ times `extra`
   uint32_t* bad;                // [key heads]: set where a matrix has NaN or Inf
+  int together;                 // blocks that a thread block takes, one after the other
 };
 void launch_block_sums(const Kind& kind, const BlockSumsJob& job);
 

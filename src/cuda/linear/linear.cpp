@@ -18,6 +18,7 @@
 namespace sagebwd::cuda::linear {
 
 int64_t most_bytes = int64_t{1} << 28;
+int64_t many_pieces = 2048;
 
 namespace {
 
@@ -154,7 +155,8 @@ class Pass {
                               .matrix = ws_.of_keys,
                               .sum = ws_.z,
                               .extra_sum = nullptr,
-                              .bad = ws_.bad});
+                              .bad = ws_.bad,
+                              .together = together(keys(a_.k), s_.block_k)});
     launch_complement(kind_, {.seen = seen(),
                               .by_keys = false,
                               .key_heads = static_cast<int>(key_heads_),
@@ -199,7 +201,8 @@ class Pass {
                               .matrix = ws_.of_queries,
                               .sum = ws_.w[0],
                               .extra_sum = ws_.w[1],
-                              .bad = ws_.bad + key_heads_});
+                              .bad = ws_.bad + key_heads_,
+                              .together = together(queries_of(a_.q), s_.block_q)});
     launch_complement(kind_, {.seen = seen(),
                               .by_keys = true,
                               .key_heads = static_cast<int>(key_heads_),
@@ -235,6 +238,11 @@ class Pass {
   }
 
  private:
+  /// Blocks that a thread block of launch_block_sums takes: four pieces, if that leaves enough.
+  static int together(const Tokens& t, int block) {
+    const bool many = ceil_div(t.count, kPiece) * t.heads >= many_pieces;
+    return many ? std::max(1, 4 * kPiece / block) : 1;
+  }
   Tokens keys(const TensorView& t) const {
     return {strided(t, 16), first_, static_cast<int>(p_.hk), static_cast<int>(p_.nk),
             static_cast<int>(key_heads_)};

@@ -12,6 +12,9 @@ namespace sagebwd::cuda::linear {
 
 /// Bytes for the heads that are worked on at once, unless one head needs more. Tests make it small.
 extern int64_t most_bytes;
+/// From so many pieces of tokens on, a thread block takes several one after the other, which hides
+/// the time of copying them. With fewer, they would not keep a GPU busy. Tests make it small.
+extern int64_t many_pieces;
 
 /// Why these kernels do not serve a problem; empty when they do.
 std::string decline(const spec::Problem& p);

@@ -20,6 +20,10 @@ namespace sagebwd::cuda::linear {
 extern thread_local uint8_t memory[sm80::kSharedMemory]
     __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
 }  // namespace sagebwd::cuda::linear
+namespace sagebwd::cuda::mix {
+extern thread_local uint8_t memory[sm80::kSharedMemory]
+    __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
+}  // namespace sagebwd::cuda::mix
 
 namespace sagebwd::emulator {
 namespace {

@@ -51,7 +51,7 @@ class SixteenBit(Attention):
     def over(self, q, k, v, lists, excluded):
         sparse = sixteen_bit_attention(q, k, v, lists)
         linear, norm = self.linear(q, k, v, excluded)
-        return mix(sparse, linear, self.share(q, k, None, norm))
+        return mix(sparse, linear, *self.share(q, k, None, norm))
 
 
 KINDS = {"sparse": Sparse, "v1": FirstVersion, "sla2-16bit": SixteenBit}

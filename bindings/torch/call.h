@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an operator calls the library.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "arguments.h"
+#include "sagebwd/error.h"
+
+namespace sagebwd::binding {
+
+/// The current device for the time of a CUDA call; nothing on the CPU.
+struct OnDeviceOf {
+  explicit OnDeviceOf(const Tensor& t) {
+    if (t.is_cuda()) guard.emplace(t.get_device_index());
+  }
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+};
+
+/// PyTorch turns every exception into RuntimeError. The first word of the message therefore gives
+/// the kind, and ops.py reads it.
+template <typename F>
+auto translated(F&& call) {
+  try {
+    return call();
+  } catch (const Error& e) {
+    const char* kind = e.kind() == ErrorKind::invalid_argument ? "sagebwd.ValueError: "
+                       : e.kind() == ErrorKind::unsupported    ? "sagebwd.NotImplementedError: "
+                                                               : "sagebwd.RuntimeError: ";
+    throw std::runtime_error(kind + std::string(e.what()));
+  }
+}
+
+template <typename Args, typename Call>
+void run(Args& args, const Tensor& q, Call&& call) {
+  const size_t bytes = workspace_size(args);
+  const Tensor memory = workspace(q, bytes);
+  args.workspace = memory.mutable_data_ptr();
+  args.workspace_bytes = bytes;
+  call(args);
+}
+
+}  // namespace sagebwd::binding

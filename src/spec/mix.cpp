@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spec/mix.h"
+
+#include <initializer_list>
+
+#include "base/check.h"
+#include "spec/overlap.h"
+#include "spec/views.h"
+
+namespace sagebwd::spec {
+namespace {
+
+using Shape = std::array<int64_t, 4>;
+
+void check_sizes(const char* name, const TensorView& t, Device device) {
+  constexpr int64_t kMost = int64_t{1} << 30;        // of each dimension
+  constexpr int64_t kMostPieces = int64_t{1} << 27;  // of all heads
+  SAGE_CHECK(device == Device::cpu || device == Device::cuda,
+             "device: expected 0 (cpu) or 1 (cuda), got " << static_cast<int>(device));
+  SAGE_CHECK(t.dtype == Dtype::f32 || t.dtype == Dtype::bf16 || t.dtype == Dtype::f16,
+             name << ": expected dtype f32, bf16 or f16, got " << static_cast<int>(t.dtype));
+  for (int64_t size : t.shape)
+    SAGE_CHECK(size >= 0 && size <= kMost,
+               name << ": expected sizes from 0 to 2^30, got shape " << show(t.shape));
+  SAGE_CHECK(t.shape[3] >= 8 && t.shape[3] <= 256 && t.shape[3] % 8 == 0,
+             name << ": expected a head dim that is a multiple of 8 up to 256, got " << t.shape[3]);
+  SAGE_CHECK(t.shape[0] * t.shape[1] <= kMost &&
+                 t.shape[0] * t.shape[1] * ceil_div(t.shape[2], kMixPiece) <= kMostPieces,
+             name << ": expected up to 2^27 pieces of " << kMixPiece << " tokens, got shape "
+                  << show(t.shape));
+}
+
+void check_apart(std::initializer_list<TensorView> written,
+                 std::initializer_list<TensorView> read) {
+  for (const TensorView* w = written.begin(); w != written.end(); ++w) {
+    const auto refuse = [&](const TensorView& other) {
+      SAGE_CHECK(!overlap(region("", *w), region("", other)),
+                 "results: expected memory of their own, got memory that another tensor uses");
+    };
+    for (const TensorView& r : read) refuse(r);
+    for (const TensorView* other = written.begin(); other != w; ++other) refuse(*other);
+  }
+}
+
+MixProblem resolve_mix(const MixArgs& a, bool check_memory) {
+  check_sizes("sparse", a.sparse, a.device);
+  const Shape& s = a.sparse.shape;
+  const MixProblem p{s[0], s[1], s[2], s[3]};
+  check_view("sparse", a.sparse, a.sparse.dtype, s, false, check_memory);
+  check_view("linear", a.linear, a.sparse.dtype, s, false, check_memory);
+  const Alpha& alpha = a.alpha;
+  SAGE_CHECK(alpha.block == 1 || (alpha.block > 0 && alpha.block % kMixPiece == 0),
+             "alpha.block: expected 1 or a multiple of 64, got " << alpha.block);
+  SAGE_CHECK(alpha.batches == 1 || alpha.batches == p.b,
+             "alpha.batches: expected 1 or " << p.b << ", got " << alpha.batches);
+  SAGE_CHECK(alpha.rows == ceil_div(p.n, alpha.block),
+             "alpha.rows: expected " << ceil_div(p.n, alpha.block) << ", one for every "
+                                     << alpha.block << " of " << p.n << " queries, got "
+                                     << alpha.rows);
+  if (p.empty()) return p;
+  if (check_memory)
+    check_pointer("alpha", alpha.data, alignof(float),
+                  alpha.batches * p.h * alpha.rows * static_cast<int64_t>(sizeof(float)));
+  if (a.norm.data != nullptr) check_stats("norm", a.norm, {p.b, p.h, p.n}, false, check_memory);
+  return p;
+}
+
+int64_t blocks_of(const char* name, int64_t tokens, int64_t block) {
+  SAGE_CHECK(block > 0 && block % kMixPiece == 0 && block <= int64_t{1} << 30,
+             name << ": expected a multiple of 64, got " << block);
+  return ceil_div(tokens, block);
+}
+
+}  // namespace
+
+MixProblem resolve(const MixForwardArgs& a) {
+  const MixProblem p = resolve_mix(a, true);
+  check_view("out", a.out, a.sparse.dtype, a.sparse.shape, true, true);
+  if (!p.empty()) check_apart({a.out}, {a.sparse, a.linear});
+  return p;
+}
+
+MixProblem resolve(const MixBackwardArgs& a, bool check_memory) {
+  const MixProblem p = resolve_mix(a, check_memory);
+  const Dtype dtype = a.sparse.dtype;
+  check_view("dout", a.dout, dtype, a.sparse.shape, false, check_memory);
+  check_view("dsparse", a.dsparse, dtype, a.sparse.shape, true, check_memory);
+  check_view("dlinear", a.dlinear, dtype, a.sparse.shape, true, check_memory);
+  if (check_memory && !p.empty()) check_apart({a.dsparse, a.dlinear}, {a.sparse, a.linear, a.dout});
+  return p;
+}
+
+MeansProblem resolve(const BlockMeansArgs& a, bool check_memory) {
+  check_sizes("q", a.q, a.device);
+  check_sizes("k", a.k, a.device);
+  const Shape &q = a.q.shape, &k = a.k.shape;
+  SAGE_CHECK(q[0] == k[0] && q[3] == k[3],
+             "q, k: expected one batch size and head dim, got " << show(q) << " and " << show(k));
+  check_view("q", a.q, a.q.dtype, q, false, check_memory);
+  check_view("k", a.k, a.q.dtype, k, false, check_memory);
+  const MeansProblem p{.b = q[0],
+                       .h = q[1],
+                       .hk = k[1],
+                       .nq = q[2],
+                       .nk = k[2],
+                       .d = q[3],
+                       .q_blocks = blocks_of("block_q", q[2], a.block_q),
+                       .k_blocks = blocks_of("block_k", k[2], a.block_k)};
+  if (!check_memory) return p;
+  if (p.b * p.h * p.nq > 0) check_pointer("q_means", a.q_means, alignof(float));
+  if (p.b * p.hk * p.nk > 0) check_pointer("k_means", a.k_means, alignof(float));
+  return p;
+}
+
+void check(const TopKArgs& a) {
+  SAGE_CHECK(a.rows >= 0 && a.rows < int64_t{1} << 31,
+             "rows: expected a number below 2^31, got " << a.rows);
+  SAGE_CHECK(a.columns >= 0 && a.columns < int64_t{1} << 31,
+             "columns: expected a number below 2^31, got " << a.columns);
+  SAGE_CHECK(a.k >= 0 && a.k <= a.columns,
+             "k: expected 0 to " << a.columns << " columns, got " << a.k);
+  SAGE_CHECK(a.device == Device::cpu || a.device == Device::cuda,
+             "device: expected 0 (cpu) or 1 (cuda), got " << static_cast<int>(a.device));
+  if (a.device == Device::cuda && a.columns > kMostTopKColumns)
+    SAGE_THROW(ErrorKind::unsupported,
+               "columns: expected up to " << kMostTopKColumns << " on a GPU, got " << a.columns);
+  if (a.rows == 0) return;
+  check_pointer("count", a.count, alignof(int32_t));
+  if (a.k > 0) check_pointer("index", a.index, alignof(int32_t));
+  if (a.columns > 0) check_pointer("scores", a.scores, alignof(float));
+}
+
+}  // namespace sagebwd::spec
