@@ -124,6 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
         LinearSizes{.nq = 300, .nk = 1000, .d = 64, .share = 0.03, .dtype = kBf16},
         LinearSizes{.nq = 300, .nk = 1000, .d = 64, .share = 0.9, .dtype = kF16, .spread = 2.0f},
         LinearSizes{.nq = 200, .nk = 300, .d = 128, .dtype = kBf16, .mean_free_keys = false},
+        // More blocks than 32, by queries and by keys: several words of bits.
+        LinearSizes{.h = 1, .nq = 130, .nk = 4600, .d = 64, .share = 0.3, .dtype = kBf16},
+        LinearSizes{.h = 1, .nq = 4600, .nk = 130, .d = 64, .share = 0.3, .dtype = kBf16},
         LinearSizes{.h = 6,
                     .hk = 2,
                     .nq = 270,
@@ -338,6 +341,16 @@ TEST(GpuLinear, NansThatAreSeenStay) {
 }
 
 /// Results depend neither on the rest of the batch nor on how many heads are worked on at once.
+/// More blocks than a thread block has bits of at once, by queries and by keys. (Too slow for the
+/// emulator's everyday list.)
+TEST(GpuLinearLong, ManyBlocks) {
+  NEED_DEVICE();
+  for (auto [nq, nk] : {std::pair{130, 66000}, {66000, 130}}) {
+    LinearProblem x({.h = 1, .nq = nq, .nk = nk, .d = 64, .share = 0.3, .dtype = kBf16});
+    expect_accurate(x);
+  }
+}
+
 /// Long sequences: a thread block takes several blocks of tokens.
 TEST(GpuLinear, SameBitsFromFewerThreadBlocks) {
   NEED_DEVICE();
