@@ -171,16 +171,17 @@ struct KeyGradientsJob {
   Tables queries;
   const float* extra_sum;        // [heads, blocks, d]: dZ
   const float *k_mean, *v_mean;  // [heads, d]; k_mean null: φ gets K as it is
-  Strided dv, dk;                // dk is written if there is no k_mean
-  float* g;                      // [heads, count, d]
-  float* g_part;                 // [heads, pieces, d]: sums of g
+  Strided dv, dk;
+  float* g;       // [heads, count, d]; null: g goes to dk
+  float* g_part;  // [heads, pieces, d]: sums of g; not written without k_mean
 };
 void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job);
 
 /// dK = g − mean.
 struct SubtractMeanJob {
   Tokens dk;
-  const float *g, *mean;
+  const float* g;  // null: dk has it
+  const float* mean;
 };
 void launch_subtract_mean(const Kind& kind, const SubtractMeanJob& job);
 

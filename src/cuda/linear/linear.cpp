@@ -82,7 +82,7 @@ struct Space {
       w[i] = arena.take<float>(heads * s.q_blocks * p.d);
       w_seen[i] = arena.take<float>(key_heads * s.k_blocks * p.d);
     }
-    g = arena.take<float>(key_heads * p.nk * p.d);
+    if (p.has_dnorm) g = arena.take<float>(key_heads * p.nk * p.d);
   }
 
   uint32_t* bad;                          // [2, key heads]: of h and dH
@@ -92,6 +92,8 @@ struct Space {
   float *z, *z_seen;
   float *weight = nullptr, *extra = nullptr;
   float *w[2] = {}, *w_seen[2] = {};  // w, dz and W, dZ
+  /// g in FP32, or null where the type of dK suffices. A gradient of norms may be nearly the same
+  /// for all keys, and a hundred times what is left of g without its mean; nothing else in g is.
   float* g = nullptr;
 };
 
@@ -247,7 +249,7 @@ class Pass {
                                  .v_mean = ws_.v_mean.mean,
                                  .dv = strided(out.dv, 16),
                                  .dk = strided(out.dk, 16),
-                                 .g = ws_.g,
+                                 .g = a_.mean_free_keys ? ws_.g : nullptr,
                                  .g_part = ws_.g_mean.part});
     if (!a_.mean_free_keys) return;
     launch_mean_of_parts(kind_, static_cast<int>(key_heads_), ws_.g_mean);
