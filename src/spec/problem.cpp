@@ -201,12 +201,13 @@ Problem resolve(const LinearForwardArgs& a, bool check_memory) {
 }
 
 Problem resolve(const LinearBackwardArgs& a, bool check_memory) {
-  const Problem p = resolve_linear(a, Direction::backward, check_memory);
+  Problem p = resolve_linear(a, Direction::backward, check_memory);
+  p.has_dnorm = a.dnorm.data != nullptr;
   check_view("dout", a.dout, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
   check_view("dq", a.dq, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
   check_view("dk", a.dk, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
   check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
-  if (a.dnorm.data != nullptr) check_stats("dnorm", a.dnorm, {p.b, p.h, p.nq}, false, check_memory);
+  if (p.has_dnorm) check_stats("dnorm", a.dnorm, {p.b, p.h, p.nq}, false, check_memory);
   return p;
 }
 

@@ -38,6 +38,7 @@ struct Problem {
   BlockLists blocks;
   Recipe recipe;  // with lists, pv16_tiles is their `lead`: it counts entries
   bool has_dlse = false;
+  bool has_dnorm = false;  // of the linear branch
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
   bool has_codes = false;      // written by the forward; in the backward they replace q, k and v

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "device_array.h"
@@ -53,7 +54,8 @@ class OnDevice {
 };
 
 /// Forward and backward through the public calls. Lists go to the device as they are.
-LinearAnswer run(LinearProblem& x, size_t shift = 0, bool with_lists = true) {
+LinearAnswer run(LinearProblem& x, size_t shift = 0, bool with_lists = true,
+                 bool with_dnorm = true) {
   LinearForwardArgs f = x.forward_args();
   LinearBackwardArgs b = x.backward_args();
   OnDevice q(x.q, shift), k(x.k, shift), v(x.v, shift), dout(x.dout, shift), o(x.o, shift),
@@ -69,7 +71,7 @@ LinearAnswer run(LinearProblem& x, size_t shift = 0, bool with_lists = true) {
   fill(f), fill(b);
   f.o = o.view(), f.norm.data = norm.data;
   b.dout = dout.view(), b.dq = dq.view(), b.dk = dk.view(), b.dv = dv.view();
-  b.dnorm.data = dnorm.data;
+  b.dnorm.data = with_dnorm ? dnorm.data : nullptr;
   const auto call = [](auto& args, auto&& function) {
     const Array<std::byte> workspace(
         std::vector<std::byte>(workspace_size(args) + 1, std::byte{0x7f}));
@@ -124,6 +126,9 @@ INSTANTIATE_TEST_SUITE_P(
         LinearSizes{.nq = 300, .nk = 1000, .d = 64, .share = 0.03, .dtype = kBf16},
         LinearSizes{.nq = 300, .nk = 1000, .d = 64, .share = 0.9, .dtype = kF16, .spread = 2.0f},
         LinearSizes{.nq = 200, .nk = 300, .d = 128, .dtype = kBf16, .mean_free_keys = false},
+        // More blocks than 32, by queries and by keys: several words of bits.
+        LinearSizes{.h = 1, .nq = 130, .nk = 4600, .d = 64, .share = 0.3, .dtype = kBf16},
+        LinearSizes{.h = 1, .nq = 4600, .nk = 130, .d = 64, .share = 0.3, .dtype = kBf16},
         LinearSizes{.h = 6,
                     .hk = 2,
                     .nq = 270,
@@ -150,6 +155,33 @@ TEST(GpuLinear, NoLists) {
   LinearProblem x({.nq = 70, .nk = 300, .d = 64, .share = 0, .dtype = kBf16});
   const LinearAnswer got = run(x, 0, false);
   expect_close(got, x.exact(), x.s.text());
+}
+
+/// Without a gradient of norms, dK passes through its own type before the mean is subtracted.
+TEST(GpuLinear, NoGradientOfNorms) {
+  NEED_DEVICE();
+  for (Dtype dtype : {kBf16, kF16})
+    for (size_t shift : {0, 2}) {
+      LinearProblem x({.h = 2, .hk = 1, .nq = 200, .nk = 300, .d = 64, .dtype = dtype});
+      std::fill(x.dnorm.begin(), x.dnorm.end(), 0.0f);
+      const LinearAnswer got = run(x, shift, true, false);
+      expect_close(got, x.exact(), "no dnorm, " + x.s.text());
+    }
+}
+
+/// A gradient that is the same for all keys, but for little: dK is what is left without its mean.
+TEST(GpuLinear, GradientOfNormsThatAgree) {
+  NEED_DEVICE();
+  LinearProblem x({.h = 1, .nq = 300, .nk = 300, .d = 64, .share = 0, .dtype = kBf16});
+  std::fill(x.dnorm.begin(), x.dnorm.end(), 4.0f);
+  x.k.for_each([&](int64_t at, int64_t, int64_t, int64_t, int64_t c) {
+    x.k.set(at, 0.05f * static_cast<float>(x.k.get(at)) + static_cast<float>(c % 5));
+  });
+  x.q.for_each([&](int64_t at, int64_t, int64_t, int64_t, int64_t c) {
+    x.q.set(at, static_cast<float>(x.q.get(at)) + static_cast<float>(c % 3));
+  });
+  const LinearAnswer got = run(x);
+  EXPECT_LE(error(got.dk, x.exact().dk), 5e-3);
 }
 
 TEST(GpuLinear, TensorsWithoutAlignment) {
@@ -338,6 +370,16 @@ TEST(GpuLinear, NansThatAreSeenStay) {
 }
 
 /// Results depend neither on the rest of the batch nor on how many heads are worked on at once.
+/// More blocks than a thread block has bits of at once, by queries and by keys. (Too slow for the
+/// emulator's everyday list.)
+TEST(GpuLinearLong, ManyBlocks) {
+  NEED_DEVICE();
+  for (auto [nq, nk] : {std::pair{130, 66000}, {66000, 130}}) {
+    LinearProblem x({.h = 1, .nq = nq, .nk = nk, .d = 64, .share = 0.3, .dtype = kBf16});
+    expect_accurate(x);
+  }
+}
+
 /// Long sequences: a thread block takes several blocks of tokens.
 TEST(GpuLinear, SameBitsFromFewerThreadBlocks) {
   NEED_DEVICE();

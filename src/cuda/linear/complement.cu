@@ -12,20 +12,12 @@
 namespace sagebwd::cuda::linear {
 namespace {
 
-/// The product of one key head. The query heads of a group lie one behind the other.
-struct Product {
-  int rows, depth;  // blocks that get sums, and blocks that have summands
-  __host__ __device__ explicit Product(const ComplementJob& p)
-      : rows(p.by_keys ? p.seen.columns : p.group * p.seen.rows),
-        depth(p.by_keys ? p.group * p.seen.rows : p.seen.columns) {}
-};
-
-__device__ __forceinline__ const uint16_t* seen_of(const ComplementJob& p, int head) {
-  return p.seen.at + static_cast<int64_t>(head) * p.group * p.seen.rows * p.seen.stride;
+/// The rows of a key head.
+__device__ __forceinline__ const uint32_t* seen_of(const Seen& seen, int head) {
+  return seen.at + static_cast<int64_t>(head) * seen.rows * seen.words;
 }
-__device__ __forceinline__ bool sees(const ComplementJob& p, const uint16_t* seen, int row,
-                                     int summand) {
-  return seen[p.by_keys ? summand * p.seen.stride + row : row * p.seen.stride + summand] != 0;
+__device__ __forceinline__ bool sees(const Seen& s, const uint32_t* seen, int row, int summand) {
+  return (seen[row * s.words + summand / 32] >> summand % 32 & 1u) != 0;
 }
 
 constexpr int kVectorRows = 8, kWays = 4, kSummands = 32;  // kSummands of a way, at a time
@@ -36,27 +28,26 @@ __global__ void __launch_bounds__(kWays* D, 1)
     vectors_kernel(const __grid_constant__ ComplementJob p) {
   __shared__ float4 seen_by[kWays][kSummands][kVectorRows / 4];
   __shared__ float parts[kWays - 1][kVectorRows][D];
-  const Product size(p);
+  const Seen& size = p.seen;
   const int c = static_cast<int>(threadIdx.x) % D, way = static_cast<int>(threadIdx.x) / D,
             head = static_cast<int>(blockIdx.y);
   const int which = static_cast<int>(blockIdx.z), row0 = static_cast<int>(blockIdx.x) * kVectorRows;
-  const uint16_t* const seen = seen_of(p, head);
-  const float* const from = p.sum[which] + static_cast<int64_t>(head) * size.depth * D + c;
+  const uint32_t* const seen = seen_of(size, head);
+  const float* const from = p.sum[which] + static_cast<int64_t>(head) * size.columns * D + c;
   const bool finite = p.bad[head] == 0;
   float sum[kVectorRows] = {};
-  for (int step = 0; step < size.depth; step += kSummands * kWays) {
+  for (int step = 0; step < size.columns; step += kSummands * kWays) {
     const int first = step + way * kSummands;
     // All are on their way before any is waited for.
     float x[kSummands];
 #pragma unroll
     for (int i = 0; i < kSummands; ++i)
-      x[i] = first + i < size.depth ? from[static_cast<int64_t>(first + i) * D] : 0.0f;
+      x[i] = first + i < size.columns ? from[static_cast<int64_t>(first + i) * D] : 0.0f;
     __syncthreads();
     for (int e = c; e < kSummands * kVectorRows; e += D) {
-      const int i = p.by_keys ? e / kVectorRows : e % kSummands,
-                r = p.by_keys ? e % kVectorRows : e / kSummands;
+      const int i = e % kSummands, r = e / kSummands;
       const bool is_seen =
-          first + i < size.depth && row0 + r < size.rows && sees(p, seen, row0 + r, first + i);
+          first + i < size.columns && row0 + r < size.rows && sees(size, seen, row0 + r, first + i);
       reinterpret_cast<float*>(seen_by[way][i])[r] = is_seen ? 1.0f : 0.0f;
     }
     __syncthreads();
@@ -94,102 +85,115 @@ __global__ void __launch_bounds__(kWays* D, 1)
   }
 }
 
-constexpr int kTile = 128, kDepth = 64, kStages = 2, kThreads = 128;
-constexpr int kStageBytes = 2 * kTile * kDepth * 2;
+constexpr int kTile = 128, kDepth = 64, kStages = 3, kThreads = 256;
+constexpr int kStageBytes = kTile * kDepth * 2;
+/// Words of a row of bits in shared memory; two more keep the rows of a quad's lanes in different
+/// banks.
+constexpr int kBitWords = 32, kBitRow = kBitWords + 2;
+constexpr int kMatricesBytes = kStages * kStageBytes + kTile * kBitRow * 4;
 
-/// Starts copying the operands of kDepth summands.
-template <bool kByKeys>
-__device__ __forceinline__ void load_stage(uint32_t to, const ComplementJob& p, const Product& size,
-                                           const uint16_t* seen, const uint16_t* matrix, int row0,
-                                           int first, int64_t row_size, uint32_t thread) {
-  const int left = size.depth - first;
-  const int64_t stride = p.seen.stride * 2;
-  if constexpr (kByKeys)
-    tile::load_rows<kDepth, kTile * 2, kThreads>(to, seen + first * p.seen.stride + row0, stride,
-                                                 left, thread);
-  else
-    tile::load_rows<kTile, kDepth * 2, kThreads>(to, seen + row0 * p.seen.stride + first, stride,
-                                                 size.rows - row0, thread);
-  tile::load_rows<kDepth, kTile * 2, kThreads>(to + kTile * kDepth * 2, matrix + first * row_size,
-                                               row_size * 2, left, thread);
+/// Copies kBitWords words of bits, those from summand `first` on.
+__device__ __forceinline__ void load_bits(uint32_t* to, const Seen& s, int head, int row0,
+                                          int first, uint32_t thread) {
+  const uint32_t* const seen = seen_of(s, head);
+  const int word0 = first / 32;
+  for (int e = static_cast<int>(thread); e < kTile * kBitWords; e += kThreads) {
+    const int row = e / kBitWords, word = e % kBitWords;
+    const bool real = row0 + row < s.rows && word0 + word < s.words;
+    to[row * kBitRow + word] = real ? seen[(row0 + row) * s.words + word0 + word] : 0u;
+  }
+}
+
+/// Two BF16 numbers, 0 or 1, of the lowest two bits.
+__device__ __forceinline__ uint32_t zeros_and_ones(uint32_t bits) {
+  return ((bits & 1u) | (bits & 2u) << 15) * 0x3f80u;
 }
 
 }  // namespace
 
-/// Each warp has 64 x 64 of the 128 x 128 sums of a thread block.
-template <int D, bool kByKeys>
-__global__ void __launch_bounds__(kThreads, 3)
+/// Each warp has 32 x 64 of the 128 x 128 sums of a thread block.
+template <int D>
+__global__ void __launch_bounds__(kThreads, 2)
     matrices_kernel(const __grid_constant__ ComplementJob p) {
   using bf16 = __nv_bfloat16;
   extern __shared__ __align__(128) uint8_t memory[];
-  const Product size(p);
+  const Seen& size = p.seen;
   const int64_t row_size = D * D;
   const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int head = static_cast<int>(blockIdx.z), row0 = static_cast<int>(blockIdx.x) * kTile,
             column0 = static_cast<int>(blockIdx.y) * kTile;
-  const uint16_t* const seen = seen_of(p, head);
-  const uint16_t* const matrix = reinterpret_cast<const uint16_t*>(p.matrix) +
-                                 static_cast<int64_t>(head) * size.depth * row_size + column0;
-  __half* const average = reinterpret_cast<__half*>(p.average) +
-                          static_cast<int64_t>(head) * size.rows * row_size + column0;
-  const float* const sum = p.sum_of_seen[0] + static_cast<int64_t>(head) * size.rows * D;
-  const float scale = average_scale(p.magnitude[head]);
+  const uint16_t* matrix = reinterpret_cast<const uint16_t*>(p.matrix) +
+                           static_cast<int64_t>(head) * size.columns * row_size + column0;
+  const auto average_of = [&](int row) {
+    return reinterpret_cast<__half*>(p.average) +
+           (static_cast<int64_t>(head) * size.rows + row) * row_size + column0;
+  };
+  const auto inverse_of = [&](int row, int channel) {
+    return inverse_or_zero(
+        p.sum_of_seen[0][(static_cast<int64_t>(head) * size.rows + row) * D + channel]);
+  };
 
   if (p.bad[head] != 0) {  // 0·NaN is NaN, so summands that are not seen must be left out
-    const float* const sum_of_channel = sum + (column0 + thread) / D;
-    for (int row = row0; row < min(row0 + kTile, size.rows); ++row) {
+    const uint32_t* const seen = seen_of(size, head);
+    const int column = static_cast<int>(thread) % kTile;
+    for (int row = row0 + static_cast<int>(thread) / kTile; row < min(row0 + kTile, size.rows);
+         row += kThreads / kTile) {
       float total = 0.0f;
-      for (int i = 0; i < size.depth; ++i)
-        if (sees(p, seen, row, i))
-          total += static_cast<float>(reinterpret_cast<const bf16*>(matrix)[i * row_size + thread]);
-      average[row * row_size + thread] =
-          __half(total * scale * inverse_or_zero(sum_of_channel[row * D]));
+      for (int i = 0; i < size.columns; ++i)
+        if (sees(size, seen, row, i))
+          total += static_cast<float>(reinterpret_cast<const bf16*>(matrix)[i * row_size + column]);
+      average_of(row)[column] = __half(total * average_scale(p.magnitude[head]) *
+                                       inverse_of(row, (column0 + column) / D));
     }
     return;
   }
 
   const uint32_t stages = arch::shared_address(memory);
-  const uint32_t warp_row = warp / 2 * 64, warp_column = warp % 2 * 64;
-  const int steps = (size.depth + kDepth - 1) / kDepth;
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (s < steps)
-      load_stage<kByKeys>(stages + s * kStageBytes, p, size, seen, matrix, row0, s * kDepth,
-                          row_size, thread);
+  uint32_t* const bits = reinterpret_cast<uint32_t*>(memory + kStages * kStageBytes);
+  const uint32_t warp_row = warp / 2 * 32, warp_column = warp % 2 * 64;
+  const auto load_stage = [&](int left, int stage) {  // left: summands
+    if (left > 0)
+      tile::load_rows<kDepth, kTile * 2, kThreads>(stages + stage * kStageBytes, matrix,
+                                                   row_size * 2, left, thread);
+    matrix += kDepth * row_size;
     arch::cp_async_commit();
-  }
-  float acc[4][8][4] = {};
+  };
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) load_stage(size.columns - s * kDepth, s);
+  float acc[2][8][4] = {};
   const bool works = row0 + static_cast<int>(warp_row) < size.rows;
-  for (int at = 0; at < steps; ++at) {
+  int stage = 0;
+#pragma unroll 1
+  for (int first = 0; first < size.columns; first += kDepth) {
+    if (first % (kBitWords * 32) == 0) {
+      __syncthreads();  // everybody is done with the bits before
+      load_bits(bits, size, head, row0, first, thread);
+    }
     arch::cp_async_wait<kStages - 2>();
     __syncthreads();  // the stage is there, and everybody is done with the one before
-    const int next = at + kStages - 1;
-    if (next < steps)
-      load_stage<kByKeys>(stages + next % kStages * kStageBytes, p, size, seen, matrix, row0,
-                          next * kDepth, row_size, thread);
-    arch::cp_async_commit();
+    load_stage(size.columns - first - (kStages - 1) * kDepth, stage == 0 ? kStages - 1 : stage - 1);
+    const uint32_t b_tile = stages + stage * kStageBytes;
+    stage = stage == kStages - 1 ? 0 : stage + 1;
     if (!works) continue;
-    const uint32_t a_tile = stages + at % kStages * kStageBytes,
-                   b_tile = a_tile + kTile * kDepth * 2;
+    const uint32_t* const row = bits + (warp_row + lane / 4) * kBitRow + first / 32 % kBitWords;
 #pragma unroll
     for (int step = 0; step < kDepth / 16; ++step) {
-      uint32_t a[4][4];
+      // A lane has columns 2·(lane % 4) and the next, and those eight behind.
+      const uint32_t shift = step % 2 * 16 + lane % 4 * 2;
+      uint32_t a[2][4];
 #pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        if constexpr (kByKeys)
-          tile::load_a_trans<kTile * 2>(a[m], a_tile + step * 16 * kTile * 2, warp_row / 8 + 2 * m,
-                                        lane);
-        else
-          arch::ldmatrix_x4(a[m], tile::step_of(a_tile + (warp_row + 16 * m) * kDepth * 2 +
-                                                    tile::a_lane<kDepth * 2>(lane),
-                                                step));
-      }
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t word = row[(16 * m + 8 * half) * kBitRow + step / 2] >> shift;
+          a[m][half] = zeros_and_ones(word), a[m][2 + half] = zeros_and_ones(word >> 8);
+        }
 #pragma unroll
       for (int n = 0; n < 8; n += 2) {
         uint32_t b[4];
         tile::load_b_trans<kTile * 2>(b, b_tile + step * 16 * kTile * 2, warp_column / 8 + n, lane);
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
+        for (int m = 0; m < 2; ++m) {
           arch::mma_16<bf16>(acc[m][n], a[m], b[0], b[1]);
           arch::mma_16<bf16>(acc[m][n + 1], a[m], b[2], b[3]);
         }
@@ -199,13 +203,15 @@ __global__ void __launch_bounds__(kThreads, 3)
   arch::cp_async_wait<0>();
 
   const int channel = (column0 + static_cast<int>(warp_column)) / D;  // of φ
+  const float scale = average_scale(p.magnitude[head]);
 #pragma unroll
-  for (int m = 0; m < 4; ++m)
+  for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + static_cast<int>(warp_row + lane / 4) + 16 * m + 8 * half;
       const bool real = row < size.rows;
-      const float inverse = real ? inverse_or_zero(sum[row * D + channel]) : 0.0f;
+      const float inverse = real ? inverse_of(row, channel) : 0.0f;
+      __half* const to = average_of(row) + warp_column;
 #pragma unroll
       for (int n = 0; n < 8; n += 4) {
         uint32_t words[4];
@@ -213,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 3)
         for (int i = 0; i < 4; ++i)
           words[i] = tile::pack_16<__half>(acc[m][n + i][2 * half] * scale * inverse,
                                            acc[m][n + i][2 * half + 1] * scale * inverse);
-        tile::store_quad(average + row * row_size + warp_column + n * 8, words, lane, true, real);
+        tile::store_quad(to + n * 8, words, lane, true, real);
       }
     }
 }
@@ -222,7 +228,7 @@ namespace {
 
 template <int D>
 void launch_for(const ComplementJob& job, cudaStream_t stream) {
-  const Product size(job);
+  const Seen& size = job.seen;
   const auto tiles = [](int64_t n, int64_t tile) {
     return static_cast<unsigned>((n + tile - 1) / tile);
   };
@@ -230,8 +236,7 @@ void launch_for(const ComplementJob& job, cudaStream_t stream) {
   launch(vectors_kernel<D>, dim3(tiles(size.rows, kVectorRows), heads, job.sum[1] ? 2 : 1),
          kWays * D, 0, job, stream);
   const dim3 grid(tiles(size.rows, kTile), tiles(D * D, kTile), heads);
-  launch(job.by_keys ? matrices_kernel<D, true> : matrices_kernel<D, false>, grid, kThreads,
-         kStages * kStageBytes, job, stream);
+  launch(matrices_kernel<D>, grid, kThreads, kMatricesBytes, job, stream);
 }
 
 }  // namespace

@@ -35,9 +35,6 @@ namespace sagebwd::cuda::linear {
 
 /// Tokens that a thread block takes at once. Blocks of lists are multiples of it.
 inline constexpr int kPiece = 64;
-/// Rows of the 0/1 matrix are a multiple of this long.
-inline constexpr int kSeenStep = 128;
-
 /// The tokens of the heads of a pass.
 struct Tokens {
   Strided x;
@@ -84,21 +81,33 @@ void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean);
 
 // --- which blocks see each other ---
 
-/// 1 where a block of queries does not exclude a block of keys, else 0, as BF16.
+/// Bits of blocks that see each other, row by row; zeros behind the last column.
 struct Seen {
-  uint16_t* at;    // [heads, rows, stride]; zeros behind the last key block
-  int64_t stride;  // a multiple of kSeenStep
-  int rows;        // blocks of queries of a head
-  int columns;     // blocks of keys
+  const uint32_t* at;  // [key heads, rows, words]
+  int64_t words;       // an even number
+  int rows, columns;   // of a key head: blocks that get sums, and blocks that have summands
 };
+
+/// Rows are blocks of queries, columns blocks of keys.
 struct SeenJob {
-  Seen to;
+  uint32_t* by_query;  // [heads, rows, words]
+  int64_t words;
+  int rows, columns;
   const int32_t *index, *count;  // null: nothing is excluded; all of `width`
   int64_t width, stride_batch, stride_head;
   int64_t first;  // head of the pass
   int of_batch, heads;
 };
 void launch_seen(const SeenJob& job, cudaStream_t stream);
+
+/// The same bits by blocks of keys. The query heads of a group lie one behind the other.
+struct SeenByKeysJob {
+  const uint32_t* by_query;  // [key heads, rows, query_words]
+  uint32_t* by_key;          // [key heads, columns, words]
+  int64_t query_words, words;
+  int key_heads, rows, columns;
+};
+void launch_seen_by_keys(const SeenByKeysJob& job, cudaStream_t stream);
 
 // --- sums over blocks ---
 
@@ -119,8 +128,7 @@ void launch_block_sums(const Kind& kind, const BlockSumsJob& job);
 /// Sums over the blocks that see each other, as averages.
 struct ComplementJob {
   Seen seen;
-  bool by_keys;  // results belong to blocks of keys, else of queries
-  int key_heads, group;
+  int key_heads;
   const uint16_t* matrix;  // of launch_block_sums
   const float* sum[2];     // [1]: null: none
   const float* magnitude;  // [key heads] of the partner
@@ -163,16 +171,17 @@ struct KeyGradientsJob {
   Tables queries;
   const float* extra_sum;        // [heads, blocks, d]: dZ
   const float *k_mean, *v_mean;  // [heads, d]; k_mean null: φ gets K as it is
-  Strided dv, dk;                // dk is written if there is no k_mean
-  float* g;                      // [heads, count, d]
-  float* g_part;                 // [heads, pieces, d]: sums of g
+  Strided dv, dk;
+  float* g;       // [heads, count, d]; null: g goes to dk
+  float* g_part;  // [heads, pieces, d]: sums of g; not written without k_mean
 };
 void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job);
 
 /// dK = g − mean.
 struct SubtractMeanJob {
   Tokens dk;
-  const float *g, *mean;
+  const float* g;  // null: dk has it
+  const float* mean;
 };
 void launch_subtract_mean(const Kind& kind, const SubtractMeanJob& job);
 

@@ -53,19 +53,18 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i) g[n][i] = phi[n][i] * (g[n][i] - total[i / 2]);
 
-  if (p.k_mean == nullptr) {
+  if (p.g == nullptr)
     me.store(p.dk, p.k, [&](int n, int half) -> float2 {
       return {g[n][2 * half], g[n][2 * half + 1]};
     });
-    return;
-  }
+  if (p.k_mean == nullptr) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float* const row = p.g + (static_cast<int64_t>(me.head) * p.k.count + me.token(half)) * D;
     bool finite = true;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
-      if (counts[half])
+      if (p.g != nullptr && counts[half])
         *reinterpret_cast<float2*>(row + me.channel(n)) = {g[n][2 * half], g[n][2 * half + 1]};
       finite = finite && fabsf(g[n][2 * half]) <= FLT_MAX && fabsf(g[n][2 * half + 1]) <= FLT_MAX;
     }

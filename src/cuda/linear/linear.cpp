@@ -34,12 +34,16 @@ struct Sizes {
         block_k(p.has_lists() ? p.blocks.block_k : 64),
         q_blocks(ceil_div(p.nq, block_q)),
         k_blocks(ceil_div(p.nk, block_k)),
-        seen_stride(round_up(std::max<int64_t>(k_blocks, 1), kSeenStep)) {}
+        query_words(words_of(k_blocks)),
+        key_words(words_of(group * q_blocks)) {}
+
+  /// Of a row of bits.
+  static int64_t words_of(int64_t bits) { return 2 * ceil_div(std::max<int64_t>(bits, 1), 64); }
 
   bool backward;
   int64_t group;
   int block_q, block_k;
-  int64_t q_blocks, k_blocks, seen_stride;
+  int64_t q_blocks, k_blocks, query_words, key_words;
 };
 
 /// What lies where in the workspace.
@@ -61,7 +65,7 @@ struct Space {
       return arena.take<uint16_t>(blocks * p.d * p.d);
     };
     bad = arena.take<uint32_t>(2 * key_heads);
-    seen = arena.take<uint16_t>(heads * s.q_blocks * s.seen_stride);
+    by_query = arena.take<uint32_t>(heads * s.q_blocks * s.query_words);
     take_mean(k_mean, mean_parts(p.nk), true);
     take_mean(v_mean, mean_parts(p.nk), true);
     of_keys = take_matrices(key_heads * s.k_blocks);
@@ -69,6 +73,7 @@ struct Space {
     z = arena.take<float>(key_heads * s.k_blocks * p.d);
     z_seen = arena.take<float>(heads * s.q_blocks * p.d);
     if (!s.backward) return;
+    by_key = arena.take<uint32_t>(key_heads * s.k_blocks * s.key_words);
     take_mean(dout_mean, s.group * mean_parts(p.nq), true);
     take_mean(g_mean, ceil_div(p.nk, kPiece), false);
     g_mean.divisor = k_mean.divisor;
@@ -77,16 +82,18 @@ struct Space {
       w[i] = arena.take<float>(heads * s.q_blocks * p.d);
       w_seen[i] = arena.take<float>(key_heads * s.k_blocks * p.d);
     }
-    g = arena.take<float>(key_heads * p.nk * p.d);
+    if (p.has_dnorm) g = arena.take<float>(key_heads * p.nk * p.d);
   }
 
-  uint32_t* bad;                   // [2, key heads]: of h and dH
-  uint16_t *of_keys, *of_queries;  // h, then X; U, then dH
-  uint16_t* seen;
+  uint32_t* bad;                          // [2, key heads]: of h and dH
+  uint16_t *of_keys, *of_queries;         // h, then X; U, then dH
+  uint32_t *by_query, *by_key = nullptr;  // bits of blocks that see each other
   Mean k_mean, v_mean, dout_mean{}, g_mean{};
   float *z, *z_seen;
   float *weight = nullptr, *extra = nullptr;
   float *w[2] = {}, *w_seen[2] = {};  // w, dz and W, dZ
+  /// g in FP32, or null where the type of dK suffices. A gradient of norms may be nearly the same
+  /// for all keys, and a hundred times what is left of g without its mean; nothing else in g is.
   float* g = nullptr;
 };
 
@@ -133,7 +140,10 @@ class Pass {
     SAGE_CUDA(cudaMemsetAsync(ws_.bad, 0, static_cast<size_t>(2 * key_heads_) * sizeof(uint32_t),
                               kind_.stream));
     const BlockLists& l = p_.blocks;
-    launch_seen({.to = seen(),
+    launch_seen({.by_query = ws_.by_query,
+                 .words = s_.query_words,
+                 .rows = static_cast<int>(s_.q_blocks),
+                 .columns = static_cast<int>(s_.k_blocks),
                  .index = p_.has_lists() ? l.index : nullptr,
                  .count = l.count,
                  .width = l.width,
@@ -157,10 +167,11 @@ class Pass {
                               .extra_sum = nullptr,
                               .bad = ws_.bad,
                               .together = together(keys(a_.k), s_.block_k)});
-    launch_complement(kind_, {.seen = seen(),
-                              .by_keys = false,
+    launch_complement(kind_, {.seen = {.at = ws_.by_query,
+                                       .words = s_.query_words,
+                                       .rows = static_cast<int>(s_.group * s_.q_blocks),
+                                       .columns = static_cast<int>(s_.k_blocks)},
                               .key_heads = static_cast<int>(key_heads_),
-                              .group = static_cast<int>(s_.group),
                               .matrix = ws_.of_keys,
                               .sum = {ws_.z, nullptr},
                               .magnitude = ws_.v_mean.magnitude,
@@ -203,10 +214,18 @@ class Pass {
                               .extra_sum = ws_.w[1],
                               .bad = ws_.bad + key_heads_,
                               .together = together(queries_of(a_.q), s_.block_q)});
-    launch_complement(kind_, {.seen = seen(),
-                              .by_keys = true,
+    const int rows = static_cast<int>(s_.group * s_.q_blocks),
+              columns = static_cast<int>(s_.k_blocks);
+    launch_seen_by_keys({.by_query = ws_.by_query,
+                         .by_key = ws_.by_key,
+                         .query_words = s_.query_words,
+                         .words = s_.key_words,
+                         .key_heads = static_cast<int>(key_heads_),
+                         .rows = rows,
+                         .columns = columns},
+                        kind_.stream);
+    launch_complement(kind_, {.seen = {ws_.by_key, s_.key_words, columns, rows},
                               .key_heads = static_cast<int>(key_heads_),
-                              .group = group,
                               .matrix = ws_.of_queries,
                               .sum = {ws_.w[0], ws_.w[1]},
                               .magnitude = ws_.dout_mean.magnitude,
@@ -230,7 +249,7 @@ class Pass {
                                  .v_mean = ws_.v_mean.mean,
                                  .dv = strided(out.dv, 16),
                                  .dk = strided(out.dk, 16),
-                                 .g = ws_.g,
+                                 .g = a_.mean_free_keys ? ws_.g : nullptr,
                                  .g_part = ws_.g_mean.part});
     if (!a_.mean_free_keys) return;
     launch_mean_of_parts(kind_, static_cast<int>(key_heads_), ws_.g_mean);
@@ -250,9 +269,6 @@ class Pass {
   Tokens queries_of(const TensorView& t) const {
     return {strided(t, 16), first_ * s_.group, static_cast<int>(p_.h), static_cast<int>(p_.nq),
             static_cast<int>(key_heads_ * s_.group)};
-  }
-  Seen seen() const {
-    return {ws_.seen, s_.seen_stride, static_cast<int>(s_.q_blocks), static_cast<int>(s_.k_blocks)};
   }
   Tables keys_as_seen() const {
     return {.group = static_cast<int>(s_.group),

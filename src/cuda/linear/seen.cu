@@ -6,37 +6,65 @@ namespace sagebwd::cuda::linear {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kOnes = 0x3f803f80u;  // two BF16 numbers
+constexpr uint32_t kAllLanes = 0xffffffffu;
 
-/// A warp makes a row. Nobody has checked the lists: what is out of range excludes nothing.
+/// A warp makes a row; a lane has a word of it. Nobody has checked the lists: what is out of range
+/// excludes nothing.
 __global__ void __launch_bounds__(kThreads) seen_kernel(const __grid_constant__ SeenJob p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (at >= static_cast<int64_t>(p.heads) * p.to.rows) return;
-  uint16_t* const row = p.to.at + at * p.to.stride;
-  for (int64_t pair = lane; 2 * pair < p.to.stride; pair += 32) {
-    const int64_t left = p.to.columns - 2 * pair;
-    reinterpret_cast<uint32_t*>(row)[pair] = left > 1 ? kOnes : left == 1 ? kOnes & 0xffffu : 0u;
-  }
-  if (p.index == nullptr) return;
-  __syncwarp();
-  const int64_t head = p.first + at / p.to.rows;
+  if (at >= static_cast<int64_t>(p.heads) * p.rows) return;
+  const int64_t head = p.first + at / p.rows;
   const int64_t n =
-      head / p.of_batch * p.stride_batch + head % p.of_batch * p.stride_head + at % p.to.rows;
-  const int64_t count =
-      p.count == nullptr ? p.width : min(static_cast<int64_t>(p.count[n]), p.width);
-  for (int64_t i = lane; i < count; i += 32) {
-    const int32_t block = p.index[n * p.width + i];
-    if (block >= 0 && block < p.to.columns) row[block] = 0;
+      head / p.of_batch * p.stride_batch + head % p.of_batch * p.stride_head + at % p.rows;
+  int64_t count = 0;
+  if (p.index != nullptr)
+    count = p.count == nullptr ? p.width : min(static_cast<int64_t>(p.count[n]), p.width);
+  for (int64_t first = 0; first < p.words; first += 32) {
+    const int64_t word = first + lane, left = p.columns - 32 * word;
+    uint32_t bits = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0u;
+    for (int64_t i = 0; i < count; i += 32) {
+      const int32_t entry = i + lane < count ? p.index[n * p.width + i + lane] : -1;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const int32_t block = __shfl_sync(kAllLanes, entry, j);
+        if (block >= 0 && block / 32 == word) bits &= ~(1u << block % 32);
+      }
+    }
+    if (word < p.words) p.by_query[at * p.words + word] = bits;
   }
+}
+
+/// A thread makes a word of 32 blocks of queries.
+__global__ void __launch_bounds__(kThreads)
+    seen_by_keys_kernel(const __grid_constant__ SeenByKeysJob p) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t column = at % p.columns, word = at / p.columns % p.words,
+                head = at / p.columns / p.words;
+  if (head >= p.key_heads) return;
+  uint32_t bits = 0;
+#pragma unroll 8
+  for (int i = 0; i < 32; ++i) {
+    const int64_t row = 32 * word + i;
+    if (row >= p.rows) break;
+    const uint32_t seen = p.by_query[(head * p.rows + row) * p.query_words + column / 32];
+    bits |= (seen >> column % 32 & 1u) << i;
+  }
+  p.by_key[(head * p.columns + column) * p.words + word] = bits;
 }
 
 }  // namespace
 
 void launch_seen(const SeenJob& job, cudaStream_t stream) {
-  const int64_t warps = static_cast<int64_t>(job.heads) * job.to.rows, per_block = kThreads / 32;
+  const int64_t warps = static_cast<int64_t>(job.heads) * job.rows, per_block = kThreads / 32;
   launch(seen_kernel, dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)), kThreads, 0,
          job, stream);
+}
+
+void launch_seen_by_keys(const SeenByKeysJob& job, cudaStream_t stream) {
+  const int64_t threads = static_cast<int64_t>(job.key_heads) * job.columns * job.words;
+  launch(seen_by_keys_kernel, dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)),
+         kThreads, 0, job, stream);
 }
 
 }  // namespace sagebwd::cuda::linear

@@ -19,17 +19,23 @@ __global__ void __launch_bounds__(kThreads)
   const int token =
       static_cast<int>(blockIdx.x) * (kThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
   if (token >= p.dk.count) return;
-  const float* g = p.g + (static_cast<int64_t>(head) * p.dk.count + token) * D + channel;
   const float* mean = p.mean + head * D + channel;
+  T* const to = row_of<T>(p.dk.x, p.dk, head, token) + channel;
   float x[8];
+  if (p.g == nullptr) {
+    unpack_chunk<T>(x, load_chunk(to, p.dk.x.vector));
+  } else {
+    const float4* const g = reinterpret_cast<const float4*>(
+        p.g + (static_cast<int64_t>(head) * p.dk.count + token) * D + channel);
+    const float4 low = g[0], high = g[1];
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float4 a = reinterpret_cast<const float4*>(g)[half],
-                 b = reinterpret_cast<const float4*>(mean)[half];
-    x[4 * half] = a.x - b.x, x[4 * half + 1] = a.y - b.y;
-    x[4 * half + 2] = a.z - b.z, x[4 * half + 3] = a.w - b.w;
+    const float4 m = reinterpret_cast<const float4*>(mean)[half];
+    x[4 * half] -= m.x, x[4 * half + 1] -= m.y, x[4 * half + 2] -= m.z, x[4 * half + 3] -= m.w;
   }
-  T* const to = row_of<T>(p.dk.x, p.dk, head, token) + channel;
   const uint4 chunk = pack_chunk<T>(x);
   if (p.dk.x.vector) {
     *reinterpret_cast<uint4*>(to) = chunk;
