@@ -79,9 +79,11 @@ def attention(
     """
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
-    options, (q, k, v) = _dense(
-        q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks
-    )
+    tokens_first = check_dense(q, k, v, layout)
+    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
+    if blocks is not None:
+        options = _with_lists(options, blocks, *ops.swapped(tokens_first, q, k), packed=False)
+    q, k, v = readable(q, k, v)
     out, lse, max_logit = ops.forward(
         q,
         k,
@@ -91,9 +93,8 @@ def attention(
         return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
+        tokens_first=tokens_first,
     )
-    if layout == "bshd":
-        out = out.transpose(1, 2)
     return _results(out, lse, max_logit, return_lse, return_max_logit)
 
 
@@ -228,17 +229,21 @@ def _dense(
 
 def dense_tensors(q, k, v, layout):
     """q, k, v as [b, h, n, d], or the error that says why they do not fit together."""
+    return ops.swapped(check_dense(q, k, v, layout), q, k, v)
+
+
+def check_dense(q, k, v, layout):
+    """Whether the layout has tokens before heads. Raises unless q, k, v fit together."""
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     check_tensors(q, k, v, dims=4)
-    if layout == "bshd":
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
         raise ValueError(
             f"q, k, v: expected one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
         )
-    check_heads(q.shape[1], k.shape[1])
-    return q, k, v
+    heads = 2 if layout == "bshd" else 1
+    check_heads(q.shape[heads], k.shape[heads])
+    return layout == "bshd"
 
 
 def _packed(
