@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Autograd of eager calls without Python: the operator `attend` is `fwd` with a gradient.
 //
-// PyTorch's stable ABI has no autograd. This file therefore makes a library of its own, which serves
-// the very PyTorch that it was compiled for, and that has its name in the file's name. Where it does
-// not fit, python/sagebwd/ops.py has the same formula in Python.
+// PyTorch's stable ABI has no autograd. This file therefore makes a library of its own, which
+// serves the very PyTorch that it was compiled for, and that has its name in the file's name. Where
+// it does not fit, python/sagebwd/ops.py has the same formula in Python.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
@@ -147,7 +147,8 @@ struct Attention : torch::autograd::Function<Attention> {
                          kept.get(kOptions + 3).toIntVector());
     }
     if (!dout.defined()) dout = at::zeros_like(out);
-    // Where gradients are recorded, a double backward may follow, and the formula of bwd refuses it.
+    // Where gradients are recorded, a double backward may follow, and the formula of bwd refuses
+    // it.
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
     if (!at::GradMode::is_enabled()) below.emplace();
     const auto optional = [](const Tensor& t) { return t.defined() ? IValue(t) : IValue(); };
@@ -188,8 +189,8 @@ void attend(const c10::OperatorHandle&, Stack* stack) {
 }  // namespace sagebwd::binding
 
 TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
-  // The arguments of fwd and two more: `tokens_first` is for tensors [b, n, h, d]. What is not asked
-  // for is None.
+  // The arguments of fwd and two more: `tokens_first` is for tensors [b, n, h, d]. What is not
+  // asked for is None.
   m.def(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
       "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, bool causal, bool top_left, "

@@ -356,8 +356,9 @@ def _check_linear_shapes(q, k, v, options):
 
 
 # PyTorch keeps a formula per operator, which compiled graphs and tensors of other classes use. Its
-# wrapper around the formula costs several times what the kernels of a small call cost, so plain
-# eager calls have a Function of their own, made of the same two steps.
+# wrapper around the formula costs several times what the kernels of a small call cost. Plain eager
+# calls therefore take the same two steps in C++ (bindings/torch/autograd.cpp) or, where that was
+# not compiled for this PyTorch, in a Function of their own.
 
 
 class _Attention(torch.autograd.Function):
