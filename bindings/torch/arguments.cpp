@@ -147,16 +147,17 @@ Tensor new_contiguous(const Tensor& like, std::initializer_list<int64_t> shape, 
                      dtype);
 }
 
-/// Whether the elements of a tensor lie behind one another in some order of its dimensions.
-/// torch.empty_like then takes over the strides.
-bool is_dense(const Tensor& t) {
+/// Whether the elements of the first dimensions of a tensor lie behind one another in some order of
+/// these dimensions.
+bool is_dense(const Tensor& t, int64_t dims) {
   const auto sizes = t.sizes(), strides = t.strides();
-  const auto taken = [](int64_t size) { return size > 1; };  // other strides may be any number
-  int64_t span = 1;
-  for (auto left = std::count_if(sizes.begin(), sizes.end(), taken); left > 0; --left) {
-    size_t next = 0;  // the dimension that steps over what the ones before it span
-    while (next < sizes.size() && !(taken(sizes[next]) && strides[next] == span)) ++next;
-    if (next == sizes.size()) return false;
+  const auto taken = [&](int64_t dim) { return sizes[dim] > 1; };  // other strides: any number
+  int64_t span = 1, left = 0;
+  for (int64_t dim = 0; dim < dims; ++dim) left += taken(dim);
+  for (; left > 0; --left) {
+    int64_t next = 0;  // the dimension that steps over what the ones before it span
+    while (next < dims && !(taken(next) && strides[next] == span)) ++next;
+    if (next == dims) return false;
     span *= sizes[next];
   }
   return t.numel() > 0;
@@ -362,8 +363,14 @@ Tensor new_like(const Tensor& t) {
   int32_t dtype = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
   const auto sizes = t.sizes(), strides = t.strides();
-  return is_dense(t) ? new_strided(t, sizes.data(), strides.data(), t.dim(), dtype)
-                     : torch::stable::empty_like(t);
+  const int64_t dims = t.dim(), last = dims - 1;
+  if (is_dense(t, dims)) return new_strided(t, sizes.data(), strides.data(), dims, dtype);
+  // What stands in for k beside codes has one element for all channels.
+  if (dims > 4 || strides[last] != 0 || !is_dense(t, last)) return torch::stable::empty_like(t);
+  std::array<int64_t, 4> spread{};
+  for (int64_t dim = 0; dim < last; ++dim) spread[dim] = strides[dim] * sizes[last];
+  spread[last] = 1;
+  return new_strided(t, sizes.data(), spread.data(), dims, dtype);
 }
 
 Tensor with_unit_channel_stride(const Tensor& t) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd). They allocate
-// the results, call the library, and know nothing of autograd: python/sagebwd/ops.py adds that, and
-// the fake kernels.
+// the results, call the library, and know nothing of autograd: autograd.cpp and
+// python/sagebwd/ops.py add that; the latter adds the fake kernels too.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
 // Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v).

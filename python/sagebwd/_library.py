@@ -22,12 +22,20 @@ def load():
         path = root / "lib" / _NAME
         if path.exists():
             torch.ops.load_library(str(path))
+            _load_autograd(path.parent)
             return
     raise ImportError(
         f"sagebwd: {_NAME} is not beside the Python files (looked in "
         f"{', '.join(str(r / 'lib') for r in install_roots())}); install the package "
         "with pip; the source directory alone has no compiled code"
     )
+
+
+def _load_autograd(directory):
+    """Registers ``torch.ops.sagebwd.attend``, if it was compiled for this very PyTorch."""
+    path = directory / f"libsagebwd_autograd_{torch.__version__}.so"
+    if path.exists():
+        torch.ops.load_library(str(path))
 
 
 def version():

@@ -79,9 +79,11 @@ def attention(
     """
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
-    options, (q, k, v) = _dense(
-        q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks
-    )
+    tokens_first = check_dense(q, k, v, layout)
+    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
+    if blocks is not None:
+        options = _with_lists(options, blocks, *ops.swapped(tokens_first, q, k), packed=False)
+    q, k, v = readable(q, k, v)
     out, lse, max_logit = ops.forward(
         q,
         k,
@@ -91,9 +93,8 @@ def attention(
         return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
+        tokens_first=tokens_first,
     )
-    if layout == "bshd":
-        out = out.transpose(1, 2)
     return _results(out, lse, max_logit, return_lse, return_max_logit)
 
 
@@ -228,17 +229,23 @@ def _dense(
 
 def dense_tensors(q, k, v, layout):
     """q, k, v as [b, h, n, d], or the error that says why they do not fit together."""
+    return ops.swapped(check_dense(q, k, v, layout), q, k, v)
+
+
+def check_dense(q, k, v, layout):
+    """Whether the layout has tokens before heads. Raises unless q, k, v fit together."""
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     check_tensors(q, k, v, dims=4)
-    if layout == "bshd":
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
+    shape, keys = q.shape, k.shape  # that of v too
+    if keys[0] != shape[0]:
         raise ValueError(
-            f"q, k, v: expected one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
+            f"q, k, v: expected one batch size, got {shape[0]}, {keys[0]}, {v.shape[0]}"
         )
-    check_heads(q.shape[1], k.shape[1])
-    return q, k, v
+    tokens_first = layout == "bshd"
+    heads = 2 if tokens_first else 1
+    check_heads(shape[heads], keys[heads])
+    return tokens_first
 
 
 def _packed(
@@ -289,9 +296,9 @@ def check_tensors(q, k, v, dims):
             )
         if t is not q and t.device != q.device:
             raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
-    d = q.shape[-1]
-    if k.shape[-1] != d:
-        raise ValueError(f"head dim: expected one for q and k, got {d} and {k.shape[-1]}")
+    d, d_k = q.shape[-1], k.shape[-1]
+    if d_k != d:
+        raise ValueError(f"head dim: expected one for q and k, got {d} and {d_k}")
     if v.shape[-1] != d:
         raise NotImplementedError(f"head dim of v: expected that of q ({d}), got {v.shape[-1]}")
     if d % 8 != 0 or d < 8 or d > 256:
@@ -361,13 +368,11 @@ def readable(q, k, v):
     if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if k.dtype != q.dtype or v.dtype != q.dtype:
+    if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    return _rows(q), _rows(k), _rows(v)
-
-
-def _rows(t):
-    return t if t.stride(-1) == 1 else t.contiguous()
+    if q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        return q, k, v
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
 
 
 def _deterministic(flag):

@@ -22,6 +22,8 @@ from . import linear_torch
 from .recipe import MATMULS
 
 _ops = torch.ops.sagebwd
+#: The forward with autograd in C++; None where it was not compiled for this PyTorch.
+_attend = _ops.attend.default if hasattr(_ops, "attend") else None
 
 
 class Options(NamedTuple):
@@ -106,9 +108,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def _is_eager(*tensors):
     """Whether nobody but autograd watches a call: no compiler, no mode that looks at functions (it
-    has to see the operator's own results; that of a default device does not) and no class of
-    tensors with ideas of its own."""
+    has to see the operator's own results; that of a default device does not) or at operators, and
+    no class of tensors with ideas of its own."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0:
         return False
     for t in tensors:
         if type(t) not in _PLAIN:
@@ -129,22 +133,34 @@ def forward(
     return_lse=True,
     return_max_logit=False,
     save_codes=True,
+    tokens_first=False,
 ):
     """(out, lse, max_logit); differentiable in q, k, v through out and lse. What is not asked for
     may be None. ``save_codes``: where gradients are wanted and codes suffice, keep codes for the
-    backward instead of q, k and v."""
+    backward instead of q, k and v. ``tokens_first``: q, k, v and out are [b, n, h, d]."""
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     save = wanted and save_codes and not _is_distributed(q) and codes_suffice(options.recipe)
     rest = (*options.signed(), deterministic, return_max_logit, save)
-    if not _is_eager(q, k, v):
-        return _call(_ops.fwd.default, q, k, v, *rest)[:3]
-    if not wanted:
-        return _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
-    # Every result that autograd follows costs a microsecond.
-    count = 3 if return_max_logit else 2 if return_lse else 1
-    return *_apply(q, k, v, rest, count), *(None,) * (3 - count)
+    eager = _is_eager(q, k, v)
+    if eager and _attend is not None:
+        return _attend(q, k, v, *rest, return_lse, tokens_first)
+    q, k, v = swapped(tokens_first, q, k, v)
+    if not eager:
+        out, *others = _call(_ops.fwd.default, q, k, v, *rest)[:3]
+    elif not wanted:
+        out, *others = _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
+    else:
+        # Every result that autograd follows costs a microsecond.
+        count = 3 if return_max_logit else 2 if return_lse else 1
+        out, *others = *_apply(q, k, v, rest, count), *(None,) * (3 - count)
+    return *swapped(tokens_first, out), *others
+
+
+def swapped(tokens_first, *tensors):
+    """From [b, n, h, d] to [b, h, n, d] or back, if tokens come first."""
+    return tuple(t.transpose(1, 2) for t in tensors) if tokens_first else tensors
 
 
 def _is_distributed(t):
@@ -341,8 +357,9 @@ def _check_linear_shapes(q, k, v, options):
 
 
 # PyTorch keeps a formula per operator, which compiled graphs and tensors of other classes use. Its
-# wrapper around the formula costs several times what the kernels of a small call cost, so plain
-# eager calls have a Function of their own, made of the same two steps.
+# wrapper around the formula costs several times what the kernels of a small call cost. Plain eager
+# calls therefore take the same two steps in C++ (bindings/torch/autograd.cpp) or, where that was
+# not compiled for this PyTorch, in a Function of their own.
 
 
 class _Attention(torch.autograd.Function):
