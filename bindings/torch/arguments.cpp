@@ -14,6 +14,10 @@
 
 #include "recipe.h"
 
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // PyTorch 2.11 has another name for it
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
 // Defined in libtorch_cuda.so; null if PyTorch was built without CUDA.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
