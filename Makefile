@@ -36,7 +36,7 @@ build: build/build.ninja
 	@cmake --build build -j $(JOBS)
 
 .PHONY: test
-test: setup
+test: packages
 	@tools/run_tests.sh
 
 .PHONY: demo

@@ -59,8 +59,20 @@ cuda() {
 }
 fuzz() { SAGEBWD_FUZZ_CASES=$FUZZ build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
 
-part style tools/check_style.sh .venv
+# Fetching packages leaves the cores idle, so it goes on beside the build.
+mkdir -p build
+tools/setup/venv.sh .venv tests/requirements.txt > build/venv.log 2>&1 &
+venv=$!
+virtual_environment() {
+  local result=0
+  wait "$venv" || result=1
+  cat build/venv.log
+  return "$result"
+}
+
 part build build release build
+part "virtual environment" virtual_environment
+part style tools/check_style.sh .venv
 if [ -x build/bin/sagebwd_tests ]; then
   part "C++ tests" run_ctest build -j2 -LE 'package|emulator'
   part "Python package" tools/setup/package.sh .venv

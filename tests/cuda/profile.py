@@ -33,6 +33,7 @@ KERNELS = {
         ("forward", "vectorwise", "forward_kernel", 0),
         ("forward's operands", "vectorwise", "operand_kernel", 0),
         ("backward", "vectorwise", "backward_kernel", 0),
+        ("backward, in turn", "vectorwise", "backward_kernel", 0, "--deterministic"),
         ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
         ("backward's operands, codes saved", "vectorwise", "operand_kernel", FORWARDS, "--codes"),
         ("query_sums", "vectorwise", "query_sums_kernel", 0),
