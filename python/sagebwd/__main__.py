@@ -15,6 +15,7 @@ def _info():
     )
     print(f"built for {_library.build()}")
     print(f"libraries {_library.cmake_dir().parent.parent}")
+    print(f"autograd of eager calls in {_library.autograd}")
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     for device in devices:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16

@@ -7,6 +7,9 @@ import torch
 
 _NAME = "libsagebwd_torch.so"
 
+#: Where autograd of eager calls runs, in words.
+autograd = "C++"
+
 
 def install_roots():
     """Directories that may hold ``lib/`` and ``include/``. The parts of this package may be
@@ -32,10 +35,15 @@ def load():
 
 
 def _load_autograd(directory):
-    """Registers ``torch.ops.sagebwd.attend``, if it was compiled for this very PyTorch."""
+    """Registers ``torch.ops.sagebwd.attend``, if it was compiled for this very PyTorch. Without it
+    calls give the same results, and take longer."""
+    global autograd
     path = directory / f"libsagebwd_autograd_{torch.__version__}.so"
-    if path.exists():
+    try:
         torch.ops.load_library(str(path))
+    except OSError as error:
+        why = error.__cause__ or error if path.exists() else "built with another PyTorch"
+        autograd = f"Python ({why}; install sagebwd again for C++, which is faster)"
 
 
 def version():

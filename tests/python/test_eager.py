@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import sagebwd
-from sagebwd import ops
+from sagebwd import _library, ops
 
 
 class Watched(TorchFunctionMode):
@@ -50,6 +50,17 @@ def way(request, monkeypatch):
 def test_cpp_autograd_was_compiled():
     """The package that is tested is compiled for the PyTorch that tests it."""
     assert ops._attend is not None, f"build with the headers of PyTorch {torch.__version__}"
+
+
+@pytest.mark.parametrize("content", (None, b"no library" * 100))
+def test_without_cpp_autograd_info_says_why(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(_library, "autograd", "C++")
+    if content:
+        (tmp_path / f"libsagebwd_autograd_{torch.__version__}.so").write_bytes(content)
+    _library._load_autograd(tmp_path)
+    why = "invalid ELF header" if content else "built with another PyTorch"
+    assert why in _library.autograd
+    assert "install sagebwd again" in _library.autograd
 
 
 def every_way(call):
