@@ -126,7 +126,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
                               float dlse, uint2 value_top) const {
     const float norm =
         sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
-    // No dP, and no D, is larger than this times the norm of dO.
+    // No dP is larger than this times the norm of dO. Nor is D, unless O is of more keys than V.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
                        fmaxf(wait_for_value_scale(value_top, item.kv_head), 0x1p-100f);
     const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
@@ -140,7 +140,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
     }
     const bool counts = sees && b.scale > 0.0f;
     const float ratio = counts ? logit_factor / b.scale : 0.0f;
-    const float bound = ratio * (norm * most + fabsf(dlse));
+    const float bound = ratio * fmaxf(norm * most + fabsf(dlse), finite(fabsf(delta)));
     const float reference = phi > 0.0f ? phi : 1.0f,
                 largest = __uint_as_float(b.share_top(1, finite(bound), kSlab).mine);
     QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];

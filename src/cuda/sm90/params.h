@@ -65,6 +65,8 @@ struct BackwardParams {
   uint32_t* tickets;          // the next thread block's keys; 0 at the start
   uint32_t* turns;            // [h, tq / 16]: thread blocks that have added to these sums of dQ,
                               // 0 at the start; null: they add in any order
+  float* row_sum;  // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
+                   // null: unwanted
 };
 
 }  // namespace sagebwd::cuda::sm90

@@ -114,7 +114,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dk_chunks = input(args.dk).vector,
                               .dv_chunks = input(args.dv).vector,
                               .tickets = ws.tickets,
-                              .turns = ws.turns};
+                              .turns = ws.turns,
+                              .row_sum = ws.row_sum};
   launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
 
   sm80::BackwardParams sums{};
@@ -125,6 +126,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   sums.q_row = ws.row, sums.rotation = job.rotation;
   sums.dq_sum = ws.dq_sum, sums.dq_halves = ws.dq_halves, sums.k_top = ws.k_top;
   sums.k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean, sums.k_mean_d = d;
+  sums.row_sum = ws.row_sum;
   sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
   sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(

@@ -6,19 +6,23 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, bwd::Additions kAdditions>
+template <typename T, int D, unsigned kWants>
 auto* kernel_of(const BackwardParams& p) {
-  return p.dq_halves ? backward_kernel<T, D, __half, kAdditions>
-                     : backward_kernel<T, D, float, kAdditions>;
+  return p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>;
+}
+template <typename T, int D>
+auto* kernel_of(const BackwardParams& p) {
+  using bwd::kInTurn, bwd::kRowSums;
+  if (p.row_sum != nullptr)
+    return p.turns != nullptr ? kernel_of<T, D, kRowSums | kInTurn>(p)
+                              : kernel_of<T, D, kRowSums>(p);
+  return p.turns != nullptr ? kernel_of<T, D, kInTurn>(p) : kernel_of<T, D, 0>(p);
 }
 
 template <typename T, int D>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  using bwd::Additions;
-  launch(p.turns != nullptr ? kernel_of<T, D, Additions::in_turn>(p)
-                            : kernel_of<T, D, Additions::any_order>(p),
-         dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
-         static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
+  launch(kernel_of<T, D>(p), dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)),
+         bwd::kThreads, static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
 }
 
 template <typename T>
