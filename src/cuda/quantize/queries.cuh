@@ -26,6 +26,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       lse = *tile::stat_of(job.lse, item.s, item.head, token);
       if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
     };
+    constexpr bool kMayWiden = kBackward && kReader == Reader::sm90 && kCodes != Codes::read;
     constexpr bool kEarly = kCodes == Codes::read;  // there are registers to keep them in
     uint2 value_top = make_uint2(0, 0);
     if constexpr (kBackward) clear_sums(b.row0);
@@ -57,6 +58,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
         job.saved.mean_logit[saved + b.own()] = mean_logit;
       }
       b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
+      if (kMayWiden && job.q16 != nullptr) b.write_unrounded(job.q16);
     }
     const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
@@ -68,7 +70,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       }
     } else {
       __syncthreads();
-      b.template write_transposed<false>(job.q8t);
+      if (!kMayWiden || job.q16 == nullptr) b.template write_transposed<false>(job.q8t);
       // Codes of dO take the place of these. In write_stats all threads meet before that.
       if (kReader != Reader::sm90) __syncthreads();
       if constexpr (!kEarly) load_statistics();

@@ -7,22 +7,24 @@ namespace sagebwd::cuda::sm90 {
 namespace {
 
 template <typename T, int D, unsigned kWants>
-auto* kernel_of(const BackwardParams& p) {
-  return p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>;
-}
-template <typename T, int D>
-auto* kernel_of(const BackwardParams& p) {
-  using bwd::kInTurn, bwd::kRowSums;
-  if (p.row_sum != nullptr)
-    return p.turns != nullptr ? kernel_of<T, D, kRowSums | kInTurn>(p)
-                              : kernel_of<T, D, kRowSums>(p);
-  return p.turns != nullptr ? kernel_of<T, D, kInTurn>(p) : kernel_of<T, D, 0>(p);
+void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
+  launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
+         dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
+         static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
 }
 
 template <typename T, int D>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  launch(kernel_of<T, D>(p), dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)),
-         bwd::kThreads, static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
+  using bwd::kDk16, bwd::kInTurn, bwd::kRowSums;
+  const bool in_turn = p.turns != nullptr;
+  if (p.dk16)
+    in_turn ? run<T, D, kDk16 | kInTurn>(p, k_blocks, stream)
+            : run<T, D, kDk16>(p, k_blocks, stream);
+  else if (p.row_sum != nullptr)
+    in_turn ? run<T, D, kRowSums | kInTurn>(p, k_blocks, stream)
+            : run<T, D, kRowSums>(p, k_blocks, stream);
+  else
+    in_turn ? run<T, D, kInTurn>(p, k_blocks, stream) : run<T, D, 0>(p, k_blocks, stream);
 }
 
 template <typename T>

@@ -16,9 +16,9 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D>
+template <int D, unsigned kWants>
 struct Copies {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -55,7 +55,10 @@ struct Copies {
     const uint32_t full = arch::shared_address(&shared.back_full[back_place]);
     const int row = static_cast<int>(back.row / kSlab * D);
     arch::barrier_expect(full, Plan::kBackBytes);
-    arch::copy_rows(arch::shared_address(to.q8t), p.q8t, 0, row, full);
+    if constexpr (kWants & kDk16)
+      arch::copy_panels(arch::shared_address(to.q), p.q_back, static_cast<int>(back.row), full);
+    else
+      arch::copy_rows(arch::shared_address(to.q), p.q_back, 0, row, full);
     arch::copy_rows(arch::shared_address(to.do8t), p.do8t, 0, row, full);
     back.advance(shared.walk), back_place ^= 1;
   }
@@ -64,7 +67,7 @@ struct Copies {
 /// Sum: float or __half.
 template <int D, typename Sum, unsigned kWants>
 struct DqMaker {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -146,7 +149,7 @@ struct DqMaker {
   __device__ void run() {
     const Walk& w = shared.walk;
     // Two threads share the copies, so that neither keeps its warp waiting for long.
-    Copies<D> copies(p, shared);
+    Copies<D, kWants> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
     if (loads_front) {
       copies.load_keys();

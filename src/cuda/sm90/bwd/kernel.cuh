@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p) {
   using namespace bwd;
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
+  auto& shared = *reinterpret_cast<SharedPlan<D, kWants>*>(memory);
   // Through a shuffle, so that the compiler knows that the warp agrees on it.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
       DqMaker<D, Sum, kWants>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
+    Consumer<T, D, kWants>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 
