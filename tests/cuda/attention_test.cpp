@@ -202,6 +202,16 @@ TEST(GpuSanitized, DeterministicPackedWithLseGradient) {
   }
 }
 
+TEST(GpuSanitized, PartialKeys) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 hk1 nq70 nk200 d128"})
+    for (bool deterministic : {false, true}) {
+      DeviceCase dc(text);
+      dc.partial_kv = true, dc.deterministic = deterministic;
+      expect_parity(dc, 0.4f);
+    }
+}
+
 TEST(GpuParity, Placements) {
   NEED_DEVICE();
   for (const char* text :
@@ -240,6 +250,39 @@ TEST(GpuParity, LseGradientAndPartialKeys) {
         dc.kind = trace::InputKind::offset;  // the key mean matters
         expect_parity(dc, partial ? 0.4f : 0.0f);
       }
+}
+
+// Keys elsewhere have larger values than these, so D exceeds every dP. Of a single key nothing is
+// left but its mean: all of dQ is the row sum of dS.
+TEST(GpuParity, LargerValuesElsewhere) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n300 d64 causal", "h4 hk2 n300 d128", "h2 nq200 nk1 d64",
+                           "h2 n300 d64 paper", "h2 nq70 nk200 d128 f16"})
+    for (bool deterministic : {false, true}) {
+      DeviceCase dc(text);
+      dc.partial_kv = true, dc.deterministic = deterministic;
+      dc.o_elsewhere = dc.c.dtype == Dtype::f16 ? 30.0f : 1000.0f;
+      dc.kind = trace::InputKind::offset;
+      expect_parity(dc, 0.4f);
+    }
+}
+
+// dK from dS and Q in 16 bit, where an implementation has that. It has no codes that could round
+// the other way, so it is closer to the oracle.
+TEST(GpuParity, LiftedKeyGradients) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h2 n448 d64", "h4 hk2 n448 d128 causal", "h2 nq300 nk500 d128 f16 causal",
+        "b2 h2 n500 d64 f16 window=65,130", "h2 n300 d128 rotate=off", "h2 nq90 nk40 d64"})
+    for (bool deterministic : {false, true}) {
+      DeviceCase dc(std::string(text) + " lift=dK");
+      dc.deterministic = deterministic, dc.dlse = dc.c.d == 128;
+      if (!device_candidate(dc, true).supported) GTEST_SKIP() << device_candidate(dc, true).reason;
+      expect_parity(dc);
+      const CaseInputs in = make_case_inputs(dc);
+      const Results gpu = run_on_device(dc, in);
+      EXPECT_LE(relative_error(gpu.dk, run_oracle(dc, in, gpu).dk), 5e-3) << text;
+    }
 }
 
 TEST(GpuParity, HardInputs) {

@@ -2,9 +2,10 @@
 // Times forward and backward, everything included (means, quantisation, copies), with device
 // events.
 //
-//   gpu_bench [--deterministic] [--codes] [--linear] [case …]   e.g. "b8 h16 n4096 d128 causal bf16
-//   vectorwise"
+//   gpu_bench [--deterministic] [--partial] [--codes] [--linear] [case …]
+//   e.g. gpu_bench "b8 h16 n4096 d128 causal bf16 vectorwise"
 //
+// --partial: the backward of a call that sees a part of the keys.
 // --linear: the linear branch, over what the lists of the case leave out.
 // --codes: the forward saves its codes, and the backward takes them instead of q, k and v.
 // One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head forward, 2.5 times
@@ -89,7 +90,7 @@ double median_ms(F f) {
   return times[times.size() / 2];
 }
 
-void run(const std::string& text, bool deterministic, bool codes) {
+void run(const std::string& text, bool deterministic, bool partial, bool codes) {
   const spec::AttnCase c = spec::AttnCase::parse(text);
   ForwardArgs f;
   f.device = Device::cuda;
@@ -111,7 +112,7 @@ void run(const std::string& text, bool deterministic, bool codes) {
   if (codes) f.codes_bytes = codes_size(f), f.codes = device(f.codes_bytes);
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
-  g.deterministic = deterministic;
+  g.deterministic = deterministic, g.partial_kv = partial;
   g.dout = c.q_view(gaussian(c.q_elements(), c.dtype, 4));
   g.dq = c.q_view(device(q_bytes)), g.dk = c.k_view(device(k_bytes)),
   g.dv = c.k_view(device(k_bytes));
@@ -177,8 +178,8 @@ void run_linear(const std::string& text) {
 int main(int argc, char** argv) {
   std::vector<std::string> cases(argv + 1, argv + argc);
   const auto asked = [&](const char* option) { return std::erase(cases, option) > 0; };
-  const bool deterministic = asked("--deterministic"), codes = asked("--codes"),
-             linear = asked("--linear");
+  const bool deterministic = asked("--deterministic"), partial = asked("--partial"),
+             codes = asked("--codes"), linear = asked("--linear");
   if (cases.empty())
     for (const char* d : {"h16 d128", "h32 d64"})
       for (const char* mask : {"causal", "full"})
@@ -186,7 +187,7 @@ int main(int argc, char** argv) {
           cases.push_back(std::string(n) + " " + d + " " + mask);
   try {
     for (const std::string& text : cases)
-      linear ? run_linear(text) : run(text, deterministic, codes);
+      linear ? run_linear(text) : run(text, deterministic, partial, codes);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpu_bench: %s\n", e.what());
     return 1;

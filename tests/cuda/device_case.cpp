@@ -186,6 +186,12 @@ void run_with_workspace(Args& a, int poison, void (*call)(const Args&), Workspac
   if (keep != nullptr) *keep = {spec::resolve(a, true), after};
 }
 
+/// O as the backward gets it: that of all keys.
+std::vector<float> o_of_all(const DeviceCase& dc, std::vector<float> o) {
+  for (float& x : o) x += dc.o_elsewhere;
+  return o;
+}
+
 bool is_bad(float x) { return !std::isfinite(x); }
 
 }  // namespace
@@ -257,9 +263,10 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   std::vector<float> shifted = r.lse;
   for (float& x : shifted) x += lse_shift;
   const Memory lse_in(shifted.data(), shifted.size() * 4);
+  const Input o_in(dc, c.h, c.nq, o_of_all(dc, r.o));
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
-  g.lse = contiguous_stats(reinterpret_cast<float*>(lse_in.data()), c.h, c.nq);
+  g.o = o_in.view(), g.lse = contiguous_stats(reinterpret_cast<float*>(lse_in.data()), c.h, c.nq);
   if (dc.codes) g.q.data = g.k.data = g.v.data = nullptr;
   g.dout = dout.view(), g.dq = dq.view(), g.dk = dk.view(), g.dv = dv.view();
   if (dc.dlse) g.dlse = contiguous_stats(reinterpret_cast<float*>(dlse.data()), c.h, c.nq);
@@ -280,8 +287,8 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   };
   Placed q = filled(c.h, c.nq, in.x.q), k = filled(c.hk, c.nk, in.x.k),
          v = filled(c.hk, c.nk, in.x.v), dout = filled(c.h, c.nq, in.x.dout),
-         o(plain, c.h, c.nq, 0), o_in = filled(c.h, c.nq, given.o), dq(plain, c.h, c.nq, 0),
-         dk(plain, c.hk, c.nk, 0), dv(plain, c.hk, c.nk, 0);
+         o(plain, c.h, c.nq, 0), o_in = filled(c.h, c.nq, o_of_all(dc, given.o)),
+         dq(plain, c.h, c.nq, 0), dk(plain, c.hk, c.nk, 0), dv(plain, c.hk, c.nk, 0);
   Results r;
   r.lse.resize(given.lse.size()), r.max_logit.resize(given.max_logit.size());
 

@@ -40,7 +40,8 @@ struct DeviceCase {
   double sigma = 1.0;
   float scale = 0.0f;  // of the logits; 0: the default
   bool dlse = false, partial_kv = false, deterministic = false;
-  bool codes = false;  // the forward saves codes, and the backward gets no q, k and v
+  float o_elsewhere = 0.0f;  // partial_kv: what keys elsewhere add to every number of O
+  bool codes = false;        // the forward saves codes, and the backward gets no q, k and v
   std::string impl = tuned_implementation();  // pinned
   int poison = 0x7f;                          // byte that fills outputs and workspace beforehand
 

@@ -111,6 +111,7 @@ DeviceCase make_case(int64_t number) {
   dc.partial_kv = r.chance(0.15);
   dc.deterministic = r.chance(0.3);
   dc.poison = r.chance(0.5) ? 0x7f : 0x80;
+  if (c.recipe.high_precision == 0 && r.chance(0.1)) c.recipe.high_precision = kMatmulDK;
   return dc;
 }
 

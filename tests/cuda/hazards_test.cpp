@@ -178,7 +178,11 @@ TEST(GpuHazards, DeclinesWithAReason) {
   // What cuda-sm90 declines goes to cuda-sm80; so a test of cuda-sm90 must be sure that it is one.
   for (const char* text : {"h1 n64 d64", "b2 h4 hk2 nq90 nk300 d128 causal f16"})
     for (bool backward : {false, true})
-      EXPECT_EQ(device_candidate(DeviceCase(text), backward).name, tuned_implementation()) << text;
+      for (bool partial : {false, true}) {
+        DeviceCase dc(text);
+        dc.partial_kv = partial;
+        EXPECT_EQ(device_candidate(dc, backward).name, tuned_implementation()) << text;
+      }
 }
 
 TEST(GpuHazards, EmptyProblems) {

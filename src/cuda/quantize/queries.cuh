@@ -26,6 +26,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       lse = *tile::stat_of(job.lse, item.s, item.head, token);
       if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
     };
+    constexpr bool kMayWiden = kBackward && kReader == Reader::sm90 && kCodes != Codes::read;
     constexpr bool kEarly = kCodes == Codes::read;  // there are registers to keep them in
     uint2 value_top = make_uint2(0, 0);
     if constexpr (kBackward) clear_sums(b.row0);
@@ -57,6 +58,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
         job.saved.mean_logit[saved + b.own()] = mean_logit;
       }
       b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
+      if (kMayWiden && job.q16 != nullptr) b.write_unrounded(job.q16);
     }
     const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
@@ -68,7 +70,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       }
     } else {
       __syncthreads();
-      b.template write_transposed<false>(job.q8t);
+      if (!kMayWiden || job.q16 == nullptr) b.template write_transposed<false>(job.q8t);
       // Codes of dO take the place of these. In write_stats all threads meet before that.
       if (kReader != Reader::sm90) __syncthreads();
       if constexpr (!kEarly) load_statistics();
@@ -126,7 +128,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
                               float dlse, uint2 value_top) const {
     const float norm =
         sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
-    // No dP, and no D, is larger than this times the norm of dO.
+    // No dP is larger than this times the norm of dO. Nor is D, unless O is of more keys than V.
     const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
                        fmaxf(wait_for_value_scale(value_top, item.kv_head), 0x1p-100f);
     const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
@@ -140,7 +142,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
     }
     const bool counts = sees && b.scale > 0.0f;
     const float ratio = counts ? logit_factor / b.scale : 0.0f;
-    const float bound = ratio * (norm * most + fabsf(dlse));
+    const float bound = ratio * fmaxf(norm * most + fabsf(dlse), finite(fabsf(delta)));
     const float reference = phi > 0.0f ? phi : 1.0f,
                 largest = __uint_as_float(b.share_top(1, finite(bound), kSlab).mine);
     QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];

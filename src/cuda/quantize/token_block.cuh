@@ -461,6 +461,23 @@ struct TokenBlock {
       }
   }
 
+  /// Writes what the codes of the made values round, as halves.
+  __device__ void write_unrounded(void* to) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        alignas(16) __half2 pair[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          pair[e] = inverse[step] == 0.0f
+                        ? __half2{}
+                        : __floats2half2_rn(made[step][part][2 * e] * inverse[step],
+                                            made[step][part][2 * e + 1] * inverse[step]);
+        *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(pair);
+      }
+  }
+
   /// Writes what was loaded, as it is.
   __device__ void write_loaded(void* to) const {
 #pragma unroll

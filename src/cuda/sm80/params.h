@@ -72,7 +72,7 @@ struct BackwardParams {
   const float* k_mean;    // [sequences, hk, k_mean_d]
   int k_mean_d;           // D, or d where the mean is the one that the forward saved
   StridedStats dlse;      // data null: none
-  float* row_sum;  // [h, tq]: row sums of dS·(logit factor), zero at the start; null: unwanted
+  float* row_sum;         // [h, tq]: row sums of dS·divisor, zero at the start; null: unwanted
   Strided dq, dk, dv;
   uint64_t seed;      // of the dither
   uint32_t* tickets;  // the next thread block's keys; zero at the start

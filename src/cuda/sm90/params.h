@@ -40,8 +40,9 @@ struct ForwardParams {
 };
 
 struct BackwardParams {
-  CUtensorMap q8;    // [h·tq, D]
-  CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
+  CUtensorMap q8;  // [h·tq, D]
+  // What dK needs of Q: codes, [h·tq / kSlab·D, kSlab], or halves, [h·tq, D].
+  CUtensorMap q_back;
   CUtensorMap do16;  // [h·tq, D] in 16 bit
   CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
   CUtensorMap k8;    // [hk·tk, D]
@@ -60,11 +61,14 @@ struct BackwardParams {
   // of a lane together.
   void* dq_sum;
   bool dq_halves;
+  bool dk16;  // q_back has halves, and dK is made from them and from dS in 16 bit
   Strided dk, dv;
   bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
   uint32_t* tickets;          // the next thread block's keys; 0 at the start
   uint32_t* turns;            // [h, tq / 16]: thread blocks that have added to these sums of dQ,
                               // 0 at the start; null: they add in any order
+  float* row_sum;  // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
+                   // null: unwanted
 };
 
 }  // namespace sagebwd::cuda::sm90

@@ -81,7 +81,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.v_top = ws.v_top;
   job.o = input(args.o), job.dout = input(args.dout);
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
-  job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
+  job.q8t = ws.q8t, job.q16 = ws.q16, job.do8t = ws.do8t, job.do16 = ws.do16;
   job.row = ws.row, job.stats = ws.stats;
   job.k_top = ws.k_top, job.dq_lift = ws.dq_lift;
   job.dq_sum = ws.dq_sum, job.dq_halves = ws.dq_halves;
@@ -90,7 +90,9 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
   const BackwardParams params{.q8 = byte_matrix(call.q8(ws), queries, d, kBackwardQueries),
-                              .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
+                              .q_back = ws.q16 != nullptr
+                                            ? panel_matrix(ws.q16, queries, d, kBackwardQueries)
+                                            : byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
                               .do16 = panel_matrix(ws.do16, queries, d, kBackwardQueries),
                               .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, d),
                               .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
@@ -109,12 +111,14 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dq_lift = ws.dq_lift,
                               .dq_sum = ws.dq_sum,
                               .dq_halves = ws.dq_halves,
+                              .dk16 = ws.q16 != nullptr,
                               .dk = output(args.dk),
                               .dv = output(args.dv),
                               .dk_chunks = input(args.dk).vector,
                               .dv_chunks = input(args.dv).vector,
                               .tickets = ws.tickets,
-                              .turns = ws.turns};
+                              .turns = ws.turns,
+                              .row_sum = ws.row_sum};
   launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
 
   sm80::BackwardParams sums{};
@@ -125,6 +129,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   sums.q_row = ws.row, sums.rotation = job.rotation;
   sums.dq_sum = ws.dq_sum, sums.dq_halves = ws.dq_halves, sums.k_top = ws.k_top;
   sums.k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean, sums.k_mean_d = d;
+  sums.row_sum = ws.row_sum;
   sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
   sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(

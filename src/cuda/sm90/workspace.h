@@ -29,7 +29,10 @@ inline bool adds_dq_in_halves(const spec::Problem& p) { return p.nk <= 256 * kBl
 struct BackwardSpace : sm80::SharedSpace {
   BackwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
       : sm80::SharedSpace(p, plan, arena) {
-    q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    if (p.lifted(kMatmulDK))
+      q16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
+    else
+      q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) {
@@ -43,8 +46,8 @@ struct BackwardSpace : sm80::SharedSpace {
     dq_halves = adds_dq_in_halves(p);
     dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
   }
-  int8_t *q8t, *do8t, *v8 = nullptr;
-  uint16_t* do16;
+  int8_t *q8t = nullptr, *do8t, *v8 = nullptr;
+  uint16_t *q16 = nullptr, *do16;
   float *v_scale = nullptr, *block_k_scale = nullptr;
   QueryRow* row;
   QueryStats* stats;

@@ -65,6 +65,39 @@ TEST_P(HalfSums, BecomeDq) {
   }
 }
 
+// All keys equal their mean, so the largest scale of K is 0, and dQ is the row sum of dS times the
+// mean.
+TEST_P(HalfSums, RowSumsOfEqualKeys) {
+  const auto [dtype, d] = GetParam();
+  constexpr int kQueries = 100;
+  constexpr float kScale = 0.5f, kMean = 8.0f;
+  std::mt19937 rng(2);
+  std::vector<QueryRow> rows(kBlock);
+  std::vector<float> row_sum(kBlock);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = {std::ldexp(1.0f, static_cast<int>(rng() % 9) - 4), 0.0f};
+    row_sum[i] = static_cast<float>(static_cast<int>(rng() % 255) - 127);
+  }
+  const auto size = static_cast<size_t>(kBlock * d);
+  std::vector<uint16_t> sums(size, 0), got(size, 0x7fff);
+  const std::vector<float> mean(static_cast<size_t>(d), kMean);
+  const uint32_t k_top = 0;
+  BackwardParams p{};
+  p.seq = {.count = 1, .nq = kQueries, .nk = 1, .q_blocks = 1, .k_blocks = 1};
+  p.d = d, p.h = p.hk = p.group = 1, p.tq = p.tk = kBlock, p.scale = kScale;
+  p.dq_chunks = true, p.q_row = rows.data();
+  p.dq_sum = sums.data(), p.dq_halves = true, p.k_top = &k_top;
+  p.k_mean = mean.data(), p.k_mean_d = d, p.row_sum = row_sum.data();
+  p.dq = {got.data(), 0, int64_t{kBlock} * d, d, true};
+  launch_query_sums(p, dtype, d, 1, nullptr);
+  for (size_t i = 0; i < size_t{kQueries} * static_cast<size_t>(d); ++i) {
+    const size_t query = i / static_cast<size_t>(d);
+    ASSERT_EQ(dtype == Dtype::bf16 ? to_float(bf16{got[i]}) : to_float(f16{got[i]}),
+              row_sum[query] * kScale / rows[query].divisor * kMean)
+        << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Every, HalfSums,
                          testing::Values(Kind{Dtype::bf16, 64}, Kind{Dtype::bf16, 128},
                                          Kind{Dtype::f16, 64}, Kind{Dtype::f16, 128}));

@@ -72,6 +72,11 @@ __global__ void __launch_bounds__(kThreads)
           : p.scale *
                 __uint_as_float(p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group]);
   const float factors[2] = {scale / rows[0].divisor, scale / rows[8].divisor};
+  float totals[2] = {0.0f, 0.0f};  // row sums of dS times c
+  if (p.row_sum != nullptr)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      totals[r] = p.scale / rows[8 * r].divisor * p.row_sum[head * p.tq + s.q_pad + first + 8 * r];
   float x[2][kParts][8];  // rows g and g + 8
   load_sums(x, static_cast<const Sum*>(p.dq_sum) + (head * p.tq + padded) * D, lane);
 #pragma unroll
@@ -94,10 +99,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < 2; ++r) {
     const int query = first + 8 * r;
     if (query >= s.nq) continue;
-    float total = 0.0f;
-    if (p.row_sum != nullptr)
-      total = factors[r] * p.row_sum[head * p.tq + s.q_pad + query];
-    else if (p.dlse.data != nullptr && rows[8 * r].lse2 != INFINITY)
+    float total = totals[r];
+    if (p.row_sum == nullptr && p.dlse.data != nullptr && rows[8 * r].lse2 != INFINITY)
       total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
     T* out = tile::row_of<T>(p.dq, s, head, s.q_begin + query);
 #pragma unroll

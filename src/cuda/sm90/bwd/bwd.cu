@@ -6,19 +6,25 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, bwd::Additions kAdditions>
-auto* kernel_of(const BackwardParams& p) {
-  return p.dq_halves ? backward_kernel<T, D, __half, kAdditions>
-                     : backward_kernel<T, D, float, kAdditions>;
+template <typename T, int D, unsigned kWants>
+void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
+  launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
+         dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
+         static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
 }
 
 template <typename T, int D>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  using bwd::Additions;
-  launch(p.turns != nullptr ? kernel_of<T, D, Additions::in_turn>(p)
-                            : kernel_of<T, D, Additions::any_order>(p),
-         dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
-         static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
+  using bwd::kDk16, bwd::kInTurn, bwd::kRowSums;
+  const bool in_turn = p.turns != nullptr;
+  if (p.dk16)
+    in_turn ? run<T, D, kDk16 | kInTurn>(p, k_blocks, stream)
+            : run<T, D, kDk16>(p, k_blocks, stream);
+  else if (p.row_sum != nullptr)
+    in_turn ? run<T, D, kRowSums | kInTurn>(p, k_blocks, stream)
+            : run<T, D, kRowSums>(p, k_blocks, stream);
+  else
+    in_turn ? run<T, D, kInTurn>(p, k_blocks, stream) : run<T, D, 0>(p, k_blocks, stream);
 }
 
 template <typename T>

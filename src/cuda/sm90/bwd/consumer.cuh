@@ -23,9 +23,9 @@ using Gradients = float[32];
 using Halves = uint32_t[16];
 using Codes = uint32_t[8];  // A operands
 
-template <typename T, int D>
+template <typename T, int D, unsigned kWants>
 struct Consumer {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -214,7 +214,38 @@ struct Consumer {
 
   struct Sums {
     float dv[D / 2], dk[D / 2];
+    float dk_unit = 0.0f;  // of dK in 16 bit: that of the tile whose dS has the largest
   };
+
+  // dK in 16 bit is added up by its products. All of them have the unit of the tile with the
+  // largest so far: dS of other tiles has a smaller one, and becomes smaller.
+  __device__ __forceinline__ static void use_common_unit(Halves& h, Sums& sums, float unit) {
+    if (unit > sums.dk_unit) {
+      const float change = sums.dk_unit / unit;
+#pragma unroll
+      for (float& x : sums.dk) x *= change;
+      sums.dk_unit = unit;
+    }
+    const float share = unit < sums.dk_unit ? unit / sums.dk_unit : 1.0f;
+    const uint32_t shares = arch::half2_of(share, share);
+#pragma unroll
+    for (uint32_t& x : h) x = arch::half2_mul(x, shares);
+  }
+  /// dK += dS·Q in 16 bit; only issued.
+  __device__ __forceinline__ void issue_keys(float (&sums)[D / 2], const Halves& h) const {
+    const uint32_t here = back_at(back.place);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < D / 64; ++part)
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        arch::wgmma_f16_by_rows(
+            sums + part * 32, h + 4 * step,
+            arch::operand_at<128>(
+                here, offsetof(Plan, back) + part * (kQueries * 128) + step * (16 * 128)),
+            true);
+    arch::wgmma_commit();
+  }
 
   /// One tile of queries. `s` holds its scores, and then those of the next tile.
   template <bool kMasked>
@@ -226,7 +257,7 @@ struct Consumer {
     issue_gradients(dp);
     exponentials<kMasked>(h, s, k_scale, query);
     const RowScales p_scales = quantize<arch::Bytes::u8>(p8, h);
-    constexpr size_t q8t = offsetof(Plan, back), do8t = q8t + kQueries * D;
+    constexpr size_t q8t = offsetof(Plan, back), do8t = q8t + sizeof(Plan::Back::q);
     int acc_v[32];
     if constexpr (kEarlyValues) {
       wait_for_back();
@@ -237,12 +268,23 @@ struct Consumer {
       arch::wgmma_wait<0>();
     }
     arch::settle(dp);
-    differentiate(h, dp, v_scale);
+    if constexpr (kWants & kDk16) {  // read again: no registers are left to keep them in
+      const float read_again[2] = {shared.v_scale[first_key()], shared.v_scale[first_key() + 8]};
+      differentiate(h, dp, read_again);
+    } else {
+      differentiate(h, dp, v_scale);
+    }
     if constexpr (kMasked) hide(h, query);  // again: 0·NaN is not 0
     const QueryStats& stats = shared.front[front.place].stats;
     const float dv_units[2] = {p_scales.unit[0] * stats.dv_unit, p_scales.unit[1] * stats.dv_unit};
     const float dk_unit = stats.ds_unit * kLn2;
     hand_over(h);
+    if constexpr (kWants & kDk16) {
+      use_common_unit(h, sums, dk_unit);
+      front.advance();
+      finish_16(sums, s, h, p8, acc_v, dv_units, more);
+      return;
+    }
     const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
     const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
     front.advance();
@@ -283,6 +325,43 @@ struct Consumer {
       }
     }
     arch::settle(p8), arch::settle(ds8);
+    back.advance();
+    arch::wgmma_wait<0>();
+    arch::settle(s);
+  }
+
+  /// The products of a tile with dK in 16 bit. acc_v: dV, if it is under way.
+  __device__ __forceinline__ void finish_16(Sums& sums, Scores& s, Halves& h, Codes& p8,
+                                            int (&acc_v)[32], const float (&dv_units)[2],
+                                            bool more) {
+    constexpr size_t do8t = offsetof(Plan, back) + sizeof(Plan::Back::q);
+    if constexpr (!kEarlyValues) {
+      wait_for_back();
+      arch::settle(p8);
+      issue_product<arch::Bytes::u8>(acc_v, p8, do8t, 0);
+    }
+    arch::settle(h), arch::settle(sums.dk);
+    issue_keys(sums.dk, h);
+    if constexpr (!kEarlyValues) {
+      arch::wgmma_wait<1>();
+      arch::settle(acc_v);
+      add(sums.dv, 0, acc_v, dv_units);
+      issue_product<arch::Bytes::u8>(acc_v, p8, do8t, 1);
+      arch::wgmma_wait<1>();  // dK is done, and its operand leaves registers for the scores
+      arch::settle(h), arch::settle(sums.dk);
+      issue_next_scores(s, more);
+      arch::wgmma_wait<1>();
+      arch::settle(acc_v);
+      add(sums.dv, 1, acc_v, dv_units);
+    } else {
+      issue_next_scores(s, more);
+      arch::wgmma_wait<2>();
+      arch::settle(acc_v);
+      add(sums.dv, 0, acc_v, dv_units);
+      arch::wgmma_wait<1>();
+      arch::settle(h), arch::settle(sums.dk);
+    }
+    arch::settle(p8);
     back.advance();
     arch::wgmma_wait<0>();
     arch::settle(s);
@@ -340,6 +419,9 @@ struct Consumer {
         }
       }
     }
+    if constexpr (kWants & kDk16)
+#pragma unroll
+      for (float& x : sums.dk) x *= sums.dk_unit;
     store<T, D>(sums.dv, p.dv, p.dv_chunks, w, first_key(), lane, 0);
     store<T, D>(sums.dk, p.dk, p.dk_chunks, w, first_key(), lane, p.rotation);
   }

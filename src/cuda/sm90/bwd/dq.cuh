@@ -9,15 +9,16 @@
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/bwd/keys.cuh"
+#include "cuda/sm90/bwd/row_sums.cuh"
 #include "cuda/sm90/bwd/shared.cuh"
 #include "cuda/sm90/bwd/turns.cuh"
 #include "cuda/sm90/codes.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D>
+template <int D, unsigned kWants>
 struct Copies {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -54,24 +55,30 @@ struct Copies {
     const uint32_t full = arch::shared_address(&shared.back_full[back_place]);
     const int row = static_cast<int>(back.row / kSlab * D);
     arch::barrier_expect(full, Plan::kBackBytes);
-    arch::copy_rows(arch::shared_address(to.q8t), p.q8t, 0, row, full);
+    if constexpr (kWants & kDk16)
+      arch::copy_panels(arch::shared_address(to.q), p.q_back, static_cast<int>(back.row), full);
+    else
+      arch::copy_rows(arch::shared_address(to.q), p.q_back, 0, row, full);
     arch::copy_rows(arch::shared_address(to.do8t), p.do8t, 0, row, full);
     back.advance(shared.walk), back_place ^= 1;
   }
 };
 
 /// Sum: float or __half.
-template <int D, typename Sum, Additions kAdditions>
+template <int D, typename Sum, unsigned kWants>
 struct DqMaker {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
   uint32_t warp, lane;
   uint32_t place;  // of the shared memory, for products
 
+  using Totals = RowSums<(kWants & kRowSums) != 0>;
+
   /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
-  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], int tile) const {
+  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], int tile,
+                                                Totals& totals) const {
     uint32_t x[32];
     uint32_t at = arch::shared_address(shared.ds[tile]) + (warp * 16 + lane % 16) * 128 +
                   ((lane / 16 ^ lane % 8) << 4);
@@ -83,6 +90,7 @@ struct DqMaker {
     }
     __syncwarp();
     if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[tile]));
+    totals.take(x);
     uint32_t most[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 32; i += 4)
@@ -141,7 +149,7 @@ struct DqMaker {
   __device__ void run() {
     const Walk& w = shared.walk;
     // Two threads share the copies, so that neither keeps its warp waiting for long.
-    Copies<D> copies(p, shared);
+    Copies<D, kWants> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
     if (loads_front) {
       copies.load_keys();
@@ -158,7 +166,8 @@ struct DqMaker {
     const float k_unit =
         k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
     Step step(w);
-    Turns<kAdditions> turns(p.turns, warp, lane);
+    Turns<(kWants & kInTurn) != 0> turns(p.turns, warp, lane);
+    Totals totals(p.row_sum, lane);
     // The lifts of a lane's two queries, asked for one tile early.
     const float* lifts = p.dq_lift + warp * 16 + lane / 4;
     float lift[2] = {lifts[step.row], lifts[step.row + 8]};
@@ -166,6 +175,7 @@ struct DqMaker {
     while (step.left > 0) {
       const uint32_t row = step.row;
       turns.ask(w, step);
+      totals.start(lift);
       const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
       step.advance(w);
       if (step.left > 0) lift[0] = lifts[step.row], lift[1] = lifts[step.row + 8];
@@ -174,10 +184,11 @@ struct DqMaker {
       if (loads_back && !first) copies.load_back();
       first = false;
       uint32_t codes[16];
-      const RowScales scales = quantize(codes, ring.place);
+      const RowScales scales = quantize(codes, ring.place, totals);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};
       turns.pass();
       turns.wait();
+      totals.add(row + warp * 16);
       multiply(codes, unit,
                static_cast<Sum*>(p.dq_sum) + static_cast<uint64_t>(row + warp * 16) * D);
       ring.advance();

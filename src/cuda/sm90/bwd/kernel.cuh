@@ -25,29 +25,29 @@ inline constexpr int kConsumerRegisters = 216, kDqRegisters = 72;
 }  // namespace bwd
 
 /// Sum: what dQ is added up in, float or __half.
-template <typename T, int D, typename Sum, bwd::Additions kAdditions>
+template <typename T, int D, typename Sum, unsigned kWants>
 __global__ void __launch_bounds__(bwd::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p) {
   using namespace bwd;
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
+  auto& shared = *reinterpret_cast<SharedPlan<D, kWants>*>(memory);
   // Through a shuffle, so that the compiler knows that the warp agrees on it.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   if (threadIdx.x == 0) init_barriers(shared);
   arch::wait_for_earlier_kernels();
   arch::let_next_kernel_start();
-  if (threadIdx.x == 0) shared.walk = walk_of<kAdditions>(p);
+  if (threadIdx.x == 0) shared.walk = walk_of<kWants>(p);
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
   const uint32_t place = arch::place_of_shared(memory);
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
     if (shared.walk.steps > 0)
-      DqMaker<D, Sum, kAdditions>{p, shared, warp, threadIdx.x % 32, place}.run();
+      DqMaker<D, Sum, kWants>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
+    Consumer<T, D, kWants>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 

@@ -19,7 +19,7 @@ inline constexpr int kThreads = 128 * (kConsumers + 1);
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
-template <int D>
+template <int D, unsigned kWants>
 struct SharedPlan {
   struct Front {  // of a tile of queries: what S and dP need
     alignas(1024) uint8_t q8[kQueries * D];
@@ -27,7 +27,8 @@ struct SharedPlan {
     alignas(1024) QueryStats stats;
   };
   struct Back {  // what dK and dV need
-    alignas(1024) uint8_t q8t[kQueries * D];
+    // Codes, turned around; or halves, by rows.
+    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries * D];
     uint8_t do8t[kQueries * D];
   };
   alignas(1024) uint8_t k8[kKeys * D];
@@ -48,7 +49,7 @@ struct SharedPlan {
   uint64_t front_full[kPlaces], back_full[kPlaces], ds_full[kPlaces], ds_empty[kPlaces];
 
   static constexpr uint32_t kFrontBytes = 3 * kQueries * D + sizeof(QueryStats);
-  static constexpr uint32_t kBackBytes = sizeof(Back::q8t) + sizeof(Back::do8t);
+  static constexpr uint32_t kBackBytes = sizeof(Back::q) + sizeof(Back::do8t);
   static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
 };
 

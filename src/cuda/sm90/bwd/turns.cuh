@@ -20,7 +20,7 @@
 namespace sagebwd::cuda::sm90::bwd {
 
 /// A warp's turns. All lanes come to each of its functions.
-template <Additions kAdditions>
+template <bool kWanted>
 class Turns {
  public:
   __device__ Turns(uint32_t* turns, uint32_t warp, uint32_t lane)
@@ -58,7 +58,7 @@ class Turns {
 
 /// Nobody waits.
 template <>
-class Turns<Additions::any_order> {
+class Turns<false> {
  public:
   __device__ Turns(uint32_t*, uint32_t, uint32_t) {}
   __device__ __forceinline__ void ask(const Walk&, const Step&) {}

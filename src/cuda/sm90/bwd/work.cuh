@@ -16,11 +16,11 @@ inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 inline constexpr int kQueries = 64;            // of a tile
 static_assert(kKeys == kBlock && kQueries == kSlab);
 
-/// How thread blocks add to dQ.
-enum class Additions {
-  any_order,
-  in_turn,  // turns.cuh
-};
+/// What a call may want of the kernel, bits of `kWants`. Every combination is a kernel of its own,
+/// so that others pay nothing.
+inline constexpr unsigned kInTurn = 1;   // dQ is added up in a fixed order: turns.cuh
+inline constexpr unsigned kRowSums = 2;  // row sums of dS: row_sums.cuh
+inline constexpr unsigned kDk16 = 4;     // dK from dS and Q in 16 bit
 
 /// The walk of a thread block: all query heads of its key head, and of each head the tiles that see
 /// one of its keys.
@@ -53,13 +53,13 @@ struct Step {
 };
 
 /// One thread of a thread block comes here, once.
-template <Additions kAdditions>
+template <unsigned kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
   int block = static_cast<int>(blockIdx.x);
   w.kv_head = static_cast<int>(blockIdx.y);
-  if constexpr (kAdditions == Additions::in_turn) {
+  if constexpr (kWants & kInTurn) {
     const tile::Tickets tickets(p, gridDim, kQueries, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
@@ -78,7 +78,7 @@ __device__ Walk walk_of(const BackwardParams& p) {
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries);
   w.whole_begin = whole.begin, w.whole = whole.more;
-  if constexpr (kAdditions == Additions::in_turn) w.band = tile::band_of(p.mask, w.s);
+  if constexpr (kWants & kInTurn) w.band = tile::band_of(p.mask, w.s);
   return w;
 }
 
