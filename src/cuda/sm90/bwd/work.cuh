@@ -16,8 +16,8 @@ inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 inline constexpr int kQueries = 64;            // of a tile
 static_assert(kKeys == kBlock && kQueries == kSlab);
 
-/// What a call may want of the kernel, bits of `kWants`. Every combination is a kernel of its own,
-/// so that others pay nothing.
+/// What a call may want of the kernel, bits of `kWants`. Every combination that bwd.cu names is a
+/// kernel of its own, so that others pay nothing.
 inline constexpr unsigned kInTurn = 1;   // dQ is added up in a fixed order: turns.cuh
 inline constexpr unsigned kRowSums = 2;  // row sums of dS: row_sums.cuh
 inline constexpr unsigned kDk16 = 4;     // dK from dS and Q in 16 bit
