@@ -43,6 +43,9 @@ struct DoubleSum {
 
 using LongSum = std::conditional_t<arch::kTarget / 10 == 90, DoubleSum, PairSum>;
 
+/// What a mean is for. mixes: tensor cores rotate what it is taken from.
+enum class Rotation { adds, mixes };
+
 /// The runs of a sequence.
 struct Runs {
   int first_block, first_span, count;
@@ -82,7 +85,7 @@ __device__ __forceinline__ void wait_for_mean(float (&mean)[kParts][8], const fl
   }
 }
 
-template <typename T, int D>
+template <typename T, int D, Rotation kRotation>
 struct MeanBlock {
   struct Shape {                          // a thread has one chunk of each of its tokens
     static constexpr int kLanes = D / 8;  // of a slot
@@ -152,13 +155,7 @@ struct MeanBlock {
       }
       ask(more, from, left);
       if (!real) return;
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        float v[8];
-        chunk[step].unpack(v);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum[e].add(v[e]);
-      }
+      add(sum, chunk);
       if (ends || !more) {
         double total[8];
         bool bad = false;
@@ -173,6 +170,26 @@ struct MeanBlock {
       if (!more) return;
       ++block;
     }
+  }
+
+  /// Adds a thread's tokens of a block. Where codes have rounding of their own, so may the sum of
+  /// these few: conversions to FP64 are slow.
+  __device__ static void add(LongSum (&sum)[8], const Chunk<T> (&chunk)[kSteps]) {
+    float few[8];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float v[8];
+      chunk[step].unpack(v);
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if constexpr (kRotation == Rotation::adds)
+          sum[e].add(v[e]);
+        else
+          few[e] = step == 0 ? v[e] : few[e] + v[e];
+    }
+    if constexpr (kRotation == Rotation::mixes)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[e].add(few[e]);
   }
 
   /// The same sum without tokens that hold NaN or Inf. The others may be of any size.
@@ -252,16 +269,33 @@ struct MeanBlock {
     shared.sums[way][c] = sum;
     if (c == 0) shared.counts[way] = count;
     __syncthreads();
-    if (way != 0) return;
-    for (int w = 1; w < kWays; ++w) sum += shared.sums[w][c], count += shared.counts[w];
+    for (int w = 1; way == 0 && w < kWays; ++w) sum += shared.sums[w][c], count += shared.counts[w];
     const float value = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
     const int64_t row = static_cast<int64_t>(s.index) * job.hk + head;
-    mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
-    if (mean.flipped != nullptr) {
-      const bool flips = job.rotation > 0 && numerics::rotation_flips(c);
-      mean.flipped[row * D + c] = value == 0.0f ? -0.0f : flips ? -value : value;
+    if (mean.turned != nullptr) {
+      const float turned = turn(value, c, way == 0);
+      if (way == 0) mean.turned[row * D + c] = turned == 0.0f ? -0.0f : turned;
     }
+    if (way != 0) return;
+    mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
     if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
+  }
+
+  /// Channel c of MeanJob::turned. `mine`: the thread has the mean of a channel; the others only
+  /// meet it at a barrier.
+  __device__ float turn(float value, int c, bool mine) {
+    const float flipped = job.rotation > 0 && numerics::rotation_flips(c) ? -value : value;
+    if (kRotation == Rotation::adds || job.rotation == 0) return flipped;
+    __syncthreads();  // all have read shared.sums
+    if (mine) shared.sums[0][c] = flipped;
+    __syncthreads();
+    double sum = 0;
+#pragma unroll 1  // the signs of an unrolled loop would be kept in registers all the time
+    for (int chunk = 0; chunk < D / 8; ++chunk) {
+      const double x = shared.sums[0][chunk * 8 + c % 8];
+      sum += (__popc(static_cast<unsigned>(chunk & c / 8)) & 1) != 0 ? -x : x;
+    }
+    return -static_cast<float>(sum);
   }
 };
 

@@ -40,8 +40,10 @@ struct MeanJob {
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
   uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
-  float* flipped = nullptr;     // as mean, with the signs of the rotation; null: unwanted
-  float* saved = nullptr;       // [sequences, hk, d]: another copy for the caller; null: unwanted
+  // As mean, with the signs of the rotation; null: unwanted. Where tensor cores rotate (sm90), it
+  // is the negative of that, mixed over chunks as they do (tile/rotate_products.cuh).
+  float* turned = nullptr;
+  float* saved = nullptr;  // [sequences, hk, d]: another copy for the caller; null: unwanted
 };
 
 /// Codes in the caller's memory (sagebwd/codes.h), without padding.

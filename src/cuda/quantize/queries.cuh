@@ -12,7 +12,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
   using Base::job, Base::item, Base::next, Base::shared, Base::start_rest, Base::wait_for_stage,
       Base::row, Base::reads_codes, Base::saves_codes, Base::saved_row, Base::with_saved,
       Base::load_mean, Base::read_v_mean, Base::value_scale, Base::wait_for_value_scale,
-      Base::kSteps, Base::kStagesGradients;
+      Base::kSteps, Base::kStagesGradients, Base::kMixes;
   using typename Base::Block, typename Base::Targets;
 
   __device__ void queries(Block& b) const {
@@ -42,15 +42,21 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
     } else {
       b.flip(shared.signs);
       load_mean(b, job.k_mean, item.kv_head);
+      float dot;
+      if (kMixes && job.rotation > 0) {
+        dot = b.template mix<false>() * (-8.0f / D);
+      } else {
+        dot = dots(b, [&](int, int part, float(&y)[8]) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+        });
+        b.template make<false>();
+        if constexpr (!kMixes)
+          if (job.rotation > 0) b.rotate(job.rotation);
+      }
+      this->template measure<Values::made>(b, job.q_tokens);
       // The forward adds this number to LSE and the backward subtracts it again. Both need the same
       // bits, so the product is rounded by itself and not as part of a multiply-add.
-      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
-      });
-      b.template make<false>();
-      if (job.rotation > 0) b.rotate(job.rotation);
-      this->template measure<Values::made>(b, job.q_tokens);
       mean_logit = __fmul_rn(job.logit_scale, dot);
       const int64_t saved = saved_row(b, true);
       if (saves_codes() && b.owns() && b.own_is_real()) {

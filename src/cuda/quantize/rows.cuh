@@ -38,6 +38,10 @@ struct Chunk {
     }
   }
 
+  __device__ __forceinline__ uint32_t word(int w) const {
+    return w == 0 ? bits.x : w == 1 ? bits.y : w == 2 ? bits.z : bits.w;
+  }
+
   /// Largest magnitude; keeps NaN.
   __device__ __forceinline__ float top() const {
     using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;

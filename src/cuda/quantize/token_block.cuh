@@ -7,7 +7,7 @@
 //
 // Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
 // neighbours. The arithmetic is that of numerics/quantize.h, so the codes equal those of the other
-// backends bit for bit.
+// backends bit for bit, unless tensor cores rotate (mix).
 //
 // Four lanes share two tokens, and each has eight channels of every 32. That is what the rotation
 // wants (tile/rotate.cuh). A number per token (a scale, a dot product) ends up in the lane that
@@ -19,6 +19,7 @@
 #include "cuda/quantize/rows.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/rotate.cuh"
+#include "cuda/tile/rotate_products.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "sagebwd/codes.h"
 
@@ -57,7 +58,7 @@ struct TokenBlock {
   float scale;            // of the token that this lane owns; 0 after the end
   float value_scale;      // the largest of the block, behind measure_values
 
-  float unit = 1.0f;  // of what was made; a power of two
+  float unit = 1.0f;  // of what was made
 
   /// `tokens`: from the block's first to the end of its sequence. `row`: the first in the
   /// workspace.
@@ -156,6 +157,41 @@ struct TokenBlock {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) tile::hadamard(made[step], member(), size);
     }
+  }
+
+  /// Makes rotated values of what was loaded, behind flip, on tensor cores. The mean is that of
+  /// MeanJob::mixed. kSmooth: it is added, and nothing is returned. Else returns the dot product of
+  /// the token that this lane owns with it.
+  template <bool kSmooth>
+  __device__ float mix() {
+    const tile::ChunkMixer<T, D> mixer(thread % 32);
+    float dot[kSteps] = {};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      uint32_t word[kParts][kSteps];
+      float y[kSteps][kParts];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+          word[part][step] = chunk[part][step].word(e / 2),
+          y[step][part] = kSmooth ? mean[part][e] : 0.0f;
+      mixer.mix(y, word, e);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          made[step][part][e] = y[step][part];
+          if constexpr (!kSmooth) dot[step] = fmaf(y[step][part], mean[part][e], dot[step]);
+        }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) tile::hadamard_inside(made[step][part]);
+    unit = numerics::rotation_unit(D);
+    if constexpr (kSmooth) return 0.0f;
+    return scatter_reduce<kLanes>(dot, member(), [](float x, float y) { return x + y; });
   }
 
   template <Values kValues>

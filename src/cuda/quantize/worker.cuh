@@ -22,8 +22,9 @@ enum class Codes { made, read, made_or_read };
 
 template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
 struct Worker {
+  static constexpr bool kMixes = kReader == Reader::sm90;  // on tensor cores, where it rotates
   using Block = TokenBlock<T, D>;
-  using Mean = MeanBlock<T, D>;
+  using Mean = MeanBlock<T, D, kMixes ? Rotation::mixes : Rotation::adds>;
   static constexpr int kSteps = Block::kSteps;
   // Thread blocks on a multiprocessor. With three `paper` would spill before sm_90, and the forward
   // of `vectorwise` in FP16 on sm_120.
@@ -126,15 +127,14 @@ struct Worker {
     return to;
   }
 
-  /// Waits for the mean of a key head, that of K with the signs of the rotation. It is zero if
-  /// there is none.
+  /// Waits for the mean of a key head, that of K as it was turned. It is zero if there is none.
   __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
 #pragma unroll
     for (int part = 0; part < Block::kParts; ++part)
 #pragma unroll
       for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
     if (mean.mean == nullptr || item.s.nk == 0) return;
-    const float* from = mean.flipped != nullptr ? mean.flipped : mean.mean;
+    const float* from = mean.turned != nullptr ? mean.turned : mean.mean;
     wait_for_mean(
         b.mean, from + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D + b.channel(0));
   }
@@ -250,11 +250,14 @@ struct Worker {
     } else {
       b.flip(shared.signs);
       load_mean(b, job.k_mean, item.head);
-      b.template make<true>();
-      if (job.rotation > 0) b.rotate(job.rotation);
+      if (kMixes && job.rotation > 0)
+        b.template mix<true>();
+      else
+        b.template make<true>();
+      if (!kMixes && job.rotation > 0) b.rotate(job.rotation);
       float common;
       bool poisoned = false;  // one of the keys that share a scale
-      if (kScheme == Scheme::vectorwise && job.k_per_token) {
+      if (kScheme == Scheme::vectorwise && kReader == Reader::sm80 && job.k_per_token) {
         b.template measure_tokens<Values::made>();
         common = b.scale;
       } else {
@@ -302,7 +305,7 @@ struct Worker {
     b.template make<true>();
     bool poisoned;
     float unit = 1.0f;
-    if (job.folds_v) {
+    if (kReader == Reader::sm90 || job.folds_v) {
       poisoned = b.measure_values();
     } else {
       const typename Block::SharedScale of_tile =
@@ -310,9 +313,10 @@ struct Worker {
       poisoned = of_tile.poisoned, unit = of_tile.scale;
     }
     if constexpr (kBackward) {
+      if (kReader == Reader::sm90 && threadIdx.x == 0 && item.left > 0)
+        note_value_scale(item.s.index, b.value_scale);
       if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
       if constexpr (kReader == Reader::sm90) {
-        if (threadIdx.x == 0 && item.left > 0) note_value_scale(item.s.index, b.value_scale);
         b.template write_codes<Values::made>({.rows = job.v8});
       } else {
         b.write_codes_16(job.v16);

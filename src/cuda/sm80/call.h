@@ -86,7 +86,7 @@ struct Call {
     if (!reads_codes()) {
       job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
       if (p.recipe.smooth_k)
-        job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_flipped};
+        job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_turned};
       if (p.recipe.smooth_v && ws.v_mean != nullptr)
         job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
     }

@@ -39,7 +39,7 @@ struct SharedSpace {
     if (has_k_mean) {
       k_arrived = arena.take<uint32_t>(heads);
       k_mean = arena.take<float>(heads * plan.padded_d);
-      k_flipped = arena.take<float>(heads * plan.padded_d);
+      k_turned = arena.take<float>(heads * plan.padded_d);
     }
     if (has_v_mean) {
       v_arrived = arena.take<uint32_t>(heads);
@@ -69,7 +69,7 @@ struct SharedSpace {
   std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
   uint32_t *next, *k_arrived = nullptr, *v_arrived = nullptr;
-  float *k_mean = nullptr, *k_flipped = nullptr, *v_mean = nullptr;
+  float *k_mean = nullptr, *k_turned = nullptr, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
   uint32_t *tickets, *turns = nullptr;
   uint2* v_top = nullptr;  // of sm90, and so is k_top

@@ -46,6 +46,7 @@ inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }  // the build forbids contraction
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 /// a·b + c rounded down.
 inline float __fmaf_rd(float a, float b, float c) {

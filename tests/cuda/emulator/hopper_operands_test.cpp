@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operands of cuda-sm90, whose main kernels are not part of the emulator: codes that its
+// forward would save, against those of the recipe oracle.
+#include <gtest/gtest.h>
+
+#include "base/half.h"
+#include "codes_parity.h"
+#include "cuda/host/arena.h"
+#include "cuda/sm80/call.h"
+#include "cuda/sm90/operands.h"
+#include "cuda/sm90/workspace.h"
+#include "device_case.h"
+#include "spec/codes.h"
+
+namespace sagebwd::cuda::sm90 {
+namespace {
+
+using gpu::CaseInputs;
+using gpu::DeviceCase;
+
+/// 16-bit copies of the inputs, [b, h, n, d].
+struct Tensors {
+  std::vector<uint16_t> q, k, v, o;
+  std::vector<float> lse;
+  ForwardArgs args;
+
+  Tensors(const DeviceCase& dc, const CaseInputs& in) {
+    const spec::AttnCase& c = dc.c;
+    const auto view = [&](std::vector<uint16_t>& to, const std::vector<float>& x, int64_t heads,
+                          int64_t n) {
+      to.resize(static_cast<size_t>(c.b * heads * n * c.d));
+      for (size_t i = 0; i < x.size(); ++i)
+        to[i] = c.dtype == Dtype::bf16 ? from_float<bf16>(x[i]).bits : from_float<f16>(x[i]).bits;
+      return contiguous(to.data(), c.dtype, {c.b, heads, n, c.d});
+    };
+    args.device = Device::cuda;
+    args.q = view(q, in.x.q, c.h, c.nq), args.k = view(k, in.x.k, c.hk, c.nk);
+    args.v = view(v, in.x.v, c.hk, c.nk), args.o = view(o, {}, c.h, c.nq);
+    lse.resize(static_cast<size_t>(c.b * c.h * c.nq));
+    args.lse = contiguous_stats(lse.data(), c.h, c.nq);
+    args.mask = c.mask, args.recipe = c.recipe;
+    if (!dc.cu_q.empty())
+      args.documents = {dc.cu_q.data(), dc.cu_k.data(), static_cast<int64_t>(dc.cu_q.size()) - 1};
+  }
+};
+
+void expect_parity(const DeviceCase& dc, const CaseInputs& in) {
+  SCOPED_TRACE(dc.c.to_string());
+  Tensors x(dc, in);
+  std::vector<std::byte> codes(codes_size(x.args), std::byte{0x7f});
+  x.args.codes = codes.data(), x.args.codes_bytes = codes.size();
+  const spec::Problem p = spec::resolve(x.args, true);
+  const sm80::Call call(p, x.args, {64, 128, 255});
+  Arena sizes(nullptr);
+  ForwardSpace(p, call.plan, sizes);
+  std::vector<std::byte> memory(sizes.used() + kDeviceAlign, std::byte{0x7f});
+  Arena arena(aligned(memory.data()));
+  const ForwardSpace ws(p, call.plan, arena);
+  OperandJob job = call.start(ws);
+  job.v8t = ws.v8t, job.v_share = ws.v_share, job.block_scales = ws.block_scales;
+  job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
+  sm90::launch_operands(job, p.dtype, nullptr);
+  gpu::expect_codes(codes, gpu::oracle_codes(dc, in), spec::codes_layout(p),
+                    gpu::CodesAre::rounded);
+}
+
+TEST(HopperOperands, CodesAreTheOracles) {
+  for (const char* text :
+       {"b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16", "h2 hk1 nq140 nk300 d128 bf16",
+        "h1 nq300 nk140 d64 f16", "h2 n256 d128 bf16 rotate=off",
+        "h2 n256 d64 f16 smooth_k=off smooth_v=off"}) {
+    DeviceCase dc(text);
+    dc.kind = trace::InputKind::offset;  // means that matter
+    expect_parity(dc, gpu::make_case_inputs(dc));
+  }
+}
+
+TEST(HopperOperands, CodesOfDocuments) {
+  DeviceCase dc("h2 hk1 nq700 nk650 d64 bf16");
+  dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+  expect_parity(dc, gpu::make_case_inputs(dc));
+}
+
+TEST(HopperOperands, CodesOfNanAndInf) {
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    SCOPED_TRACE(tensor);
+    DeviceCase dc("h1 n384 d128 bf16");
+    CaseInputs in = gpu::make_case_inputs(dc);
+    std::vector<float>& x = gpu::tensor_of(in, tensor);
+    x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
+    for (int64_t i = 256; i < dc.c.nk; ++i)  // a block
+      x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
+    expect_parity(dc, in);
+  }
+}
+
+}  // namespace
+}  // namespace sagebwd::cuda::sm90
