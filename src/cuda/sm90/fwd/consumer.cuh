@@ -101,10 +101,10 @@ struct Consumer {
   }
 
   /// Notes the largest logits, for calls that want them. A row has one lane that writes.
-  __device__ void note_logits(const Scores& x, const PerRow& factor) const {
+  __device__ void note_logits(const Scores& x, const Factors<1>& factor) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor[r]);
+      const float top = row_top(x, r, factor);
       float& most = shared.logit_top[first_row() + 8 * r];
       if (lane % 4 == 0 && !(top <= most)) most = top;
     }
@@ -174,14 +174,15 @@ struct Consumer {
                                         bool first) {
     Scores x;
     Halves halves;
-    PerRow sum, factor, unit;
+    Factors<1> factor;
+    PerRow sum, unit;
     uint32_t codes[16];
     arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
     const BlockScales scales = shared.scales[stage.place];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = logit_factor[r] * scales.k;
+    for (int r = 0; r < 2; ++r) factor[0][r] = logit_factor[r] * scales.k;
     if (p.max_logit != nullptr) note_logits(x, factor);
     if (first) sums.raise(x, factor);
     for (;;) {
@@ -192,9 +193,11 @@ struct Consumer {
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
     }
-    quantize(codes, unit, halves, shared.v_share[stage.place], lane);
+    const __half* share = shared.v_share[stage.place];
+    const RowScales rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+    make_codes(codes, halves, rows);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] *= scales.v;
+    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] = rows.unit[r] * scales.v;
     if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
     multiply_pv(sums, codes, unit, [&] { release(); });
     stage.advance();
