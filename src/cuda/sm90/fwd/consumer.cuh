@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/fwd/again.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
@@ -52,31 +52,6 @@ struct Consumer {
     arch::wgmma_commit();
     arch::wgmma_wait<0>();
     arch::settle(x);
-  }
-
-  /// The same for the 16 queries of one warp, while the others go on. Slow, and rarely needed.
-  __device__ void multiply_qk_again(Scores& x) const {
-    const auto word = [](const uint8_t* operand, uint32_t row, uint32_t byte) {
-      return *reinterpret_cast<const uint32_t*>(operand + arch::swizzled<D>(row * D + byte));
-    };
-    const uint8_t* q = shared.slot[slot.place].q8;
-    const uint8_t* k = shared.stage[stage.place].k8;
-    const uint32_t row = static_cast<uint32_t>(first_row());
-    int sums[16][4];  // in local memory: a loop that is not unrolled takes few registers
-#pragma unroll 1
-    for (uint32_t j = 0; j < 16; ++j) {
-      const uint32_t key = j * 8 + lane / 4;
-      int acc[4] = {0, 0, 0, 0};
-#pragma unroll 1
-      for (uint32_t byte = lane % 4 * 4; byte < D; byte += 32) {
-        const uint32_t a[4] = {word(q, row, byte), word(q, row + 8, byte), word(q, row, byte + 16),
-                               word(q, row + 8, byte + 16)};
-        arch::mma_8(acc, a, word(k, key, byte), word(k, key, byte + 16));
-      }
-      *reinterpret_cast<int4*>(sums[j]) = make_int4(acc[0], acc[1], acc[2], acc[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 64; ++i) x[i] = sums[i / 4][i % 4];
   }
 
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
@@ -189,7 +164,8 @@ struct Consumer {
       exponentials(halves, sum, x, factor, sums.reference);
       if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
-      multiply_qk_again(x);
+      scores_of_warp<D>(x, shared.slot[slot.place].q8, shared.stage[stage.place].k8,
+                        static_cast<uint32_t>(first_row()), lane);
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
     }

@@ -38,13 +38,16 @@ inline constexpr int kHidden = static_cast<int>(0xff800000u - static_cast<uint32
 /// none.
 template <int kParts>
 __device__ inline float row_top(const Scores& x, int r, const Factors<kParts>& factor) {
+  constexpr int kEach = 16 / kParts;
   float top = kNoReference;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     int most = kHidden;
 #pragma unroll
-    for (int j = part * 16 / kParts; j < (part + 1) * 16 / kParts; ++j)
-      most = max(most, max(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
+    for (int i = 0; i < kEach; ++i) {
+      const int at = 4 * (part * kEach + i) + 2 * r;
+      most = max(most, max(x[at], x[at + 1]));
+    }
     most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
     most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
     const float here = most == kHidden ? kNoReference : static_cast<float>(most) * factor[part][r];
