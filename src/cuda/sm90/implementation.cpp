@@ -19,8 +19,7 @@ std::string decline_these_lists(const spec::Problem& p) {
   if (!p.has_lists()) return "";
   if (p.direction == spec::Direction::backward) return "has block lists in the forward only";
   if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
-  if (p.blocks.block_q % kBlock != 0)
-    return "takes block lists whose block_q is a multiple of 128";
+  if (p.blocks.block_q % kBlock != 0) return "takes block lists whose block_q is a multiple of 128";
   if (p.recipe.tile_k != 0 && listed_keys(p) != kBlock)
     return "has two blocks of 64 keys in a tile, whatever tile_k is";
   return "";

@@ -171,9 +171,8 @@ __device__ __forceinline__ void make_rest(uint32_t (&codes)[16], const Halves& p
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      codes[2 * i + r] =
-          arch::half2_codes<arch::Bytes::s8>(rest(p[4 * i + r], scales.factor[r]),
-                                             rest(p[4 * i + 2 + r], scales.factor[r]), kLevels);
+      codes[2 * i + r] = arch::half2_codes<arch::Bytes::s8>(
+          rest(p[4 * i + r], scales.factor[r]), rest(p[4 * i + 2 + r], scales.factor[r]), kLevels);
 }
 
 }  // namespace sagebwd::cuda::sm90::fwd

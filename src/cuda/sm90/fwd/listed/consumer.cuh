@@ -128,9 +128,8 @@ struct Consumer {
       arch::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const uint64_t b =
-            arch::operand_at<kSlab>(v, kV8t + part * kChannels * kSlab +
-                                           step / 2 * sizeof(Stage::v8t[0]) + step % 2 * 32);
+        const uint64_t b = arch::operand_at<kSlab>(
+            v, kV8t + part * kChannels * kSlab + step / 2 * sizeof(Stage::v8t[0]) + step % 2 * 32);
         if constexpr (kCode == arch::Bytes::u8)
           arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
         else

@@ -19,10 +19,10 @@ struct Work {
   int steps;    // stages
   int leading;  // the first of them, whose P·V has twice as many bits
   int head;
-  int q0;         // first query, inside the sequence
-  uint32_t row;   // the same in the workspace, heads included
-  uint32_t keys;  // the sequence's first key in the workspace, heads included
-  bool last;      // there is no work in it, nor any after it
+  int q0;                     // first query, inside the sequence
+  uint32_t row;               // the same in the workspace, heads included
+  uint32_t keys;              // the sequence's first key in the workspace, heads included
+  bool last;                  // there is no work in it, nor any after it
   tile::WholeTiles whole[2];  // tiles in which nothing is masked for a consumer's 64 queries
   tile::Sequence s;
 };
