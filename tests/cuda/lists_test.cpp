@@ -91,7 +91,7 @@ TEST(GpuLists, LeadKeepsSmallProbabilities) {
   for (const char* d : {"d64", "d128"}) {
     double error[2];
     for (int lead : {0, 1}) {
-      DeviceCase dc(std::string("h2 n1024 f16 keep=0.2 lists=mass lead=") + std::to_string(lead) +
+      DeviceCase dc(std::string("h1 n512 f16 keep=0.3 lists=mass lead=") + std::to_string(lead) +
                     " " + d);
       dc.kind = trace::InputKind::sink;
       const CaseInputs in = make_case_inputs(dc);
@@ -101,7 +101,7 @@ TEST(GpuLists, LeadKeepsSmallProbabilities) {
     }
     std::printf("lead %s: o against exact attention %.2e, %.2e with lead=1\n", d, error[0],
                 error[1]);
-    EXPECT_LE(error[1], 0.6 * error[0]) << d;
+    EXPECT_LE(error[1], 0.75 * error[0]) << d;
   }
 }
 
@@ -192,7 +192,7 @@ TEST(GpuLists, CountABlockOnce) {
       {"h1 nq200 nk1100 d64 keep=0.6 blocks=64x128 lead=2", "cuda-sm80"},
       {"h1 nq64 nk2560 d64 keep=1 blocks=64x64 f16", "cuda-sm80"},
       {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", tuned},
-      {"h1 nq200 nk2560 d128 keep=1 lead=2", tuned}};
+      {"h1 nq130 nk2560 d64 keep=1 lead=2", tuned}};
   for (const auto& [text, impl] : cases) {
     DeviceCase dc(text);
     dc.impl = impl, dc.deterministic = true;
@@ -244,7 +244,7 @@ TEST(GpuLists, NothingUsefulInAList) {
     const Results gpu = run_on_device(dc, bad);
     expect_agreement(dc, gpu, run_oracle(dc, want, gpu));
     for (size_t i = 0; i < gpu.lse.size(); ++i)
-      if (i % 500 < 128 || (i % 500 >= 256 && i % 500 < 384)) ASSERT_EQ(gpu.lse[i], -INFINITY) << i;
+      ASSERT_EQ(gpu.lse[i] == -INFINITY, i % 500 / 128 % 2 == 0) << i;
   }
 }
 
@@ -290,7 +290,7 @@ TEST(GpuLists, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
        {"h1 nq256 nk512 d64 keep=0.25 smooth_k=off smooth_v=off",
-        "h1 nq512 nk512 d128 keep=0.4 smooth_k=off smooth_v=off lead=0 causal",
+        "h1 nq384 nk512 d128 keep=0.4 smooth_k=off smooth_v=off f16 causal",
         "h1 nq256 nk512 d128 keep=0.25 smooth_k=off smooth_v=off blocks=64x128"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
@@ -409,6 +409,21 @@ TEST(GpuLists, LongListsAreCut) {
       if (!deterministic) first.dq.clear(), again.dq.clear();
       EXPECT_TRUE(first == again);
     }
+}
+
+/// Hopper's own kernels have the forward of rows of 128 queries. Else the tests above would look at
+/// cuda-sm80 alone.
+TEST(GpuLists, HopperTakesTheForward) {
+  const auto name = [](const std::string& text, bool backward) {
+    return device_candidate(DeviceCase("h2 n300 d64 " + text), backward).name;
+  };
+  if (name("", false) != "cuda-sm90") GTEST_SKIP() << "the tuned kernels are not Hopper's";
+  EXPECT_EQ(name("keep=0.3", false), "cuda-sm90");
+  EXPECT_EQ(name("keep=0.3", true), "cuda-sm80");
+  EXPECT_EQ(name("keep=0.3 blocks=384x192 lead=all causal", false), "cuda-sm90");
+  EXPECT_EQ(name("keep=0.3 blocks=64x64", false), "cuda-sm80");
+  EXPECT_EQ(name("keep=0.3 blocks=192x64", false), "cuda-sm80");
+  EXPECT_EQ(name("keep=0.3 lift=O", false), "cuda-sm80");
 }
 
 /// What the tuned kernels decline goes to the plain ones.
