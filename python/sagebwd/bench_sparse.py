@@ -15,7 +15,8 @@ sagebwd sparse
 flex
     Compiled FlexAttention with a block mask that lists the same blocks.
 sagebwd dense, torch flash, torch cudnn
-    Attention over all keys. "sagebwd dense cuda-sm80" has the kernels that lists have.
+    Attention over all keys. "sagebwd dense cuda-sm80" has the kernels that lists have
+    (on Hopper their forward has others).
 
 All of them take turns within every round, with the blocks of every sparsity. The result is the
 median over the rounds of the device's time (``bursts`` of timing.py). A peer that is missing, or
@@ -39,7 +40,8 @@ from .timing import DIRECTIONS, bursts
 
 CASES = [f"h{h} n{n} d{d}" for n in (32768, 8192) for h, d in ((16, 128), (32, 64))]
 SPARSITIES = (0.8, 0.9, 0.95, 0.97)
-#: The implementation that takes lists on a GPU. Its dense attention is what they are compared with.
+#: The implementation that takes lists on every GPU, though on Hopper not their forward. Its dense
+#: attention is what they are compared with.
 LISTED = "cuda-sm80"
 DENSE = {"cuda": ["torch flash", "torch cudnn"], "cpu": ["torch bf16"]}
 #: Tiles of FlexAttention: its choice for an H200, cut to what fits into blocks of 128 x 64.

@@ -18,16 +18,20 @@ namespace {
 void expect_agreement(const DeviceCase& dc, const Results& gpu, const Results& oracle) {
   SCOPED_TRACE(dc.c.to_string());
   const double budget = dc.c.dtype == Dtype::bf16 ? 4e-3 : 2e-3;  // as in attention_test.cpp
+  // Half precision rounds some codes of P the other way, and two blocks of 64 keys share a scale
+  // there. Where all P·V has more bits than INT8, neither is left.
+  const bool halves = works_in_halves(dc);
+  const double o_budget = halves && dc.c.lead >= 0 ? 1e-2 : budget;
   const double o = relative_error(gpu.o, oracle.o), dq = relative_error(gpu.dq, oracle.dq),
                dk = relative_error(gpu.dk, oracle.dk), dv = relative_error(gpu.dv, oracle.dv),
                lse = largest_difference(gpu.lse, oracle.lse);
   std::printf("lists %-78s o %.1e dq %.1e dk %.1e dv %.1e lse %.1e\n", dc.c.to_string().c_str(), o,
               dq, dk, dv, lse);
-  EXPECT_LE(o, budget);
+  EXPECT_LE(o, o_budget);
   EXPECT_LE(dq, budget);
   EXPECT_LE(dk, budget);
   EXPECT_LE(dv, budget);
-  EXPECT_LE(lse, 2e-4);
+  EXPECT_LE(lse, halves ? 4e-3 : 2e-4);
   EXPECT_LE(largest_difference(gpu.max_logit, oracle.max_logit), 2e-4);
 }
 
@@ -57,6 +61,49 @@ INSTANTIATE_TEST_SUITE_P(
                     "h2 n300 d64 keep=0.4 lift=O lists=mass", "h2 n300 d64 keep=0.5 smooth_k=off",
                     "h2 nq64 nk64 d64 keep=1 blocks=64x64", "h1 nq1 nk1000 d128 keep=0.1",
                     "h3 hk1 n300 d64 keep=1 causal p_levels=127"));
+
+/// What Hopper's own forward takes: rows of 128 queries and more. Odd and even numbers of entries,
+/// lists longer than 32, blocks of one tile and of several, queries that end in either half of a
+/// row, and more rows than a GPU has multiprocessors.
+INSTANTIATE_TEST_SUITE_P(
+    RowsOf128, ListCase,
+    testing::Values("h2 nq128 nk64 d64 keep=1 lead=0", "h2 nq128 nk128 d128 keep=1 lead=0",
+                    "h1 nq129 nk192 d64 keep=1 f16", "h1 nq192 nk190 d128 keep=1 lead=0",
+                    "h2 hk1 nq65 nk2500 d64 keep=1", "h2 nq300 nk2560 d128 keep=1 lead=0 f16",
+                    "h2 nq300 nk2560 d64 keep=0.9 lead=all",
+                    "h1 nq300 nk700 d128 lead=all keep=0.5",
+                    "h2 nq300 nk700 d64 keep=0.5 lead=all f16",
+                    "h2 nq300 nk700 d128 keep=0.5 lead=all f16 lists=mass",
+                    "h4 hk2 nq500 nk700 d64 keep=0.5 lead=2", "h4 nq500 nk700 d128 keep=0.5 lead=3",
+                    "b2 h2 nq500 nk333 d64 keep=0.6 blocks=128x128 lead=0",
+                    "b2 h2 nq500 nk333 d128 keep=0.6 blocks=256x128 lead=2 f16",
+                    "h2 nq500 nk700 d64 keep=0.5 blocks=384x192",
+                    "h2 nq500 nk700 d128 keep=0.5 blocks=128x256 lists=skewed",
+                    "h2 n500 d64 keep=0.6 window=70,20", "h2 n500 d128 keep=0.6 window=70,0 lead=2",
+                    "h2 n500 d64 keep=1 blocks=128x128 causal lead=0",
+                    "h2 nq200 nk500 d128 keep=0.6 causal align=top_left",
+                    "b2 h12 hk4 nq1100 nk256 d64 keep=0.5"));
+
+/// A sink takes most of a row, and INT8 alone would lose the others in its tile. With `lead` O has
+/// the error of V's codes.
+TEST(GpuLists, LeadKeepsSmallProbabilities) {
+  NEED_DEVICE();
+  for (const char* d : {"d64", "d128"}) {
+    double error[2];
+    for (int lead : {0, 1}) {
+      DeviceCase dc(std::string("h1 n512 f16 keep=0.3 lists=mass lead=") + std::to_string(lead) +
+                    " " + d);
+      dc.kind = trace::InputKind::sink;
+      const CaseInputs in = make_case_inputs(dc);
+      const Results gpu = run_on_device(dc, in);
+      expect_agreement(dc, gpu, run_oracle(dc, in, gpu));
+      error[lead] = relative_error(gpu.o, run_exact(dc, in).o);
+    }
+    std::printf("lead %s: o against exact attention %.2e, %.2e with lead=1\n", d, error[0],
+                error[1]);
+    EXPECT_LE(error[1], 0.75 * error[0]) << d;
+  }
+}
 
 TEST(GpuLists, GradientsOfLse) {
   NEED_DEVICE();
@@ -137,12 +184,15 @@ TEST(GpuLists, IgnoreWhatIsOutOfRange) {
 /// the two are more than a warp's entries apart.
 TEST(GpuLists, CountABlockOnce) {
   NEED_DEVICE();
-  const std::pair<const char*, const char*> cases[] = {
+  const std::string tuned = tuned_implementation();
+  const std::pair<const char*, std::string> cases[] = {
       {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", "cuda-sm80"},
       {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", "cuda-plain"},
       {"h1 nq200 nk500 d128 keep=0.6", "cuda-sm80"},
       {"h1 nq200 nk1100 d64 keep=0.6 blocks=64x128 lead=2", "cuda-sm80"},
-      {"h1 nq64 nk2560 d64 keep=1 blocks=64x64 f16", "cuda-sm80"}};
+      {"h1 nq64 nk2560 d64 keep=1 blocks=64x64 f16", "cuda-sm80"},
+      {"h4 hk2 nq200 nk500 d64 keep=0.6 causal", tuned},
+      {"h1 nq130 nk2560 d64 keep=1 lead=2", tuned}};
   for (const auto& [text, impl] : cases) {
     DeviceCase dc(text);
     dc.impl = impl, dc.deterministic = true;
@@ -162,6 +212,39 @@ TEST(GpuLists, CountABlockOnce) {
     const Results got = run_on_device(dc, twice);
     EXPECT_TRUE(got == run_on_device(dc, once)) << text << " " << impl;
     expect_agreement(dc, got, run_oracle(dc, once, got));
+  }
+}
+
+/// All of that at once, in rows of 128 queries: nothing hangs, and rows in which nothing is left
+/// are empty.
+TEST(GpuLists, NothingUsefulInAList) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 nq500 nk500 d64 keep=0.6", "h2 nq500 nk500 d128 keep=0.6 f16",
+                           "h2 nq500 nk500 d128 keep=1 blocks=128x128"}) {
+    const DeviceCase dc(text);
+    CaseInputs bad = make_case_inputs(dc), want = bad;
+    const size_t width = static_cast<size_t>(bad.lists.shape.width);
+    const int32_t blocks = static_cast<int32_t>((500 + dc.c.block_k - 1) / dc.c.block_k);
+    for (size_t row = 0; row < bad.lists.count.size(); ++row) {
+      // Of every four rows: entries out of range alone; one that is left, over and over; nothing;
+      // every other one out of range.
+      const auto index = bad.lists.index.begin() + static_cast<int64_t>(row * width),
+                 left = want.lists.index.begin() + static_cast<int64_t>(row * width);
+      int32_t count = 0;
+      for (size_t e = 0; e < width; ++e) {
+        const bool wrong = row % 4 == 0 || (row % 4 == 3 && e % 2 == 1);
+        if (row % 4 == 1) index[static_cast<int64_t>(e)] = 2;
+        if (wrong) index[static_cast<int64_t>(e)] = blocks + static_cast<int32_t>(e);
+        if (row % 4 == 1 ? e == 0 : row % 4 == 3 && !wrong)
+          left[count++] = index[static_cast<int64_t>(e)];
+      }
+      bad.lists.count[row] = row % 4 == 2 ? 0 : static_cast<int32_t>(width) + 7;
+      want.lists.count[row] = count;
+    }
+    const Results gpu = run_on_device(dc, bad);
+    expect_agreement(dc, gpu, run_oracle(dc, want, gpu));
+    for (size_t i = 0; i < gpu.lse.size(); ++i)
+      ASSERT_EQ(gpu.lse[i] == -INFINITY, i % 500 / 128 % 2 == 0) << i;
   }
 }
 
@@ -207,13 +290,20 @@ TEST(GpuLists, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
        {"h1 nq256 nk512 d64 keep=0.25 smooth_k=off smooth_v=off",
+        "h1 nq384 nk512 d128 keep=0.4 smooth_k=off smooth_v=off f16 causal",
         "h1 nq256 nk512 d128 keep=0.25 smooth_k=off smooth_v=off blocks=64x128"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     in.x.k[static_cast<size_t>(100 * dc.c.d)] = NAN;
     in.x.v[static_cast<size_t>(300 * dc.c.d + 3)] = INFINITY;
     const Results gpu = run_on_device(dc, in);
-    expect_agreement(dc, gpu, run_oracle(dc, in, gpu));
+    Results oracle = run_oracle(dc, in, gpu);
+    // In half precision all channels of the rows that see such a value are bad.
+    const size_t d = static_cast<size_t>(dc.c.d);
+    for (size_t i = 3; i < oracle.o.size() && works_in_halves(dc); i += d)
+      if (!std::isfinite(oracle.o[i]))
+        std::fill_n(oracle.o.begin() + static_cast<int64_t>(i - 3), d, NAN);
+    expect_agreement(dc, gpu, oracle);
   }
 }
 
@@ -319,6 +409,21 @@ TEST(GpuLists, LongListsAreCut) {
       if (!deterministic) first.dq.clear(), again.dq.clear();
       EXPECT_TRUE(first == again);
     }
+}
+
+/// Hopper's own kernels have the forward of rows of 128 queries. Else the tests above would look at
+/// cuda-sm80 alone.
+TEST(GpuLists, HopperTakesTheForward) {
+  const auto name = [](const std::string& text, bool backward) {
+    return device_candidate(DeviceCase("h2 n300 d64 " + text), backward).name;
+  };
+  if (name("", false) != "cuda-sm90") GTEST_SKIP() << "the tuned kernels are not Hopper's";
+  EXPECT_EQ(name("keep=0.3", false), "cuda-sm90");
+  EXPECT_EQ(name("keep=0.3", true), "cuda-sm80");
+  EXPECT_EQ(name("keep=0.3 blocks=384x192 lead=all causal", false), "cuda-sm90");
+  EXPECT_EQ(name("keep=0.3 blocks=64x64", false), "cuda-sm80");
+  EXPECT_EQ(name("keep=0.3 blocks=192x64", false), "cuda-sm80");
+  EXPECT_EQ(name("keep=0.3 lift=O", false), "cuda-sm80");
 }
 
 /// What the tuned kernels decline goes to the plain ones.

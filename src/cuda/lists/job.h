@@ -10,9 +10,9 @@
 
 namespace sagebwd::cuda {
 
-/// tq, tk: padded totals. tile_k: keys of a tile.
+/// tq, tk: padded totals. tile_q, tile_k: queries and keys of a tile.
 inline ListJob list_job(const spec::Problem& p, const Sequences& seq, int64_t tq, int64_t tk,
-                        int tile_k) {
+                        int tile_q, int tile_k) {
   const BlockLists& l = p.blocks;
   return {.seq = seq,
           .mask = mask_of(p),
@@ -25,6 +25,7 @@ inline ListJob list_job(const spec::Problem& p, const Sequences& seq, int64_t tq
           .block_q = l.block_q,
           .block_k = l.block_k,
           .lead = p.lifted(kMatmulO) ? -1 : l.lead,
+          .tile_q = tile_q,
           .tile_k = tile_k,
           .h = static_cast<int>(p.h),
           .group = p.hk > 0 ? static_cast<int>(p.group()) : 1,

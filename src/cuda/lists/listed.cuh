@@ -46,7 +46,7 @@ struct Listed {
 
   /// The whole warp comes here. `query_tile`: in the workspace.
   __device__ Listed(const ListJob& job, int head, int64_t query_tile) {
-    const int64_t token = query_tile * kListedQueries;
+    const int64_t token = query_tile * job.tile_q;
     s = tile::sequence_of_block<kTokens>(job.seq, static_cast<int>(token / kTokens), true);
     q0 = static_cast<int>(token - s.q_pad);
     per_block = job.block_k / job.tile_k;
@@ -54,7 +54,7 @@ struct Listed {
     index = nullptr, items = 0, seen = {0, 0};
     const int64_t row = first_row(job, s) + q0 / job.block_q;
     if (q0 >= s.nq || row >= job.rows) return;  // padding, or documents that are not as they should
-    seen = tile::keys_seen(job.mask, s, q0, min(q0 + kListedQueries, s.nq) - 1);
+    seen = tile::keys_seen(job.mask, s, q0, min(q0 + job.tile_q, s.nq) - 1);
     const int64_t n = s.batch * job.stride_batch + head * job.stride_head + row;
     int64_t count = job.count != nullptr ? job.count[n] : job.width;
     count = count < 0 ? 0 : count > job.width ? job.width : count;

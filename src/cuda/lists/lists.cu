@@ -22,7 +22,7 @@ struct KeyListsParams {
 /// A warp makes a row. A block that stands in a list twice counts where it stands first.
 __global__ void __launch_bounds__(kThreads)
     key_lists_kernel(const __grid_constant__ KeyListsParams p) {
-  const int64_t per_head = p.job.tq / kListedQueries, at = warp_index();
+  const int64_t per_head = p.job.tq / p.job.tile_q, at = warp_index();
   if (at >= p.job.h * per_head) return;
   const Listed<kBlock> row(p.job, static_cast<int>(at / per_head), at % per_head);
   const int64_t lead_items = p.job.lead < 0 ? row.items : int64_t{p.job.lead} * row.per_block;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_key_lists(const ListJob& job, const KeyLists& to, cudaStream_t stream) {
-  launch(key_lists_kernel, grid_of(job.h * (job.tq / kListedQueries)), kThreads, 0,
+  launch(key_lists_kernel, grid_of(job.h * (job.tq / job.tile_q)), kThreads, 0,
          KeyListsParams{job, to}, stream);
 }
 

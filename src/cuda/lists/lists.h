@@ -15,13 +15,13 @@
 
 namespace sagebwd::cuda {
 
-/// Queries of a tile, in both directions.
+/// Queries of a tile of cuda-sm80, in both directions.
 inline constexpr int kListedQueries = 64;
 
 /// What a tile of queries has in the forward.
 struct ListRow {
   int32_t steps;    // tiles of keys
-  int32_t leading;  // the first of them, whose P·V runs in 16 bit
+  int32_t leading;  // the first of them, whose P·V is not in INT8 alone
 };
 
 /// A tile of queries, as a tile of keys lists it: where its first query is in the sequence, and
@@ -38,16 +38,16 @@ struct ListJob {
   const int32_t *index, *count;  // count null: `width`
   int64_t width, rows, stride_batch, stride_head;
   int block_q, block_k, lead;
-  int tile_k;  // keys of a tile; blocks have a multiple of it
+  int tile_q, tile_k;  // queries and keys of a tile; blocks have multiples of them
   int h, group;
   int64_t tq, tk;  // padded totals
 };
 
 /// Tiles of keys of every tile of queries, in the order of its list.
 struct KeyLists {
-  ListRow* rows;      // [h, tq / kListedQueries]
-  int32_t* tiles;     // [h, tq / kListedQueries, width], counted from the first key of the sequence
-  uint32_t* bits;     // [h, tq / kListedQueries, words]: which tiles a long row has
+  ListRow* rows;      // [h, tq / tile_q]
+  int32_t* tiles;     // [h, tq / tile_q, width], counted from the first key of the sequence
+  uint32_t* bits;     // [h, tq / tile_q, words]: which tiles a long row has
   int64_t width;      // places of a row
   int64_t key_tiles;  // of a sequence, or of all documents
 

@@ -125,7 +125,7 @@ struct Call {
     if (ws.has_codes) write_documents(p, ws.scale_blocks, ws.scale_documents, stream);
     if (p.has_lists())
       launch_list_bits(
-          list_job(p, batch.seq, ws.blocks.q * kBlock, ws.blocks.k * kBlock, kListedQueries),
+          list_job(p, batch.seq, ws.blocks.q * kBlock, ws.blocks.k * kBlock, kBlock, kBlock),
           ws.lists, stream);
   }
 

@@ -30,7 +30,8 @@ int64_t pv16_tiles(const Problem& p) {
 }
 
 ListJob list_job(const Call& call, const SharedSpace& ws) {
-  return cuda::list_job(call.p, call.sequences(ws), call.plan.tq, call.plan.tk, call.tiles.k);
+  return cuda::list_job(call.p, call.sequences(ws), call.plan.tq, call.plan.tk, kListedQueries,
+                        call.tiles.k);
 }
 
 }  // namespace

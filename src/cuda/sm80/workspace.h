@@ -83,6 +83,19 @@ struct SharedSpace {
   void* items;  // pieces of work of the operand kernel
 };
 
+/// Room for the lists of a forward with such tiles.
+inline KeyLists take_key_lists(const spec::Problem& p, const Plan& plan, Arena& arena, int tile_q,
+                               int tile_k) {
+  const int64_t rows = p.h * plan.tq / tile_q;
+  KeyLists lists{};
+  lists.width = p.blocks.width * (p.blocks.block_k / tile_k);
+  lists.key_tiles = plan.tk / tile_k / sequences_apart(p);
+  lists.rows = arena.take<ListRow>(rows);
+  lists.tiles = arena.take<int32_t>(rows * lists.width + 1);
+  lists.bits = arena.take<uint32_t>(rows * lists.words());
+  return lists;
+}
+
 struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
@@ -93,14 +106,7 @@ struct ForwardSpace : SharedSpace {
       folded = arena.take<FoldedScales>(p.hk * plan.tk / kBlock);
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
-    if (p.has_lists()) {
-      const int64_t rows = p.h * plan.tq / kListedQueries;
-      lists.width = p.blocks.width * (p.blocks.block_k / tiles_of(p).k);
-      lists.key_tiles = plan.tk / tiles_of(p).k / sequences_apart(p);
-      lists.rows = arena.take<ListRow>(rows);
-      lists.tiles = arena.take<int32_t>(rows * lists.width + 1);
-      lists.bits = arena.take<uint32_t>(rows * lists.words());
-    }
+    if (p.has_lists()) lists = take_key_lists(p, plan, arena, kListedQueries, tiles_of(p).k);
   }
   uint16_t* v16;
   int8_t* v8t;

@@ -7,16 +7,27 @@
 #include <string>
 
 #include "cuda/host/device.h"
+#include "cuda/lists/job.h"
 #include "cuda/sm90/run.h"
+#include "cuda/sm90/workspace.h"
 #include "cuda/tile/layout.h"
 
 namespace sagebwd::cuda::sm90 {
 namespace {
 
+std::string decline_these_lists(const spec::Problem& p) {
+  if (!p.has_lists()) return "";
+  if (p.direction == spec::Direction::backward) return "has block lists in the forward only";
+  if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
+  if (p.blocks.block_q % kBlock != 0) return "takes block lists whose block_q is a multiple of 128";
+  if (p.recipe.tile_k != 0 && listed_keys(p) != kBlock)
+    return "has two blocks of 64 keys in a tile, whatever tile_k is";
+  return "";
+}
+
 std::string decline(const spec::Problem& p) {
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.has_lists()) return "has no block lists";
   const bool backward = p.direction == spec::Direction::backward;
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
@@ -25,7 +36,8 @@ std::string decline(const spec::Problem& p) {
   if (r.smooth_q) return "has no Q-smoothing";
   if (r.k_per_token) return "has one scale of K per 128 keys";
   if (r.rounding == Rounding::dither) return "rounds to nearest only";
-  if (r.pv16_tiles != 0) return "has no tiles whose P is not quantised";
+  // With lists this is their `lead`.
+  if (r.pv16_tiles != 0 && !p.has_lists()) return "has no tiles whose P is not quantised";
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulDK)) != 0)
     return "has all matmuls but dP, and dK if that is lifted, in INT8";
   if (backward && p.lifted(kMatmulDK) && p.partial_kv)
@@ -38,6 +50,7 @@ std::string decline(const spec::Problem& p) {
                 keys = (p.packed() ? p.nk : p.b * p.nk) + padded;
   if (p.h * rows * 2 > INT32_MAX || p.hk * keys * 2 > INT32_MAX)
     return "takes up to 2^30 tokens times heads";
+  if (const std::string reason = decline_these_lists(p); !reason.empty()) return reason;
   const backend::Tiles t = tiles_of(p);
   if ((r.tile_k != 0 && r.tile_k != t.k) || (backward && r.tile_q != 0 && r.tile_q != t.q))
     return "has tiles of " + std::to_string(t.q) + "x" + std::to_string(t.k);
@@ -53,7 +66,9 @@ std::string decline(const spec::Problem& p) {
 
 }  // namespace
 
-backend::Tiles tiles_of(const spec::Problem&) { return {64, 128, 255}; }
+backend::Tiles tiles_of(const spec::Problem& p) {
+  return {64, p.has_lists() ? listed_keys(p) : kBlock, 255};
+}
 
 const backend::Implementation& implementation() {
   static const backend::Implementation impl{

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cuda/lists/lists.h"
 #include "cuda/quantize/formats.h"
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
@@ -37,6 +38,12 @@ struct ForwardParams {
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
   uint32_t* next;       // the next piece of work; 0 at the start
+};
+
+/// Of the forward with block lists.
+struct ListedParams : ForwardParams {
+  KeyLists lists;     // of kBlock queries each
+  bool whole_stages;  // their tiles have 128 keys, else 64
 };
 
 struct BackwardParams {

@@ -4,6 +4,7 @@
 
 #include "cuda/host/arena.h"
 #include "cuda/host/tensor_map.h"
+#include "cuda/lists/job.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/sm80/call.h"
 #include "cuda/sm90/bwd/bwd.h"
@@ -34,15 +35,20 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
   OperandJob job = call.start(ws);
+  // Before the operands, because the kernels from there on start early, one after the other.
+  if (p.has_lists())
+    launch_key_lists(list_job(p, job.seq, plan.tq, plan.tk, kBlock, listed_keys(p)), ws.lists,
+                     call.stream);
   job.v8t = ws.v8t, job.v_share = ws.v_share, job.block_scales = ws.block_scales;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   sm90::launch_operands(job, p.dtype, call.stream);
 
-  const int d = plan.padded_d;
+  const int d = plan.padded_d, queries = p.has_lists() ? kListedForwardQueries : kForwardQueries,
+            keys = p.has_lists() ? kListedForwardKeys : kForwardKeys;
   const ForwardParams params{
-      .q8 = byte_matrix(call.q8(ws), p.h * plan.tq, d, kForwardQueries),
-      .k8 = byte_matrix(call.k8(ws), p.hk * plan.tk, d, kForwardKeys),
-      .v8t = byte_matrix(ws.v8t, p.hk * plan.tk / kSlab * d, kSlab, kForwardKeys / kSlab * d),
+      .q8 = byte_matrix(call.q8(ws), p.h * plan.tq, d, queries),
+      .k8 = byte_matrix(call.k8(ws), p.hk * plan.tk, d, keys),
+      .v8t = byte_matrix(ws.v8t, p.hk * plan.tk / kSlab * d, kSlab, keys / kSlab * d),
       .seq = job.seq,
       .mask = mask_of(p),
       .h = job.h,
@@ -61,7 +67,10 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .lse = stats(args.lse),
       .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
       .next = ws.tickets};
-  launch_forward(params, p.dtype, d, call.stream);
+  if (p.has_lists())
+    launch_listed_forward({params, ws.lists, listed_keys(p) == kBlock}, p.dtype, d, call.stream);
+  else
+    launch_forward(params, p.dtype, d, call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);

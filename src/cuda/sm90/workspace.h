@@ -6,6 +6,9 @@
 
 namespace sagebwd::cuda::sm90 {
 
+/// Keys of an entry of a list: of a block of such size, or a part of a block.
+inline int listed_keys(const spec::Problem& p) { return p.blocks.block_k % kBlock == 0 ? 128 : 64; }
+
 struct ForwardSpace : sm80::SharedSpace {
   ForwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
       : sm80::SharedSpace(p, plan, arena) {
@@ -14,11 +17,13 @@ struct ForwardSpace : sm80::SharedSpace {
     block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
+    if (p.has_lists()) lists = sm80::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
   int8_t* v8t;
   uint16_t* v_share;
   BlockScales* block_scales;
   float *logit_factor, *mean_logit;
+  KeyLists lists = {};
 };
 
 /// Whether dQ is added up in half precision: half as many bytes leave the multiprocessors, which is

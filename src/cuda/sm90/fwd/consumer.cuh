@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/fwd/again.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
@@ -54,31 +54,6 @@ struct Consumer {
     arch::settle(x);
   }
 
-  /// The same for the 16 queries of one warp, while the others go on. Slow, and rarely needed.
-  __device__ void multiply_qk_again(Scores& x) const {
-    const auto word = [](const uint8_t* operand, uint32_t row, uint32_t byte) {
-      return *reinterpret_cast<const uint32_t*>(operand + arch::swizzled<D>(row * D + byte));
-    };
-    const uint8_t* q = shared.slot[slot.place].q8;
-    const uint8_t* k = shared.stage[stage.place].k8;
-    const uint32_t row = static_cast<uint32_t>(first_row());
-    int sums[16][4];  // in local memory: a loop that is not unrolled takes few registers
-#pragma unroll 1
-    for (uint32_t j = 0; j < 16; ++j) {
-      const uint32_t key = j * 8 + lane / 4;
-      int acc[4] = {0, 0, 0, 0};
-#pragma unroll 1
-      for (uint32_t byte = lane % 4 * 4; byte < D; byte += 32) {
-        const uint32_t a[4] = {word(q, row, byte), word(q, row + 8, byte), word(q, row, byte + 16),
-                               word(q, row + 8, byte + 16)};
-        arch::mma_8(acc, a, word(k, key, byte), word(k, key, byte + 16));
-      }
-      *reinterpret_cast<int4*>(sums[j]) = make_int4(acc[0], acc[1], acc[2], acc[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 64; ++i) x[i] = sums[i / 4][i % 4];
-  }
-
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
   __device__ void hide(Scores& x, int tile) const {
     const Work& w = shared.work[slot.place];
@@ -101,10 +76,10 @@ struct Consumer {
   }
 
   /// Notes the largest logits, for calls that want them. A row has one lane that writes.
-  __device__ void note_logits(const Scores& x, const PerRow& factor) const {
+  __device__ void note_logits(const Scores& x, const Factors<1>& factor) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor[r]);
+      const float top = row_top(x, r, factor);
       float& most = shared.logit_top[first_row() + 8 * r];
       if (lane % 4 == 0 && !(top <= most)) most = top;
     }
@@ -174,27 +149,31 @@ struct Consumer {
                                         bool first) {
     Scores x;
     Halves halves;
-    PerRow sum, factor, unit;
+    Factors<1> factor;
+    PerRow sum, unit;
     uint32_t codes[16];
     arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
     const BlockScales scales = shared.scales[stage.place];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = logit_factor[r] * scales.k;
+    for (int r = 0; r < 2; ++r) factor[0][r] = logit_factor[r] * scales.k;
     if (p.max_logit != nullptr) note_logits(x, factor);
     if (first) sums.raise(x, factor);
     for (;;) {
       exponentials(halves, sum, x, factor, sums.reference);
       if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
-      multiply_qk_again(x);
+      scores_of_warp<D>(x, shared.slot[slot.place].q8, shared.stage[stage.place].k8,
+                        static_cast<uint32_t>(first_row()), lane);
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
     }
-    quantize(codes, unit, halves, shared.v_share[stage.place], lane);
+    const __half* share = shared.v_share[stage.place];
+    const RowScales rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+    make_codes(codes, halves, rows);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] *= scales.v;
+    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] = rows.unit[r] * scales.v;
     if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
     multiply_pv(sums, codes, unit, [&] { release(); });
     stage.advance();

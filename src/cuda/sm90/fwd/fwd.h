@@ -13,4 +13,9 @@ inline constexpr int kForwardKeys = 128;     // of a tile
 
 void launch_forward(const ForwardParams& p, Dtype dtype, int d, cudaStream_t stream);
 
+// The same for calls with block lists.
+inline constexpr int kListedForwardQueries = 128, kListedForwardKeys = 64;
+
+void launch_listed_forward(const ListedParams& p, Dtype dtype, int d, cudaStream_t stream);
+
 }  // namespace sagebwd::cuda::sm90

@@ -16,8 +16,8 @@
 namespace sagebwd::cuda::sm90::fwd {
 
 /// Writes a lane's two rows. row: the first, in the piece of work.
-template <typename T, int D>
-__device__ void store(const Sums<D>& sums, const ForwardParams& p, const Work& w,
+template <typename T, int D, typename AnyWork>
+__device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork& w,
                       const float* logit_top, int row, uint32_t lane) {
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
   const float* mean =

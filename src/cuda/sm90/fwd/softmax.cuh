@@ -21,6 +21,9 @@ namespace sagebwd::cuda::sm90::fwd {
 
 using PerRow = float[2];  // rows lane/4 and lane/4 + 8 of the warp's 16
 using Scores = int[64];   // element 4·j + 2·r + e: row r, key 8·j + 2·(lane % 4) + e
+/// From scores to logits. The keys of a tile may be of several blocks, each with its scale of K.
+template <int kParts>
+using Factors = float[kParts][2];
 
 /// log2 of P at the reference: half precision then keeps 11 bits down to 2^-22 of the largest P and
 /// some bits to 2^-32. A thread adds 16 pairs of them in half precision, so that sums are at most
@@ -33,13 +36,24 @@ inline constexpr int kHidden = static_cast<int>(0xff800000u - static_cast<uint32
 
 /// The largest logit of row r in a tile; all lanes of the row get it. kNoReference if there is
 /// none.
-__device__ inline float row_top(const Scores& x, int r, float factor) {
-  int most = kHidden;
+template <int kParts>
+__device__ inline float row_top(const Scores& x, int r, const Factors<kParts>& factor) {
+  constexpr int kEach = 16 / kParts;
+  float top = kNoReference;
 #pragma unroll
-  for (int j = 0; j < 16; ++j) most = max(most, max(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
-  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
-  most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
-  return most == kHidden ? kNoReference : static_cast<float>(most) * factor;
+  for (int part = 0; part < kParts; ++part) {
+    int most = kHidden;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = 4 * (part * kEach + i) + 2 * r;
+      most = max(most, max(x[at], x[at + 1]));
+    }
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    const float here = most == kHidden ? kNoReference : static_cast<float>(most) * factor[part][r];
+    top = part == 0 ? here : fmaxf(top, here);
+  }
+  return top;
 }
 
 /// What a thread's two rows carry from tile to tile.
@@ -57,10 +71,11 @@ struct Sums {
   }
 
   /// Raises the references to the largest logits of a tile. factor: from scores to logits.
-  __device__ void raise(const Scores& x, const PerRow& factor) {
+  template <int kParts>
+  __device__ void raise(const Scores& x, const Factors<kParts>& factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor[r]);
+      const float top = row_top(x, r, factor);
       const float now = top > reference[r] ? top : reference[r];
       const float shrink = arch::exp2_approx(reference[r] - now);
       reference[r] = now, sum[r] *= shrink;
@@ -75,22 +90,28 @@ struct Sums {
 using Halves = uint32_t[32];
 
 /// Scores become P. `sum`: this lane's sums.
+template <int kParts>
 __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Scores& x,
-                                             const PerRow& factor, const PerRow& reference) {
-  PerRow shift;
+                                             const Factors<kParts>& factor,
+                                             const PerRow& reference) {
+  float shift[kParts][2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) shift[r] = fmaf(-tile::kMagicFloat, factor[r], kBias - reference[r]);
+  for (int part = 0; part < kParts; ++part)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      shift[part][r] = fmaf(-tile::kMagicFloat, factor[part][r], kBias - reference[r]);
   // Two sums of a row side by side: half precision drops less of shorter ones.
   uint32_t total[2][2] = {};
 #pragma unroll
   for (int j = 0; j < 16; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const int part = j * kParts / 16;
       float y[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        y[e] = arch::exp2_approx(
-            fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic), factor[r], shift[r]));
+        y[e] = arch::exp2_approx(fmaf(__int_as_float(x[4 * j + 2 * r + e] + tile::kMagic),
+                                      factor[part][r], shift[part][r]));
       p[2 * j + r] = arch::half2_of(y[0], y[1]);
       total[r][j % 2] = arch::half2_add(total[r][j % 2], p[2 * j + r]);
     }
@@ -98,13 +119,14 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
   for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(total[r][0]) + arch::half2_sum(total[r][1]);
 }
 
-/// P times V's share, as codes: A operands. unit: what one code is worth.
-__device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Halves& p,
-                                         const __half* share, uint32_t lane) {
+/// Multiplies P by V's share. share(i): that of the lane's keys among the i-th 16. Returns what
+/// makes codes of the products.
+template <typename Share>
+__device__ __forceinline__ RowScales take_share(Halves& p, Share share) {
   uint32_t most[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // 16 keys
-    const uint2 s = *reinterpret_cast<const uint2*>(share + i * 16 + lane % 4 * 4);
+    const uint2 s = share(i);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
 #pragma unroll
@@ -116,15 +138,41 @@ __device__ __forceinline__ void quantize(uint32_t (&codes)[16], PerRow& unit, Ha
   }
   // A tile whose P is all below 2^-16 of the row's reference has fewer levels; its codes then count
   // steps of 2^-24.
-  const RowScales scales = row_scales<255>(row_tops(most[0], most[1]));
+  return row_scales<255>(row_tops(most[0], most[1]));
+}
+
+/// The shares of a lane's keys among 16.
+__device__ __forceinline__ uint2 share_of(const __half* share, int i, uint32_t lane) {
+  return *reinterpret_cast<const uint2*>(share + i * 16 + lane % 4 * 4);
+}
+
+/// Codes of what take_share leaves: A operands.
+__device__ __forceinline__ void make_codes(uint32_t (&codes)[16], const Halves& p,
+                                           const RowScales& scales) {
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       codes[2 * i + r] =
           arch::half2_codes<arch::Bytes::u8>(p[4 * i + r], p[4 * i + 2 + r], scales.factor[r]);
+}
+
+/// What those codes round away, as codes of their own. One is worth 1/kRestLevels of the others.
+inline constexpr float kRestLevels = 254.0f;
+__device__ __forceinline__ void make_rest(uint32_t (&codes)[16], const Halves& p,
+                                          const RowScales& scales) {
+  constexpr uint32_t kStart = 0x64006400u, kMinusStart = 0xe400e400u;  // 1024: see half2_codes
+  constexpr uint32_t kMinusOne = 0xbc00bc00u, kLevels = 0x5bf05bf0u;   // 254
+  const auto rest = [](uint32_t x, uint32_t factor) {
+    const uint32_t code = arch::half2_add(arch::half2_fma(x, factor, kStart), kMinusStart);
+    return arch::half2_fma(x, factor, arch::half2_mul(code, kMinusOne));
+  };
 #pragma unroll
-  for (int r = 0; r < 2; ++r) unit[r] = scales.unit[r];
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      codes[2 * i + r] = arch::half2_codes<arch::Bytes::s8>(
+          rest(p[4 * i + r], scales.factor[r]), rest(p[4 * i + 2 + r], scales.factor[r]), kLevels);
 }
 
 }  // namespace sagebwd::cuda::sm90::fwd

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/launch.h"
+#include "cuda/sm90/fwd/fwd.h"
+#include "cuda/sm90/fwd/listed/kernel.cuh"
+
+namespace sagebwd::cuda::sm90 {
+namespace {
+
+template <typename T, int D>
+void run(const ListedParams& p, cudaStream_t stream) {
+  int device = 0, multiprocessors = 0;
+  SAGE_CUDA(cudaGetDevice(&device));
+  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t pieces = static_cast<int64_t>(p.q_blocks) * p.h;
+  launch(listed_forward_kernel<T, D>,
+         dim3(static_cast<unsigned>(pieces < multiprocessors ? pieces : multiprocessors)),
+         fwd::listed::kThreads, static_cast<int>(sizeof(fwd::listed::SharedPlan<D>)), p, stream,
+         Start::early);
+}
+
+template <typename T>
+void run(const ListedParams& p, int d, cudaStream_t stream) {
+  d == 64 ? run<T, 64>(p, stream) : run<T, 128>(p, stream);
+}
+
+}  // namespace
+
+void launch_listed_forward(const ListedParams& p, Dtype dtype, int d, cudaStream_t stream) {
+  static_assert(kListedForwardQueries == fwd::listed::kQueries &&
+                kListedForwardKeys == fwd::listed::kHalf);
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, stream) : run<__half>(p, d, stream);
+}
+
+}  // namespace sagebwd::cuda::sm90

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer of the forward with block lists: a warpgroup with 64 of the queries.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/fwd/again.cuh"
+#include "cuda/sm90/fwd/listed/shared.cuh"
+#include "cuda/sm90/fwd/results.cuh"
+
+namespace sagebwd::cuda::sm90::fwd::listed {
+
+template <typename T, int D>
+struct Consumer {
+  using Plan = SharedPlan<D>;
+  using Stage = typename Plan::Stage;
+  using Slot = typename Plan::Slot;
+  static constexpr int kChannels = 64;  // of a product P8·V8
+
+  const ListedParams& p;
+  Plan& shared;
+  int warpgroup;        // its number
+  uint32_t warp, lane;  // warp: inside the warpgroup
+  uint32_t place;       // of the shared memory, for products
+  Ring<kStages> stage{0};
+  uint32_t piece = 0;  // how many it has done. One number, because a Ring takes two registers
+
+  __device__ uint32_t slot() const { return piece % kSlots; }
+  __device__ int first_row() const {
+    return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
+  }
+
+  /// The place of a stage, for products.
+  __device__ uint32_t stage_at(int i) const {
+    return place + static_cast<uint32_t>(i) * arch::places(sizeof(Stage));
+  }
+
+  /// S = Q8·K8ᵀ of a stage; only issued.
+  __device__ __forceinline__ void issue_scores(Scores& x, int i) const {
+    const uint32_t q = place + slot() * arch::places(sizeof(Slot)) +
+                       static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
+                   k = stage_at(i);
+    arch::settle(x);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 32; ++step)
+      arch::wgmma_8(x, arch::operand_at<D>(q, offsetof(Plan, slot) + 32 * step),
+                    arch::operand_at<D>(k, offsetof(Plan, stage) + 32 * step), step > 0);
+    arch::wgmma_commit();
+  }
+
+  /// Hides what the mask hides of one of the stage's tiles, and what is behind the last key.
+  template <int kWhich>
+  __device__ __forceinline__ void hide(Scores& x, int tile) const {
+    const Work& w = shared.work[slot()];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const int key0 = tile * kHalf + static_cast<int>(lane % 4 * 2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
+      const uint32_t here = static_cast<uint32_t>(key0 - begin);
+      const uint32_t seen =
+          query < w.s.nq
+              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
+              : 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (here + 8 * j + e >= seen) x[32 * kWhich + 4 * j + 2 * r + e] = kHidden;
+    }
+  }
+  __device__ __forceinline__ void hide(Scores& x, const int2& tiles) const {
+    const tile::WholeTiles whole = shared.work[slot()].whole[warpgroup];
+    if (!whole.holds(tiles.x)) hide<0>(x, tiles.x);
+    if (!whole.holds(tiles.y)) hide<1>(x, tiles.y);
+  }
+
+  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
+  __device__ void note_logits(const Scores& x, const Factors<2>& factor) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = row_top(x, r, factor);
+      float& most = shared.logit_top[first_row() + 8 * r];
+      if (lane % 4 == 0 && !(top <= most)) most = top;
+    }
+  }
+
+  /// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its
+  /// K holds NaN or Inf, and of O, in all channels, if its V does.
+  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share) const {
+    const Work& w = shared.work[slot()];
+    const tile::Band band = tile::band_of(p.mask, w.s);
+    const int end = min((tile + 1) * kHalf, w.s.nk);
+    bool of_k[2] = {false, false}, of_v[2] = {false, false};
+#pragma unroll 1
+    for (int key = tile * kHalf; key < end; ++key) {
+      const float scale = p.k_scale[static_cast<uint64_t>(w.keys) + key].scale;
+      const int at = key % kHalf / 16 * 16 + tile::place_of(key % 16);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int distance = key - (w.q0 + first_row() + 8 * r);
+        if (distance < band.begin || distance >= band.end) continue;
+        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[at]) == kPoisonedShare;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (of_k[r]) sums.sum[r] = NAN;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i)
+      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+  }
+
+  /// O += unit·codes·V8 of stage i.
+  template <arch::Bytes kCode>
+  __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
+                                              const PerRow& unit, int i) const {
+    constexpr size_t kV8t = offsetof(Plan, stage) + sizeof(Stage::k8);
+    const uint32_t v = stage_at(i);
+    arch::settle(codes);
+#pragma unroll
+    for (int part = 0; part < D / kChannels; ++part) {
+      int acc[kChannels / 2];
+      arch::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint64_t b = arch::operand_at<kSlab>(
+            v, kV8t + part * kChannels * kSlab + step / 2 * sizeof(Stage::v8t[0]) + step % 2 * 32);
+        if constexpr (kCode == arch::Bytes::u8)
+          arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
+        else
+          arch::wgmma_s8(acc, codes + 4 * step, b, step > 0);
+      }
+      arch::wgmma_commit();
+      arch::wgmma_wait<0>();
+      arch::settle(acc);
+      if (part == D / kChannels - 1) arch::settle(codes);
+#pragma unroll
+      for (int n = 0; n < kChannels / 2; ++n)
+        sums.o[part * (kChannels / 2) + n] =
+            fmaf(static_cast<float>(acc[n]), unit[(n & 2) / 2], sums.o[part * (kChannels / 2) + n]);
+    }
+  }
+
+  /// Adds a stage, whose scores are there, to the sums, and makes the scores of the next one, if
+  /// there are more; else it makes some that nobody needs.
+  template <bool kLeading>
+  __device__ __forceinline__ void visit(Sums<D>& sums, Scores& x, bool first, bool more) {
+    Halves halves;
+    Factors<2> factor;
+    PerRow sum, unit;
+    uint32_t codes[16];
+    const int now = stage.place;
+    const int2 tiles = shared.tiles[now];
+    hide(x, tiles);
+    const BlockScales scales[2] = {shared.scales[now][0], shared.scales[now][1]};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // From shared memory each time, because no registers are left to keep it in.
+      const float logit_factor = shared.logit_factor[slot()][first_row() + 8 * r];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) factor[half][r] = logit_factor * scales[half].k;
+    }
+    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (first) sums.raise(x, factor);
+    for (;;) {
+      exponentials(halves, sum, x, factor, sums.reference);
+      if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
+      // Again, with a reference that suits. The scores are gone: there are no registers for both.
+      scores_of_warp<D>(x, shared.slot[slot()].q8, shared.stage[now].k8[0],
+                        static_cast<uint32_t>(first_row()), lane);
+      hide(x, tiles);
+      sums.raise(x, factor);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if ((scales[half].k_poisoned | scales[half].v_poisoned) != 0)
+        spread_poison(sums, half == 0 ? tiles.x : tiles.y, shared.v_share[now][half]);
+    stage.advance();
+    if (more)
+      arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    // The next scores are multiplied while codes are made of these. A leading stage has too many
+    // codes for that.
+    if constexpr (!kLeading) issue_scores(x, more ? stage.place : now);
+
+    // Shares are relative to the largest scale of V of their own block. The smaller of the two
+    // scales goes with them. Where both are zero so are all codes of V, whatever P is.
+    const float top = fmaxf(scales[0].v, scales[1].v), inverse = arch::reciprocal_approx(top);
+    uint32_t ratio[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float one = fminf(scales[half].v * inverse, 1.0f);
+      ratio[half] = arch::half2_of(one, one);
+    }
+    const __half* const share = shared.v_share[now][0];
+    const RowScales rows = take_share(halves, [&](int i) {
+      const uint2 s = share_of(share, i, lane);
+      return make_uint2(arch::half2_mul(s.x, ratio[i / 4]), arch::half2_mul(s.y, ratio[i / 4]));
+    });
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] = rows.unit[r] * top;
+    if constexpr (kLeading) {
+      // Always so, but a branch keeps the compiler from making both kinds of codes at once, for
+      // which there are no registers.
+      if (shared.work[slot()].leading > 0) {
+        const PerRow rest_unit = {unit[0] * (1.0f / kRestLevels), unit[1] * (1.0f / kRestLevels)};
+        make_rest(codes, halves, rows);
+        multiply_pv<arch::Bytes::s8>(sums, codes, rest_unit, now);
+      }
+      issue_scores(x, more ? stage.place : now);
+    }
+    make_codes(codes, halves, rows);
+    multiply_pv<arch::Bytes::u8>(sums, codes, unit, now);
+    arch::settle(x);
+    release(now);
+  }
+
+  __device__ __forceinline__ void release(int i) {
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[i]));
+  }
+  /// A stage of a piece in which this warpgroup has no queries.
+  __device__ void skip() {
+    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    __syncwarp();
+    release(stage.place);
+    stage.advance();
+  }
+
+  /// Adds all stages of a piece.
+  __device__ __forceinline__ void walk(Sums<D>& sums, const Work& w) {
+    if (w.steps == 0) return;
+    Scores x;
+    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    issue_scores(x, stage.place);
+    arch::wgmma_wait<0>();
+    arch::settle(x);
+    int step = 0;
+#pragma unroll 1
+    for (; step < w.leading; ++step) visit<true>(sums, x, step == 0, step + 1 < w.steps);
+#pragma unroll 1
+    for (; step < w.steps; ++step) visit<false>(sums, x, step == 0, step + 1 < w.steps);
+  }
+
+  __device__ void run() {
+    for (;; ++piece) {
+      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot()]), piece / kSlots % 2);
+      const Work& w = shared.work[slot()];
+      if (w.last) return;
+      if (p.max_logit != nullptr && lane % 4 == 0)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
+      if (w.q0 + warpgroup * 64 < w.s.nq) {
+        Sums<D> sums;
+        walk(sums, w);
+        store<T>(sums, p, w, shared.logit_top, first_row(), lane);
+      } else {
+        for (int step = 0; step < w.steps; ++step) skip();
+      }
+      __syncwarp();
+      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot()]));
+    }
+  }
+};
+
+}  // namespace sagebwd::cuda::sm90::fwd::listed
