@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A linear branch that mixes: mixed_fwd, mixed_bwd, and mix_sparse_bwd for the gradient that goes to
-// the sparse branch. Tensors are [b, h, n, d]; results have the strides of the tensor they belong
-// to. python/sagebwd/sla2_ops.py makes one operator of both branches of them. No implementation
-// serves the first two on a CPU.
+// A linear branch that mixes: mixed_fwd, mixed_bwd, and mix_sparse_bwd for the gradient that goes
+// to the sparse branch. Tensors are [b, h, n, d]; results have the strides of the tensor they
+// belong to. python/sagebwd/sla2_ops.py makes one operator of both branches of them. No
+// implementation serves the first two on a CPU.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -70,9 +70,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixed_bwd(
     const Tensor dout_rows = with_unit_channel_stride(dout);
     const Tensor dq = new_like(q), dk = new_like(k), dv = new_like(v);
     const bool with_dalpha = alpha_parts.has_value();
-    const Tensor dalpha =
-        with_dalpha ? new_float(q, {args.alpha.batches, q.size(1), args.alpha.rows})
-                    : new_float(q, {0});
+    const Tensor dalpha = with_dalpha
+                              ? new_float(q, {args.alpha.batches, q.size(1), args.alpha.rows})
+                              : new_float(q, {0});
     for (const Tensor* t : {&dout, &dq_sparse, &dk_sparse, &dv_sparse})
       check_same_device("dout, dq_sparse, dk_sparse, dv_sparse", *t, q);
     args.dout = dense_view_of("dout", dout_rows);
@@ -126,8 +126,9 @@ std::tuple<Tensor, Tensor> mix_sparse_bwd(const Tensor& dout, const Tensor& spar
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
   m.def(
-      "mixed_fwd(Tensor q, Tensor k, Tensor v, Tensor sparse, Tensor alpha, SymInt alpha_block, "
-      SAGEBWD_MIXED_LISTS ", bool save_averages) -> (Tensor out, Tensor norm, Tensor averages)");
+      "mixed_fwd(Tensor q, Tensor k, Tensor v, Tensor sparse, Tensor alpha, SymInt "
+      "alpha_block, " SAGEBWD_MIXED_LISTS
+      ", bool save_averages) -> (Tensor out, Tensor norm, Tensor averages)");
   m.def(
       "mixed_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor alpha, SymInt alpha_block, "
       "Tensor dq_sparse, Tensor dk_sparse, Tensor dv_sparse, Tensor? alpha_parts, "

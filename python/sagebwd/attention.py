@@ -269,7 +269,8 @@ def _packed(
     check_heads(q.shape[1], k.shape[1])
     _check_offsets("cu_seqlens_q", cu_seqlens_q, q)
     _check_offsets("cu_seqlens_k", cu_seqlens_k, q)
-    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)._replace(
+    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = options._replace(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=_length("max_seqlen_q", max_seqlen_q),

@@ -113,7 +113,8 @@ void mix_sparse_backward(const MixProblem& p, const MixSparseArgs& a) {
   with_dtype(a.sparse.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows(p, a, [&](int64_t b, int64_t h, int64_t t, float alpha, bool left) {
-      const T *sparse = row_of<const T>(a.sparse, b, h, t), *dout = row_of<const T>(a.dout, b, h, t);
+      const T *sparse = row_of<const T>(a.sparse, b, h, t),
+              *dout = row_of<const T>(a.dout, b, h, t);
       T* dsparse = row_of<T>(a.dsparse, b, h, t);
       float sum = 0.0f;
       for (int64_t c = 0; c < p.d; ++c) {

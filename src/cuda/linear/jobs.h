@@ -17,10 +17,10 @@
 //             dφ = W_j∘((V − v̄)·X_jᵀ + (V − v̄)·ō) + dZ_j                   launch_key_gradients
 //             g = φ∘(dφ − φ·dφ)   dK = g − mean of g                       launch_subtract_mean
 //
-// With α of a mix (launch_forward writes α·O_s + (1 − α)·O), the gradient of O is (1 − α)·dO, row by
-// row. All of the backward is linear in the rows of dO, so it takes dO as it is and a = (1 − α)·φ(q)/n
-// as the weights of rows: W_j then weighs them in the averages X_j too. dα = Σ dO·O_s − Σ dO·O, and
-// dO·O = D + dO·v̄.
+// With α of a mix (launch_forward writes α·O_s + (1 − α)·O), the gradient of O is (1 − α)·dO, row
+// by row. All of the backward is linear in the rows of dO, so it takes dO as it is and a = (1 −
+// α)·φ(q)/n as the weights of rows: W_j then weighs them in the averages X_j too. dα = Σ dO·O_s − Σ
+// dO·O, and dO·O = D + dO·v̄.
 //
 // Averages do without the range of sums: they are FP16, and so are u and rows of dO and V beside
 // them, scaled by powers of two. Sums over a block are BF16, because neighbouring blocks may differ
@@ -178,9 +178,9 @@ struct QueryGradientsJob {
   Strided dq;
   float *weight, *extra;  // [heads, count]: 1/n, or (1 − α)/n, and n·dn − D
   Mixing mix;
-  Tokens dq_sparse;               // with a mix: added to dq
-  const float* parts_of_sparse;   // [heads of the call, pieces] of dα
-  float* parts;                   // null: dα is not wanted
+  Tokens dq_sparse;              // with a mix: added to dq
+  const float* parts_of_sparse;  // [heads of the call, pieces] of dα
+  float* parts;                  // null: dα is not wanted
 };
 void launch_query_gradients(const Kind& kind, const QueryGradientsJob& job);
 
@@ -190,8 +190,8 @@ struct KeyGradientsJob {
   const float* extra_sum;        // [heads, blocks, d]: dZ
   const float *k_mean, *v_mean;  // [heads, d]; k_mean null: φ gets K as it is
   Strided dv, dk;
-  float* g;       // [heads, count, d]; null: g goes to dk
-  float* g_part;  // [heads, pieces, d]: sums of g; not written without k_mean
+  float* g;                     // [heads, count, d]; null: g goes to dk
+  float* g_part;                // [heads, pieces, d]: sums of g; not written without k_mean
   Tokens dk_sparse, dv_sparse;  // data null: nothing is added to dk and dv
 };
 void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job);

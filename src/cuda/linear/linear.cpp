@@ -20,7 +20,7 @@
 
 namespace sagebwd::cuda::linear {
 
-int64_t most_bytes = int64_t{1} << 28;
+int64_t most_bytes = int64_t{1} << 29;
 int64_t many_pieces = 2048;
 
 namespace {
@@ -91,10 +91,10 @@ struct Space {
     if (p.has_dnorm) g = arena.take<float>(key_heads * p.nk * p.d);
   }
 
-  uint32_t* bad;                          // [2, key heads]: of h and dH
+  uint32_t* bad;                             // [2, key heads]: of h and dH
   uint16_t *of_keys, *of_queries = nullptr;  // h, then X; U, then dH
-  uint16_t* average;                      // U: of_queries, or what is kept of a call
-  uint32_t *by_query, *by_key = nullptr;  // bits of blocks that see each other
+  uint16_t* average;                         // U: of_queries, or what is kept of a call
+  uint32_t *by_query, *by_key = nullptr;     // bits of blocks that see each other
   Mean k_mean, v_mean, dout_mean{}, g_mean{};
   float *z, *z_seen;
   float *weight = nullptr, *extra = nullptr;
