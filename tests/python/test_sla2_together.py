@@ -13,6 +13,8 @@ from reference import rel
 from sagebwd import sla2, sla2_ops
 
 NAMES = ("out", "dq", "dk", "dv", "dα")
+#: One by one, outputs and gradients of branches are rounded to 16 bits before they are added.
+GATE = 1e-2
 #: (layer options, shape of the call)
 CASES = {
     "block": (dict(alpha="block", rows=5), dict(s=600)),
@@ -51,7 +53,7 @@ def test_agrees_with_the_branches_one_by_one(name, dtype):
     apart = results(layer, layer.apart, *tensors)
     for which, a, b in zip(NAMES, together, apart):
         assert a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride(), which
-        assert rel(a, b) < 5e-3, f"{which}: {rel(a, b):.1e}"
+        assert rel(a, b) < GATE, f"{which}: {rel(a, b):.1e}"
 
 
 @pytest.mark.parametrize("d", [32, 64, 128])
@@ -112,7 +114,7 @@ def test_gradients_that_nobody_wants():
     layer.alpha.logit.requires_grad_(True)
     out = layer.together(q, k, v, *found)
     (grad,) = torch.autograd.grad(out.sum(), layer.alpha.logit)
-    assert rel(grad, results(layer, layer.apart, q, k, v, torch.ones_like(dout))[4]) < 5e-3
+    assert rel(grad, results(layer, layer.apart, q, k, v, torch.ones_like(dout))[4]) < GATE
 
 
 def test_refuses_to_be_differentiated_twice():
@@ -131,7 +133,7 @@ def test_recipes_of_the_sparse_branch():
         layer, tensors = make(dict(alpha="block", rows=5, **options), s=300)
         together = results(layer, layer.together, *tensors)
         for which, a, b in zip(NAMES, together, results(layer, layer.apart, *tensors)):
-            assert rel(a, b) < 5e-3, f"{options}, {which}: {rel(a, b):.1e}"
+            assert rel(a, b) < GATE, f"{options}, {which}: {rel(a, b):.1e}"
 
 
 def test_operators_are_sound():
