@@ -324,6 +324,33 @@ void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tenso
   run_where(args, q);
 }
 
+Options linear_options(std::optional<Tensor> list_index, std::optional<Tensor> list_count,
+                       int64_t block_q, int64_t block_k) {
+  Options options{};
+  options.max_seqlen_q = options.max_seqlen_k = -1;
+  options.list_index = list_index, options.list_count = list_count;
+  options.block_q = block_q, options.block_k = block_k;
+  return options;
+}
+
+Tensor fill_alpha(Alpha& to, const Tensor& alpha, int64_t block, const Tensor& x) {
+  if (block < 1 || (block != 1 && block % 64 != 0))
+    refuse_argument("block: expected 1 or a multiple of 64, got " + std::to_string(block));
+  if (alpha.dim() != 3) refuse_argument("alpha: expected 3 dimensions [b or 1, h, rows]");
+  const int64_t b = x.size(0), h = x.size(1), n = x.size(2);
+  const int64_t batches = alpha.size(0) == 1 ? 1 : b, rows = n / block + (n % block != 0);
+  check_float("alpha", alpha, {batches, h, rows}, x);
+  const Tensor readable = torch::stable::contiguous(alpha);
+  to = {static_cast<const float*>(readable.const_data_ptr()), batches, rows, block};
+  return readable;
+}
+
+StatsView fill_norm(const Tensor& norm, const Tensor& x) {
+  check_float("norm", norm, {x.size(0), x.size(1), x.size(2)}, x);
+  return {static_cast<float*>(const_cast<void*>(norm.const_data_ptr())),
+          {norm.stride(0), norm.stride(1), norm.stride(2)}};
+}
+
 void check_same_device(const char* name, const Tensor& t, const Tensor& x) {
   if (!same_device(t, x))
     refuse_argument(std::string(name) + ": expected the device of the other tensors");

@@ -80,6 +80,16 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
 void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
                  const Packing& packing, const Lists& lists, bool mean_free_keys);
 
+/// The options of the linear branch: lists alone.
+Options linear_options(std::optional<Tensor> list_index, std::optional<Tensor> list_count,
+                       int64_t block_q, int64_t block_k);
+
+/// α [b or 1, h, rows] for x [b, h, n, d]; the result keeps its memory.
+Tensor fill_alpha(Alpha& to, const Tensor& alpha, int64_t block, const Tensor& x);
+
+/// Norms [b, h, n] of x [b, h, n, d].
+StatsView fill_norm(const Tensor& norm, const Tensor& x);
+
 /// The stream of x's device, or PyTorch's threads.
 void set_place(Place& place, const Tensor& x);
 

@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <string>
 #include <tuple>
 
 #include "arguments.h"
@@ -20,19 +19,8 @@ Tensor fill_mix(MixArgs& args, const Tensor& sparse, const Tensor& linear, const
                 const std::optional<Tensor>& norm, int64_t block) {
   args.sparse = dense_view_of("sparse", sparse);
   args.linear = dense_view_of("linear", linear);
-  const int64_t b = sparse.size(0), h = sparse.size(1), n = sparse.size(2);
-  if (block < 1 || (block != 1 && block % 64 != 0))
-    refuse_argument("block: expected 1 or a multiple of 64, got " + std::to_string(block));
-  if (alpha.dim() != 3) refuse_argument("alpha: expected 3 dimensions [b or 1, h, rows]");
-  const int64_t batches = alpha.size(0) == 1 ? 1 : b, rows = n / block + (n % block != 0);
-  check_float("alpha", alpha, {batches, h, rows}, sparse);
-  const Tensor readable = torch::stable::contiguous(alpha);
-  args.alpha = {static_cast<const float*>(readable.const_data_ptr()), batches, rows, block};
-  if (norm.has_value()) {
-    check_float("norm", *norm, {b, h, n}, sparse);
-    args.norm = {static_cast<float*>(const_cast<void*>(norm->const_data_ptr())),
-                 {norm->stride(0), norm->stride(1), norm->stride(2)}};
-  }
+  const Tensor readable = fill_alpha(args.alpha, alpha, block, sparse);
+  if (norm.has_value()) args.norm = fill_norm(*norm, sparse);
   set_place(args, sparse);
   return readable;
 }

@@ -190,16 +190,6 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
   });
 }
 
-/// The options of the linear branch: lists alone.
-Options linear_options(std::optional<Tensor> list_index, std::optional<Tensor> list_count,
-                       int64_t block_q, int64_t block_k) {
-  Options options{};
-  options.max_seqlen_q = options.max_seqlen_k = -1;
-  options.list_index = list_index, options.list_count = list_count;
-  options.block_q = block_q, options.block_k = block_k;
-  return options;
-}
-
 std::tuple<Tensor, Tensor> linear_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
                                       std::optional<Tensor> list_index,
                                       std::optional<Tensor> list_count, int64_t block_q,

@@ -15,6 +15,7 @@
 #include <cstddef>
 
 #include "sagebwd/attention.h"
+#include "sagebwd/mix.h"
 
 namespace sagebwd {
 
@@ -40,21 +41,44 @@ struct LinearArgs {
 struct LinearForwardArgs : LinearArgs {
   TensorView o;    // [b, h, nq, d], written
   StatsView norm;  // optional, [b, h, nq], written: n
+
+  // What follows is optional, and for a GPU only.
+  /// With α the call mixes, too: o = α·sparse + (1 − α)·O, and sparse where no key is left. Blocks
+  /// of α are multiples of 64, and its numbers are from 0 to 1.
+  Alpha alpha;
+  TensorView sparse;  // [b, h, nq, d]
+  /// averages_size() bytes, aligned to 16, that the backward would otherwise make again: written.
+  void* averages = nullptr;
+  size_t averages_bytes = 0;
 };
 
-/// The backward makes h, H and O again; it needs nothing of the forward.
+/// The backward makes h, H and O again; it needs nothing of the forward, unless averages are given.
 struct LinearBackwardArgs : LinearArgs {
   TensorView dout;  // [b, h,  nq, d]
   StatsView dnorm;  // optional gradient of norm
   TensorView dq;    // [b, h,  nq, d], written
   TensorView dk;    // [b, hk, nk, d], written
   TensorView dv;    // [b, hk, nk, d], written
+
+  // What follows is optional, and for a GPU only.
+  /// With the α of a forward that mixed, dout is the gradient of what it gave, dnorm has no place,
+  /// and the gradients of the sparse branch are added to dq, dk and dv.
+  Alpha alpha;
+  TensorView dq_sparse;                // [b, h,  nq, d]
+  TensorView dk_sparse;                // [b, hk, nk, d]
+  TensorView dv_sparse;                // [b, hk, nk, d]
+  const float* alpha_parts = nullptr;  // of mix_sparse_backward(); wanted for dα
+  float* dalpha = nullptr;             // like alpha, written
+  const void* averages = nullptr;      // of the forward, with the same lists, q, k and v
+  size_t averages_bytes = 0;
 };
 
 /// Bytes of workspace the call needs. Validates the arguments (workspace fields and data pointers
 /// are not looked at).
 SAGEBWD_API size_t workspace_size(const LinearForwardArgs& args);
 SAGEBWD_API size_t workspace_size(const LinearBackwardArgs& args);
+/// Bytes of averages: a matrix d × d of 16-bit numbers for every block of queries, and little more.
+SAGEBWD_API size_t averages_size(const LinearForwardArgs& args);
 
 SAGEBWD_API void linear_forward(const LinearForwardArgs& args);
 SAGEBWD_API void linear_backward(const LinearBackwardArgs& args);

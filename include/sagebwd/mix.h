@@ -50,6 +50,18 @@ struct MixBackwardArgs : MixArgs {
   float* dalpha = nullptr;  // optional, like alpha, written
 };
 
+/// What the sparse branch has of that: dsparse, and its part of dα. The rest is the business of a
+/// linear branch that mixes (LinearBackwardArgs::alpha).
+struct MixSparseArgs : Place {
+  TensorView sparse;  // [b, h, n, d]; only read for `parts`
+  TensorView dout;    // [b, h, n, d]
+  Alpha alpha;
+  StatsView norm;          // as above
+  TensorView dsparse;      // [b, h, n, d], written
+  float* parts = nullptr;  // optional, contiguous [b, h, n / 64 rounded up], written: sums of
+                           // dout·sparse over 64 queries, without those whose norm is 0
+};
+
 /// Means of `block_q` queries and `block_k` keys. The last block of a sequence may be short.
 struct BlockMeansArgs : Place {
   TensorView q;  // [b, h,  nq, d]
@@ -78,6 +90,7 @@ SAGEBWD_API size_t workspace_size(const BlockMeansArgs& args);
 
 SAGEBWD_API void mix_forward(const MixForwardArgs& args);
 SAGEBWD_API void mix_backward(const MixBackwardArgs& args);
+SAGEBWD_API void mix_sparse_backward(const MixSparseArgs& args);
 SAGEBWD_API void block_means(const BlockMeansArgs& args);
 SAGEBWD_API void top_k(const TopKArgs& args);
 

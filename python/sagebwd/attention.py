@@ -80,7 +80,7 @@ def attention(
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
     tokens_first = check_dense(q, k, v, layout)
-    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
     if blocks is not None:
         options = _with_lists(options, blocks, *ops.swapped(tokens_first, q, k), packed=False)
     q, k, v = readable(q, k, v)
@@ -89,7 +89,7 @@ def attention(
         k,
         v,
         options,
-        deterministic=_deterministic(deterministic),
+        deterministic=is_deterministic(deterministic),
         return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
@@ -153,7 +153,7 @@ def attention_varlen(
         k,
         v,
         options,
-        deterministic=_deterministic(deterministic),
+        deterministic=is_deterministic(deterministic),
         return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
@@ -223,7 +223,7 @@ def _dense(
 ):
     """Operator options and q, k, v as [b, h, n, d]."""
     q, k, v = dense_tensors(q, k, v, layout)
-    options = _options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
     return _with_lists(options, blocks, q, k, packed=False), readable(q, k, v)
 
 
@@ -269,7 +269,8 @@ def _packed(
     check_heads(q.shape[1], k.shape[1])
     _check_offsets("cu_seqlens_q", cu_seqlens_q, q)
     _check_offsets("cu_seqlens_k", cu_seqlens_k, q)
-    options = _options(causal, softmax_scale, window_size, align, recipe, backward)._replace(
+    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = options._replace(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=_length("max_seqlen_q", max_seqlen_q),
@@ -331,7 +332,15 @@ def _length(name, value):
     return arguments.integer(name, value, 0, 2**63 - 1, "a length, or None if not known")
 
 
-def _options(causal, softmax_scale, window_size, align, recipe, backward):
+def attention_options(
+    causal=False,
+    softmax_scale=None,
+    window_size=(-1, -1),
+    align="bottom_right",
+    recipe="vectorwise",
+    backward="int8",
+):
+    """The operator options of arguments of :func:`attention`."""
     if align not in ("bottom_right", "top_left"):
         raise ValueError(f"align: expected 'bottom_right' or 'top_left', got {align!r}")
     if backward not in ("int8", "bf16"):
@@ -375,7 +384,8 @@ def readable(q, k, v):
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
 
 
-def _deterministic(flag):
+def is_deterministic(flag):
+    """What ``deterministic=`` says, or else PyTorch's switch."""
     if flag is None:
         return torch.are_deterministic_algorithms_enabled()
     return arguments.flag("deterministic", flag)

@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 
 import torch
 
-from . import ops
+from . import ops, sla2_ops
 
 _COUNTER = "torch.utils.flop_counter"
 
@@ -32,6 +32,8 @@ def _register():
     register_flop_formula(torch.ops.sagebwd.bwd, get_raw=True)(_backward)
     register_flop_formula(torch.ops.sagebwd.linear_fwd, get_raw=True)(_linear_forward)
     register_flop_formula(torch.ops.sagebwd.linear_bwd, get_raw=True)(_linear_backward)
+    register_flop_formula(torch.ops.sagebwd.sla2_fwd, get_raw=True)(_sla2_forward)
+    register_flop_formula(torch.ops.sagebwd.sla2_bwd, get_raw=True)(_sla2_backward)
 
 
 class _Finder:
@@ -71,6 +73,16 @@ def _linear_forward(q, k, *rest, **kwargs):
 
 def _linear_backward(dout, dnorm, q, k, *rest, **kwargs):
     return 3 * _linear_forward(q, k)  # both again, and two gradients of each
+
+
+def _sla2_forward(q, k, v, alpha, *rest, **kwargs):
+    options = sla2_ops.Options(*rest[: len(sla2_ops.Options._fields)])
+    return 2 * 2 * q.shape[-1] * _listed(q, options.sparse()) + _linear_forward(q, k)
+
+
+def _sla2_backward(dout, q, k, v, alpha, sparse, lse, norm, codes, averages, *rest, **kwargs):
+    options = sla2_ops.Options(*rest[: len(sla2_ops.Options._fields)])
+    return 5 * 2 * q.shape[-1] * _listed(q, options.sparse()) + _linear_backward(dout, None, q, k)
 
 
 def _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest):

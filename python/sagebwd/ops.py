@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as PyTorch sees them: fake kernels, autograd, and errors. No other file names
 ``torch.ops.sagebwd``, but for mix_ops.py with the operators around the branches of sparse-linear
-attention.
+attention, and sla2_ops.py with both branches as one.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
 v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward
@@ -141,7 +141,7 @@ def forward(
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    save = wanted and save_codes and not _is_distributed(q) and codes_suffice(options.recipe)
+    save = wanted and save_codes and not is_distributed(q) and codes_suffice(options.recipe)
     rest = (*options.signed(), deterministic, return_max_logit, save)
     eager = _is_eager(q, k, v)
     if eager and _attend is not None:
@@ -163,7 +163,7 @@ def swapped(tokens_first, *tensors):
     return tuple(t.transpose(1, 2) for t in tensors) if tokens_first else tensors
 
 
-def _is_distributed(t):
+def is_distributed(t):
     """Whether a tensor is a DTensor, without importing that. Their calls keep q, k and v: codes
     cannot be cut or gathered as PyTorch may want to."""
     return hasattr(t, "device_mesh")

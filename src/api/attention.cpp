@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "dispatch/choose.h"
+#include "spec/averages.h"
 #include "spec/codes.h"
 #include "spec/overlap.h"
 
@@ -103,6 +104,10 @@ size_t workspace_size(const ForwardArgs& a) { return workspace_size_of(a); }
 size_t workspace_size(const BackwardArgs& a) { return workspace_size_of(a); }
 size_t workspace_size(const LinearForwardArgs& a) { return workspace_size_of(a); }
 size_t workspace_size(const LinearBackwardArgs& a) { return workspace_size_of(a); }
+
+size_t averages_size(const LinearForwardArgs& a) {
+  return static_cast<size_t>(spec::AveragesLayout(spec::resolve(a, false)).bytes);
+}
 
 size_t codes_size(const ForwardArgs& a) {
   const spec::Problem p = spec::resolve(a, false);

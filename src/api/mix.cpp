@@ -45,6 +45,11 @@ void mix_backward(const MixBackwardArgs& a) {
   if (!p.empty()) dispatch::mix_on(a.device).backward(p, a, parts);
 }
 
+void mix_sparse_backward(const MixSparseArgs& a) {
+  const spec::MixProblem p = spec::resolve(a);
+  if (!p.empty()) dispatch::mix_on(a.device).sparse_backward(p, a);
+}
+
 void block_means(const BlockMeansArgs& a) {
   const spec::MeansProblem p = spec::resolve(a, true);
   float* const raw = workspace(a, needed(p, a));

@@ -32,6 +32,12 @@ std::string decline(const isa::Kernels& kernels, const spec::Problem& p) {
   return reason == nullptr ? "" : std::string("this CPU: ") + reason;
 }
 
+std::string decline_linear(const isa::Kernels& kernels, const spec::Problem& p) {
+  if (p.mixes) return "has a linear branch that does not mix";
+  if (p.has_averages) return "keeps no averages of the linear branch";
+  return decline(kernels, p);
+}
+
 /// backend::Implementation holds plain function pointers, so the table's index is a template
 /// parameter.
 template <int kTable>
@@ -45,7 +51,7 @@ backend::Implementation make() {
                     void* ws) { forward(table(kTable), p, a, ws); },
       .backward = [](const spec::Problem& p, const BackwardArgs& a,
                      void* ws) { backward(table(kTable), p, a, ws); },
-      .linear_decline = [](const spec::Problem& p) { return decline(table(kTable), p); },
+      .linear_decline = [](const spec::Problem& p) { return decline_linear(table(kTable), p); },
       .linear_workspace = [](const spec::Problem& p) { return linear_workspace(p); },
       .linear_forward = [](const spec::Problem& p, const LinearForwardArgs& a,
                            void* ws) { linear_forward(table(kTable), p, a, ws); },

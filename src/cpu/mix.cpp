@@ -25,8 +25,8 @@ T* row_of(const TensorView& t, int64_t batch, int64_t head, int64_t token) {
 
 /// f(batch, head, token, α, whether anything is left for the linear branch) for all queries; a
 /// worker takes a piece of a head.
-template <typename F>
-void for_rows(const MixProblem& p, const MixArgs& a, F&& f) {
+template <typename Args, typename F>
+void for_rows(const MixProblem& p, const Args& a, F&& f) {
   const int64_t pieces = p.pieces();
   parallel_for(a.parallel_for, p.b * p.h * pieces, [&](int64_t item) {
     const int64_t batch = item / pieces / p.h, head = item / pieces % p.h;
@@ -108,6 +108,25 @@ void mix_backward(const MixProblem& p, const MixBackwardArgs& a, float* parts) {
   });
 }
 
+void mix_sparse_backward(const MixProblem& p, const MixSparseArgs& a) {
+  if (a.parts != nullptr) std::fill_n(a.parts, p.b * p.h * p.pieces(), 0.0f);
+  with_dtype(a.sparse.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_rows(p, a, [&](int64_t b, int64_t h, int64_t t, float alpha, bool left) {
+      const T *sparse = row_of<const T>(a.sparse, b, h, t),
+              *dout = row_of<const T>(a.dout, b, h, t);
+      T* dsparse = row_of<T>(a.dsparse, b, h, t);
+      float sum = 0.0f;
+      for (int64_t c = 0; c < p.d; ++c) {
+        const float g = to_float(dout[c]);
+        dsparse[c] = left ? from_float<T>(alpha * g) : dout[c];
+        if (a.parts != nullptr) sum += g * to_float(sparse[c]);
+      }
+      if (a.parts != nullptr && left) a.parts[(b * p.h + h) * p.pieces() + t / kMixPiece] += sum;
+    });
+  });
+}
+
 void block_means(const MeansProblem& p, const BlockMeansArgs& a, float* raw) {
   float* const k_means = a.mean_free_keys ? raw : a.k_means;
   with_dtype(a.q.dtype, [&](auto type) {
@@ -150,7 +169,8 @@ void top_k(const TopKArgs& a) {
 }  // namespace
 
 const backend::Mix& mix_calls() {
-  static const backend::Mix table{mix_forward, mix_backward, block_means, top_k};
+  static const backend::Mix table{mix_forward, mix_backward, mix_sparse_backward, block_means,
+                                  top_k};
   return table;
 }
 

@@ -22,6 +22,7 @@ using spec::Problem;
 using spec::Sequence;
 
 std::string decline(const Problem& p) {
+  if (p.mixes || p.has_averages) return "has a linear branch that neither mixes nor keeps averages";
   return p.device == Device::cpu ? "" : "the reference runs on a CPU only";
 }
 

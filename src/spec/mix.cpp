@@ -42,26 +42,21 @@ void check_apart(std::initializer_list<TensorView> written,
   }
 }
 
-MixProblem resolve_mix(const MixArgs& a, bool check_memory) {
+/// Of MixArgs and MixSparseArgs.
+template <typename Args>
+MixProblem resolve_mix(const Args& a, bool check_memory) {
   check_sizes("sparse", a.sparse, a.device);
   const Shape& s = a.sparse.shape;
   const MixProblem p{s[0], s[1], s[2], s[3]};
   check_view("sparse", a.sparse, a.sparse.dtype, s, false, check_memory);
-  check_view("linear", a.linear, a.sparse.dtype, s, false, check_memory);
-  const Alpha& alpha = a.alpha;
-  SAGE_CHECK(alpha.block == 1 || (alpha.block > 0 && alpha.block % kMixPiece == 0),
-             "alpha.block: expected 1 or a multiple of 64, got " << alpha.block);
-  SAGE_CHECK(alpha.batches == 1 || alpha.batches == p.b,
-             "alpha.batches: expected 1 or " << p.b << ", got " << alpha.batches);
-  SAGE_CHECK(alpha.rows == ceil_div(p.n, alpha.block),
-             "alpha.rows: expected " << ceil_div(p.n, alpha.block) << ", one for every "
-                                     << alpha.block << " of " << p.n << " queries, got "
-                                     << alpha.rows);
-  if (p.empty()) return p;
-  if (check_memory)
-    check_pointer("alpha", alpha.data, alignof(float),
-                  alpha.batches * p.h * alpha.rows * static_cast<int64_t>(sizeof(float)));
-  if (a.norm.data != nullptr) check_stats("norm", a.norm, {p.b, p.h, p.n}, false, check_memory);
+  check_alpha(a.alpha, p.b, p.h, p.n, check_memory);
+  if (a.norm.data != nullptr && !p.empty())
+    check_stats("norm", a.norm, {p.b, p.h, p.n}, false, check_memory);
+  return p;
+}
+MixProblem resolve_both(const MixArgs& a, bool check_memory) {
+  const MixProblem p = resolve_mix(a, check_memory);
+  check_view("linear", a.linear, a.sparse.dtype, a.sparse.shape, false, check_memory);
   return p;
 }
 
@@ -73,20 +68,52 @@ int64_t blocks_of(const char* name, int64_t tokens, int64_t block) {
 
 }  // namespace
 
+void check_alpha(const Alpha& alpha, int64_t b, int64_t h, int64_t n, bool check_memory) {
+  SAGE_CHECK(alpha.block == 1 || (alpha.block > 0 && alpha.block % kMixPiece == 0),
+             "alpha.block: expected 1 or a multiple of 64, got " << alpha.block);
+  SAGE_CHECK(alpha.batches == 1 || alpha.batches == b,
+             "alpha.batches: expected 1 or " << b << ", got " << alpha.batches);
+  SAGE_CHECK(alpha.rows == ceil_div(n, alpha.block),
+             "alpha.rows: expected " << ceil_div(n, alpha.block) << ", one for every "
+                                     << alpha.block << " of " << n << " queries, got "
+                                     << alpha.rows);
+  if (check_memory && b > 0 && h > 0 && n > 0)
+    check_pointer("alpha", alpha.data, alignof(float),
+                  alpha.batches * h * alpha.rows * static_cast<int64_t>(sizeof(float)));
+}
+
+void check_long_blocks(const Alpha& alpha) {
+  SAGE_CHECK(alpha.block % kMixPiece == 0,
+             "alpha.block: expected a multiple of 64, got " << alpha.block);
+}
+
 MixProblem resolve(const MixForwardArgs& a) {
-  const MixProblem p = resolve_mix(a, true);
+  const MixProblem p = resolve_both(a, true);
   check_view("out", a.out, a.sparse.dtype, a.sparse.shape, true, true);
   if (!p.empty()) check_apart({a.out}, {a.sparse, a.linear});
   return p;
 }
 
 MixProblem resolve(const MixBackwardArgs& a, bool check_memory) {
-  const MixProblem p = resolve_mix(a, check_memory);
+  const MixProblem p = resolve_both(a, check_memory);
   const Dtype dtype = a.sparse.dtype;
   check_view("dout", a.dout, dtype, a.sparse.shape, false, check_memory);
   check_view("dsparse", a.dsparse, dtype, a.sparse.shape, true, check_memory);
   check_view("dlinear", a.dlinear, dtype, a.sparse.shape, true, check_memory);
   if (check_memory && !p.empty()) check_apart({a.dsparse, a.dlinear}, {a.sparse, a.linear, a.dout});
+  return p;
+}
+
+MixProblem resolve(const MixSparseArgs& a) {
+  const MixProblem p = resolve_mix(a, true);
+  check_long_blocks(a.alpha);
+  check_view("dout", a.dout, a.sparse.dtype, a.sparse.shape, false, true);
+  check_view("dsparse", a.dsparse, a.sparse.dtype, a.sparse.shape, true, true);
+  if (p.empty()) return p;
+  check_apart({a.dsparse}, {a.sparse, a.dout});
+  if (a.parts != nullptr)
+    check_pointer("parts", a.parts, alignof(float),
+                  p.b * p.h * p.pieces() * static_cast<int64_t>(sizeof(float)));
   return p;
 }
 

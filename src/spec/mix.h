@@ -39,9 +39,15 @@ struct MeansProblem {
   int64_t k_numbers() const { return b * hk * k_blocks * d; }
 };
 
+/// Throws Error(invalid_argument) unless α is for h heads of n queries in b batch entries.
+void check_alpha(const Alpha& alpha, int64_t b, int64_t h, int64_t n, bool check_memory);
+/// Throws unless all queries of a piece share their α.
+void check_long_blocks(const Alpha& alpha);
+
 // Throw Error(invalid_argument). check_memory: look at data pointers and overlaps too.
 MixProblem resolve(const MixForwardArgs& args);
 MixProblem resolve(const MixBackwardArgs& args, bool check_memory);
+MixProblem resolve(const MixSparseArgs& args);
 MeansProblem resolve(const BlockMeansArgs& args, bool check_memory);
 void check(const TopKArgs& args);
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "spec/averages.h"
 #include "spec/codes.h"
 #include "spec/lists.h"
 
@@ -74,6 +75,14 @@ void refuse(const Region& a, const Region& b) {
 
 Region codes_region(const Problem& p, const AttentionArgs& a) {
   return line("codes", a.codes, a.codes == nullptr ? 0 : codes_layout(p).bytes);
+}
+
+Region alpha_region(const Problem& p, const Alpha& alpha) {
+  return line("alpha", alpha.data,
+              alpha.batches * p.h * alpha.rows * static_cast<int64_t>(sizeof(float)));
+}
+Region averages_region(const Problem& p, const void* averages) {
+  return line("averages", averages, p.has_averages ? AveragesLayout(p).bytes : 0);
 }
 
 /// From the first row of the lists to behind the last one.
@@ -161,15 +170,32 @@ void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspac
 
 void check_overlap(const Problem& p, const LinearForwardArgs& a, const void* workspace,
                    size_t bytes) {
-  check(p, workspace, bytes, {region("o", a.o), region("norm", a.norm, p)},
-        {region("q", a.q), region("k", a.k), region("v", a.v)});
+  std::vector<Region> read{region("q", a.q), region("k", a.k), region("v", a.v)};
+  if (p.mixes) read.insert(read.end(), {region("sparse", a.sparse), alpha_region(p, a.alpha)});
+  check(p, workspace, bytes,
+        {region("o", a.o), region("norm", a.norm, p), averages_region(p, a.averages)},
+        std::move(read));
 }
 
 void check_overlap(const Problem& p, const LinearBackwardArgs& a, const void* workspace,
                    size_t bytes) {
-  check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv)},
-        {region("q", a.q), region("k", a.k), region("v", a.v), region("dout", a.dout),
-         region("dnorm", a.dnorm, p)});
+  std::vector<Region> read{region("q", a.q),
+                           region("k", a.k),
+                           region("v", a.v),
+                           region("dout", a.dout),
+                           region("dnorm", a.dnorm, p),
+                           averages_region(p, a.averages)};
+  Region dalpha;
+  if (p.mixes) {
+    read.insert(read.end(), {region("dq_sparse", a.dq_sparse), region("dk_sparse", a.dk_sparse),
+                             region("dv_sparse", a.dv_sparse), alpha_region(p, a.alpha)});
+    Alpha written = a.alpha;
+    written.data = a.dalpha;
+    dalpha = alpha_region(p, written);
+    dalpha.name = "dalpha";
+  }
+  check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv), dalpha},
+        std::move(read));
 }
 
 }  // namespace sagebwd::spec

@@ -38,7 +38,9 @@ struct Problem {
   BlockLists blocks;
   Recipe recipe;  // with lists, pv16_tiles is their `lead`: it counts entries
   bool has_dlse = false;
-  bool has_dnorm = false;  // of the linear branch
+  // Of the linear branch: a gradient of norms; mixing (α is given), and dα is wanted; averages
+  // (written by the forward; the backward does without h).
+  bool has_dnorm = false, mixes = false, has_dalpha = false, has_averages = false;
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
   bool has_codes = false;      // written by the forward; in the backward they replace q, k and v

@@ -105,6 +105,131 @@ TEST_P(LinearCase, IsAccurate) {
   expect_accurate(x);
 }
 
+/// What a mix adds to a problem: O of the sparse branch, α, and the gradients that are added.
+struct Mixed {
+  explicit Mixed(const LinearSizes& s, int64_t alpha_block = 128, int64_t batches = 1)
+      : sparse(s, s.h, s.nq),
+        dq(s, s.h, s.nq),
+        dk(s, s.hk, s.nk),
+        dv(s, s.hk, s.nk),
+        block(alpha_block),
+        rows((s.nq + alpha_block - 1) / alpha_block),
+        alpha(static_cast<size_t>(batches * s.h * rows)),
+        of_batch(batches > 1) {
+    sparse.fill(11), dq.fill(12, 0.1f), dk.fill(13, 0.1f), dv.fill(14, 0.1f);
+    testing::Random random(15);
+    for (float& a : alpha) a = random.between(0.0f, 1.0f);
+    alpha[0] = 1.0f;
+  }
+  float alpha_of(const LinearSizes& s, int64_t b, int64_t h, int64_t t) const {
+    return alpha[static_cast<size_t>(((of_batch ? b : 0) * s.h + h) * rows + t / block)];
+  }
+  LinearTensor sparse, dq, dk, dv;
+  int64_t block, rows;
+  std::vector<float> alpha, dalpha;
+  bool of_batch;
+};
+
+/// out, norm and the gradients of q, k and v of a call that mixes; `m` gets dα.
+LinearAnswer run_mixed(LinearProblem& x, Mixed& m, bool keep_averages, size_t shift = 0) {
+  LinearForwardArgs f = x.forward_args();
+  LinearBackwardArgs b = x.backward_args();
+  OnDevice q(x.q, shift), k(x.k, shift), v(x.v, shift), dout(x.dout, shift), o(x.o, shift),
+      dq(x.dq, shift), dk(x.dk, shift), dv(x.dv, shift), sparse(m.sparse, shift),
+      dq_sparse(m.dq, shift), dk_sparse(m.dk, shift), dv_sparse(m.dv, shift);
+  LinearTensor host_dsparse(x.s, x.s.h, x.s.nq);
+  OnDevice dsparse(host_dsparse, shift);
+  const int64_t pieces = (x.s.nq + 63) / 64;
+  const Array<float> norm(x.norm), alpha(m.alpha),
+      dalpha(std::vector<float>(m.alpha.size(), std::nanf(""))),
+      parts(std::vector<float>(static_cast<size_t>(x.s.b * x.s.h * pieces), std::nanf("")));
+  const Array<int32_t> index(x.index), count(x.count);
+  const auto fill = [&](auto& a) {
+    a.device = Device::cuda;
+    a.q = q.view(), a.k = k.view(), a.v = v.view();
+    a.excluded.index = index.data, a.excluded.count = count.data, a.excluded.on_device = true;
+    a.alpha = {alpha.data, m.of_batch ? x.s.b : 1, m.rows, m.block};
+  };
+  fill(f), fill(b);
+  f.o = o.view(), f.norm.data = norm.data, f.sparse = sparse.view();
+  const Array<std::byte> averages(averages_size(f));
+  if (keep_averages)
+    f.averages = averages.data, f.averages_bytes = static_cast<size_t>(averages.count);
+  const auto call = [](auto& args, auto&& function) {
+    const Array<std::byte> workspace(
+        std::vector<std::byte>(workspace_size(args) + 1, std::byte{0x7f}));
+    args.workspace = workspace.data + 1, args.workspace_bytes = workspace.count - 1;
+    function(args);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  };
+  call(f, [](const LinearForwardArgs& a) { linear_forward(a); });
+  MixSparseArgs s;
+  s.device = Device::cuda;
+  s.sparse = sparse.view(), s.dout = dout.view(), s.dsparse = dsparse.view();
+  s.alpha = f.alpha, s.norm = f.norm, s.parts = parts.data;
+  mix_sparse_backward(s);
+  b.dnorm = {};
+  b.dout = dout.view(), b.dq = dq.view(), b.dk = dk.view(), b.dv = dv.view();
+  b.dq_sparse = dq_sparse.view(), b.dk_sparse = dk_sparse.view(), b.dv_sparse = dv_sparse.view();
+  b.alpha_parts = parts.data, b.dalpha = dalpha.data;
+  b.averages = f.averages, b.averages_bytes = f.averages_bytes;
+  call(b, [](const LinearBackwardArgs& a) { linear_backward(a); });
+  o.fetch(), dq.fetch(), dk.fetch(), dv.fetch(), dsparse.fetch();
+  x.norm = norm.read(), m.dalpha = dalpha.read();
+  // What goes to the sparse branch.
+  host_dsparse.for_each([&](int64_t at, int64_t i, int64_t h, int64_t t, int64_t) {
+    const bool left = x.norm[static_cast<size_t>((i * x.s.h + h) * x.s.nq + t)] != 0.0f;
+    const double want = x.dout.get(at) * (left ? double{m.alpha_of(x.s, i, h, t)} : 1.0);
+    ASSERT_NEAR(host_dsparse.get(at), want, 5e-3 * std::fabs(want) + 1e-6);
+  });
+  return x.results();
+}
+
+void expect_mixed(const LinearSizes& sizes, Mixed& m, bool keep_averages, size_t shift = 0) {
+  LinearProblem x(sizes);
+  const LinearAnswer got = run_mixed(x, m, keep_averages, shift);
+  const std::string text = (keep_averages ? "kept, " : "made again, ") + sizes.text();
+  // The answer is that of a linear branch that gets (1 − α)·dO, in floating point.
+  LinearSizes wide = sizes;
+  wide.dtype = Dtype::f32;
+  LinearProblem twin(wide);
+  const auto copy = [](LinearTensor& to, const LinearTensor& from) {
+    to.for_each([&](int64_t at, auto...) { to.set(at, static_cast<float>(from.get(at))); });
+  };
+  copy(twin.q, x.q), copy(twin.k, x.k), copy(twin.v, x.v);
+  std::fill(twin.dnorm.begin(), twin.dnorm.end(), 0.0f);
+  twin.dout.for_each([&](int64_t at, int64_t b, int64_t h, int64_t t, int64_t) {
+    twin.dout.set(at, static_cast<float>(x.dout.get(at)) * (1.0f - m.alpha_of(sizes, b, h, t)));
+  });
+  LinearAnswer want = twin.exact();
+  std::vector<double> dalpha(m.alpha.size(), 0.0);
+  size_t n = 0;
+  m.sparse.for_each([&](int64_t at, int64_t b, int64_t h, int64_t t, int64_t) {
+    const bool left = want.norm[static_cast<size_t>((b * sizes.h + h) * sizes.nq + t)] != 0;
+    const double alpha = left ? double{m.alpha_of(sizes, b, h, t)} : 1.0, s = m.sparse.get(at);
+    if (left)
+      dalpha[static_cast<size_t>(((m.of_batch ? b : 0) * sizes.h + h) * m.rows + t / m.block)] +=
+          x.dout.get(at) * (s - want.o[n]);
+    want.o[n] = alpha * s + (1 - alpha) * want.o[n];
+    ++n;
+  });
+  const auto add = [](std::vector<double>& to, const LinearTensor& from) {
+    size_t i = 0;
+    from.for_each([&](int64_t at, auto...) { to[i++] += from.get(at); });
+  };
+  add(want.dq, m.dq), add(want.dk, m.dk), add(want.dv, m.dv);
+  expect_close(got, want, text);
+  EXPECT_LE(error({m.dalpha.begin(), m.dalpha.end()}, dalpha), 3e-3) << text;
+}
+
+TEST_P(LinearCase, MixesAndAddsUp) {
+  NEED_DEVICE();
+  for (bool keep_averages : {false, true}) {
+    Mixed m(GetParam());
+    expect_mixed(GetParam(), m, keep_averages);
+  }
+}
+
 constexpr Dtype kBf16 = Dtype::bf16, kF16 = Dtype::f16;
 
 // Few and small: tools/gpu_check runs them under every tool of compute-sanitizer.
@@ -420,6 +545,54 @@ TEST(GpuLinear, SameBitsInAnyCompany) {
     EXPECT_EQ(whole.*part, parts.*part);
     EXPECT_TRUE(std::equal((one.*part).begin(), (one.*part).end(), (whole.*part).begin()));
   }
+}
+
+TEST(GpuLinear, FormsOfAlpha) {
+  NEED_DEVICE();
+  const LinearSizes sizes{.b = 2, .h = 2, .hk = 1, .nq = 200, .nk = 200, .d = 64, .dtype = kBf16};
+  for (auto [block, batches] : {std::pair{64, 2}, {256, 1}, {1 << 20, 2}}) {
+    Mixed m(sizes, block, batches);
+    expect_mixed(sizes, m, true);
+  }
+  Mixed m(sizes);
+  expect_mixed(sizes, m, true, 2);  // tensors without alignment
+  std::fill(m.alpha.begin(), m.alpha.end(), 1.0f);
+  expect_mixed(sizes, m, true);
+}
+
+/// Where no key is left, the output is that of the sparse branch, and so are the gradients.
+TEST(GpuLinear, MixesWhereNothingIsLeft) {
+  NEED_DEVICE();
+  const LinearSizes sizes{.nq = 70, .nk = 130, .d = 64, .share = 1.0, .dtype = kBf16};
+  LinearProblem x(sizes);
+  Mixed m(sizes);
+  const LinearAnswer got = run_mixed(x, m, true);
+  EXPECT_EQ(got.o, m.sparse.values());
+  EXPECT_EQ(got.dq, m.dq.values());
+  EXPECT_EQ(got.dk, m.dk.values());
+  EXPECT_EQ(got.dv, m.dv.values());
+  for (float d : m.dalpha) EXPECT_EQ(d, 0.0f);
+}
+
+/// What is kept gives the bits of what is made again, however many heads are worked on at once.
+TEST(GpuLinear, SameBitsFromAverages) {
+  NEED_DEVICE();
+  const LinearSizes sizes{.b = 2, .h = 4, .hk = 2, .nq = 150, .nk = 130, .d = 64, .dtype = kBf16};
+  LinearProblem made(sizes), kept(sizes), parts(sizes);
+  Mixed a(sizes), b(sizes), c(sizes);
+  const LinearAnswer want = run_mixed(made, a, false), got = run_mixed(kept, b, true);
+  struct Small {
+    int64_t before = std::exchange(cuda::linear::most_bytes, 1);
+    ~Small() { cuda::linear::most_bytes = before; }
+  } small;
+  const LinearAnswer few = run_mixed(parts, c, true);
+  for (auto part : {&LinearAnswer::o, &LinearAnswer::norm, &LinearAnswer::dq, &LinearAnswer::dk,
+                    &LinearAnswer::dv}) {
+    EXPECT_EQ(got.*part, want.*part);
+    EXPECT_EQ(few.*part, want.*part);
+  }
+  EXPECT_EQ(a.dalpha, b.dalpha);
+  EXPECT_EQ(a.dalpha, c.dalpha);
 }
 
 TEST(GpuLinear, EmptyProblems) {

@@ -156,6 +156,36 @@ TEST_P(MixCase, AgreesWithTheCpu) {
   EXPECT_LE(dalpha.error(), 1e-5);
 }
 
+TEST_P(MixCase, TheSparseBranchAgreesWithTheCpu) {
+  NEED_DEVICE();
+  const MixSizes s = GetParam();
+  const std::array<int64_t, 4> shape{s.b, s.h, s.n, s.d};
+  const auto twin = [&](uint32_t seed) { return Twin(s.dtype, shape, s.gap, seed); };
+  Twin sparse = twin(1), dout = twin(3), dsparse = twin(0);
+  const int64_t rows = ceil_div(s.n, s.block), pieces = ceil_div(s.n, int64_t{64});
+  Numbers<float> alpha(random_numbers(s.batches * s.h * rows, 4)),
+      parts(std::vector<float>(static_cast<size_t>(s.b * s.h * pieces))),
+      norm(random_numbers(s.b * s.h * s.n, 5));
+  for (size_t i = 0; i < norm.host.size(); i += 7) norm.host[i] = 0.0f;
+  norm.device.write(norm.host, 0);
+  for (const Device where : {Device::cpu, Device::cuda}) {
+    MixSparseArgs a;
+    a.device = where;
+    a.sparse = sparse.on(where, s.shift), a.dout = dout.on(where, s.shift);
+    a.alpha = {alpha.on(where), s.batches, rows, s.block};
+    a.norm = contiguous_stats(norm.on(where), s.h, s.n);
+    a.dsparse = dsparse.on(where, s.shift), a.parts = parts.on(where);
+    if (s.block == 1) {  // an α for each query: its parts would be those of queries
+      EXPECT_THROW(mix_sparse_backward(a), Error);
+      return;
+    }
+    mix_sparse_backward(a);
+  }
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_LE(dsparse.error(), s.dtype == Dtype::f32 ? 1e-6 : s.dtype == Dtype::f16 ? 1e-4 : 1e-3);
+  EXPECT_LE(parts.error(), 1e-5);
+}
+
 TEST_P(MixCase, MeansAgreeWithTheCpu) {
   NEED_DEVICE();
   const MixSizes s = GetParam();
@@ -231,7 +261,10 @@ using TopKSizes = std::array<int64_t, 3>;
 INSTANTIATE_TEST_SUITE_P(Every, TopKCase, ::testing::Values(TopKSizes{3, 100, 30}));
 INSTANTIATE_TEST_SUITE_P(Mix, TopKCase,
                          ::testing::Values(TopKSizes{2, 1, 1}, TopKSizes{2, 3, 0},
-                                           TopKSizes{3, 64, 64}, TopKSizes{2, 1025, 700}));
+                                           TopKSizes{3, 64, 64}, TopKSizes{2, 1025, 700},
+                                           TopKSizes{3, 512, 15}, TopKSizes{3, 512, 1},
+                                           TopKSizes{2, 700, 32}, TopKSizes{2, 300, 129},
+                                           TopKSizes{1, 8192, 3}));
 
 }  // namespace
 }  // namespace sagebwd::gpu

@@ -4,8 +4,8 @@
 import torch
 from torch import nn
 
-from .. import arguments
-from ..attention import attention
+from .. import arguments, ops, sla2_ops
+from ..attention import attention, attention_options, check_dense, is_deterministic, readable
 from ..linear import linear_attention
 from ..recipe import as_recipe
 from .alpha import make_alpha
@@ -126,7 +126,40 @@ class Attention(nn.Module):
         return self.over(q, k, v, *found)
 
     def over(self, q, k, v, lists, excluded):
-        """The output with what the router chose."""
+        """The output with what the router chose. Where a kernel mixes, the branches are one
+        operator. α of norms is made between them."""
+        if sla2_ops.mixes(q) and not self.alpha.uses_norms and not ops.is_distributed(q):
+            return self.together(q, k, v, lists, excluded)
+        return self.apart(q, k, v, lists, excluded)
+
+    def together(self, q, k, v, lists, excluded):
+        """Both branches and their mix as one operator. α comes from a table."""
+        check_dense(q, k, v, "bshd")
+        alpha, _, block = self.share(q, k, None, None)
+        recipe = as_recipe(self.call["recipe"])
+        sparse = attention_options(
+            causal=self.causal, recipe=recipe, backward=self.call["backward"]
+        ).signed()
+        options = sla2_ops.Options(
+            causal=self.causal,
+            recipe=sparse.recipe,
+            seed=sparse.seed,
+            list_index=lists.index,
+            list_count=lists.count,
+            lead=lists.lead,
+            excluded_index=excluded.index,
+            excluded_count=excluded.count,
+            block_q=lists.block_q,
+            block_k=lists.block_k,
+            mean_free_keys=not self.causal,
+            alpha_block=block,
+            deterministic=is_deterministic(self.call["deterministic"]),
+        )
+        heads_first = (x.transpose(1, 2) for x in readable(q, k, v))
+        return sla2_ops.attend(*heads_first, alpha, options, recipe.save_codes).transpose(1, 2)
+
+    def apart(self, q, k, v, lists, excluded):
+        """The branches one after the other, and then their mix."""
         sparse, lse = attention(q, k, v, blocks=lists, return_lse=True, **self.call)
         linear, norm = self.linear(q, k, v, excluded)
         return mix(sparse, linear, *self.share(q, k, lse, norm))

@@ -2,7 +2,7 @@
 #include "cuda/linear/tokens.cuh"
 
 namespace sagebwd::cuda::linear {
-template <typename T, int D>
+template <typename T, int D, bool kAdds>
 __global__ void __launch_bounds__(kTokenThreads, 2)
     key_gradients_kernel(const __grid_constant__ KeyGradientsJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -20,13 +20,23 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
     me.norms(norm, phi);
     const float inverse[2] = {inverse_or_zero(norm[0]), inverse_or_zero(norm[1])};
     me.wait_for_averages();
+    if constexpr (kAdds) me.load_over_x(p.dv_sparse);
     me.average_of(out, phi, inverse);
-    me.store(p.dv, p.k, [&](int n, int half) -> float2 {
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
       const float2 mean = me.channels_of(me.shared.mean, n);
-      if (norm[half] == 0.0f) return {0.0f, 0.0f};
-      return {norm[half] * (mean.x + me.scale * out[n][2 * half]),
-              norm[half] * (mean.y + me.scale * out[n][2 * half + 1])};
-    });
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        out[n][i] = norm[i / 2] == 0.0f
+                        ? 0.0f
+                        : norm[i / 2] * ((i % 2 == 0 ? mean.x : mean.y) + me.scale * out[n][i]);
+    }
+    if constexpr (kAdds) {
+      me.add_x(out);
+      __syncthreads();  // everybody is done with it
+      me.load_over_x(p.dk_sparse);
+    }
+    me.store(p.dv, p.k, out);
   }
 
   // g becomes the gradient of φ, and then that of K without its mean.
@@ -53,46 +63,46 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i) g[n][i] = phi[n][i] * (g[n][i] - total[i / 2]);
 
-  if (p.g == nullptr)
-    me.store(p.dk, p.k, [&](int n, int half) -> float2 {
-      return {g[n][2 * half], g[n][2 * half + 1]};
-    });
-  if (p.k_mean == nullptr) return;
+  if (p.k_mean != nullptr) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float* const row = p.g + (static_cast<int64_t>(me.head) * p.k.count + me.token(half)) * D;
-    bool finite = true;
+    for (int half = 0; half < 2; ++half) {
+      float* const row = p.g + (static_cast<int64_t>(me.head) * p.k.count + me.token(half)) * D;
+      bool finite = true;
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
-      if (p.g != nullptr && counts[half])
-        *reinterpret_cast<float2*>(row + me.channel(n)) = {g[n][2 * half], g[n][2 * half + 1]};
-      finite = finite && fabsf(g[n][2 * half]) <= FLT_MAX && fabsf(g[n][2 * half + 1]) <= FLT_MAX;
+      for (int n = 0; n < D / 8; ++n) {
+        if (p.g != nullptr && counts[half])
+          *reinterpret_cast<float2*>(row + me.channel(n)) = {g[n][2 * half], g[n][2 * half + 1]};
+        finite = finite && fabsf(g[n][2 * half]) <= FLT_MAX && fabsf(g[n][2 * half + 1]) <= FLT_MAX;
+      }
+      const uint32_t quad = __ballot_sync(kAllLanes, finite) >> (me.lane & ~3u) & 15u;
+      counts[half] = counts[half] && quad == 15u;
     }
-    const uint32_t quad = __ballot_sync(kAllLanes, finite) >> (me.lane & ~3u) & 15u;
-    counts[half] = counts[half] && quad == 15u;
-  }
-  __syncthreads();  // everybody is done with the tiles; x holds the sums of the warps now
-  float(*const sums)[D] = reinterpret_cast<float(*)[D]>(me.shared.x);
+    __syncthreads();  // everybody is done with the partners; sums of the warps take their place
+    float(*const sums)[D] = reinterpret_cast<float(*)[D]>(me.shared.partner);
 #pragma unroll
-  for (int n = 0; n < D / 8; ++n)
+    for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = (counts[0] ? g[n][i] : 0.0f) + (counts[1] ? g[n][2 + i] : 0.0f);
+      for (int i = 0; i < 2; ++i) {
+        float sum = (counts[0] ? g[n][i] : 0.0f) + (counts[1] ? g[n][2 + i] : 0.0f);
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-      if (me.lane < 4) sums[me.warp][me.channel(n) + i] = sum;
+        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+        if (me.lane < 4) sums[me.warp][me.channel(n) + i] = sum;
+      }
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < D; c += kTokenThreads) {
+      float sum = 0.0f;
+      for (int w = 0; w < kTokenThreads / 32; ++w) sum += sums[w][c];
+      p.g_part[(static_cast<int64_t>(me.head) * gridDim.x + blockIdx.x) * D + c] = sum;
     }
-  __syncthreads();
-  for (int c = static_cast<int>(threadIdx.x); c < D; c += kTokenThreads) {
-    float sum = 0.0f;
-    for (int w = 0; w < kTokenThreads / 32; ++w) sum += sums[w][c];
-    p.g_part[(static_cast<int64_t>(me.head) * gridDim.x + blockIdx.x) * D + c] = sum;
   }
+  if (p.g != nullptr) return;
+  if constexpr (kAdds) me.add_x(g);
+  me.store(p.dk, p.k, g);
 }
 
 void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job) {
-  dispatch(kind, [&](auto type, auto d) {
-    launch(key_gradients_kernel<decltype(type), d()>, grid_of(job.k), kTokenThreads,
+  dispatch_mixed(kind, job.dk_sparse.x.data != nullptr, [&](auto type, auto d, auto adds) {
+    launch(key_gradients_kernel<decltype(type), d(), adds()>, grid_of(job.k), kTokenThreads,
            sizeof(TokenShared<d()>), job, kind.stream);
   });
 }

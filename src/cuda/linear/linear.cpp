@@ -14,10 +14,13 @@
 #include "cuda/host/views.h"
 #include "cuda/linear/jobs.h"
 #include "cuda/lists/job.h"
+#include "cuda/mix/jobs.h"
+#include "spec/averages.h"
+#include "spec/mix.h"
 
 namespace sagebwd::cuda::linear {
 
-int64_t most_bytes = int64_t{1} << 28;
+int64_t most_bytes = int64_t{1} << 29;
 int64_t many_pieces = 2048;
 
 namespace {
@@ -25,6 +28,8 @@ namespace {
 using spec::Problem;
 
 constexpr int64_t kMostHeads = 65535;  // of a pass: a dimension of a grid
+
+static_assert(kPiece == spec::kMixPiece);
 
 struct Sizes {
   explicit Sizes(const Problem& p)
@@ -69,7 +74,8 @@ struct Space {
     take_mean(k_mean, mean_parts(p.nk), true);
     take_mean(v_mean, mean_parts(p.nk), true);
     of_keys = take_matrices(key_heads * s.k_blocks);
-    of_queries = take_matrices(heads * s.q_blocks);
+    if (s.backward || !p.has_averages) of_queries = take_matrices(heads * s.q_blocks);
+    average = of_queries;
     z = arena.take<float>(key_heads * s.k_blocks * p.d);
     z_seen = arena.take<float>(heads * s.q_blocks * p.d);
     if (!s.backward) return;
@@ -85,9 +91,10 @@ struct Space {
     if (p.has_dnorm) g = arena.take<float>(key_heads * p.nk * p.d);
   }
 
-  uint32_t* bad;                          // [2, key heads]: of h and dH
-  uint16_t *of_keys, *of_queries;         // h, then X; U, then dH
-  uint32_t *by_query, *by_key = nullptr;  // bits of blocks that see each other
+  uint32_t* bad;                             // [2, key heads]: of h and dH
+  uint16_t *of_keys, *of_queries = nullptr;  // h, then X; U, then dH
+  uint16_t* average;                         // U: of_queries, or what is kept of a call
+  uint32_t *by_query, *by_key = nullptr;     // bits of blocks that see each other
   Mean k_mean, v_mean, dout_mean{}, g_mean{};
   float *z, *z_seen;
   float *weight = nullptr, *extra = nullptr;
@@ -96,6 +103,23 @@ struct Space {
   /// for all keys, and a hundred times what is left of g without its mean; nothing else in g is.
   float* g = nullptr;
 };
+
+/// The tables of a pass, with those that are kept in their place among those of all heads.
+Space with_averages(Space space, const Problem& p, const Sizes& s, void* averages, int64_t first) {
+  if (averages == nullptr) return space;
+  const spec::AveragesLayout at(p);
+  const auto part = [&](int64_t offset, int64_t numbers) {
+    return reinterpret_cast<float*>(static_cast<char*>(averages) + offset) + numbers;
+  };
+  const int64_t blocks = first * s.group * s.q_blocks;
+  space.average = reinterpret_cast<uint16_t*>(part(at.average, 0)) + blocks * p.d * p.d;
+  space.z_seen = part(at.sum, blocks * p.d);
+  space.k_mean.mean = part(at.k_mean, first * p.d);
+  space.v_mean.mean = part(at.v_mean, first * p.d);
+  space.k_mean.divisor = space.g_mean.divisor = part(at.k_divisor, first);
+  space.v_mean.magnitude = part(at.v_magnitude, first);
+  return space;
+}
 
 int64_t bytes_for(const Problem& p, const Sizes& s, int64_t key_heads) {
   Arena arena(nullptr);
@@ -116,27 +140,29 @@ int64_t heads_of_pass(const Problem& p, const Sizes& s) {
 class Pass {
  public:
   Pass(const Problem& problem, const LinearArgs& args, const Sizes& sizes, const Space& space,
-       int64_t first, int64_t key_heads)
+       float* alpha_parts, int64_t first, int64_t key_heads)
       : p_(problem),
         a_(args),
         s_(sizes),
         ws_(space),
+        alpha_parts_(alpha_parts),
         kind_{problem.dtype, static_cast<int>(problem.d), static_cast<cudaStream_t>(args.stream)},
         first_(first),
         key_heads_(key_heads) {}
 
-  /// Of V, of K where it is wanted, and of dO in the backward.
+  /// Of V and, where it is wanted, of K, unless they are kept; and of dO in the backward.
   void means(const TensorView* dout) const {
     MeanJob job{};
-    job.of[job.count++] = {keys(a_.v), 1, ws_.v_mean};
-    if (a_.mean_free_keys) job.of[job.count++] = {keys(a_.k), 1, ws_.k_mean};
+    const bool kept = s_.backward && p_.has_averages;
+    if (!kept) job.of[job.count++] = {keys(a_.v), 1, ws_.v_mean};
+    if (!kept && a_.mean_free_keys) job.of[job.count++] = {keys(a_.k), 1, ws_.k_mean};
     if (dout != nullptr)
       job.of[job.count++] = {queries_of(*dout), static_cast<int>(s_.group), ws_.dout_mean};
     launch_means(kind_, job);
   }
 
-  /// U, and what it takes.
-  void sum_keys() const {
+  /// The bits of lists, by queries.
+  void see() const {
     SAGE_CUDA(cudaMemsetAsync(ws_.bad, 0, static_cast<size_t>(2 * key_heads_) * sizeof(uint32_t),
                               kind_.stream));
     const BlockLists& l = p_.blocks;
@@ -153,6 +179,10 @@ class Pass {
                  .of_batch = static_cast<int>(p_.h),
                  .heads = static_cast<int>(key_heads_ * s_.group)},
                 kind_.stream);
+  }
+
+  /// U, and what it takes.
+  void sum_keys() const {
     launch_block_sums(kind_, {.x = keys(a_.k),
                               .b = keys(a_.v),
                               .x_mean = a_.mean_free_keys ? ws_.k_mean.mean : nullptr,
@@ -176,7 +206,7 @@ class Pass {
                               .sum = {ws_.z, nullptr},
                               .magnitude = ws_.v_mean.magnitude,
                               .bad = ws_.bad,
-                              .average = ws_.of_queries,
+                              .average = ws_.average,
                               .sum_of_seen = {ws_.z_seen, nullptr}});
   }
 
@@ -184,7 +214,9 @@ class Pass {
     launch_forward(kind_, {.q = queries_of(a_.q),
                            .keys = keys_as_seen(),
                            .o = strided(out.o, 16),
-                           .norm = stats(out.norm)});
+                           .norm = stats(out.norm),
+                           .mix = mixing(out.alpha),
+                           .sparse = queries_of(out.sparse)});
   }
 
   void query_gradients(const LinearBackwardArgs& out) const {
@@ -194,7 +226,11 @@ class Pass {
                                    .dnorm = stats(out.dnorm),
                                    .dq = strided(out.dq, 16),
                                    .weight = ws_.weight,
-                                   .extra = ws_.extra});
+                                   .extra = ws_.extra,
+                                   .mix = mixing(out.alpha),
+                                   .dq_sparse = queries_of(out.dq_sparse),
+                                   .parts_of_sparse = out.alpha_parts,
+                                   .parts = alpha_parts_});
   }
 
   /// X, and what it takes.
@@ -250,7 +286,9 @@ class Pass {
                                  .dv = strided(out.dv, 16),
                                  .dk = strided(out.dk, 16),
                                  .g = a_.mean_free_keys ? ws_.g : nullptr,
-                                 .g_part = ws_.g_mean.part});
+                                 .g_part = ws_.g_mean.part,
+                                 .dk_sparse = keys(out.dk_sparse),
+                                 .dv_sparse = keys(out.dv_sparse)});
     if (!a_.mean_free_keys) return;
     launch_mean_of_parts(kind_, static_cast<int>(key_heads_), ws_.g_mean);
     launch_subtract_mean(kind_, {.dk = keys(out.dk), .g = ws_.g, .mean = ws_.g_mean.mean});
@@ -274,29 +312,57 @@ class Pass {
     return {.group = static_cast<int>(s_.group),
             .block = s_.block_q,
             .blocks = static_cast<int>(s_.q_blocks),
-            .average = ws_.of_queries,
+            .average = ws_.average,
             .sum = ws_.z_seen,
             .magnitude = ws_.v_mean.magnitude,
             .mean = ws_.v_mean.mean};
   }
 
+  Mixing mixing(const Alpha& alpha) const {
+    // A block may be longer than the sequence.
+    return {alpha.data, static_cast<int>(alpha.rows),
+            static_cast<int>(std::min(alpha.block, round_up(p_.nq, kPiece))), alpha.batches > 1};
+  }
+
   const Problem& p_;
   const LinearArgs& a_;
   const Sizes& s_;
-  const Space& ws_;
+  const Space ws_;
+  float* const alpha_parts_;
   const Kind kind_;
   const int64_t first_, key_heads_;
 };
 
+/// Parts of dα of all heads.
+float* take_alpha_parts(const Problem& p, Arena& arena) {
+  return p.has_dalpha ? arena.take<float>(p.b * p.h * ceil_div(p.nq, kPiece)) : nullptr;
+}
+
 /// f(pass) for all heads of a call.
 template <typename F>
-void for_passes(const Problem& p, const LinearArgs& args, void* workspace, F&& f) {
+void for_passes(const Problem& p, const LinearArgs& args, const void* averages, Arena& arena,
+                float* alpha_parts, F&& f) {
   const Sizes sizes(p);
   const int64_t all = p.b * p.hk, most = heads_of_pass(p, sizes);
-  Arena arena(aligned(workspace));
   const Space space(p, sizes, most, arena);
-  for (int64_t first = 0; first < all; first += most)
-    f(Pass(p, args, sizes, space, first, std::min(most, all - first)));
+  for (int64_t first = 0; first < all; first += most) {
+    // The backward only reads them.
+    const Space here = with_averages(space, p, sizes, const_cast<void*>(averages), first);
+    f(Pass(p, args, sizes, here, alpha_parts, first, std::min(most, all - first)));
+  }
+}
+
+void sum_alpha_parts(const Problem& p, const LinearBackwardArgs& args, const float* parts) {
+  const spec::AlphaParts size({p.b, p.h, p.nq, p.d}, args.alpha);
+  mix::launch_alpha_sums({.parts = parts,
+                          .dalpha = args.dalpha,
+                          .results = args.alpha.batches * p.h * args.alpha.rows,
+                          .heads = static_cast<int>(p.h),
+                          .rows = static_cast<int>(args.alpha.rows),
+                          .batches = static_cast<int>(size.batches),
+                          .of_row = static_cast<int>(std::min(size.of_row, size.of_head)),
+                          .of_head = static_cast<int>(size.of_head)},
+                         static_cast<cudaStream_t>(args.stream));
 }
 
 }  // namespace
@@ -318,25 +384,34 @@ std::string decline(const Problem& p) {
 
 size_t workspace_of(const Problem& p) {
   const Sizes sizes(p);
-  return static_cast<size_t>(bytes_for(p, sizes, heads_of_pass(p, sizes))) + kDeviceAlign;
+  Arena arena(nullptr);
+  take_alpha_parts(p, arena);
+  return arena.used() + static_cast<size_t>(bytes_for(p, sizes, heads_of_pass(p, sizes))) +
+         kDeviceAlign;
 }
 
 void forward(const Problem& p, const LinearForwardArgs& args, void* workspace) {
-  for_passes(p, args, workspace, [&](const Pass& pass) {
+  Arena arena(aligned(workspace));
+  for_passes(p, args, args.averages, arena, nullptr, [&](const Pass& pass) {
     pass.means(nullptr);
+    pass.see();
     pass.sum_keys();
     pass.queries(args);
   });
 }
 
 void backward(const Problem& p, const LinearBackwardArgs& args, void* workspace) {
-  for_passes(p, args, workspace, [&](const Pass& pass) {
+  Arena arena(aligned(workspace));
+  float* const alpha_parts = take_alpha_parts(p, arena);
+  for_passes(p, args, args.averages, arena, alpha_parts, [&](const Pass& pass) {
     pass.means(&args.dout);
-    pass.sum_keys();
+    pass.see();
+    if (!p.has_averages) pass.sum_keys();
     pass.query_gradients(args);
     pass.sum_queries(args);
     pass.key_gradients(args);
   });
+  if (alpha_parts != nullptr) sum_alpha_parts(p, args, alpha_parts);
 }
 
 }  // namespace sagebwd::cuda::linear

@@ -2,7 +2,7 @@
 #include "cuda/linear/tokens.cuh"
 
 namespace sagebwd::cuda::linear {
-template <typename T, int D>
+template <typename T, int D, bool kMixed>
 __global__ void __launch_bounds__(kTokenThreads, 3)
     query_gradients_kernel(const __grid_constant__ QueryGradientsJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -12,11 +12,12 @@ __global__ void __launch_bounds__(kTokenThreads, 3)
   me.load(p.keys, p.q, &p.dout);
 
   Fragment<D> phi, g = {};
-  float norm[2], unused[2];
+  float norm[2], dot[2];  // dot: of dO and the mean of V
   me.features(phi);
   me.norms(norm, phi);
   me.wait_for_averages();
-  me.against_averages(g, unused);
+  if constexpr (kMixed) me.load_over_x(p.dq_sparse);
+  me.against_averages(g, dot);
 
   float inverse[2], of_norm[2], d[2] = {0.0f, 0.0f};  // of_norm: n·dn
 #pragma unroll
@@ -25,6 +26,8 @@ __global__ void __launch_bounds__(kTokenThreads, 3)
     if (p.dnorm.data != nullptr && norm[half] != 0.0f && me.token(half) < p.q.count)
       of_norm[half] = norm[half] * *stat_of(p.dnorm, p.q, me.head, me.token(half));
   }
+  float rest = 1.0f;  // of α
+  if constexpr (kMixed) rest -= alpha_of(p.mix, p.q, me.head, me.first);
   const auto u = [&](int n, int i) {
     const float2 sum = me.channels_of(me.shared.sum, n);
     return phi[n][i] * (i % 2 == 0 ? sum.x : sum.y) * inverse[i / 2];
@@ -38,22 +41,43 @@ __global__ void __launch_bounds__(kTokenThreads, 3)
     d[half] = quad_sum(d[half]);
     if (me.lane % 4 != 0 || me.token(half) >= p.q.count) continue;
     const int64_t at = static_cast<int64_t>(me.head) * p.q.count + me.token(half);
-    p.weight[at] = inverse[half];
+    p.weight[at] = rest * inverse[half];
     p.extra[at] = norm[half] == 0.0f ? 0.0f : of_norm[half] - d[half];
   }
-  me.store(p.dq, p.q, [&](int n, int half) -> float2 {
-    const auto gradient = [&](int i) {
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
       const float share = u(n, i);
-      return share * (g[n][i] - d[half]) + of_norm[half] * (share - phi[n][i]);
-    };
-    if (norm[half] == 0.0f) return {0.0f, 0.0f};
-    return {gradient(2 * half), gradient(2 * half + 1)};
-  });
+      g[n][i] = rest * (share * (g[n][i] - d[i / 2])) + of_norm[i / 2] * (share - phi[n][i]);
+      if (norm[i / 2] == 0.0f) g[n][i] = 0.0f;
+    }
+  if constexpr (kMixed) {
+    if (p.parts != nullptr) {
+      // The rows' dO·O; a row is in four lanes.
+      float sum = 0.0f;
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (norm[half] != 0.0f && me.token(half) < p.q.count) sum += d[half] + dot[half];
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+      if (me.lane == 0) me.shared.extra_sum[me.warp] = sum;
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        sum = 0.0f;
+        for (int w = 0; w < kTokenThreads / 32; ++w) sum += me.shared.extra_sum[w];
+        const int64_t at = (p.q.first + me.head) * gridDim.x + blockIdx.x;
+        p.parts[at] = p.parts_of_sparse[at] - sum;
+      }
+    }
+    me.add_x(g);
+  }
+  me.store(p.dq, p.q, g);
 }
 
 void launch_query_gradients(const Kind& kind, const QueryGradientsJob& job) {
-  dispatch(kind, [&](auto type, auto d) {
-    launch(query_gradients_kernel<decltype(type), d()>, grid_of(job.q), kTokenThreads,
+  dispatch_mixed(kind, job.mix.alpha != nullptr, [&](auto type, auto d, auto mixed) {
+    launch(query_gradients_kernel<decltype(type), d(), mixed()>, grid_of(job.q), kTokenThreads,
            sizeof(TokenShared<d()>), job, kind.stream);
   });
 }

@@ -34,6 +34,12 @@ __device__ __forceinline__ float* stat_of(const StridedStats& x, const Tokens& t
   return x.data + at / t.of_batch * x.batch + at % t.of_batch * x.head + token * x.token;
 }
 
+/// α of the queries of a piece.
+__device__ __forceinline__ float alpha_of(const Mixing& m, const Tokens& t, int head, int first) {
+  const int64_t at = t.first + head;
+  return m.alpha[(m.of_batch ? at : at % t.of_batch) * m.rows + first / m.block];
+}
+
 template <typename T>
 __device__ __forceinline__ float2 unpack_16(uint32_t bits) {
   const T* x = reinterpret_cast<const T*>(&bits);

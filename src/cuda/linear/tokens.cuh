@@ -22,7 +22,7 @@ struct TokenShared {
   uint8_t average[D * D * 2];
   uint8_t x[kPiece * D * 2];
   float sum[D], mean[D], x_mean[D], partner_mean[D], extra_sum[D];
-  uint8_t partner[kPiece * D * 2];  // not in the forward
+  uint8_t partner[kPiece * D * 2];  // not in a forward without a mix
 };
 
 template <int D>
@@ -64,6 +64,20 @@ struct TokenBlock {
   __device__ __forceinline__ void wait_for_averages() const {
     arch::cp_async_wait<0>();
     __syncthreads();
+  }
+  /// Starts copying other rows of tokens over x. Everybody must be done with x.
+  __device__ __forceinline__ void load_over_x(const Tokens& t) const {
+    load_piece<T, D, kTokenThreads>(arch::shared_address(shared.x), t, head, first, threadIdx.x);
+    arch::cp_async_commit();
+  }
+  /// Waits for load_over_x, and adds what it has copied.
+  __device__ __forceinline__ void add_x(Fragment<D>& to) const {
+    arch::cp_async_wait<0>();
+    __syncthreads();
+    for_words(shared.x, [&](int n, int half, uint32_t word) {
+      const float2 x = unpack_16<T>(word);
+      to[n][2 * half] += x.x, to[n][2 * half + 1] += x.y;
+    });
   }
   /// Null: zeros.
   __device__ void copy(float (&to)[D], const float* from) const {
@@ -206,9 +220,9 @@ struct TokenBlock {
       for (int i = 0; i < 4; ++i) to[n][i] *= scale * magnitude[i / 2];
   }
 
-  /// Writes rows of a result; f gives the two numbers of channels n of a row.
-  template <typename F>
-  __device__ __forceinline__ void store(const Strided& to, const Tokens& t, F&& f) const {
+  /// Writes rows of a result.
+  __device__ __forceinline__ void store(const Strided& to, const Tokens& t,
+                                        const Fragment<D>& x) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool real = token(half) < t.count;
@@ -217,15 +231,24 @@ struct TokenBlock {
       for (int n = 0; n < D / 8; n += 4) {
         uint32_t words[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 x = f(n + i, half);
-          words[i] = tile::pack_16<T>(x.x, x.y);
-        }
+        for (int i = 0; i < 4; ++i)
+          words[i] = tile::pack_16<T>(x[n + i][2 * half], x[n + i][2 * half + 1]);
         tile::store_quad(row + n * 8, words, lane, to.vector, real);
       }
     }
   }
 };
+
+/// dispatch(), and whether there is a mix.
+template <typename F>
+void dispatch_mixed(const Kind& kind, bool mixed, F&& f) {
+  dispatch(kind, [&](auto type, auto d) {
+    if (mixed)
+      f(type, d, std::true_type{});
+    else
+      f(type, d, std::false_type{});
+  });
+}
 
 inline dim3 grid_of(const Tokens& t) {
   return dim3(static_cast<unsigned>((t.count + kPiece - 1) / kPiece),

@@ -28,7 +28,8 @@ struct MixJob {
   StridedStats norm;  // data null: none
   Strided sparse, linear;
   Strided out;                     // forward
-  Strided dout, dsparse, dlinear;  // backward
+  Strided dout, dsparse, dlinear;  // backward; linear and dlinear with data null: counts as 0, not
+                                   // wanted
   float* dalpha;  // parts: of tokens [batches, heads, tokens] if alpha_block is 1, else of pieces
                   // [batches, heads, pieces]; null: not wanted
 };

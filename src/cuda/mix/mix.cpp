@@ -19,7 +19,9 @@ Kind kind_of(const TensorView& t, const Place& place) {
   return {t.dtype, static_cast<int>(t.shape[3]), static_cast<cudaStream_t>(place.stream)};
 }
 
-MixJob job_of(const MixProblem& p, const MixArgs& a) {
+/// Of MixArgs and MixSparseArgs, without `linear`.
+template <typename Args>
+MixJob job_of(const MixProblem& p, const Args& a) {
   MixJob job{};
   job.batches = static_cast<int>(p.b), job.heads = static_cast<int>(p.h);
   job.tokens = static_cast<int>(p.n), job.pieces = static_cast<int>(p.pieces());
@@ -30,13 +32,13 @@ MixJob job_of(const MixProblem& p, const MixArgs& a) {
   job.alpha_block = static_cast<int>(std::min(a.alpha.block, round_up(p.n, kPiece)));
   job.alpha_of_batch = a.alpha.batches > 1;
   job.norm = stats(a.norm);
-  job.sparse = strided(a.sparse, 16), job.linear = strided(a.linear, 16);
+  job.sparse = strided(a.sparse, 16);
   return job;
 }
 
 void forward(const MixProblem& p, const MixForwardArgs& a) {
   MixJob job = job_of(p, a);
-  job.out = strided(a.out, 16);
+  job.linear = strided(a.linear, 16), job.out = strided(a.out, 16);
   launch_forward(kind_of(a.sparse, a), job);
 }
 
@@ -44,7 +46,7 @@ void backward(const MixProblem& p, const MixBackwardArgs& a, float* parts) {
   const spec::AlphaParts size(p, a.alpha);
   const Kind kind = kind_of(a.sparse, a);
   MixJob job = job_of(p, a);
-  job.dout = strided(a.dout, 16);
+  job.linear = strided(a.linear, 16), job.dout = strided(a.dout, 16);
   job.dsparse = strided(a.dsparse, 16), job.dlinear = strided(a.dlinear, 16);
   if (a.dalpha != nullptr) job.dalpha = size.are_results() ? a.dalpha : parts;
   launch_backward(kind, job);
@@ -58,6 +60,13 @@ void backward(const MixProblem& p, const MixBackwardArgs& a, float* parts) {
                      .of_row = static_cast<int>(std::min(size.of_row, size.of_head)),
                      .of_head = static_cast<int>(size.of_head)},
                     kind.stream);
+}
+
+void sparse_backward(const MixProblem& p, const MixSparseArgs& a) {
+  MixJob job = job_of(p, a);
+  job.dout = strided(a.dout, 16), job.dsparse = strided(a.dsparse, 16);
+  job.dalpha = a.parts;
+  launch_backward(kind_of(a.sparse, a), job);
 }
 
 void block_means(const MeansProblem& p, const BlockMeansArgs& a, float* raw) {
@@ -98,7 +107,7 @@ void top_k(const TopKArgs& a) {
 }  // namespace
 
 const backend::Mix& implementation() {
-  static const backend::Mix table{forward, backward, block_means, top_k};
+  static const backend::Mix table{forward, backward, sparse_backward, block_means, top_k};
   return table;
 }
 

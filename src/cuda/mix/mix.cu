@@ -86,7 +86,10 @@ __global__ void __launch_bounds__(kThreads) mix_backward_kernel(const __grid_con
       dout[i].load(me.template at<const T>(p.dout, token), p.dout.vector);
       if (p.dalpha == nullptr) continue;
       sparse[i].load(me.template at<const T>(p.sparse, token), p.sparse.vector);
-      linear[i].load(me.template at<const T>(p.linear, token), p.linear.vector);
+      if (p.linear.data == nullptr)
+        linear[i].clear();
+      else
+        linear[i].load(me.template at<const T>(p.linear, token), p.linear.vector);
     }
 #pragma unroll
     for (int i = 0; i < S::kTogether; ++i) {
@@ -111,7 +114,8 @@ __global__ void __launch_bounds__(kThreads) mix_backward_kernel(const __grid_con
           dout[i].set(x);
         }
         dout[i].store(me.template at<T>(p.dsparse, token), p.dsparse.vector);
-        dlinear.store(me.template at<T>(p.dlinear, token), p.dlinear.vector);
+        if (p.dlinear.data != nullptr)
+          dlinear.store(me.template at<T>(p.dlinear, token), p.dlinear.vector);
       }
       total += dot;
       if (p.dalpha == nullptr || p.alpha_block != 1) continue;

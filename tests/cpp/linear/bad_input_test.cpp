@@ -100,6 +100,52 @@ TEST(LinearBadInput, OutputsNeedMemoryOfTheirOwn) {
   EXPECT_TRUE(untouched(p));
 }
 
+/// Mixing is for a GPU; what makes no sense is refused anywhere.
+TEST(LinearBadInput, Mixing) {
+  LinearProblem p({});
+  const std::vector<float> alpha(static_cast<size_t>(p.s.h * 2), 0.5f);
+  std::vector<std::byte> memory(1 << 20);
+  const auto with = [&](auto args, auto&& change) {
+    args.alpha = {alpha.data(), 1, 2, 128};
+    args.averages = memory.data(), args.averages_bytes = memory.size();
+    change(args);
+    return args;
+  };
+  const auto forward = [&](auto&& change) {
+    return refusal([&] {
+      linear_forward(with(p.forward_args(), [&](LinearForwardArgs& a) {
+        a.sparse = p.dout.at();
+        change(a);
+      }));
+    });
+  };
+  const auto backward = [&](auto&& change) {
+    return refusal([&] {
+      linear_backward(with(p.backward_args(), [&](LinearBackwardArgs& a) {
+        a.dnorm = {};
+        a.dq_sparse = p.q.at(), a.dk_sparse = p.k.at(), a.dv_sparse = p.v.at();
+        change(a);
+      }));
+    });
+  };
+  const auto says = [](const std::string& got, const char* words) {
+    EXPECT_NE(got.find(words), std::string::npos) << words << ": " << got;
+  };
+  says(forward([](auto&) {}), "does not mix");
+  says(backward([](auto&) {}), "does not mix");
+  says(forward([](auto& a) { a.alpha = {}; }), "keeps no averages");
+  says(forward([](auto& a) { a.alpha.rows = 3; }), "alpha.rows: expected 2");
+  says(forward([](auto& a) { a.alpha.block = 1, a.alpha.rows = 200; }), "a multiple of 64, got 1");
+  says(forward([](auto& a) { a.sparse.shape[2] -= 1; }), "sparse: expected shape");
+  says(forward([](auto& a) { a.averages_bytes = 100; }), "averages: expected at least");
+  says(backward([](auto& a) { a.dk_sparse.shape[2] -= 1; }), "dk_sparse: expected shape");
+  says(backward([&](auto& a) { a.dnorm = p.backward_args().dnorm; }), "dnorm: expected none");
+  says(backward([&](auto& a) { a.dalpha = p.norm.data(); }), "alpha_parts: expected a data");
+  says(backward([&](auto& a) { a.alpha = {}, a.dalpha = p.norm.data(); }),
+       "dalpha: expected alpha beside it");
+  EXPECT_TRUE(untouched(p));
+}
+
 TEST(LinearCalls, ServeThroughThePublicInterface) {
   LinearProblem p({});
   LinearForwardArgs f = p.forward_args();
