@@ -58,13 +58,9 @@ __device__ __forceinline__ void global_add_halves(__half* blocks, uint32_t lane,
       "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
       : "memory");
 }
-/// The same four pairs, to read them.
-__device__ __forceinline__ void last_halves(float2 (&pairs)[4], const __half* blocks,
-                                            uint32_t lane) {
-  const uint4 words = __ldcs(reinterpret_cast<const uint4*>(blocks) + lane);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    pairs[i] = __half22float2(reinterpret_cast<const __half2*>(&words)[i]);
+/// The same four words, to read them.
+__device__ __forceinline__ uint4 last_halves(const __half* blocks, uint32_t lane) {
+  return __ldcs(reinterpret_cast<const uint4*>(blocks) + lane);
 }
 
 }  // namespace sagebwd::cuda::arch
