@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operands of these kernels.
-#include "cuda/sm90/operands.h"
-
 #include "cuda/quantize/operands.cuh"
 #include "cuda/sm90/bwd/queries.h"
+#include "cuda/sm90/operands.h"
 
 namespace sagebwd::cuda::sm90 {
 namespace {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operands of queries from saved codes: sm90 has a kernel for them, and its results have the bits
 // of the operand kernel's. The main kernel that reads them is not part of the emulator.
+#include "cuda/sm90/bwd/queries.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "base/half.h"
-#include "cuda/sm90/bwd/queries.h"
 #include "emulator/operands_read.h"
 
 namespace sagebwd::cuda::sm90 {
@@ -185,14 +186,13 @@ TEST_P(ReadQueries, SameBitsAsTheOperandKernel) {
   EXPECT_TRUE(got.zeros == want.zeros);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Every, ReadQueries,
-    testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
-                    Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
-                    Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
-                    Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
-                    Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
-                    Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true}));
+INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
+                         testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
+                                         Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
+                                         Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
+                                         Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
+                                         Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
+                                         Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true}));
 
 }  // namespace
 }  // namespace sagebwd::cuda::sm90

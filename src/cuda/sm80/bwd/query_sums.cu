@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The FP32 sums of dQ to the caller's tensor, with the rotation turned back. A warp takes 16 whole
+// The sums of dQ to the caller's tensor, with the rotation turned back. A warp takes 16 whole
 // rows: in the order of the sums (tile::turned_row) a lane has eight neighbouring channels of each
 // 32, of two queries.
 #include <cuda_bf16.h>
@@ -20,7 +20,9 @@ constexpr int kThreads = 256;
 
 /// Thread blocks on a multiprocessor, by the registers that a lane's sums take.
 template <int D, typename Sum, bool kMean>
-inline constexpr int kResident = D == 64 ? 4 : sizeof(Sum) == 2 && !kMean ? 3 : 2;
+inline constexpr int kResident = D == 64                      ? 4
+                                 : sizeof(Sum) == 2 && !kMean ? 3
+                                                              : 2;
 
 /// A lane's sums of 16 rows as they lie in memory: blocks of eight channels behind one another, of
 /// rows g and g + 8 each.
@@ -124,12 +126,13 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
   __syncthreads();
   arch::wait_for_earlier_kernels();
   constexpr int kParts = D / 32;
-  const int head = static_cast<int>(blockIdx.y);
+  // Heads first: in the caller's memory they may lie side by side.
+  const int block = static_cast<int>(blockIdx.x) / p.h,
+            head = static_cast<int>(blockIdx.x) - block * p.h;
   const uint32_t lane = threadIdx.x % 32, member = lane % 4;
-  const int64_t padded =
-      static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x / 32 * 16;  // of 16 queries
-  const tile::Sequence s =
-      tile::sequence_of_block<kBlock>(p.seq, static_cast<int>(padded / kBlock), true);
+  // The first of the warp's 16 queries.
+  const int64_t padded = static_cast<int64_t>(block) * kBlock + threadIdx.x / 32 * 16;
+  const tile::Sequence s = tile::sequence_of_block<kBlock>(p.seq, block, true);
   if (padded - s.q_pad >= s.nq) return;
   const LaneSums<Sum, kParts> sums(static_cast<const Sum*>(p.dq_sum) + (head * p.tq + padded) * D,
                                    lane);
@@ -166,8 +169,7 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
       uint4 bits;
       uint32_t* word = reinterpret_cast<uint32_t*>(&bits);
 #pragma unroll
-      for (int c = 0; c < 4; ++c)
-        word[c] = tile::pack_16<T>(x[part][2 * c], x[part][2 * c + 1]);
+      for (int c = 0; c < 4; ++c) word[c] = tile::pack_16<T>(x[part][2 * c], x[part][2 * c + 1]);
       if (p.dq_chunks) {
         *reinterpret_cast<uint4*>(out + channel) = bits;
       } else {
@@ -189,7 +191,8 @@ void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t strea
                            : query_sums_kernel<T, D, __half, false>,
              floats = mean ? query_sums_kernel<T, D, float, true>
                            : query_sums_kernel<T, D, float, false>;
-  launch(p.dq_halves ? halves : floats, dim3(static_cast<unsigned>(q_blocks), static_cast<unsigned>(p.h)), kThreads, 0, p, stream,
+  launch(p.dq_halves ? halves : floats,
+         dim3(static_cast<unsigned>(q_blocks) * static_cast<unsigned>(p.h)), kThreads, 0, p, stream,
          start);
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm90/bwd/queries.h"
-
 #include <algorithm>
 
 #include "cuda/host/launch.h"
 #include "cuda/sm90/bwd/queries.cuh"
+#include "cuda/sm90/bwd/queries.h"
 #include "cuda/sm90/bwd/tops.cuh"
 
 namespace sagebwd::cuda::sm90 {
@@ -13,8 +12,7 @@ namespace {
 template <typename T, int D>
 void run(const OperandJob& job, cudaStream_t stream) {
   using Piece = QueryPiece<T, D>;
-  launch(query_piece_kernel<T, D>,
-         dim3(static_cast<unsigned>(job.tq / Piece::kTokens), static_cast<unsigned>(job.h)),
+  launch(query_piece_kernel<T, D>, dim3(static_cast<unsigned>(job.tq / Piece::kTokens * job.h)),
          Piece::kThreads, static_cast<int>(sizeof(typename Piece::Shared)), job, stream,
          Start::early);
 }

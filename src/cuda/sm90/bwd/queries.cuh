@@ -59,15 +59,13 @@ struct QueryPiece {
   int left;      // tokens from there to the end of the sequence
   int64_t row0;  // the first token in the workspace, heads included
 
+  /// Thread blocks go through the heads first: in the caller's memory heads may lie side by side.
   __device__ QueryPiece(const OperandJob& j, Shared& memory)
-      : job(j),
-        shared(memory),
-        thread(threadIdx.x),
-        head(static_cast<int>(blockIdx.y)),
-        kv_head(head / j.group),
-        s(tile::sequence_at<kBlock>(
-            j.seq, j.q_blocks_each.divide(static_cast<int>(blockIdx.x) / (kBlock / kTokens)))) {
-    const int64_t token = static_cast<int64_t>(blockIdx.x) * kTokens;
+      : job(j), shared(memory), thread(threadIdx.x) {
+    const int block = static_cast<int>(blockIdx.x), piece = block / job.h;
+    head = block - piece * job.h, kv_head = head / job.group;
+    s = tile::sequence_at<kBlock>(job.seq, job.q_blocks_each.divide(piece / (kBlock / kTokens)));
+    const int64_t token = static_cast<int64_t>(piece) * kTokens;
     first = static_cast<int>(token - s.q_pad), left = s.nq - first;
     row0 = head * job.tq + token;
   }
@@ -106,7 +104,8 @@ struct QueryPiece {
 
   __device__ void start_rows(uint4* to, const Strided& x) const {
     const RowPart part(thread);
-    const T* from = tile::row_of<const T>(x, s, head, s.q_begin + first + part.row) + part.piece * 8;
+    const T* from =
+        tile::row_of<const T>(x, s, head, s.q_begin + first + part.row) + part.piece * 8;
 #pragma unroll
     for (int i = 0; i < RowPart::kRows; ++i)
       arch::cp_async_16_once_or_zero(
@@ -260,8 +259,7 @@ struct QueryPiece {
     float top[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      top[step] =
-          arch::max_nan(static_cast<float>(most[step].x), static_cast<float>(most[step].y));
+      top[step] = arch::max_nan(static_cast<float>(most[step].x), static_cast<float>(most[step].y));
     return {own_of(top, [](float a, float b) { return arch::max_nan(a, b); }), own_of(delta, sum),
             own_of(square, sum)};
   }
@@ -323,8 +321,8 @@ struct QueryPiece {
     // The kernel before this one finds the largest scales. It has itself waited for all others, so
     // only these must not be read before.
     arch::wait_for_earlier_kernels();
-    const float value_scale = __uint_as_float(
-        __ldcg(&job.v_top[static_cast<int64_t>(s.index) * job.hk + kv_head].x));
+    const float value_scale =
+        __uint_as_float(__ldcg(&job.v_top[static_cast<int64_t>(s.index) * job.hk + kv_head].x));
     arch::cp_async_wait<0>();
     write_dout();
     if (job.q8 != nullptr) write_codes(q8);
@@ -355,8 +353,7 @@ struct QueryPiece {
     make_codes(query.scale);
     const int64_t row = row0 + token;
     QueryStats& stats = job.stats[row / kSlab];
-    if (owns())
-      query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
+    if (owns()) query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();
     write_transposed(job.q8t, shared.codes[0]), write_transposed(job.do8t, shared.codes[1]);

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kTopThreads) tops_kernel(const __grid_constant
     v_most = max(v_most, max(max(bits_of_finite(x.x), bits_of_finite(x.y)),
                              max(bits_of_finite(x.z), bits_of_finite(x.w))));
   }
-  const float* k_scale = job.saved.k_scale + head * job.saved.key_blocks +
-                         static_cast<int64_t>(sequence) * blocks;
+  const float* k_scale =
+      job.saved.k_scale + head * job.saved.key_blocks + static_cast<int64_t>(sequence) * blocks;
   for (int i = static_cast<int>(threadIdx.x); i < blocks; i += kTopThreads)
     if (numerics::is_finite(k_scale[i]))
       k_most = max(k_most, __float_as_uint(exact_scale(k_scale[i])));
