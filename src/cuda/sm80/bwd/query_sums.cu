@@ -7,6 +7,7 @@
 
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/kernel_order.cuh"
+#include "cuda/arch/scalar.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/convert.cuh"
@@ -20,9 +21,9 @@ constexpr int kThreads = 256;
 
 /// Thread blocks on a multiprocessor, by the registers that a lane's sums take.
 template <int D, typename Sum, bool kMean>
-inline constexpr int kResident = D == 64                      ? 4
-                                 : sizeof(Sum) == 2 && !kMean ? 3
-                                                              : 2;
+inline constexpr int kResident = sizeof(Sum) == 2 && !kMean ? (D == 64 ? 4 : 3)
+                                 : D == 64                  ? 3
+                                                            : 2;
 
 /// A lane's sums of 16 rows as they lie in memory: blocks of eight channels behind one another, of
 /// rows g and g + 8 each.
@@ -134,16 +135,19 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
   const int64_t padded = static_cast<int64_t>(block) * kBlock + threadIdx.x / 32 * 16;
   const tile::Sequence s = tile::sequence_of_block<kBlock>(p.seq, block, true);
   if (padded - s.q_pad >= s.nq) return;
+  // All is asked for before anything is waited for.
+  uint32_t top = __float_as_uint(1.0f);
+  if (p.k_top != nullptr) top = p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group];
+  arch::keep(top);
   const LaneSums<Sum, kParts> sums(static_cast<const Sum*>(p.dq_sum) + (head * p.tq + padded) * D,
                                    lane);
   const int first = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4);
   const QueryRow* rows = p.q_row + head * p.tq + s.q_pad + first;
-  const float scale =
-      p.k_top == nullptr
-          ? p.scale
-          : p.scale *
-                __uint_as_float(p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group]);
-  const float factors[2] = {scale / rows[0].divisor, scale / rows[8].divisor};
+  uint32_t divisors[2] = {__float_as_uint(rows[0].divisor), __float_as_uint(rows[8].divisor)};
+  arch::keep(divisors[0]), arch::keep(divisors[1]);
+  const float scale = p.scale * __uint_as_float(top);
+  const float factors[2] = {scale / __uint_as_float(divisors[0]),
+                            scale / __uint_as_float(divisors[1])};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float x[kParts][8];

@@ -10,7 +10,7 @@ namespace sagebwd::cuda::sm90 {
 namespace {
 
 template <typename T, int D>
-void run(const OperandJob& job, cudaStream_t stream) {
+void run(const QueryJob& job, cudaStream_t stream) {
   using Piece = QueryPiece<T, D>;
   launch(query_piece_kernel<T, D>, dim3(static_cast<unsigned>(job.tq / Piece::kTokens * job.h)),
          Piece::kThreads, static_cast<int>(sizeof(typename Piece::Shared)), job, stream,
@@ -18,7 +18,7 @@ void run(const OperandJob& job, cudaStream_t stream) {
 }
 
 template <typename T>
-void run(const OperandJob& job, cudaStream_t stream) {
+void run(const QueryJob& job, cudaStream_t stream) {
   job.padded_d == 64 ? run<T, 64>(job, stream) : run<T, 128>(job, stream);
 }
 
@@ -33,9 +33,10 @@ void launch_tops(const OperandJob& job, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_queries(OperandJob job, Dtype dtype, cudaStream_t stream) {
+void launch_queries(const OperandJob& operands, Dtype dtype, cudaStream_t stream) {
+  launch_tops(operands, stream);
+  QueryJob job{operands, Divisor(operands.h), Divisor(operands.group)};
   job.q_blocks_each = Divisor(job.seq.q_blocks);
-  launch_tops(job, stream);
   dtype == Dtype::bf16 ? run<__nv_bfloat16>(job, stream) : run<__half>(job, stream);
 }
 

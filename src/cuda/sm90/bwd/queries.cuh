@@ -29,6 +29,10 @@
 
 namespace sagebwd::cuda::sm90 {
 
+struct QueryJob : OperandJob {
+  Divisor heads, heads_of_key;  // by h and by group
+};
+
 template <typename T, int D>
 struct QueryPiece {
   static constexpr int kThreads = 128, kWarps = kThreads / 32;
@@ -50,7 +54,7 @@ struct QueryPiece {
   static constexpr int kResident = 6;
   static_assert(arch::shared_memory_for(sizeof(Shared), kResident) <= arch::shared_memory_of(900));
 
-  const OperandJob& job;
+  const QueryJob& job;
   Shared& shared;
   uint32_t thread;
   int head, kv_head;
@@ -60,11 +64,13 @@ struct QueryPiece {
   int64_t row0;  // the first token in the workspace, heads included
 
   /// Thread blocks go through the heads first: in the caller's memory heads may lie side by side.
-  __device__ QueryPiece(const OperandJob& j, Shared& memory)
+  __device__ QueryPiece(const QueryJob& j, Shared& memory)
       : job(j), shared(memory), thread(threadIdx.x) {
-    const int block = static_cast<int>(blockIdx.x), piece = block / job.h;
-    head = block - piece * job.h, kv_head = head / job.group;
-    s = tile::sequence_at<kBlock>(job.seq, job.q_blocks_each.divide(piece / (kBlock / kTokens)));
+    const int block = static_cast<int>(blockIdx.x), piece = job.heads.divide(block);
+    head = block - piece * job.h, kv_head = job.heads_of_key.divide(head);
+    Sequences seq = job.seq;
+    seq.documents = nullptr;  // has_only_queries
+    s = tile::sequence_at<kBlock>(seq, job.q_blocks_each.divide(piece / (kBlock / kTokens)));
     const int64_t token = static_cast<int64_t>(piece) * kTokens;
     first = static_cast<int>(token - s.q_pad), left = s.nq - first;
     row0 = head * job.tq + token;
@@ -107,10 +113,10 @@ struct QueryPiece {
     const T* from =
         tile::row_of<const T>(x, s, head, s.q_begin + first + part.row) + part.piece * 8;
 #pragma unroll
-    for (int i = 0; i < RowPart::kRows; ++i)
+    for (int i = 0; i < RowPart::kRows; ++i, from += RowPart::kStride * x.token)
       arch::cp_async_16_once_or_zero(
-          arch::shared_address(to + chunk_at(part.row_of(i), part.piece)),
-          from + i * RowPart::kStride * x.token, static_cast<int>(part.row_of(i)) < left);
+          arch::shared_address(to + chunk_at(part.row_of(i), part.piece)), from,
+          static_cast<int>(part.row_of(i)) < left);
   }
   /// The first of the piece's queries in the saved codes.
   __device__ int64_t saved_row() const {
@@ -321,8 +327,8 @@ struct QueryPiece {
     // The kernel before this one finds the largest scales. It has itself waited for all others, so
     // only these must not be read before.
     arch::wait_for_earlier_kernels();
-    const float value_scale =
-        __uint_as_float(__ldcg(&job.v_top[static_cast<int64_t>(s.index) * job.hk + kv_head].x));
+    uint32_t v_top = __ldcg(&job.v_top[static_cast<int64_t>(s.index) * job.hk + kv_head].x);
+    arch::keep(v_top);  // asked for here, not when it is needed
     arch::cp_async_wait<0>();
     write_dout();
     if (job.q8 != nullptr) write_codes(q8);
@@ -345,7 +351,7 @@ struct QueryPiece {
       query.raise_scale(top(0));
     }
     const float ratio = query.ratio(),
-                bound = query.bound(ratio, QueryNumbers::most_per_norm<D>(value_scale));
+                bound = query.bound(ratio, QueryNumbers::most_per_norm<D>(__uint_as_float(v_top)));
     put_top(1, QueryNumbers::finite(bound));
     __syncthreads();  // also, nobody reads O any more
     of.phi = top(0), of.bound = top(1);
@@ -362,7 +368,7 @@ struct QueryPiece {
 
 template <typename T, int D>
 __global__ void __launch_bounds__(QueryPiece<T, D>::kThreads, QueryPiece<T, D>::kResident)
-    query_piece_kernel(const __grid_constant__ OperandJob job) {
+    query_piece_kernel(const __grid_constant__ QueryJob job) {
   extern __shared__ __align__(16) uint8_t memory[];
   arch::let_next_kernel_start();
   using Piece = QueryPiece<T, D>;
