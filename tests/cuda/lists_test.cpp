@@ -415,7 +415,7 @@ TEST(GpuLists, LongListsAreCut) {
 /// cuda-sm80 alone.
 TEST(GpuLists, HopperTakesTheForward) {
   const auto name = [](const std::string& text, bool backward) {
-    return device_candidate(DeviceCase("h2 n300 d64 " + text), backward).name;
+    return device_candidate(DeviceCase("h2 n1200 d64 " + text), backward).name;
   };
   if (name("", false) != "cuda-sm90") GTEST_SKIP() << "the tuned kernels are not Hopper's";
   EXPECT_EQ(name("keep=0.3", false), "cuda-sm90");

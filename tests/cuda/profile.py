@@ -35,7 +35,7 @@ KERNELS = {
         ("backward", "vectorwise", "backward_kernel", 0),
         ("backward, in turn", "vectorwise", "backward_kernel", 0, "--deterministic"),
         ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
-        ("backward's operands, codes saved", "vectorwise", "operand_kernel", FORWARDS, "--codes"),
+        ("backward's operands, codes saved", "vectorwise", "query_piece_kernel", 0, "--codes"),
         ("query_sums", "vectorwise", "query_sums_kernel", 0),
     ],
 }

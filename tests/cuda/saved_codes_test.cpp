@@ -85,5 +85,40 @@ TEST(GpuSaved, CodesOfNanAndInf) {
     }
 }
 
+// Where keys fill whole blocks, cuda-sm90 makes the operands of queries by a kernel of its own.
+// Rows of dO are zero, tiny beside others, large, or hold NaN or Inf; some blocks of queries are
+// not full.
+TEST(GpuSaved, CodesBesideAnyDout) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"b2 h4 hk2 nq200 nk256 d128 bf16", "b2 h2 hk1 nq130 nk128 d64 f16 causal",
+        "h2 nq64 nk384 d64 bf16 window=90,20", "b3 h2 nq70 nk128 d128 f16"})
+    for (bool dlse : {false, true}) {
+      DeviceCase dc(text);
+      dc.dlse = dlse, dc.deterministic = true;
+      SCOPED_TRACE(dlse);
+      CaseInputs in = make_case_inputs(dc);
+      const float factors[] = {1.0f, 0.0f, 0x1p-12f, 1.0f, 1.0f, 0x1p-20f, 16.0f};
+      const auto d = static_cast<size_t>(dc.c.d);
+      for (size_t i = 0; i < in.x.dout.size(); ++i) in.x.dout[i] *= factors[i / d % 7];
+      in.x.dout[20 * d + 3] = NAN, in.x.dout[60 * d + d - 1] = -INFINITY;  // of the first head
+      expect_saved_codes(dc, in);
+    }
+}
+
+// What is read in place and what comes from memory with gaps, by another kernel: the same bits.
+TEST(GpuSaved, CodesBesideRowsWithGaps) {
+  NEED_DEVICE();
+  for (const char* text : {"b2 h4 hk2 nq200 nk256 d128 bf16", "b2 h2 hk1 n256 d64 f16 causal"})
+    for (bool dlse : {false, true}) {
+      DeviceCase plain(text);
+      plain.dlse = dlse, plain.deterministic = plain.codes = true;
+      DeviceCase gaps = plain;
+      gaps.placement = Placement::gaps;
+      const CaseInputs in = make_case_inputs(plain);
+      EXPECT_TRUE(run_on_device(plain, in) == run_on_device(gaps, in)) << text << " " << dlse;
+    }
+}
+
 }  // namespace
 }  // namespace sagebwd::gpu

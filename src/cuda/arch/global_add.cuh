@@ -58,13 +58,15 @@ __device__ __forceinline__ void global_add_halves(__half* blocks, uint32_t lane,
       "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
       : "memory");
 }
-/// The same four pairs, to read them.
-__device__ __forceinline__ void last_halves(float2 (&pairs)[4], const __half* blocks,
-                                            uint32_t lane) {
-  const uint4 words = __ldcs(reinterpret_cast<const uint4*>(blocks) + lane);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    pairs[i] = __half22float2(reinterpret_cast<const __half2*>(&words)[i]);
+/// The same four words, to read them. Asked for where it is written: the compiler would do so
+/// later, behind what waits for other loads.
+__device__ __forceinline__ uint4 last_halves(const __half* blocks, uint32_t lane) {
+  uint4 words;
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(blocks + lane * 8)
+               : "memory");
+  return words;
 }
 
 }  // namespace sagebwd::cuda::arch

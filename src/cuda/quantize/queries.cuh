@@ -2,6 +2,7 @@
 // The pieces of work that are queries: Q, and in the backward dO and O.
 #pragma once
 
+#include "cuda/quantize/query_numbers.cuh"
 #include "cuda/quantize/worker.cuh"
 
 namespace sagebwd::cuda {
@@ -134,42 +135,23 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
                               float dlse, uint2 value_top) const {
     const float norm =
         sqrtf(dots(b, [&](int step, int part, float(&y)[8]) { b.chunk[part][step].unpack(y); }));
-    // No dP is larger than this times the norm of dO. Nor is D, unless O is of more keys than V.
-    const float most = numerics::kLevels * sqrtf(static_cast<float>(D)) *
-                       fmaxf(wait_for_value_scale(value_top, item.kv_head), 0x1p-100f);
-    const auto finite = [](float x) { return numerics::is_finite(x) ? x : 0.0f; };
-    const bool sees = b.owns() && lse2 != INFINITY;
-    const float phi = __uint_as_float(b.share_top(0, sees ? finite(b.scale) : 0.0f, kSlab).mine);
+    const float most =
+        QueryNumbers::most_per_norm<D>(wait_for_value_scale(value_top, item.kv_head));
+    QueryNumbers query{logit_factor, lse2, delta, dlse, norm, b.scale};
+    QueryNumbers::Largest of;
+    of.phi = __uint_as_float(b.share_top(0, query.phi(), kSlab).mine);
     if (job.dlse.data != nullptr) {
-      // dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of
-      // so little dO need not be fine.
-      b.scale = arch::max_nan(b.scale, phi > 0.0f ? phi * 0x1p-6f : 1.0f);
+      query.raise_scale(of.phi);
+      b.scale = query.scale;
       b.share_inverses();
     }
-    const bool counts = sees && b.scale > 0.0f;
-    const float ratio = counts ? logit_factor / b.scale : 0.0f;
-    const float bound = ratio * fmaxf(norm * most + fabsf(dlse), finite(fabsf(delta)));
-    const float reference = phi > 0.0f ? phi : 1.0f,
-                largest = __uint_as_float(b.share_top(1, finite(bound), kSlab).mine);
+    const float ratio = query.ratio(), bound = query.bound(ratio, most);
+    of.bound = __uint_as_float(b.share_top(1, QueryNumbers::finite(bound), kSlab).mine);
     QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];
-    if (b.owns()) {
-      const int token = static_cast<int>(own % kSlab);
-      const int place = (token & ~15) + tile::place_of(token % 16);
-      const bool poisoned = sees && b.scale != b.scale;
-      const float slope = poisoned ? b.scale : largest > 0.0f ? ratio / largest : 0.0f;
-      stats.factor[place] = logit_factor;
-      stats.exponent[place] = poisoned ? b.scale
-                              : counts ? 15.0f - lse2 + log2f(b.scale / reference)
-                                       : -INFINITY;
-      stats.slope[place] = slope, stats.offset[place] = counts || poisoned ? -delta * slope : 0.0f;
-      // Queries with less dO than the largest have smaller sums. These are lifted, so that half
-      // precision holds them all.
-      const float lift = bound > 0.0f ? exp2f(floorf(fminf(log2f(largest / bound), 60.0f))) : 1.0f;
-      job.dq_lift[own] = lift;
-      job.row[own] = {logit_factor * lift / (reference * largest * kDqUnit), lse2};
-    }
-    if (threadIdx.x % (kRowThreads / 2) == 0)
-      stats.dv_unit = reference * 0x1p-15f, stats.ds_unit = reference * largest * 0x1p-15f;
+    if (b.owns())
+      query.write(stats, static_cast<int>(own % kSlab), job.dq_lift[own], job.row[own], ratio,
+                  bound, of);
+    if (threadIdx.x % (kRowThreads / 2) == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();  // share_top's memory is free again
   }
 

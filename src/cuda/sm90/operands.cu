@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operands of these kernels.
 #include "cuda/quantize/operands.cuh"
+#include "cuda/sm90/bwd/queries.h"
 #include "cuda/sm90/operands.h"
 
 namespace sagebwd::cuda::sm90 {
@@ -29,6 +30,7 @@ void run(const OperandJob& job, cudaStream_t stream) {
 }  // namespace
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream) {
+  if (has_only_queries(job)) return launch_queries(job, dtype, stream);
   dtype == Dtype::bf16 ? run<__nv_bfloat16>(job, stream) : run<__half>(job, stream);
 }
 

@@ -12,6 +12,10 @@ namespace sagebwd::cuda::sm80 {
 constexpr size_t kSharedMemory = 228 * 1024;
 alignas(1024) thread_local uint8_t memory[kSharedMemory];
 }  // namespace sagebwd::cuda::sm80
+namespace sagebwd::cuda::sm90 {
+extern thread_local uint8_t memory[sm80::kSharedMemory]
+    __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
+}  // namespace sagebwd::cuda::sm90
 namespace sagebwd::cuda {
 extern thread_local uint8_t memory[sm80::kSharedMemory]
     __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));

@@ -27,11 +27,8 @@ inline void global_add(float* block, uint32_t lane, float x0, float x1, float x2
 }
 
 /// Only sm90 adds halves.
-inline void last_halves(float2 (&pairs)[4], const __half* blocks, uint32_t lane) {
-  for (int i = 0; i < 4; ++i) {
-    const __half* pair = blocks + lane * 8 + i * 2;
-    pairs[i] = {__half2float(pair[0]), __half2float(pair[1])};
-  }
+inline uint4 last_halves(const __half* blocks, uint32_t lane) {
+  return reinterpret_cast<const uint4*>(blocks)[lane];
 }
 
 }  // namespace sagebwd::cuda::arch

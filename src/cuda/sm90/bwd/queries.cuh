@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operands of queries whose saved codes, like those of the keys, serve as they are. Results are
+// those of quantize/queries.cuh, bit for bit; what differs is the way there:
+//
+//   dO → shared memory → 16-bit copy, scales, codes → shared memory → dO8ᵀ
+//   O  → shared memory → dO·(O - mean(V))
+//   Q8 → registers → shared memory, in place of O → Q8ᵀ
+//
+// Nobody waits for a mean or for another thread block, so a thread block takes one piece of work
+// and ends. It asks for all that it reads at once. Several share a multiprocessor: while some
+// wait, others compute.
+//
+// Four lanes share 256 / D tokens, and each has eight channels of every 32, as in
+// quantize/token_block.cuh: sums of products then have the same bits.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/arch/convert.cuh"
+#include "cuda/arch/kernel_order.cuh"
+#include "cuda/arch/shared_memory.cuh"
+#include "cuda/arch/target.cuh"
+#include "cuda/quantize/exact_scale.cuh"
+#include "cuda/quantize/quantize.h"
+#include "cuda/quantize/query_numbers.cuh"
+#include "cuda/quantize/rows.cuh"
+#include "cuda/tile/codes.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace sagebwd::cuda::sm90 {
+
+struct QueryJob : OperandJob {
+  Divisor heads, heads_of_key;  // by h and by group
+};
+
+template <typename T, int D>
+struct QueryPiece {
+  static constexpr int kThreads = 128, kWarps = kThreads / 32;
+  static constexpr int kLanes = 4, kSteps = 256 / D, kParts = D / 32;
+  static constexpr int kTokens = kThreads / kLanes * kSteps;
+  static constexpr int kSlabThreads = kThreads * kSlab / kTokens;
+  static constexpr int kChunksOfRow = D / 8, kChunks = kTokens * kChunksOfRow / kThreads;
+  static_assert(kTokens % kSlab == 0 && kBlock % kTokens == 0 && kSlabThreads % 32 == 0);
+
+  struct Shared {
+    uint4 dout[kTokens * kChunksOfRow];
+    union {
+      uint4 out[kTokens * kChunksOfRow];
+      uint32_t codes[2][kTokens * D / 4];  // of Q and of dO
+    };
+    float v_mean[D];
+    alignas(16) uint32_t top[2][kWarps];  // bits of largest numbers
+  };
+  static constexpr int kResident = 6;
+  static_assert(arch::shared_memory_for(sizeof(Shared), kResident) <= arch::shared_memory_of(900));
+
+  const QueryJob& job;
+  Shared& shared;
+  uint32_t thread;
+  int head, kv_head;
+  tile::Sequence s;
+  int first;     // token of the sequence
+  int left;      // tokens from there to the end of the sequence
+  int64_t row0;  // the first token in the workspace, heads included
+
+  /// Thread blocks go through the heads first: in the caller's memory heads may lie side by side.
+  __device__ QueryPiece(const QueryJob& j, Shared& memory)
+      : job(j), shared(memory), thread(threadIdx.x) {
+    const int block = static_cast<int>(blockIdx.x), piece = job.heads.divide(block);
+    head = block - piece * job.h, kv_head = job.heads_of_key.divide(head);
+    Sequences seq = job.seq;
+    seq.documents = nullptr;  // has_only_queries
+    s = tile::sequence_at<kBlock>(seq, job.q_blocks_each.divide(piece / (kBlock / kTokens)));
+    const int64_t token = static_cast<int64_t>(piece) * kTokens;
+    first = static_cast<int>(token - s.q_pad), left = s.nq - first;
+    row0 = head * job.tq + token;
+  }
+
+  // Which of the lanes that share tokens this is, and which tokens they are: with this order their
+  // codes go to different banks.
+  __device__ uint32_t member() const { return thread % kLanes; }
+  __device__ uint32_t slot() const { return thread / kLanes; }
+  __device__ int token(uint32_t step) const {
+    return static_cast<int>(slot() / 4 * (4 * kSteps) + slot() % 4 * 2 + step % 2 + step / 2 * 8);
+  }
+  /// A lane has the numbers of one token, the lower lanes those that are written.
+  __device__ int own() const { return token(member() % kSteps); }
+  __device__ bool owns() const { return member() < kSteps; }
+
+  // Where eight channels of dO or O lie, and four codes. The exclusive or spreads over the banks
+  // what is accessed together.
+  __device__ static uint32_t chunk_at(uint32_t token, uint32_t chunk) {
+    return token * kChunksOfRow + (chunk ^ (token >> 1 & 1) << 2);
+  }
+  __device__ static uint32_t word_at(uint32_t token, uint32_t word) {
+    return (token * (D / 4) + word) ^ (((token >> 4 ^ token >> 1) & 3) << 3);
+  }
+
+  /// The thread's part of what is copied: a piece of each kStride-th row from `row` on.
+  template <int kPiecesOfRow>
+  struct Part {
+    static constexpr int kStride = kThreads / kPiecesOfRow, kRows = kTokens / kStride;
+    uint32_t row, piece;
+    __device__ explicit Part(uint32_t thread)
+        : row(thread / kPiecesOfRow), piece(thread % kPiecesOfRow) {}
+    __device__ uint32_t row_of(int i) const { return row + static_cast<uint32_t>(i * kStride); }
+  };
+  using RowPart = Part<kChunksOfRow>;
+  using CodePart = Part<D / 16>;
+
+  __device__ void start_rows(uint4* to, const Strided& x) const {
+    const RowPart part(thread);
+    const T* from =
+        tile::row_of<const T>(x, s, head, s.q_begin + first + part.row) + part.piece * 8;
+#pragma unroll
+    for (int i = 0; i < RowPart::kRows; ++i, from += RowPart::kStride * x.token)
+      arch::cp_async_16_once_or_zero(
+          arch::shared_address(to + chunk_at(part.row_of(i), part.piece)), from,
+          static_cast<int>(part.row_of(i)) < left);
+  }
+  /// The first of the piece's queries in the saved codes.
+  __device__ int64_t saved_row() const {
+    return head * job.saved.queries + s.batch * job.seq.nq + s.q_begin + first;
+  }
+  /// The thread's part of the codes of Q; zero after the end.
+  using Q8 = uint4[CodePart::kRows];
+  __device__ void load_codes(Q8& q8) const {
+    const CodePart part(thread);
+    const int8_t* from = job.saved.q8 + (saved_row() + part.row) * D + part.piece * 16;
+#pragma unroll
+    for (int i = 0; i < CodePart::kRows; ++i) {
+      q8[i] = make_uint4(0, 0, 0, 0);
+      if (static_cast<int>(part.row_of(i)) < left)
+        q8[i] = __ldcg(reinterpret_cast<const uint4*>(from + i * CodePart::kStride * D));
+    }
+  }
+  /// To the workspace, where the saved codes lack the padding.
+  __device__ void write_codes(const Q8& q8) const {
+    auto* to = reinterpret_cast<uint4*>(job.q8 + row0 * D) + thread;
+#pragma unroll
+    for (int i = 0; i < CodePart::kRows; ++i) to[i * kThreads] = q8[i];
+  }
+  __device__ void put_codes(const Q8& q8) const {
+    const CodePart part(thread);
+#pragma unroll
+    for (int i = 0; i < CodePart::kRows; ++i)
+      *reinterpret_cast<uint4*>(shared.codes[0] + word_at(part.row_of(i), part.piece * 4)) = q8[i];
+  }
+  __device__ void start_v_mean() const {
+    if (thread < D / 4)
+      arch::cp_async_16(
+          arch::shared_address(shared.v_mean + thread * 4),
+          job.saved.v_mean + (static_cast<int64_t>(s.index) * job.hk + kv_head) * D + thread * 4);
+  }
+
+  /// The copy of dO, each thread what it has itself asked for.
+  __device__ void write_dout() const {
+    const RowPart part(thread);
+    auto* to = static_cast<uint4*>(job.do16) + row0 * kChunksOfRow + thread;
+#pragma unroll
+    for (int i = 0; i < RowPart::kRows; ++i)
+      to[i * kThreads] = shared.dout[chunk_at(part.row_of(i), part.piece)];
+  }
+
+  /// Zeroes the sums of dQ, to which the main kernel adds.
+  __device__ void clear_sums() const {
+    const int vectors = job.dq_halves ? D / 8 : D / 4;  // of a row
+    auto* to = static_cast<uint4*>(job.dq_sum) + row0 * vectors + thread;
+#pragma unroll 8
+    for (int i = 0; i < kTokens * vectors / kThreads; ++i)
+      to[i * kThreads] = make_uint4(0, 0, 0, 0);
+  }
+
+  /// As TokenBlock::write_transposed<false>.
+  __device__ void write_transposed(int8_t* to, const uint32_t* codes) const {
+    const uint32_t piece = thread % 4 + thread / D * 4;  // 16 tokens
+    const uint32_t c = thread % D / 4 * 4;
+    // Where words of tokens 2k and 2k + 1 lie, but for the tokens before them: word_at, taken apart
+    // so that a load adds a constant at most.
+    const uint32_t* base[4][2];
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t at = word_at(piece * 16 + 2 * k, c / 4) - 2 * k * (D / 4);
+      base[k][0] = codes + at;
+      base[k][1] = D == 128 ? base[k][0] + D / 4 : codes + (at ^ (D / 4));
+    }
+    uint32_t out[4][4];  // [channel][word]
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint32_t r[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = tile::permuted(4 * w + e);
+        r[e] = base[at / 2 % 4][at % 2][at / 2 * 2 * (D / 4)];
+      }
+      tile::transpose_4x4(r);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[e][w] = r[e];
+    }
+    to += row0 * D + piece / (kSlab / 16) * (D * kSlab) + piece % (kSlab / 16) * 16 + c * kSlab;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      *reinterpret_cast<uint4*>(to + e * kSlab) =
+          make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
+  }
+
+  /// Reduces a number of each token over the lanes that share it: a lane gets that of its own. In
+  /// the order of scatter_reduce for two tokens, so that sums have the same bits.
+  template <typename Op>
+  __device__ float own_of(float (&v)[kSteps], Op op) const {
+    int count = kSteps;
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) {
+      if (count == 1) {
+        v[0] = op(v[0], __shfl_xor_sync(0xffffffffu, v[0], bit));
+        continue;
+      }
+      const bool odd = (member() & static_cast<uint32_t>(bit)) != 0;
+      count /= 2;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const float low = v[2 * i], high = v[2 * i + 1];
+        v[i] = op(odd ? high : low, __shfl_xor_sync(0xffffffffu, odd ? low : high, bit));
+      }
+    }
+    return v[0];
+  }
+
+  /// What follows from dO and O alone, of the lane's own query.
+  struct Products {
+    float top, delta, square;
+  };
+  __device__ Products products() const {
+    using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
+    Pair most[kSteps];
+    float delta[kSteps], square[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) delta[step] = square[step] = 0.0f;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint32_t chunk = static_cast<uint32_t>(part) * 4 + member();
+      const auto* mean = reinterpret_cast<const float4*>(shared.v_mean + chunk * 8);
+      const float4 low = mean[0], high = mean[1];
+      const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t at = chunk_at(static_cast<uint32_t>(token(step)), chunk);
+        const Chunk<T> dout{shared.dout[at]}, out{shared.out[at]};
+        const uint32_t word[4] = {dout.bits.x, dout.bits.y, dout.bits.z, dout.bits.w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const Pair here = __habs2(reinterpret_cast<const Pair&>(word[w]));
+          most[step] = part == 0 && w == 0 ? here : __hmax2_nan(most[step], here);
+        }
+        float x[8], y[8];
+        dout.unpack(x), out.unpack(y);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          delta[step] = fmaf(x[e], y[e] - m[e], delta[step]);
+          square[step] = fmaf(x[e], x[e], square[step]);
+        }
+      }
+    }
+    const auto sum = [](float a, float b) { return a + b; };
+    float top[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      top[step] = arch::max_nan(static_cast<float>(most[step].x), static_cast<float>(most[step].y));
+    return {own_of(top, [](float a, float b) { return arch::max_nan(a, b); }), own_of(delta, sum),
+            own_of(square, sum)};
+  }
+
+  // The largest number of a slab: its warps write theirs, and read all behind a barrier.
+  __device__ void put_top(int buffer, float x) const {
+    const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(x));
+    if (thread % 32 == 0) shared.top[buffer][thread / 32] = most;
+  }
+  __device__ float top(int buffer) const {
+    constexpr int kOfSlab = kSlabThreads / 32;
+    const uint32_t* from = shared.top[buffer] + thread / kSlabThreads * kOfSlab;
+    uint32_t most = from[0];
+#pragma unroll
+    for (int i = 1; i < kOfSlab; ++i) most = max(most, from[i]);
+    return __uint_as_float(most);
+  }
+
+  __device__ void make_codes(float scale) const {
+    const float mine = own() < left ? numerics::inverse_of(scale) : 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float inverse = __shfl_sync(0xffffffffu, mine, step, kLanes);
+      const uint32_t row = static_cast<uint32_t>(token(step));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const uint32_t chunk = static_cast<uint32_t>(part) * 4 + member();
+        float x[8];
+        Chunk<T>{shared.dout[chunk_at(row, chunk)]}.unpack(x);
+        uint32_t word[2];
+#pragma unroll
+        for (int w = 0; w < 2; ++w)  // NaN, which Inf·0 is, becomes 0
+          word[w] = arch::to_bytes<arch::Bytes::s8>(
+              __fmul_rn(x[4 * w], inverse), __fmul_rn(x[4 * w + 1], inverse),
+              __fmul_rn(x[4 * w + 2], inverse), __fmul_rn(x[4 * w + 3], inverse));
+        *reinterpret_cast<uint2*>(shared.codes[1] + word_at(row, chunk * 2)) =
+            make_uint2(word[0], word[1]);
+      }
+    }
+  }
+
+  __device__ void run() {
+    const int token = own();
+    float q_scale = 0.0f, mean_logit = 0.0f, lse = -INFINITY, dlse = 0.0f;
+    const bool has_dlse = job.dlse.data != nullptr;
+    if (token < left) {
+      const int64_t saved = saved_row() + token, at = s.q_begin + first + token;
+      q_scale = job.saved.q_scale[saved], mean_logit = job.saved.mean_logit[saved];
+      lse = *tile::stat_of(job.lse, s, head, at);
+      if (has_dlse) dlse = *tile::stat_of(job.dlse, s, head, at);
+    }
+    Q8 q8;
+    load_codes(q8);
+    start_v_mean();
+    start_rows(shared.dout, job.dout);
+    start_rows(shared.out, job.o);
+    arch::cp_async_commit();
+    clear_sums();
+    // The kernel before this one finds the largest scales. It has itself waited for all others, so
+    // only these must not be read before.
+    arch::wait_for_earlier_kernels();
+    uint32_t v_top = __ldcg(&job.v_top[static_cast<int64_t>(s.index) * job.hk + kv_head].x);
+    arch::keep(v_top);  // asked for here, not when it is needed
+    arch::cp_async_wait<0>();
+    write_dout();
+    if (job.q8 != nullptr) write_codes(q8);
+    __syncthreads();
+
+    const Products of_dout = products();
+    const float factor = q_scale * (job.logit_scale * numerics::kLog2e);
+    // P = 0 for queries without keys and after the end.
+    const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
+    QueryNumbers query{.logit_factor = factor == 0.0f ? kZeroScale : factor,
+                       .lse2 = lse2,
+                       .delta = lse2 == INFINITY ? 0.0f : of_dout.delta - dlse,
+                       .dlse = dlse,
+                       .norm = sqrtf(of_dout.square),
+                       .scale = numerics::scale_of(of_dout.top)};
+    QueryNumbers::Largest of;
+    put_top(0, query.phi());
+    if (has_dlse) {
+      __syncthreads();
+      query.raise_scale(top(0));
+    }
+    const float ratio = query.ratio(),
+                bound = query.bound(ratio, QueryNumbers::most_per_norm<D>(__uint_as_float(v_top)));
+    put_top(1, QueryNumbers::finite(bound));
+    __syncthreads();  // also, nobody reads O any more
+    of.phi = top(0), of.bound = top(1);
+    put_codes(q8);
+    make_codes(query.scale);
+    const int64_t row = row0 + token;
+    QueryStats& stats = job.stats[row / kSlab];
+    if (owns()) query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
+    if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
+    __syncthreads();
+    write_transposed(job.q8t, shared.codes[0]), write_transposed(job.do8t, shared.codes[1]);
+  }
+};
+
+template <typename T, int D>
+__global__ void __launch_bounds__(QueryPiece<T, D>::kThreads, QueryPiece<T, D>::kResident)
+    query_piece_kernel(const __grid_constant__ QueryJob job) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  arch::let_next_kernel_start();
+  using Piece = QueryPiece<T, D>;
+  Piece(job, *reinterpret_cast<typename Piece::Shared*>(memory)).run();
+}
+
+}  // namespace sagebwd::cuda::sm90
