@@ -39,6 +39,7 @@ start() {
   begin=()
   ((tokens > 0)) || return 0
   begin=(--init "$2/start$3_seed$4")
+  [[ ! -e ${begin[1]}/summary.json ]] || return 0  # several sets may begin here at the same time
   "$PYTHON" -m sagebwd.train "${model[@]}" --data "$1" "$3" --seed "$4" --data-seed $(($4 + 1000)) --attention fpa \
     --out "${begin[1]}" --resume auto --keep 1 --time-limit "$(left)" --tokens-per-step "$small" \
     --steps $((tokens / small)) --warmup 50 --lr "${START_LR:-4e-3}" --eval-every 0 --log-every 50

@@ -5,7 +5,7 @@
 import importlib.util
 import sys
 
-from tables import ROOT, by_name, record
+from tables import ROOT, trained
 
 NAMES = {"paper": "paper", "dither": "paper, dithered", "vectorwise": "vectorwise"}
 WIDTH, HEIGHT, LEGEND = 480, 300, 34
@@ -32,31 +32,34 @@ def part(name):
 html, svg = part("html"), part("svg")
 
 
-def runs_of(name):
-    return by_name(record(f"train/tokens_per_step_{name}.json"))
-
-
-def chart(title, runs, points, **options):
+def chart(title, experiment, points, **options):
+    """points(run, base): of a run, and of the full-precision run it is compared with."""
     colours = html.colours(list(NAMES))
     made = svg.Chart(title, "tokens", **options)
+    arms = trained(experiment)
     for name in NAMES:
-        if name in runs:
-            per_step = runs[name]["config"]["tokens_per_step"]
-            line = [(step * per_step, y) for step, y in points(runs[name])]
+        if name in arms:
+            per_step = arms[name][0]["config"]["tokens_per_step"]
+            line = [(step * per_step, y) for step, y in points(*arms[name])]
             made.lines.append(svg.Line(NAMES[name], colours[name], line, dots=True))
     return made
 
 
-def difference(title, name):
+def difference(title, experiment):
     """A chart of the difference of the eval loss to that of 16-bit attention."""
-    runs = runs_of(name)
-    base = dict(map(tuple, runs["fpa"]["evals"]))
-    return chart(title, runs, lambda r: [(s, y - base[s]) for s, y in r["evals"]], zero=True)
+
+    def points(run, base):
+        reference = dict(map(tuple, base["evals"]))
+        return [(step, loss - reference[step]) for step, loss in run["evals"]]
+
+    return chart(title, experiment, points, zero=True)
 
 
-def largest_logit(title, name, layer):
-    points = lambda r: [(a["step"], a["max_logit"]) for a in r["audits"] if a["layer"] == layer]
-    return chart(title, runs_of(name), points, log_y=True)
+def largest_logit(title, experiment, layer):
+    points = lambda run, _: [
+        (a["step"], a["max_logit"]) for a in run["audits"] if a["layer"] == layer
+    ]
+    return chart(title, experiment, points, log_y=True)
 
 
 def sheet(charts):

@@ -266,10 +266,20 @@ TRAINED = {
 }
 
 
+def trained(name):
+    """Arms of an experiment of TRAINED, each with the full-precision arm it is compared with: of
+    today's record, and of the one before it what that does not have."""
+    paths = (f"train/paper/tokens_per_step_{name}.json", f"train/tokens_per_step_{name}.json")
+    found = {}
+    for runs in map(by_name, map(record, paths)):
+        found |= {arm: (run, runs["fpa"]) for arm, run in runs.items()}
+    return found
+
+
 def tokens_per_step():
     """Eval loss after the same tokens under every kind of attention."""
-    records = [record(f"train/tokens_per_step_{name}.json") for name in TRAINED]
-    steps = [by_name(r)["fpa"]["summary"]["steps"] for r in records]
+    experiments = [trained(name) for name in TRAINED]
+    steps = [arms["fpa"][0]["summary"]["steps"] for arms in experiments]
     out = [
         "| | "
         + " | ".join(
@@ -281,21 +291,23 @@ def tokens_per_step():
     ]
     for arm, label in ARMS.items():
         cells = []
-        for runs in map(by_name, records):
-            base = runs["fpa"]
-            cells.append(
-                f"{base['summary']['eval_loss']:.4f}"
-                if arm == "fpa"
-                else difference(runs[arm], base)
-                if arm in runs
-                else ""
-            )
+        for arms in experiments:
+            if arm == "fpa":
+                cells.append(f"{arms['fpa'][0]['summary']['eval_loss']:.4f}")
+            else:
+                cells.append(difference(*arms[arm]) if arm in arms else "")
         out.append(f"| {label} | " + " | ".join(cells) + " |")
-    r = records[0]
+    r = record("train/tokens_per_step_2.1M_qknorm_seed0.json")
+    older = record("train/paper/tokens_per_step_2.1M_qknorm_seed0.json")
+    general = lambda r: source(
+        {**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS ARMS SEED")}
+    )
     return (
         "\n".join(out)
         + f"\n\n{r['machine']['gpu']}.\n"
-        + source({**r, "command": r["command"].replace("2.1M qknorm 0", "TOKENS ARMS SEED")})
+        + general(r)
+        + "\n`paper` against 16-bit attention of its own run:\n"
+        + general(older)
     )
 
 
@@ -441,11 +453,10 @@ def summary():
         f"on an H200 {against(FA2, recipe)} FlashAttention-2, {against(CUDNN, recipe)} cuDNN"
     )
 
-    losses = [by_name(record(f"train/tokens_per_step_{name}.json")) for name in TRAINED]
+    experiments = [trained(name) for name in TRAINED]
+    loss = lambda run: run["summary"]["eval_loss"]
     worst = lambda arm: max(
-        runs[arm]["summary"]["eval_loss"] - runs["fpa"]["summary"]["eval_loss"]
-        for runs in losses
-        if arm in runs
+        loss(arms[arm][0]) - loss(arms[arm][1]) for arms in experiments if arm in arms
     )
 
     rows = [

@@ -21,7 +21,7 @@ void expect_agreement(const DeviceCase& dc, const Results& gpu, const Results& o
   // Half precision rounds some codes of P the other way, and two blocks of 64 keys share a scale
   // there. Where all P·V has more bits than INT8, neither is left.
   const bool halves = works_in_halves(dc);
-  const double o_budget = halves && dc.c.lead >= 0 ? 1e-2 : budget;
+  const double o_budget = halves && dc.c.lead >= 0 ? 1.2e-2 : budget;
   const double o = relative_error(gpu.o, oracle.o), dq = relative_error(gpu.dq, oracle.dq),
                dk = relative_error(gpu.dk, oracle.dk), dv = relative_error(gpu.dv, oracle.dv),
                lse = largest_difference(gpu.lse, oracle.lse);
@@ -415,15 +415,16 @@ TEST(GpuLists, LongListsAreCut) {
 /// cuda-sm80 alone.
 TEST(GpuLists, HopperTakesTheForward) {
   const auto name = [](const std::string& text, bool backward) {
-    return device_candidate(DeviceCase("h2 n1200 d64 " + text), backward).name;
+    return device_candidate(DeviceCase("h2 n1200 " + text), backward).name;
   };
-  if (name("", false) != "cuda-sm90") GTEST_SKIP() << "the tuned kernels are not Hopper's";
-  EXPECT_EQ(name("keep=0.3", false), "cuda-sm90");
-  EXPECT_EQ(name("keep=0.3", true), "cuda-sm80");
-  EXPECT_EQ(name("keep=0.3 blocks=384x192 lead=all causal", false), "cuda-sm90");
-  EXPECT_EQ(name("keep=0.3 blocks=64x64", false), "cuda-sm80");
-  EXPECT_EQ(name("keep=0.3 blocks=192x64", false), "cuda-sm80");
-  EXPECT_EQ(name("keep=0.3 lift=O", false), "cuda-sm80");
+  if (name("d128", false) != "cuda-sm90") GTEST_SKIP() << "the tuned kernels are not Hopper's";
+  EXPECT_EQ(name("d128 keep=0.3", false), "cuda-sm90");
+  EXPECT_EQ(name("d128 keep=0.3", true), "cuda-sm80");
+  EXPECT_EQ(name("d128 keep=0.3 blocks=384x192 lead=all causal", false), "cuda-sm90");
+  EXPECT_EQ(name("d128 keep=0.3 blocks=64x64", false), "cuda-sm80");
+  EXPECT_EQ(name("d128 keep=0.3 blocks=192x64", false), "cuda-sm80");
+  EXPECT_EQ(name("d128 keep=0.3 lift=O", false), "cuda-sm80");
+  EXPECT_EQ(name("d64 keep=0.3", false), "cuda-sm80");
 }
 
 /// What the tuned kernels decline goes to the plain ones.

@@ -8,6 +8,7 @@
 
 #include "cuda/host/device.h"
 #include "cuda/lists/job.h"
+#include "cuda/sm90/fwd/fwd.h"
 #include "cuda/sm90/run.h"
 #include "cuda/sm90/workspace.h"
 #include "cuda/tile/layout.h"
@@ -19,6 +20,7 @@ std::string decline_these_lists(const spec::Problem& p) {
   if (!p.has_lists()) return "";
   if (p.direction == spec::Direction::backward) return "has block lists in the forward only";
   if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
+  if (p.d != kListedForwardD) return "takes block lists with head dim 128";
   if (p.blocks.block_q % kBlock != 0) return "takes block lists whose block_q is a multiple of 128";
   if (p.recipe.tile_k != 0 && listed_keys(p) != kBlock)
     return "has two blocks of 64 keys in a tile, whatever tile_k is";

@@ -68,7 +68,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
       .next = ws.tickets};
   if (p.has_lists())
-    launch_listed_forward({params, ws.lists, listed_keys(p) == kBlock}, p.dtype, d, call.stream);
+    launch_listed_forward({params, ws.lists, listed_keys(p) == kBlock}, p.dtype, call.stream);
   else
     launch_forward(params, p.dtype, d, call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));

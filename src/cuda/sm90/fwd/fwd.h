@@ -13,9 +13,9 @@ inline constexpr int kForwardKeys = 128;     // of a tile
 
 void launch_forward(const ForwardParams& p, Dtype dtype, int d, cudaStream_t stream);
 
-// The same for calls with block lists.
-inline constexpr int kListedForwardQueries = 128, kListedForwardKeys = 64;
+// The same for calls with block lists, of one head dim.
+inline constexpr int kListedForwardQueries = 128, kListedForwardKeys = 64, kListedForwardD = 128;
 
-void launch_listed_forward(const ListedParams& p, Dtype dtype, int d, cudaStream_t stream);
+void launch_listed_forward(const ListedParams& p, Dtype dtype, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm90

@@ -6,29 +6,24 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D>
+template <typename T>
 void run(const ListedParams& p, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   SAGE_CUDA(cudaGetDevice(&device));
   SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const int64_t pieces = static_cast<int64_t>(p.q_blocks) * p.h;
-  launch(listed_forward_kernel<T, D>,
+  launch(listed_forward_kernel<T, kListedForwardD>,
          dim3(static_cast<unsigned>(pieces < multiprocessors ? pieces : multiprocessors)),
-         fwd::listed::kThreads, static_cast<int>(sizeof(fwd::listed::SharedPlan<D>)), p, stream,
-         Start::early);
-}
-
-template <typename T>
-void run(const ListedParams& p, int d, cudaStream_t stream) {
-  d == 64 ? run<T, 64>(p, stream) : run<T, 128>(p, stream);
+         fwd::listed::kThreads, static_cast<int>(sizeof(fwd::listed::SharedPlan<kListedForwardD>)),
+         p, stream, Start::early);
 }
 
 }  // namespace
 
-void launch_listed_forward(const ListedParams& p, Dtype dtype, int d, cudaStream_t stream) {
+void launch_listed_forward(const ListedParams& p, Dtype dtype, cudaStream_t stream) {
   static_assert(kListedForwardQueries == fwd::listed::kQueries &&
                 kListedForwardKeys == fwd::listed::kHalf);
-  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, stream) : run<__half>(p, d, stream);
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, stream) : run<__half>(p, stream);
 }
 
 }  // namespace sagebwd::cuda::sm90
