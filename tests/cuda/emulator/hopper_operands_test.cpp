@@ -67,8 +67,8 @@ void expect_parity(const DeviceCase& dc, const CaseInputs& in) {
 TEST(HopperOperands, CodesAreTheOracles) {
   for (const char* text :
        {"b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16", "h2 hk1 nq140 nk300 d128 bf16",
-        "h1 nq300 nk140 d64 f16", "h2 n256 d128 bf16 rotate=off",
-        "h2 n256 d64 f16 smooth_k=off smooth_v=off"}) {
+        "h1 nq300 nk140 d64 f16", "b3 h1 nq64 nk300 d128 bf16", "h1 nq64 nk1300 d128 f16",
+        "h2 n256 d128 bf16 rotate=off", "h2 n256 d64 f16 smooth_k=off smooth_v=off"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;  // means that matter
     expect_parity(dc, gpu::make_case_inputs(dc));
@@ -76,9 +76,11 @@ TEST(HopperOperands, CodesAreTheOracles) {
 }
 
 TEST(HopperOperands, CodesOfDocuments) {
-  DeviceCase dc("h2 hk1 nq700 nk650 d64 bf16");
-  dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
-  expect_parity(dc, gpu::make_case_inputs(dc));
+  for (const char* text : {"h2 hk1 nq700 nk650 d64 bf16", "h1 nq700 nk650 d128 f16"}) {
+    DeviceCase dc(text);
+    dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+    expect_parity(dc, gpu::make_case_inputs(dc));
+  }
 }
 
 TEST(HopperOperands, CodesOfNanAndInf) {
