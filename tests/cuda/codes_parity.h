@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
@@ -54,6 +55,7 @@ inline void expect_codes(const std::vector<std::byte>& got, const std::vector<st
         ASSERT_EQ(a == kPoisonedCode, b == kPoisonedCode) << j - begin;
       }
       EXPECT_LE(others, size / 10000 + 1);
+      if (others > 0) std::printf("%s: %zu of %zu codes differ\n", parts[i].first, others, size);
       continue;
     }
     std::vector<float> a(size / 4), b(size / 4);

@@ -49,6 +49,16 @@ TEST(GpuSaved, Codes) {
     expect_saved_codes(DeviceCase(text));
 }
 
+// So many that codes which round the other way show (codes_parity.h).
+TEST(GpuMany, SavedCodes) {
+  NEED_DEVICE();
+  for (const char* text : {"h4 n2048 d64 bf16", "h4 n2048 d128 bf16", "h4 n2048 d128 f16"}) {
+    DeviceCase dc(text);
+    dc.kind = trace::InputKind::offset;
+    expect_saved_codes(dc, make_case_inputs(dc));
+  }
+}
+
 TEST(GpuSaved, CodesOfInputsWithGapsAndOtherRows) {
   NEED_DEVICE();
   DeviceCase dc("b2 h2 hk1 nq140 nk256 d64 bf16");
@@ -59,8 +69,8 @@ TEST(GpuSaved, CodesOfInputsWithGapsAndOtherRows) {
 TEST(GpuSaved, CodesOfDocuments) {
   NEED_DEVICE();
   for (bool on_device : {false, true})
-    for (const char* text :
-         {"h4 hk2 nq700 nk650 d40 bf16 causal", "h2 nq700 nk650 d64 bf16 k_per_token=on"}) {
+    for (const char* text : {"h4 hk2 nq700 nk650 d40 bf16 causal",
+                             "h2 nq700 nk650 d64 bf16 k_per_token=on", "h1 nq700 nk650 d128 f16"}) {
       DeviceCase dc(text);
       dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
       dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
