@@ -24,6 +24,7 @@
 #include "cuda/quantize/quantize.h"
 #include "cuda/quantize/query_numbers.cuh"
 #include "cuda/quantize/rows.cuh"
+#include "cuda/quantize/transposed.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
 
@@ -87,13 +88,10 @@ struct QueryPiece {
   __device__ int own() const { return token(member() % kSteps); }
   __device__ bool owns() const { return member() < kSteps; }
 
-  // Where eight channels of dO or O lie, and four codes. The exclusive or spreads over the banks
-  // what is accessed together.
+  // Where eight channels of dO or O lie. The exclusive or spreads over the banks what is accessed
+  // together.
   __device__ static uint32_t chunk_at(uint32_t token, uint32_t chunk) {
     return token * kChunksOfRow + (chunk ^ (token >> 1 & 1) << 2);
-  }
-  __device__ static uint32_t word_at(uint32_t token, uint32_t word) {
-    return (token * (D / 4) + word) ^ (((token >> 4 ^ token >> 1) & 3) << 3);
   }
 
   /// The thread's part of what is copied: a piece of each kStride-th row from `row` on.
@@ -144,7 +142,8 @@ struct QueryPiece {
     const CodePart part(thread);
 #pragma unroll
     for (int i = 0; i < CodePart::kRows; ++i)
-      *reinterpret_cast<uint4*>(shared.codes[0] + word_at(part.row_of(i), part.piece * 4)) = q8[i];
+      *reinterpret_cast<uint4*>(shared.codes[0] + word_at<D>(part.row_of(i), part.piece * 4)) =
+          q8[i];
   }
   __device__ void start_v_mean() const {
     if (thread < D / 4)
@@ -169,39 +168,6 @@ struct QueryPiece {
 #pragma unroll 8
     for (int i = 0; i < kTokens * vectors / kThreads; ++i)
       to[i * kThreads] = make_uint4(0, 0, 0, 0);
-  }
-
-  /// As TokenBlock::write_transposed<false>.
-  __device__ void write_transposed(int8_t* to, const uint32_t* codes) const {
-    const uint32_t piece = thread % 4 + thread / D * 4;  // 16 tokens
-    const uint32_t c = thread % D / 4 * 4;
-    // Where words of tokens 2k and 2k + 1 lie, but for the tokens before them: word_at, taken apart
-    // so that a load adds a constant at most.
-    const uint32_t* base[4][2];
-#pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      const uint32_t at = word_at(piece * 16 + 2 * k, c / 4) - 2 * k * (D / 4);
-      base[k][0] = codes + at;
-      base[k][1] = D == 128 ? base[k][0] + D / 4 : codes + (at ^ (D / 4));
-    }
-    uint32_t out[4][4];  // [channel][word]
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      uint32_t r[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int at = tile::permuted(4 * w + e);
-        r[e] = base[at / 2 % 4][at % 2][at / 2 * 2 * (D / 4)];
-      }
-      tile::transpose_4x4(r);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[e][w] = r[e];
-    }
-    to += row0 * D + piece / (kSlab / 16) * (D * kSlab) + piece % (kSlab / 16) * 16 + c * kSlab;
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      *reinterpret_cast<uint4*>(to + e * kSlab) =
-          make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
   }
 
   /// Reduces a number of each token over the lanes that share it: a lane gets that of its own. In
@@ -301,7 +267,7 @@ struct QueryPiece {
           word[w] = arch::to_bytes<arch::Bytes::s8>(
               __fmul_rn(x[4 * w], inverse), __fmul_rn(x[4 * w + 1], inverse),
               __fmul_rn(x[4 * w + 2], inverse), __fmul_rn(x[4 * w + 3], inverse));
-        *reinterpret_cast<uint2*>(shared.codes[1] + word_at(row, chunk * 2)) =
+        *reinterpret_cast<uint2*>(shared.codes[1] + word_at<D>(row, chunk * 2)) =
             make_uint2(word[0], word[1]);
       }
     }
@@ -362,7 +328,8 @@ struct QueryPiece {
     if (owns()) query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();
-    write_transposed(job.q8t, shared.codes[0]), write_transposed(job.do8t, shared.codes[1]);
+    write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
+    write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
   }
 };
 
