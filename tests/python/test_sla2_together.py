@@ -84,7 +84,7 @@ def test_the_module_takes_it_where_a_kernel_mixes(monkeypatch):
     assert torch.equal(layer(q, k, v), layer.apart(q, k, v, *found))
 
 
-@pytest.mark.parametrize("block_q", [64, 128])  # averages are kept with the second
+@pytest.mark.parametrize("block_q", [64, 128])
 def test_compile_and_checkpointing(monkeypatch, block_q):
     monkeypatch.setattr(sla2_ops, "mixes", lambda q: True)
     layer, (q, k, v, dout) = make(dict(alpha="block", rows=5, block_q=block_q), s=600)
@@ -95,7 +95,16 @@ def test_compile_and_checkpointing(monkeypatch, block_q):
         out = call(*leaves)
         got.append((out, *torch.autograd.grad(out, [*leaves, layer.alpha.logit], dout)))
     for other in got[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(other, got[0]))
+        assert all(torch.equal(a, b) for a, b in zip(other[:4], got[0]))
+        # Where blocks share places of the table, PyTorch adds up their gradients in any order.
+        assert rel(other[4], got[0][4]) < 1e-6
+
+
+def test_compiles_where_there_is_a_default_device():
+    layer, (q, k, v, _) = make(dict(alpha="block", rows=5), s=600)
+    with torch.device(q.device):
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(q, k, v), layer(q, k, v))
 
 
 def test_gradients_that_nobody_wants():

@@ -46,11 +46,13 @@ class Router(nn.Module):
         """[b, h, rows, key blocks] of the means :meth:`pooled`, in float32: 16 bits would tie
         scores, and ties favour early blocks."""
         wq, wk = self.wq if wq is None else wq, self.wk if wk is None else wk
+        heads = q.shape[:2]
         q, k = (q @ wq.float()).flatten(0, 1), (k @ wk.float()).flatten(0, 1)
         # One kernel multiplies and scales.
         nothing = q.new_empty(())
         scores = torch.baddbmm(nothing, q, k.transpose(-1, -2), beta=0, alpha=q.shape[-1] ** -0.5)
-        return scores.unflatten(0, (-1, self.wq.shape[0]))
+        # Not unflatten(), which PyTorch 2.11 cannot compile where there is a default device.
+        return scores.view(*heads, *scores.shape[1:])
 
     def choices(self, rows, key_blocks, keep):
         """Between how many blocks some rows choose, from the first on, and how many they take:
