@@ -142,7 +142,7 @@ class Pass {
         ws_(space),
         alpha_parts_(alpha_parts),
         kind_{problem.dtype, static_cast<int>(problem.d), static_cast<cudaStream_t>(args.stream),
-              Start::behind},
+              can_start_early() ? Start::early : Start::behind},
         first_(first),
         key_heads_(key_heads) {}
 
