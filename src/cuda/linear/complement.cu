@@ -20,7 +20,7 @@ __device__ __forceinline__ bool sees(const Seen& s, const uint32_t* seen, int ro
   return (seen[row * s.words + summand / 32] >> summand % 32 & 1u) != 0;
 }
 
-constexpr int kVectorRows = 8, kWays = 4, kSummands = 32;  // kSummands of a way, at a time
+constexpr int kVectorRows = 16, kWays = 4, kSummands = 32;  // kSummands of a way, at a time
 
 /// A thread has a channel of kVectorRows sums, over kSummands of every kWays·kSummands blocks.
 template <int D>
