@@ -30,17 +30,29 @@ struct Dense {
   Lists lists;
 };
 
+/// Means of K and V [2, b, hk, d]. The result keeps their memory.
+std::optional<Tensor> fill_means(LinearArgs& args, const std::optional<Tensor>& means,
+                                 const Tensor& k) {
+  if (!means.has_value()) return std::nullopt;
+  check_float("means", *means, {2, k.size(0), k.size(1), k.size(3)}, k);
+  Tensor readable = torch::stable::contiguous(*means);
+  args.k_mean = static_cast<const float*>(readable.const_data_ptr());
+  args.v_mean = args.k_mean + k.size(0) * k.size(1) * k.size(3);
+  return readable;
+}
+
 std::tuple<Tensor, Tensor, Tensor> mixed_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
                                              const Tensor& sparse, const Tensor& alpha,
                                              int64_t alpha_block, std::optional<Tensor> list_index,
                                              std::optional<Tensor> list_count, int64_t block_q,
                                              int64_t block_k, bool mean_free_keys,
-                                             bool save_averages) {
+                                             std::optional<Tensor> means, bool save_averages) {
   return translated([&] {
     const OnDeviceOf device(q);
     const Dense call(q, k, list_index, list_count, block_q, block_k);
     LinearForwardArgs args;
     fill_linear(args, q, k, v, call.packing, call.lists, mean_free_keys);
+    const std::optional<Tensor> readable_means = fill_means(args, means, k);
     check_same_device("sparse", sparse, q);
     const Tensor readable = fill_alpha(args.alpha, alpha, alpha_block, q);
     const Tensor out = new_like(q), norm = new_float(q, {q.size(0), q.size(1), q.size(2)});
@@ -60,12 +72,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixed_bwd(
     int64_t alpha_block, const Tensor& dq_sparse, const Tensor& dk_sparse, const Tensor& dv_sparse,
     std::optional<Tensor> alpha_parts, std::optional<Tensor> averages,
     std::optional<Tensor> list_index, std::optional<Tensor> list_count, int64_t block_q,
-    int64_t block_k, bool mean_free_keys) {
+    int64_t block_k, bool mean_free_keys, std::optional<Tensor> means) {
   return translated([&] {
     const OnDeviceOf device(q);
     const Dense call(q, k, list_index, list_count, block_q, block_k);
     LinearBackwardArgs args;
     fill_linear(args, q, k, v, call.packing, call.lists, mean_free_keys);
+    const std::optional<Tensor> readable_means = fill_means(args, means, k);
     const Tensor readable = fill_alpha(args.alpha, alpha, alpha_block, q);
     const Tensor dout_rows = with_unit_channel_stride(dout);
     const Tensor dq = new_like(q), dk = new_like(k), dv = new_like(v);
@@ -121,8 +134,9 @@ std::tuple<Tensor, Tensor> mix_sparse_bwd(const Tensor& dout, const Tensor& spar
 }  // namespace
 }  // namespace sagebwd::binding
 
-#define SAGEBWD_MIXED_LISTS \
-  "Tensor? list_index, Tensor? list_count, SymInt block_q, SymInt block_k, bool mean_free_keys"
+#define SAGEBWD_MIXED_LISTS                                                                       \
+  "Tensor? list_index, Tensor? list_count, SymInt block_q, SymInt block_k, bool mean_free_keys, " \
+  "Tensor? means"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
   m.def(

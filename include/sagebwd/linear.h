@@ -29,6 +29,10 @@ struct LinearArgs {
   BlockLists excluded;  // optional; `lead` is not looked at
   FeatureMap phi = FeatureMap::softmax;
   bool mean_free_keys = true;  // false: φ gets K as it is
+  /// Optional, and for a GPU only: the means of K and V over the sequence where the caller has
+  /// them, FP32 [b, hk, d], aligned to 16, without tokens that hold NaN or Inf. Both or neither.
+  /// They lie in the codes (CodesLayout) of recipes that smooth K and V.
+  const float *k_mean = nullptr, *v_mean = nullptr;
 
   Device device = Device::cpu;
   void* workspace = nullptr;  // workspace_size() bytes of any alignment
@@ -69,7 +73,7 @@ struct LinearBackwardArgs : LinearArgs {
   TensorView dv_sparse;                // [b, hk, nk, d]
   const float* alpha_parts = nullptr;  // of mix_sparse_backward(); wanted for dα
   float* dalpha = nullptr;             // like alpha, written
-  const void* averages = nullptr;      // of the forward, with the same lists, q, k and v
+  const void* averages = nullptr;      // of the forward, with the same lists, q, k, v and means
   size_t averages_bytes = 0;
 };
 

@@ -93,7 +93,17 @@ def averages_bytes(q, k, block_q):
     """Size of the averages of a call, from shapes alone (src/spec/averages.h)."""
     b, h, n, d = q.shape
     blocks = (n + block_q - 1) // block_q
-    return b * h * blocks * d * (2 * d + 4) + b * k.shape[1] * (8 * d + 8)
+    return b * h * blocks * d * (2 * d + 4) + b * k.shape[1] * (8 * d + 4)
+
+
+def _means(codes, k, recipe):
+    """The means of k and v that the sparse branch has left in its codes, [2, b, hk, d]; None where
+    there are none. They are the last part of codes (sagebwd/codes.h)."""
+    changed = any(word.startswith(("smooth_k=", "smooth_v=")) for word in recipe.split())
+    if codes is None or codes.numel() == 0 or changed:
+        return None
+    b, hk, _, d = k.shape
+    return codes[codes.numel() - 8 * b * hk * d :].view(torch.float32).view(2, b, hk, d)
 
 
 def attend(q, k, v, alpha, options, save_codes):
@@ -130,8 +140,9 @@ def _forward(q, k, v, alpha, *rest):
     )
 
     def mixed():
-        args = (q, k, v, sparse, alpha, options.alpha_block, *options.linear(), save_averages)
-        return _ops.mixed_fwd.default(*args)
+        means = _means(codes, k, options.recipe)
+        args = (q, k, v, sparse, alpha, options.alpha_block, *options.linear(), means)
+        return _ops.mixed_fwd.default(*args, save_averages)
 
     def separate():
         linear, norm = _ops.linear_fwd.default(q, k, v, *options.linear())
@@ -159,7 +170,7 @@ def _backward(dout, q, k, v, alpha, sparse, lse, norm, codes, averages, *rest):
         parts_or_none = parts if with_dalpha else None
         return _ops.mixed_bwd.default(
             *(dout, q, k, v, alpha, options.alpha_block, *grads),
-            *(parts_or_none, averages, *options.linear()),
+            *(parts_or_none, averages, *options.linear(), _means(codes, k, options.recipe)),
         )
 
     def separate():

@@ -35,6 +35,7 @@ std::string decline(const isa::Kernels& kernels, const spec::Problem& p) {
 std::string decline_linear(const isa::Kernels& kernels, const spec::Problem& p) {
   if (p.mixes) return "has a linear branch that does not mix";
   if (p.has_averages) return "keeps no averages of the linear branch";
+  if (p.has_means) return "makes the means of the linear branch itself";
   return decline(kernels, p);
 }
 

@@ -23,6 +23,7 @@ using spec::Sequence;
 
 std::string decline(const Problem& p) {
   if (p.mixes || p.has_averages) return "has a linear branch that neither mixes nor keeps averages";
+  if (p.has_means) return "makes the means of the linear branch itself";
   return p.device == Device::cpu ? "" : "the reference runs on a CPU only";
 }
 

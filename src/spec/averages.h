@@ -10,8 +10,7 @@
 namespace sagebwd::spec {
 
 /// Where the parts lie, in bytes. All of a call's heads are there, one behind the other, and so are
-/// their blocks of queries. Head dims are multiples of 8, so every part is aligned to 16 but for
-/// the last two, which are single numbers.
+/// their blocks of queries. Head dims are multiples of 8, so every part is aligned to 16.
 struct AveragesLayout {
   explicit AveragesLayout(const Problem& p) {
     const int64_t heads = p.b * p.h, key_heads = p.b * p.hk;
@@ -24,13 +23,13 @@ struct AveragesLayout {
     average = take(heads * blocks * p.d * p.d, 2);
     sum = take(heads * blocks * p.d, 4);
     k_mean = take(key_heads * p.d, 4), v_mean = take(key_heads * p.d, 4);
-    k_divisor = take(key_heads, 4), v_magnitude = take(key_heads, 4);
+    v_magnitude = take(key_heads, 4);
   }
   int64_t bytes = 0;
-  int64_t average;                 // [heads, blocks, d, d], 16 bits
-  int64_t sum;                     // [heads, blocks, d] of the features that are averaged over
-  int64_t k_mean, v_mean;          // [key heads, d]
-  int64_t k_divisor, v_magnitude;  // [key heads]
+  int64_t average;         // [heads, blocks, d, d], 16 bits
+  int64_t sum;             // [heads, blocks, d] of the features that are averaged over
+  int64_t k_mean, v_mean;  // [key heads, d]; not looked at where the caller has means
+  int64_t v_magnitude;     // [key heads]
 };
 
 }  // namespace sagebwd::spec

@@ -81,6 +81,11 @@ Region alpha_region(const Problem& p, const Alpha& alpha) {
   return line("alpha", alpha.data,
               alpha.batches * p.h * alpha.rows * static_cast<int64_t>(sizeof(float)));
 }
+void add_means(const Problem& p, const LinearArgs& a, std::vector<Region>& read) {
+  if (!p.has_means) return;
+  const int64_t bytes = p.b * p.hk * p.d * static_cast<int64_t>(sizeof(float));
+  read.insert(read.end(), {line("k_mean", a.k_mean, bytes), line("v_mean", a.v_mean, bytes)});
+}
 Region averages_region(const Problem& p, const void* averages) {
   return line("averages", averages, p.has_averages ? AveragesLayout(p).bytes : 0);
 }
@@ -171,6 +176,7 @@ void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspac
 void check_overlap(const Problem& p, const LinearForwardArgs& a, const void* workspace,
                    size_t bytes) {
   std::vector<Region> read{region("q", a.q), region("k", a.k), region("v", a.v)};
+  add_means(p, a, read);
   if (p.mixes) read.insert(read.end(), {region("sparse", a.sparse), alpha_region(p, a.alpha)});
   check(p, workspace, bytes,
         {region("o", a.o), region("norm", a.norm, p), averages_region(p, a.averages)},
@@ -185,6 +191,7 @@ void check_overlap(const Problem& p, const LinearBackwardArgs& a, const void* wo
                            region("dout", a.dout),
                            region("dnorm", a.dnorm, p),
                            averages_region(p, a.averages)};
+  add_means(p, a, read);
   Region dalpha;
   if (p.mixes) {
     read.insert(read.end(), {region("dq_sparse", a.dq_sparse), region("dk_sparse", a.dk_sparse),

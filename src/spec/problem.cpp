@@ -163,6 +163,14 @@ Problem resolve_linear(const LinearArgs& a, Direction direction, bool check_memo
   p.blocks = a.excluded;
   p.blocks.lead = 0;
   check_lists(p, check_memory, "excluded");
+  SAGE_CHECK((a.k_mean == nullptr) == (a.v_mean == nullptr),
+             "k_mean, v_mean: expected both or neither");
+  p.has_means = a.k_mean != nullptr;
+  if (p.has_means && check_memory) {
+    const int64_t bytes = p.b * p.hk * p.d * static_cast<int64_t>(sizeof(float));
+    check_pointer("k_mean", a.k_mean, 16, bytes);
+    check_pointer("v_mean", a.v_mean, 16, bytes);
+  }
   return p;
 }
 

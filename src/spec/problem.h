@@ -40,7 +40,8 @@ struct Problem {
   bool has_dlse = false;
   // Of the linear branch: a gradient of norms; mixing (α is given), and dα is wanted; averages
   // (written by the forward; the backward does without h).
-  bool has_dnorm = false, mixes = false, has_dalpha = false, has_averages = false;
+  bool has_dnorm = false, mixes = false, has_dalpha = false, has_averages = false,
+       has_means = false;
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
   bool has_codes = false;      // written by the forward; in the backward they replace q, k and v

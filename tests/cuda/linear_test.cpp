@@ -130,8 +130,20 @@ struct Mixed {
   bool of_batch;
 };
 
+/// Of keys or values, [b, hk, d].
+std::vector<float> means_of(const LinearTensor& t, const LinearSizes& s) {
+  std::vector<double> sums(static_cast<size_t>(s.b * s.hk * s.d));
+  t.for_each([&](int64_t at, int64_t b, int64_t h, int64_t, int64_t c) {
+    sums[static_cast<size_t>((b * s.hk + h) * s.d + c)] += t.get(at);
+  });
+  std::vector<float> means;
+  for (double sum : sums) means.push_back(static_cast<float>(sum / static_cast<double>(s.nk)));
+  return means;
+}
+
 /// out, norm and the gradients of q, k and v of a call that mixes; `m` gets dα.
-LinearAnswer run_mixed(LinearProblem& x, Mixed& m, bool keep_averages, size_t shift = 0) {
+LinearAnswer run_mixed(LinearProblem& x, Mixed& m, bool keep_averages, size_t shift = 0,
+                       bool with_means = false) {
   LinearForwardArgs f = x.forward_args();
   LinearBackwardArgs b = x.backward_args();
   OnDevice q(x.q, shift), k(x.k, shift), v(x.v, shift), dout(x.dout, shift), o(x.o, shift),
@@ -144,11 +156,13 @@ LinearAnswer run_mixed(LinearProblem& x, Mixed& m, bool keep_averages, size_t sh
       dalpha(std::vector<float>(m.alpha.size(), std::nanf(""))),
       parts(std::vector<float>(static_cast<size_t>(x.s.b * x.s.h * pieces), std::nanf("")));
   const Array<int32_t> index(x.index), count(x.count);
+  const Array<float> k_mean(means_of(x.k, x.s)), v_mean(means_of(x.v, x.s));
   const auto fill = [&](auto& a) {
     a.device = Device::cuda;
     a.q = q.view(), a.k = k.view(), a.v = v.view();
     a.excluded.index = index.data, a.excluded.count = count.data, a.excluded.on_device = true;
     a.alpha = {alpha.data, m.of_batch ? x.s.b : 1, m.rows, m.block};
+    if (with_means) a.k_mean = k_mean.data, a.v_mean = v_mean.data;
   };
   fill(f), fill(b);
   f.o = o.view(), f.norm.data = norm.data, f.sparse = sparse.view();
@@ -185,9 +199,10 @@ LinearAnswer run_mixed(LinearProblem& x, Mixed& m, bool keep_averages, size_t sh
   return x.results();
 }
 
-void expect_mixed(const LinearSizes& sizes, Mixed& m, bool keep_averages, size_t shift = 0) {
+void expect_mixed(const LinearSizes& sizes, Mixed& m, bool keep_averages, size_t shift = 0,
+                  bool with_means = false) {
   LinearProblem x(sizes);
-  const LinearAnswer got = run_mixed(x, m, keep_averages, shift);
+  const LinearAnswer got = run_mixed(x, m, keep_averages, shift, with_means);
   const std::string text = (keep_averages ? "kept, " : "made again, ") + sizes.text();
   // The answer is that of a linear branch that gets (1 − α)·dO, in floating point.
   LinearSizes wide = sizes;
@@ -558,6 +573,22 @@ TEST(GpuLinear, FormsOfAlpha) {
   expect_mixed(sizes, m, true, 2);  // tensors without alignment
   std::fill(m.alpha.begin(), m.alpha.end(), 1.0f);
   expect_mixed(sizes, m, true);
+}
+
+/// With means that the caller has, and heads that are worked on one at a time.
+TEST(GpuLinear, TakesMeansOfTheCaller) {
+  NEED_DEVICE();
+  struct Small {
+    int64_t before = std::exchange(cuda::linear::most_bytes, 1);
+    ~Small() { cuda::linear::most_bytes = before; }
+  } small;
+  LinearSizes sizes{.b = 2, .h = 4, .hk = 2, .nq = 150, .nk = 130, .d = 64, .dtype = kBf16};
+  for (bool mean_free_keys : {true, false})
+    for (bool keep_averages : {true, false}) {
+      sizes.mean_free_keys = mean_free_keys;
+      Mixed m(sizes);
+      expect_mixed(sizes, m, keep_averages, 0, true);
+    }
 }
 
 /// Where no key is left, the output is that of the sparse branch, and so are the gradients.

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from reference import rel
-from sagebwd import sla2, sla2_ops
+from sagebwd import ops, sla2, sla2_ops
 
 NAMES = ("out", "dq", "dk", "dv", "dα")
 #: One by one, outputs and gradients of branches are rounded to 16 bits before they are added.
@@ -171,7 +171,21 @@ def test_sizes_and_operations():
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
     q, k = (x.transpose(1, 2) for x in (q, k))
-    assert sla2_ops.averages_bytes(q, k, 128) == 2 * 4 * (5 * (64 * 64 * 2 + 64 * 4) + 64 * 8 + 8)
+    assert sla2_ops.averages_bytes(q, k, 128) == 2 * 4 * (5 * (64 * 64 * 2 + 64 * 4) + 64 * 8 + 4)
+
+
+@pytest.mark.parametrize("recipe", ["vectorwise", "vectorwise k_per_token=1"])
+def test_means_that_the_sparse_branch_has_made(recipe):
+    _, (q, k, v, _) = make(dict(kv_heads=2), s=300)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    options = ops.Options(recipe=recipe)
+    *_, codes = torch.ops.sagebwd.fwd.default(q, k, v, *options, False, False, True)
+    means = sla2_ops._means(codes, k, recipe)
+    for got, x in zip(means, (k, v), strict=True):
+        assert rel(got, x.double().mean(2)) < 1e-5
+    assert sla2_ops._means(codes, k, "vectorwise smooth_k=0") is None
+    assert sla2_ops._means(None, k, recipe) is None
+    assert sla2_ops._means(codes[:0], k, recipe) is None
 
 
 def test_nothing_left_and_empty_tensors():

@@ -7,4 +7,7 @@ namespace sagebwd::cuda {
 /// device, or of the target that its code was compiled for if that has fewer. 0 without a device.
 int shared_memory();
 
+/// Whether kernels here may start early (Start in launch.h): their code can wait for those before.
+bool can_start_early();
+
 }  // namespace sagebwd::cuda

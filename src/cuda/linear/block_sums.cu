@@ -31,6 +31,8 @@ struct Shape {
   };
 };
 
+constexpr float kInfinite = 0x1.fcp127f;  // in BF16
+
 __device__ __forceinline__ float split(float x) { return x - static_cast<float>(bf16(x)); }
 
 /// Makes φ of a tile of x. Eight lanes share a row.
@@ -103,6 +105,7 @@ __device__ __forceinline__ void store_block(const BlockSumsJob& p, int head, int
   bf16* const matrix = reinterpret_cast<bf16*>(p.matrix) + at * D * D;
   const float* const mean = p.b_mean + head / p.group * D;
   bool bad = false;
+  float largest = 0.0f;  // average
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -113,6 +116,7 @@ __device__ __forceinline__ void store_block(const BlockSumsJob& p, int head, int
       const float sum = __shfl_sync(kAllLanes, first, static_cast<int>(lane & ~3u));
       const float low = __shfl_sync(kAllLanes, first, static_cast<int>((lane & ~3u) + 1));
       bad = bad || !(fabsf(first) <= FLT_MAX && fabsf(second) <= FLT_MAX);
+      float most = 0.0f;
       if (column0 == 0 && lane % 4 == 0) {
         p.sum[at * D + row] = sum;
         if (p.extra_sum != nullptr) p.extra_sum[at * D + row] = second + low;
@@ -126,13 +130,21 @@ __device__ __forceinline__ void store_block(const BlockSumsJob& p, int head, int
           const float2 shift = *reinterpret_cast<const float2*>(mean + column);
           const float x = acc[m][n + i][2 * half] - sum * shift.x,
                       y = acc[m][n + i][2 * half + 1] - sum * shift.y;
-          bad = bad || !(fabsf(x) < 0x1.fcp127f && fabsf(y) < 0x1.fcp127f);  // in BF16 too
+          if (fabsf(x) < kInfinite && fabsf(y) < kInfinite)
+            most = fmaxf(most, fmaxf(fabsf(x), fabsf(y)));
+          else
+            bad = true;
           words[i] = tile::pack_16<bf16>(x, y);
         }
         tile::store_quad(matrix + row * D + column0 + n * 8, words, lane, true, true);
       }
+      // Not NaN, even if the sum is.
+      if (sum > 0.0f) largest = fmaxf(largest, most / sum);
     }
   if (bad) atomicOr(p.bad + head / p.group, 1u);
+  // Bits of numbers that are not negative are in the order of these.
+  const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
+  if (lane == 0) atomicMax(reinterpret_cast<uint32_t*>(p.magnitude) + head / p.group, bits);
 }
 
 }  // namespace
@@ -142,6 +154,7 @@ __global__ void __launch_bounds__(Shape<D>::kThreads, 512 / Shape<D>::kThreads)
     block_sums_kernel(const __grid_constant__ BlockSumsJob p) {
   using S = Shape<D>;
   extern __shared__ __align__(128) uint8_t memory[];
+  take_turn();
   typename S::Shared& shared = *reinterpret_cast<typename S::Shared*>(memory);
   const uint32_t x_tiles = arch::shared_address(shared.hi[0]), lo = arch::shared_address(shared.lo),
                  b_tile = arch::shared_address(shared.b);
@@ -242,7 +255,7 @@ void launch_block_sums(const Kind& kind, const BlockSumsJob& job) {
     using S = Shape<d()>;
     launch(block_sums_kernel<decltype(type), d()>,
            dim3(static_cast<unsigned>(runs), static_cast<unsigned>(job.x.heads)), S::kThreads,
-           sizeof(typename S::Shared), job, kind.stream);
+           sizeof(typename S::Shared), job, kind.stream, kind.start);
   });
 }
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ bool sees(const Seen& s, const uint32_t* seen, int ro
   return (seen[row * s.words + summand / 32] >> summand % 32 & 1u) != 0;
 }
 
-constexpr int kVectorRows = 8, kWays = 4, kSummands = 32;  // kSummands of a way, at a time
+constexpr int kVectorRows = 16, kWays = 4, kSummands = 32;  // kSummands of a way, at a time
 
 /// A thread has a channel of kVectorRows sums, over kSummands of every kWays·kSummands blocks.
 template <int D>
@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kWays* D, 1)
     vectors_kernel(const __grid_constant__ ComplementJob p) {
   __shared__ float4 seen_by[kWays][kSummands][kVectorRows / 4];
   __shared__ float parts[kWays - 1][kVectorRows][D];
+  take_turn();
   const Seen& size = p.seen;
   const int c = static_cast<int>(threadIdx.x) % D, way = static_cast<int>(threadIdx.x) / D,
             head = static_cast<int>(blockIdx.y);
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     matrices_kernel(const __grid_constant__ ComplementJob p) {
   using bf16 = __nv_bfloat16;
   extern __shared__ __align__(128) uint8_t memory[];
+  take_turn();
   const Seen& size = p.seen;
   const int64_t row_size = D * D;
   const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -227,25 +229,25 @@ __global__ void __launch_bounds__(kThreads, 2)
 namespace {
 
 template <int D>
-void launch_for(const ComplementJob& job, cudaStream_t stream) {
+void launch_for(const Kind& kind, const ComplementJob& job) {
   const Seen& size = job.seen;
   const auto tiles = [](int64_t n, int64_t tile) {
     return static_cast<unsigned>((n + tile - 1) / tile);
   };
   const unsigned heads = static_cast<unsigned>(job.key_heads);
   launch(vectors_kernel<D>, dim3(tiles(size.rows, kVectorRows), heads, job.sum[1] ? 2 : 1),
-         kWays * D, 0, job, stream);
+         kWays * D, 0, job, kind.stream, kind.start);
   const dim3 grid(tiles(size.rows, kTile), tiles(D * D, kTile), heads);
-  launch(matrices_kernel<D>, grid, kThreads, kMatricesBytes, job, stream);
+  launch(matrices_kernel<D>, grid, kThreads, kMatricesBytes, job, kind.stream, kind.start);
 }
 
 }  // namespace
 
 void launch_complement(const Kind& kind, const ComplementJob& job) {
   if (kind.d == 64)
-    launch_for<64>(job, kind.stream);
+    launch_for<64>(kind, job);
   else
-    launch_for<128>(job, kind.stream);
+    launch_for<128>(kind, job);
 }
 
 }  // namespace sagebwd::cuda::linear

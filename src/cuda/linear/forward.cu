@@ -8,6 +8,7 @@ template <typename T, int D, bool kMixed>
 __global__ void __launch_bounds__(kTokenThreads, 3)
     forward_kernel(const __grid_constant__ ForwardJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
+  take_turn();
   TokenBlock<T, D> me(memory, p.keys);
   me.copy(me.shared.x_mean, nullptr);
   me.load(p.keys, p.q, kMixed ? &p.sparse : nullptr);
@@ -48,7 +49,7 @@ void launch_forward(const Kind& kind, const ForwardJob& job) {
   dispatch_mixed(kind, job.mix.alpha != nullptr, [&](auto type, auto d, auto mixed) {
     using Shared = TokenShared<d()>;
     launch(forward_kernel<decltype(type), d(), mixed()>, grid_of(job.q), kTokenThreads,
-           mixed() ? sizeof(Shared) : offsetof(Shared, partner), job, kind.stream);
+           mixed() ? sizeof(Shared) : offsetof(Shared, partner), job, kind.stream, kind.start);
   });
 }
 

@@ -33,6 +33,7 @@
 
 #include <cstdint>
 
+#include "cuda/host/launch.h"
 #include "cuda/tile/views.h"
 #include "sagebwd/types.h"
 
@@ -54,21 +55,20 @@ struct Kind {
   Dtype dtype;  // bf16 or f16
   int d;        // 64 or 128
   cudaStream_t stream;
+  Start start;  // of all kernels: each waits for those before it, and lets the next one start
 };
 
 // --- means ---
 
-/// Sums over parts of the tokens, and what is made of them for each key head. Tokens that hold NaN
-/// or Inf do not count.
+/// Sums over parts of the tokens, and their mean for each key head. Tokens that hold NaN or Inf do
+/// not count.
 struct Mean {
-  float* part;       // [key heads, parts, d]
-  int* counted;      // [key heads, parts]; null: no means but sums to be divided by `divisor`
-  float* most;       // [key heads, parts]: the largest magnitude
-  int64_t parts;     // of a key head
-  float* mean;       // [key heads, d]
-  float* divisor;    // [key heads]: tokens that count
-  float* magnitude;  // [key heads]: a power of two that no value is twice as large as
+  float* part;    // [key heads, parts, d], times kSmall
+  int* counted;   // [key heads, parts]: tokens
+  int64_t parts;  // of a key head
+  float* mean;    // [key heads, d]
 };
+inline constexpr float kSmall = 0x1p-12f;  // sums of so many tokens stay finite
 int64_t mean_parts(int64_t tokens);
 
 /// Several means at once. Heads of a group have one mean.
@@ -93,7 +93,8 @@ struct Seen {
   int rows, columns;   // of a key head: blocks that get sums, and blocks that have summands
 };
 
-/// Rows are blocks of queries, columns blocks of keys.
+/// Rows are blocks of queries, columns blocks of keys. It also clears what later kernels add to, so
+/// that nothing else has to be launched for that.
 struct SeenJob {
   uint32_t* by_query;  // [heads, rows, words]
   int64_t words;
@@ -102,8 +103,10 @@ struct SeenJob {
   int64_t width, stride_batch, stride_head;
   int64_t first;  // head of the pass
   int of_batch, heads;
+  void* zeros[4];  // of `zero_words` words each; null: none
+  int zero_words;
 };
-void launch_seen(const SeenJob& job, cudaStream_t stream);
+void launch_seen(const Kind& kind, const SeenJob& job);
 
 /// The same bits by blocks of keys. The query heads of a group lie one behind the other.
 struct SeenByKeysJob {
@@ -112,7 +115,7 @@ struct SeenByKeysJob {
   int64_t query_words, words;
   int key_heads, rows, columns;
 };
-void launch_seen_by_keys(const SeenByKeysJob& job, cudaStream_t stream);
+void launch_seen_by_keys(const Kind& kind, const SeenByKeysJob& job);
 
 // --- sums over blocks ---
 
@@ -126,6 +129,7 @@ struct BlockSumsJob {
   uint16_t* matrix;             // [heads, blocks, d, d], BF16
   float *sum, *extra_sum;       // [heads, blocks, d] of the weighted φ, and of φ times `extra`
   uint32_t* bad;                // [key heads]: set where a matrix has NaN or Inf
+  float* magnitude;             // [key heads]: grows to the largest |matrix| / sum of a block
   int together;                 // blocks that a thread block takes, one after the other
 };
 void launch_block_sums(const Kind& kind, const BlockSumsJob& job);
@@ -136,7 +140,7 @@ struct ComplementJob {
   int key_heads;
   const uint16_t* matrix;  // of launch_block_sums
   const float* sum[2];     // [1]: null: none
-  const float* magnitude;  // [key heads] of the partner
+  const float* magnitude;  // [key heads]; averages of averages are not larger
   const uint32_t* bad;
   uint16_t* average;      // [heads, blocks, d, d], FP16, times average_scale(magnitude)
   float* sum_of_seen[2];  // [heads, blocks, d]
@@ -150,7 +154,7 @@ struct Tables {
   int group, block, blocks;
   const uint16_t* average;  // [heads, blocks, d, d]
   const float* sum;         // [heads, blocks, d]
-  const float* magnitude;   // [key heads] of what is averaged
+  const float* magnitude;   // [key heads] of averages
   const float* mean;        // [key heads, d] of what is averaged
 };
 
@@ -191,7 +195,7 @@ struct KeyGradientsJob {
   const float *k_mean, *v_mean;  // [heads, d]; k_mean null: φ gets K as it is
   Strided dv, dk;
   float* g;                     // [heads, count, d]; null: g goes to dk
-  float* g_part;                // [heads, pieces, d]: sums of g; not written without k_mean
+  Mean g_mean;                  // its parts are pieces; not written without k_mean
   Tokens dk_sparse, dv_sparse;  // data null: nothing is added to dk and dv
 };
 void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job);

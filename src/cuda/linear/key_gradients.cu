@@ -6,6 +6,7 @@ template <typename T, int D, bool kAdds>
 __global__ void __launch_bounds__(kTokenThreads, 2)
     key_gradients_kernel(const __grid_constant__ KeyGradientsJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
+  take_turn();
   TokenBlock<T, D> me(memory, p.queries);
   me.copy(me.shared.x_mean, p.k_mean == nullptr ? nullptr : p.k_mean + me.head * D);
   me.copy(me.shared.partner_mean, p.v_mean + me.head * D);
@@ -54,10 +55,13 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
       total[i / 2] += phi[n][i] * g[n][i];
     }
   }
-  bool counts[2];  // in the mean
+  bool counts[2];  // in the sum of g
+  int count = 0;   // tokens in the mean of K: features of others are NaN
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
+  for (int half = 0; half < 2; ++half) {
     total[half] = quad_sum(total[half]), counts[half] = me.token(half) < p.k.count;
+    count += counts[half] && phi[0][2 * half] <= FLT_MAX ? 1 : 0;
+  }
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
 #pragma unroll
@@ -79,6 +83,10 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
     }
     __syncthreads();  // everybody is done with the partners; sums of the warps take their place
     float(*const sums)[D] = reinterpret_cast<float(*)[D]>(me.shared.partner);
+    int* const counted = reinterpret_cast<int*>(sums + kTokenThreads / 32);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) count += __shfl_xor_sync(kAllLanes, count, step);
+    if (me.lane == 0) counted[me.warp] = count;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
@@ -89,10 +97,15 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
         if (me.lane < 4) sums[me.warp][me.channel(n) + i] = sum;
       }
     __syncthreads();
+    const int64_t part = static_cast<int64_t>(me.head) * p.g_mean.parts + blockIdx.x;
     for (int c = static_cast<int>(threadIdx.x); c < D; c += kTokenThreads) {
       float sum = 0.0f;
       for (int w = 0; w < kTokenThreads / 32; ++w) sum += sums[w][c];
-      p.g_part[(static_cast<int64_t>(me.head) * gridDim.x + blockIdx.x) * D + c] = sum;
+      p.g_mean.part[part * D + c] = sum * kSmall;
+    }
+    if (threadIdx.x == 0) {
+      for (int w = 1; w < kTokenThreads / 32; ++w) count += counted[w];
+      p.g_mean.counted[part] = count;
     }
   }
   if (p.g != nullptr) return;
@@ -103,7 +116,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
 void launch_key_gradients(const Kind& kind, const KeyGradientsJob& job) {
   dispatch_mixed(kind, job.dk_sparse.x.data != nullptr, [&](auto type, auto d, auto adds) {
     launch(key_gradients_kernel<decltype(type), d(), adds()>, grid_of(job.k), kTokenThreads,
-           sizeof(TokenShared<d()>), job, kind.stream);
+           sizeof(TokenShared<d()>), job, kind.stream, kind.start);
   });
 }
 

@@ -11,6 +11,7 @@
 #include "cuda/host/arena.h"
 #include "cuda/host/check.h"
 #include "cuda/host/device.h"
+#include "cuda/host/target.h"
 #include "cuda/host/views.h"
 #include "cuda/linear/jobs.h"
 #include "cuda/lists/job.h"
@@ -55,24 +56,19 @@ struct Sizes {
 struct Space {
   Space(const Problem& p, const Sizes& s, int64_t key_heads, Arena& arena) {
     const int64_t heads = key_heads * s.group;
-    const auto take_mean = [&](Mean& m, int64_t parts, bool of_tokens) {
+    const auto take_mean = [&](Mean& m, int64_t parts) {
       m = {.part = arena.take<float>(key_heads * parts * p.d),
-           .counted = of_tokens ? arena.take<int>(key_heads * parts) : nullptr,
-           .most = of_tokens ? arena.take<float>(key_heads * parts) : nullptr,
+           .counted = arena.take<int>(key_heads * parts),
            .parts = parts,
-           .mean = arena.take<float>(key_heads * p.d),
-           .divisor = nullptr,
-           .magnitude = nullptr};
-      if (!of_tokens) return;
-      m.divisor = arena.take<float>(key_heads), m.magnitude = arena.take<float>(key_heads);
+           .mean = arena.take<float>(key_heads * p.d)};
     };
     const auto take_matrices = [&](int64_t blocks) {
       return arena.take<uint16_t>(blocks * p.d * p.d);
     };
     bad = arena.take<uint32_t>(2 * key_heads);
     by_query = arena.take<uint32_t>(heads * s.q_blocks * s.query_words);
-    take_mean(k_mean, mean_parts(p.nk), true);
-    take_mean(v_mean, mean_parts(p.nk), true);
+    if (!p.has_means) take_mean(k_mean, mean_parts(p.nk)), take_mean(v_mean, mean_parts(p.nk));
+    v_magnitude = arena.take<float>(key_heads);
     of_keys = take_matrices(key_heads * s.k_blocks);
     if (s.backward || !p.has_averages) of_queries = take_matrices(heads * s.q_blocks);
     average = of_queries;
@@ -80,9 +76,8 @@ struct Space {
     z_seen = arena.take<float>(heads * s.q_blocks * p.d);
     if (!s.backward) return;
     by_key = arena.take<uint32_t>(key_heads * s.k_blocks * s.key_words);
-    take_mean(dout_mean, s.group * mean_parts(p.nq), true);
-    take_mean(g_mean, ceil_div(p.nk, kPiece), false);
-    g_mean.divisor = k_mean.divisor;
+    take_mean(dout_mean, s.group * mean_parts(p.nq)), take_mean(g_mean, ceil_div(p.nk, kPiece));
+    dout_magnitude = arena.take<float>(key_heads);
     weight = arena.take<float>(heads * p.nq), extra = arena.take<float>(heads * p.nq);
     for (int i = 0; i < 2; ++i) {
       w[i] = arena.take<float>(heads * s.q_blocks * p.d);
@@ -95,7 +90,8 @@ struct Space {
   uint16_t *of_keys, *of_queries = nullptr;  // h, then X; U, then dH
   uint16_t* average;                         // U: of_queries, or what is kept of a call
   uint32_t *by_query, *by_key = nullptr;     // bits of blocks that see each other
-  Mean k_mean, v_mean, dout_mean{}, g_mean{};
+  Mean k_mean{}, v_mean{}, dout_mean{}, g_mean{};
+  float *v_magnitude, *dout_magnitude = nullptr;  // [key heads]: of averages
   float *z, *z_seen;
   float *weight = nullptr, *extra = nullptr;
   float *w[2] = {}, *w_seen[2] = {};  // w, dz and W, dZ
@@ -116,8 +112,7 @@ Space with_averages(Space space, const Problem& p, const Sizes& s, void* average
   space.z_seen = part(at.sum, blocks * p.d);
   space.k_mean.mean = part(at.k_mean, first * p.d);
   space.v_mean.mean = part(at.v_mean, first * p.d);
-  space.k_mean.divisor = space.g_mean.divisor = part(at.k_divisor, first);
-  space.v_mean.magnitude = part(at.v_magnitude, first);
+  space.v_magnitude = part(at.v_magnitude, first);
   return space;
 }
 
@@ -146,16 +141,17 @@ class Pass {
         s_(sizes),
         ws_(space),
         alpha_parts_(alpha_parts),
-        kind_{problem.dtype, static_cast<int>(problem.d), static_cast<cudaStream_t>(args.stream)},
+        kind_{problem.dtype, static_cast<int>(problem.d), static_cast<cudaStream_t>(args.stream),
+              can_start_early() ? Start::early : Start::behind},
         first_(first),
         key_heads_(key_heads) {}
 
-  /// Of V and, where it is wanted, of K, unless they are kept; and of dO in the backward.
+  /// Of V and, where it is wanted, of K, unless they are given or kept; and of dO in the backward.
   void means(const TensorView* dout) const {
     MeanJob job{};
-    const bool kept = s_.backward && p_.has_averages;
-    if (!kept) job.of[job.count++] = {keys(a_.v), 1, ws_.v_mean};
-    if (!kept && a_.mean_free_keys) job.of[job.count++] = {keys(a_.k), 1, ws_.k_mean};
+    const bool there = p_.has_means || (s_.backward && p_.has_averages);
+    if (!there) job.of[job.count++] = {keys(a_.v), 1, ws_.v_mean};
+    if (!there && a_.mean_free_keys) job.of[job.count++] = {keys(a_.k), 1, ws_.k_mean};
     if (dout != nullptr)
       job.of[job.count++] = {queries_of(*dout), static_cast<int>(s_.group), ws_.dout_mean};
     launch_means(kind_, job);
@@ -163,30 +159,31 @@ class Pass {
 
   /// The bits of lists, by queries.
   void see() const {
-    SAGE_CUDA(cudaMemsetAsync(ws_.bad, 0, static_cast<size_t>(2 * key_heads_) * sizeof(uint32_t),
-                              kind_.stream));
     const BlockLists& l = p_.blocks;
-    launch_seen({.by_query = ws_.by_query,
-                 .words = s_.query_words,
-                 .rows = static_cast<int>(s_.q_blocks),
-                 .columns = static_cast<int>(s_.k_blocks),
-                 .index = p_.has_lists() ? l.index : nullptr,
-                 .count = l.count,
-                 .width = l.width,
-                 .stride_batch = l.stride_batch,
-                 .stride_head = l.stride_head,
-                 .first = first_ * s_.group,
-                 .of_batch = static_cast<int>(p_.h),
-                 .heads = static_cast<int>(key_heads_ * s_.group)},
-                kind_.stream);
+    const bool makes_averages = !s_.backward || !p_.has_averages;
+    launch_seen(kind_, {.by_query = ws_.by_query,
+                        .words = s_.query_words,
+                        .rows = static_cast<int>(s_.q_blocks),
+                        .columns = static_cast<int>(s_.k_blocks),
+                        .index = p_.has_lists() ? l.index : nullptr,
+                        .count = l.count,
+                        .width = l.width,
+                        .stride_batch = l.stride_batch,
+                        .stride_head = l.stride_head,
+                        .first = first_ * s_.group,
+                        .of_batch = static_cast<int>(p_.h),
+                        .heads = static_cast<int>(key_heads_ * s_.group),
+                        .zeros = {ws_.bad, ws_.bad + key_heads_,
+                                  makes_averages ? ws_.v_magnitude : nullptr, ws_.dout_magnitude},
+                        .zero_words = static_cast<int>(key_heads_)});
   }
 
   /// U, and what it takes.
   void sum_keys() const {
     launch_block_sums(kind_, {.x = keys(a_.k),
                               .b = keys(a_.v),
-                              .x_mean = a_.mean_free_keys ? ws_.k_mean.mean : nullptr,
-                              .b_mean = ws_.v_mean.mean,
+                              .x_mean = k_mean(),
+                              .b_mean = v_mean(),
                               .group = 1,
                               .weight = nullptr,
                               .extra = nullptr,
@@ -196,6 +193,7 @@ class Pass {
                               .sum = ws_.z,
                               .extra_sum = nullptr,
                               .bad = ws_.bad,
+                              .magnitude = ws_.v_magnitude,
                               .together = together(keys(a_.k), s_.block_k)});
     launch_complement(kind_, {.seen = {.at = ws_.by_query,
                                        .words = s_.query_words,
@@ -204,7 +202,7 @@ class Pass {
                               .key_heads = static_cast<int>(key_heads_),
                               .matrix = ws_.of_keys,
                               .sum = {ws_.z, nullptr},
-                              .magnitude = ws_.v_mean.magnitude,
+                              .magnitude = ws_.v_magnitude,
                               .bad = ws_.bad,
                               .average = ws_.average,
                               .sum_of_seen = {ws_.z_seen, nullptr}});
@@ -249,22 +247,22 @@ class Pass {
                               .sum = ws_.w[0],
                               .extra_sum = ws_.w[1],
                               .bad = ws_.bad + key_heads_,
+                              .magnitude = ws_.dout_magnitude,
                               .together = together(queries_of(a_.q), s_.block_q)});
     const int rows = static_cast<int>(s_.group * s_.q_blocks),
               columns = static_cast<int>(s_.k_blocks);
-    launch_seen_by_keys({.by_query = ws_.by_query,
-                         .by_key = ws_.by_key,
-                         .query_words = s_.query_words,
-                         .words = s_.key_words,
-                         .key_heads = static_cast<int>(key_heads_),
-                         .rows = rows,
-                         .columns = columns},
-                        kind_.stream);
+    launch_seen_by_keys(kind_, {.by_query = ws_.by_query,
+                                .by_key = ws_.by_key,
+                                .query_words = s_.query_words,
+                                .words = s_.key_words,
+                                .key_heads = static_cast<int>(key_heads_),
+                                .rows = rows,
+                                .columns = columns});
     launch_complement(kind_, {.seen = {ws_.by_key, s_.key_words, columns, rows},
                               .key_heads = static_cast<int>(key_heads_),
                               .matrix = ws_.of_queries,
                               .sum = {ws_.w[0], ws_.w[1]},
-                              .magnitude = ws_.dout_mean.magnitude,
+                              .magnitude = ws_.dout_magnitude,
                               .bad = ws_.bad + key_heads_,
                               .average = ws_.of_keys,
                               .sum_of_seen = {ws_.w_seen[0], ws_.w_seen[1]}});
@@ -278,15 +276,15 @@ class Pass {
                                              .blocks = static_cast<int>(s_.k_blocks),
                                              .average = ws_.of_keys,
                                              .sum = ws_.w_seen[0],
-                                             .magnitude = ws_.dout_mean.magnitude,
+                                             .magnitude = ws_.dout_magnitude,
                                              .mean = ws_.dout_mean.mean},
                                  .extra_sum = ws_.w_seen[1],
-                                 .k_mean = a_.mean_free_keys ? ws_.k_mean.mean : nullptr,
-                                 .v_mean = ws_.v_mean.mean,
+                                 .k_mean = k_mean(),
+                                 .v_mean = v_mean(),
                                  .dv = strided(out.dv, 16),
                                  .dk = strided(out.dk, 16),
                                  .g = a_.mean_free_keys ? ws_.g : nullptr,
-                                 .g_part = ws_.g_mean.part,
+                                 .g_mean = ws_.g_mean,
                                  .dk_sparse = keys(out.dk_sparse),
                                  .dv_sparse = keys(out.dv_sparse)});
     if (!a_.mean_free_keys) return;
@@ -314,9 +312,15 @@ class Pass {
             .blocks = static_cast<int>(s_.q_blocks),
             .average = ws_.average,
             .sum = ws_.z_seen,
-            .magnitude = ws_.v_mean.magnitude,
-            .mean = ws_.v_mean.mean};
+            .magnitude = ws_.v_magnitude,
+            .mean = v_mean()};
   }
+  /// Null: φ gets K as it is.
+  const float* k_mean() const {
+    if (!a_.mean_free_keys) return nullptr;
+    return p_.has_means ? a_.k_mean + first_ * p_.d : ws_.k_mean.mean;
+  }
+  const float* v_mean() const { return p_.has_means ? a_.v_mean + first_ * p_.d : ws_.v_mean.mean; }
 
   Mixing mixing(const Alpha& alpha) const {
     // A block may be longer than the sequence.

@@ -10,21 +10,20 @@ namespace sagebwd::cuda::linear {
 namespace {
 
 constexpr int kThreads = 256, kSpan = 256, kWarps = kThreads / 32;
-constexpr float kSmall = 0x1p-12f;  // sums of so many tokens stay finite
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads) mean_parts_kernel(const __grid_constant__ MeanJob job) {
   constexpr int kLanes = D / 8, kRows = kThreads / kLanes;  // lanes of a row, rows at once
   __shared__ float sums[kWarps][D];
-  __shared__ float most_of[kWarps];
   __shared__ int counted_of[kWarps];
+  take_turn();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int head = static_cast<int>(blockIdx.y), first = static_cast<int>(blockIdx.x) * kSpan;
   const int channel = lane % kLanes * 8, row = thread / kLanes;
   const MeanJob::Of& p = job.of[blockIdx.z];
   if (head >= p.x.heads || first >= p.x.count) return;
   const T* from = row_of<T>(p.x, head, first) + channel;
-  float sum[8] = {}, most = 0.0f;
+  float sum[8] = {};
   int counted = 0;
   const int end = min(kSpan, p.x.count - first);
 #pragma unroll 4
@@ -32,18 +31,15 @@ __global__ void __launch_bounds__(kThreads) mean_parts_kernel(const __grid_const
     const bool real = at + row < end;
     uint4 chunk = make_uint4(0, 0, 0, 0);
     if (real) chunk = load_chunk(from + (at + row) * p.x.x.token, p.x.x.vector);
-    float x[8], here = 0.0f;
+    float x[8];
     unpack_chunk<T>(x, chunk);
     bool finite = true;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      finite = finite && fabsf(x[i]) <= FLT_MAX;
-      here = fmaxf(here, fabsf(x[i]));
-    }
+    for (int i = 0; i < 8; ++i) finite = finite && fabsf(x[i]) <= FLT_MAX;
     const uint32_t good = __ballot_sync(kAllLanes, finite) >> (lane / kLanes * kLanes);
     constexpr uint32_t kAllOfRow = (1u << kLanes) - 1;
     if (!real || (good & kAllOfRow) != kAllOfRow) continue;
-    ++counted, most = fmaxf(most, here);
+    ++counted;
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] += x[i] * kSmall;
   }
@@ -55,11 +51,9 @@ __global__ void __launch_bounds__(kThreads) mean_parts_kernel(const __grid_const
     if (lane < kLanes) sums[warp][channel + i] = sum[i];
   }
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-    if (step >= kLanes) counted += __shfl_xor_sync(kAllLanes, counted, step);
-  }
-  if (lane == 0) most_of[warp] = most, counted_of[warp] = counted;
+  for (int step = kLanes; step < 32; step *= 2)
+    counted += __shfl_xor_sync(kAllLanes, counted, step);
+  if (lane == 0) counted_of[warp] = counted;
   __syncthreads();
   const int64_t part =
       head / p.group * p.mean.parts + head % p.group * (p.mean.parts / p.group) + blockIdx.x;
@@ -69,9 +63,9 @@ __global__ void __launch_bounds__(kThreads) mean_parts_kernel(const __grid_const
     p.mean.part[part * D + thread] = total;
   }
   if (thread == 0) {
-    most = 0.0f, counted = 0;
-    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, most_of[w]), counted += counted_of[w];
-    p.mean.counted[part] = counted, p.mean.most[part] = most;
+    counted = 0;
+    for (int w = 0; w < kWarps; ++w) counted += counted_of[w];
+    p.mean.counted[part] = counted;
   }
 }
 
@@ -88,35 +82,28 @@ __device__ void add_up(const Mean& p) {
     sum += static_cast<double>(p.part[(base + part) * D + c]);
   sums[way][c] = sum;
   __shared__ int counted;
-  if (threadIdx.x < 32 && p.counted != nullptr) {
+  if (threadIdx.x < 32) {
     int count = 0;
-    float most = 0.0f;
-    for (int64_t part = threadIdx.x; part < p.parts; part += 32)
-      count += p.counted[base + part], most = fmaxf(most, p.most[base + part]);
+    for (int64_t part = threadIdx.x; part < p.parts; part += 32) count += p.counted[base + part];
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      count += __shfl_xor_sync(kAllLanes, count, step);
-      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-    }
-    if (threadIdx.x == 0) {
-      counted = count;
-      p.divisor[head] = static_cast<float>(count), p.magnitude[head] = power_below(most);
-    }
+    for (int step = 1; step < 32; step *= 2) count += __shfl_xor_sync(kAllLanes, count, step);
+    if (threadIdx.x == 0) counted = count;
   }
   __syncthreads();
   if (way != 0) return;
   for (int w = 1; w < kWays; ++w) sum += sums[w][c];
-  const double divisor = p.counted == nullptr ? static_cast<double>(p.divisor[head])
-                                              : static_cast<double>(counted) * double{kSmall};
-  p.mean[head * D + c] = divisor > 0 ? static_cast<float>(sum / divisor) : 0.0f;
+  const double divisor = static_cast<double>(counted) * double{kSmall};
+  p.mean[head * D + c] = counted > 0 ? static_cast<float>(sum / divisor) : 0.0f;
 }
 
 template <int D>
 __global__ void __launch_bounds__(kWays* D) mean_kernel(const __grid_constant__ Mean p) {
+  take_turn();
   add_up<D>(p);
 }
 template <int D>
 __global__ void __launch_bounds__(kWays* D) means_kernel(const __grid_constant__ MeanJob p) {
+  take_turn();
   const MeanJob::Of& of = p.of[blockIdx.y];
   if (static_cast<int>(blockIdx.x) * of.group < of.x.heads) add_up<D>(of.mean);
 }
@@ -137,18 +124,18 @@ void launch_means(const Kind& kind, const MeanJob& job) {
   dispatch(kind, [&](auto type, auto d) {
     launch(mean_parts_kernel<decltype(type), d()>,
            dim3(static_cast<unsigned>(spans), static_cast<unsigned>(heads), count), kThreads, 0,
-           job, kind.stream);
+           job, kind.stream, kind.start);
     launch(means_kernel<d()>, dim3(static_cast<unsigned>(key_heads), count), kWays * d(), 0, job,
-           kind.stream);
+           kind.stream, kind.start);
   });
 }
 
 void launch_mean_of_parts(const Kind& kind, int key_heads, const Mean& mean) {
   const dim3 grid(static_cast<unsigned>(key_heads));
   if (kind.d == 64)
-    launch(mean_kernel<64>, grid, kWays * 64, 0, mean, kind.stream);
+    launch(mean_kernel<64>, grid, kWays * 64, 0, mean, kind.stream, kind.start);
   else
-    launch(mean_kernel<128>, grid, kWays * 128, 0, mean, kind.stream);
+    launch(mean_kernel<128>, grid, kWays * 128, 0, mean, kind.stream, kind.start);
 }
 
 }  // namespace sagebwd::cuda::linear

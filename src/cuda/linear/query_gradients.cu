@@ -6,6 +6,7 @@ template <typename T, int D, bool kMixed>
 __global__ void __launch_bounds__(kTokenThreads, 3)
     query_gradients_kernel(const __grid_constant__ QueryGradientsJob p) {
   extern __shared__ __align__(128) uint8_t memory[];
+  take_turn();
   TokenBlock<T, D> me(memory, p.keys);
   me.copy(me.shared.x_mean, nullptr);
   me.copy(me.shared.partner_mean, nullptr);
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kTokenThreads, 3)
 void launch_query_gradients(const Kind& kind, const QueryGradientsJob& job) {
   dispatch_mixed(kind, job.mix.alpha != nullptr, [&](auto type, auto d, auto mixed) {
     launch(query_gradients_kernel<decltype(type), d(), mixed()>, grid_of(job.q), kTokenThreads,
-           sizeof(TokenShared<d()>), job, kind.stream);
+           sizeof(TokenShared<d()>), job, kind.stream, kind.start);
   });
 }
 

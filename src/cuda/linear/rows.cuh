@@ -7,6 +7,7 @@
 
 #include <cfloat>
 
+#include "cuda/arch/kernel_order.cuh"
 #include "cuda/linear/jobs.h"
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -14,6 +15,12 @@
 namespace sagebwd::cuda::linear {
 
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+/// The first step of every kernel here, before it touches memory (Kind::start).
+__device__ __forceinline__ void take_turn() {
+  arch::wait_for_earlier_kernels();
+  arch::let_next_kernel_start();
+}
 
 /// Where the tokens of a head of the pass start.
 __device__ __forceinline__ int64_t offset_of_head(const Strided& x, const Tokens& t, int head) {
@@ -107,8 +114,10 @@ __device__ __forceinline__ float power_below(float x) {
   return __uint_as_float(exponent << 23);
 }
 
-/// Averages are less than twice the largest magnitude, so less than 2^15 with this factor.
-__device__ __forceinline__ float average_scale(float magnitude) { return 0x1p12f / magnitude; }
+/// Averages are not larger than a magnitude, but for rounding, so less than 2^14 with this factor.
+__device__ __forceinline__ float average_scale(float magnitude) {
+  return 0x1p12f / power_below(magnitude);
+}
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/host/launch.h"
-#include "cuda/linear/jobs.h"
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/linear/rows.cuh"
 
 namespace sagebwd::cuda::linear {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 /// A warp makes a row; a lane has a word of it. Nobody has checked the lists: what is out of range
 /// excludes nothing.
 __global__ void __launch_bounds__(kThreads) seen_kernel(const __grid_constant__ SeenJob p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  take_turn();
+  if (blockIdx.x == 0)
+    for (void* const zeros : p.zeros)
+      for (int i = static_cast<int>(threadIdx.x); zeros != nullptr && i < p.zero_words;
+           i += kThreads)
+        static_cast<uint32_t*>(zeros)[i] = 0;
   if (at >= static_cast<int64_t>(p.heads) * p.rows) return;
   const int64_t head = p.first + at / p.rows;
   const int64_t n =
@@ -38,6 +45,7 @@ __global__ void __launch_bounds__(kThreads) seen_kernel(const __grid_constant__ 
 /// A thread makes a word of 32 blocks of queries.
 __global__ void __launch_bounds__(kThreads)
     seen_by_keys_kernel(const __grid_constant__ SeenByKeysJob p) {
+  take_turn();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t column = at % p.columns, word = at / p.columns % p.words,
                 head = at / p.columns / p.words;
@@ -55,16 +63,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_seen(const SeenJob& job, cudaStream_t stream) {
+void launch_seen(const Kind& kind, const SeenJob& job) {
   const int64_t warps = static_cast<int64_t>(job.heads) * job.rows, per_block = kThreads / 32;
-  launch(seen_kernel, dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)), kThreads, 0,
-         job, stream);
+  const int64_t blocks = std::max<int64_t>(1, (warps + per_block - 1) / per_block);
+  launch(seen_kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, job, kind.stream,
+         kind.start);
 }
 
-void launch_seen_by_keys(const SeenByKeysJob& job, cudaStream_t stream) {
+void launch_seen_by_keys(const Kind& kind, const SeenByKeysJob& job) {
   const int64_t threads = static_cast<int64_t>(job.key_heads) * job.columns * job.words;
   launch(seen_by_keys_kernel, dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)),
-         kThreads, 0, job, stream);
+         kThreads, 0, job, kind.stream, kind.start);
 }
 
 }  // namespace sagebwd::cuda::linear

@@ -14,6 +14,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(kThreads)
     subtract_mean_kernel(const __grid_constant__ SubtractMeanJob p) {
   constexpr int kLanes = D / 8;
+  take_turn();
   const int head = static_cast<int>(blockIdx.y),
             channel = static_cast<int>(threadIdx.x) % kLanes * 8;
   const int token =
@@ -54,7 +55,7 @@ void launch_subtract_mean(const Kind& kind, const SubtractMeanJob& job) {
     launch(subtract_mean_kernel<decltype(type), d()>,
            dim3(static_cast<unsigned>((job.dk.count + kRows - 1) / kRows),
                 static_cast<unsigned>(job.dk.heads)),
-           kThreads, 0, job, kind.stream);
+           kThreads, 0, job, kind.stream, kind.start);
   });
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/host/target.h"
 #include "cuda/mix/eight.cuh"
 
 namespace sagebwd::cuda::mix {
@@ -18,6 +20,7 @@ template <typename T, int kLanes>
 __global__ void __launch_bounds__(kThreads) block_means_kernel(const __grid_constant__ MeansJob p) {
   constexpr int kRows = kThreads / kLanes;
   __shared__ float sums[kRows][kLanes * 8];
+  arch::let_next_kernel_start();
   const int queries = p.batches * p.of[0].heads * p.of[0].blocks;
   const bool of_keys = static_cast<int>(blockIdx.x) >= queries;
   const MeansJob::Of& of = p.of[of_keys];
@@ -64,6 +67,7 @@ constexpr int kCentreThreads = 1024, kCentreParts = 8;  // thread blocks of a he
 __global__ void __launch_bounds__(kCentreThreads)
     centre_kernel(const __grid_constant__ CentreJob p) {
   __shared__ float sums[kCentreThreads];
+  arch::wait_for_earlier_kernels();
   const int ways = kCentreThreads / p.d, thread = static_cast<int>(threadIdx.x);
   const int channel = thread % p.d, way = thread / p.d;
   const int64_t base = static_cast<int64_t>(blockIdx.y) * p.blocks * p.d + channel;
@@ -99,7 +103,7 @@ void launch_means(const Kind& kind, const MeansJob& job) {
 void launch_centre(const CentreJob& job, cudaStream_t stream) {
   if (job.blocks == 0) return;
   launch(centre_kernel, dim3(kCentreParts, static_cast<unsigned>(job.heads)), kCentreThreads, 0,
-         job, stream);
+         job, stream, can_start_early() ? Start::early : Start::behind);
 }
 
 }  // namespace sagebwd::cuda::mix

@@ -138,6 +138,11 @@ TEST(LinearBadInput, Mixing) {
   says(forward([](auto& a) { a.alpha.block = 1, a.alpha.rows = 200; }), "a multiple of 64, got 1");
   says(forward([](auto& a) { a.sparse.shape[2] -= 1; }), "sparse: expected shape");
   says(forward([](auto& a) { a.averages_bytes = 100; }), "averages: expected at least");
+  const float* const means = reinterpret_cast<const float*>(memory.data());
+  says(forward([&](auto& a) { a.v_mean = means; }), "expected both or neither");
+  says(forward([&](auto& a) { a.k_mean = means, a.v_mean = means + 1; }), "v_mean: expected");
+  says(forward([&](auto& a) { a.alpha = {}, a.averages = nullptr, a.k_mean = a.v_mean = means; }),
+       "makes the means");
   says(backward([](auto& a) { a.dk_sparse.shape[2] -= 1; }), "dk_sparse: expected shape");
   says(backward([&](auto& a) { a.dnorm = p.backward_args().dnorm; }), "dnorm: expected none");
   says(backward([&](auto& a) { a.dalpha = p.norm.data(); }), "alpha_parts: expected a data");
