@@ -13,6 +13,7 @@
 
 #include "base/hash.h"
 #include "device_case.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::gpu {
 namespace {
@@ -133,6 +134,24 @@ void expect_close(const char* name, const std::vector<float>& got, const std::ve
   EXPECT_LE(gap, std::max(budget, share * error)) << name << ", error of the oracle " << error;
 }
 
+/// Largest magnitude of a tensor [tokens, d], rotated if codes are.
+double largest_rotated(std::vector<float> x, const DeviceCase& dc) {
+  double top = 0;
+  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(dc.c.d)) {
+    if (dc.c.recipe.rotate) numerics::rotate(&x[i], static_cast<int>(dc.c.d));
+    for (int64_t c = 0; c < dc.c.d; ++c)
+      top = std::max<double>(top, std::fabs(x[i + static_cast<size_t>(c)]));
+  }
+  return top;
+}
+
+/// How far a logit moves, at most, if one code of Q or K is the neighbour of the oracle's. A few in
+/// a million of cuda-sm90's are, because tensor cores rotate.
+double of_one_code(const DeviceCase& dc, const CaseInputs& in) {
+  const double scale = dc.scale != 0.0f ? std::fabs(dc.scale) : 1 / std::sqrt(double(dc.c.d));
+  return scale * largest_rotated(in.x.q, dc) * largest_rotated(in.x.k, dc) / 127;
+}
+
 void check_case(const DeviceCase& dc) {
   const CaseInputs in = make_case_inputs(dc);
   const float shift = dc.partial_kv ? 0.4f : 0.0f;
@@ -145,16 +164,19 @@ void check_case(const DeviceCase& dc) {
   const bool halves = works_in_halves(dc);
   const double budget = (halves ? 2e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
   const double floor = 0.1 * norm(in.x.dout), share = halves ? 0.3 : 0.2;
+  // Where nothing says how large the quantisation error is, half precision gets more room.
+  const double unknown = halves && exact.o.empty() ? 3 : 1;
   expect_close("o", got.o, want.o, exact.o, budget, 0.0, share);
-  expect_close("dq", got.dq, want.dq, exact.dq, budget, floor, share);
-  expect_close("dk", got.dk, want.dk, exact.dk, budget, floor, share);
+  expect_close("dq", got.dq, want.dq, exact.dq, unknown * budget, floor, share);
+  expect_close("dk", got.dk, want.dk, exact.dk, unknown * budget, floor, share);
   expect_close("dv", got.dv, want.dv, exact.dv, budget, 0.0, share);
   // The tuned kernels leave the start of integer sums on: logits of `vectorwise` are off by about a
   // unit of S. In half precision the row sums are rounded too.
   const bool tuned = dc.impl != "cuda-plain" && dc.c.recipe.scheme == Scheme::vectorwise;
-  const double logits = (tuned ? 8e-4 : 2e-4) * largest / 30;
-  EXPECT_LE(largest_difference(got.lse, want.lse), halves ? 4e-3 * largest / 30 : logits);
-  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), logits);
+  const double logits = (tuned ? 8e-4 : 2e-4) * largest / 30,
+               codes = halves ? of_one_code(dc, in) : 0.0;
+  EXPECT_LE(largest_difference(got.lse, want.lse), (halves ? 4e-3 * largest / 30 : logits) + codes);
+  EXPECT_LE(largest_difference(got.max_logit, want.max_logit), logits + codes);
 }
 
 TEST(GpuFuzz, RandomProblems) {

@@ -20,11 +20,11 @@ void expect_saved_codes(const DeviceCase& dc, const CaseInputs& in) {
   const Results got = run_on_device(with, in, 0.0f, &inside), want = run_on_device(dc, in);
   for (auto tensor : {&Results::o, &Results::lse, &Results::max_logit, &Results::dk, &Results::dv})
     EXPECT_TRUE(same_bits(got.*tensor, want.*tensor));
-  // Unless it is asked for, dQ is added up in any order.
+  // Unless it is asked for, dQ is added up in any order, by cuda-sm90 in half precision.
   if (dc.deterministic)
     EXPECT_TRUE(same_bits(got.dq, want.dq));
   else
-    EXPECT_LE(relative_error(got.dq, want.dq), 1e-3);
+    EXPECT_LE(relative_error(got.dq, want.dq), works_in_halves(dc) ? 4e-3 : 1e-3);
 
   expect_codes(inside.codes, oracle_codes(dc, in), spec::codes_layout(inside.forward.problem),
                works_in_halves(dc) ? CodesAre::rounded : CodesAre::same);

@@ -143,8 +143,10 @@ def test_16_bit_gradients(dtype):
     out = linear_attention(q, k, v, exclude=lists, layout="bhsd")
     grads = torch.autograd.grad(out, leaves, dout)
     want = torch.autograd.grad(_exact(q, k, v, lists)[0], leaves, dout.double())
+    # The kernels of a GPU round the matrices of blocks to BF16, and dK twice.
+    gate = 4.5e-3 if grads[0].is_cuda and dtype == torch.bfloat16 else 3e-3
     for a, b in zip(grads, want):
-        assert a.dtype == dtype and _error(a, b) <= 3e-3
+        assert a.dtype == dtype and _error(a, b) <= gate
 
 
 def test_layouts_and_shared_lists():
