@@ -4,7 +4,8 @@
 // scale of a token no longer has to cover it alone.
 //
 // A head dim that is not a power of two is cut into blocks of its largest power-of-two divisor.
-// Every backend adds in this order (neighbours first) and in FP32, so that codes agree bit for bit.
+// Every backend adds in this order (neighbours first) and in FP32, so that codes agree bit for bit;
+// but cuda-sm90 adds on tensor cores, and a few of its codes in a million round the other way.
 #pragma once
 
 #include <cstdint>
