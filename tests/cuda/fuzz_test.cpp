@@ -134,6 +134,46 @@ void expect_close(const char* name, const std::vector<float>& got, const std::ve
   EXPECT_LE(gap, std::max(budget, share * error)) << name << ", error of the oracle " << error;
 }
 
+/// Tokens begin … end - 1 of each head, of a tensor [heads, n, width].
+std::vector<float> tokens_of(const std::vector<float>& x, int64_t n, int64_t width, int64_t begin,
+                             int64_t end) {
+  std::vector<float> out;
+  for (auto head = x.begin(); head != x.end(); head += n * width)
+    out.insert(out.end(), head + begin * width, head + end * width);
+  return out;
+}
+
+/// Puts them back.
+void put_tokens(std::vector<float>& x, const std::vector<float>& part, int64_t n, int64_t width,
+                int64_t begin, int64_t end) {
+  auto from = part.begin();
+  for (auto head = x.begin(); head != x.end(); head += n * width, from += (end - begin) * width)
+    std::copy(from, from + (end - begin) * width, head + begin * width);
+}
+
+/// O and gradients in FP64, each document by itself.
+Results exact_documents(const DeviceCase& dc, const CaseInputs& in) {
+  const spec::AttnCase& c = dc.c;
+  Results r;
+  r.o.resize(in.x.q.size()), r.dq = r.o, r.dk.resize(in.x.k.size()), r.dv = r.dk;
+  for (size_t t = 0; t + 1 < dc.cu_q.size(); ++t) {
+    const int64_t q0 = dc.cu_q[t], q1 = dc.cu_q[t + 1], k0 = dc.cu_k[t], k1 = dc.cu_k[t + 1];
+    if (q0 == q1 || k0 == k1) continue;
+    DeviceCase one = dc;
+    one.cu_q.clear(), one.cu_k.clear(), one.c.nq = q1 - q0, one.c.nk = k1 - k0;
+    CaseInputs part;
+    part.x.q = tokens_of(in.x.q, c.nq, c.d, q0, q1),
+    part.x.k = tokens_of(in.x.k, c.nk, c.d, k0, k1);
+    part.x.v = tokens_of(in.x.v, c.nk, c.d, k0, k1);
+    part.x.dout = tokens_of(in.x.dout, c.nq, c.d, q0, q1);
+    if (dc.dlse) part.dlse = tokens_of(in.dlse, c.nq, 1, q0, q1);
+    const Results exact = run_exact(one, part);
+    put_tokens(r.o, exact.o, c.nq, c.d, q0, q1), put_tokens(r.dq, exact.dq, c.nq, c.d, q0, q1);
+    put_tokens(r.dk, exact.dk, c.nk, c.d, k0, k1), put_tokens(r.dv, exact.dv, c.nk, c.d, k0, k1);
+  }
+  return r;
+}
+
 /// Largest magnitude of a tensor [tokens, d], rotated if codes are.
 double largest_rotated(std::vector<float> x, const DeviceCase& dc) {
   double top = 0;
@@ -157,15 +197,15 @@ void check_case(const DeviceCase& dc) {
   const float shift = dc.partial_kv ? 0.4f : 0.0f;
   const Results got = run_on_device(dc, in, shift), want = run_oracle(dc, in, got, shift);
   Results exact;
-  if (dc.cu_q.empty() && !dc.partial_kv) exact = run_exact(dc, in);
+  if (!dc.partial_kv) exact = dc.cu_q.empty() ? run_exact(dc, in) : exact_documents(dc, in);
   double largest = 30;
   for (float x : want.max_logit)
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
   const bool halves = works_in_halves(dc);
   const double budget = (halves ? 2e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
-  const double floor = 0.1 * norm(in.x.dout), share = halves ? 0.3 : 0.2;
+  const double floor = 0.1 * norm(in.x.dout), share = halves ? 0.35 : 0.2;
   // Where nothing says how large the quantisation error is, half precision gets more room.
-  const double unknown = halves && exact.o.empty() ? 3 : 1;
+  const double unknown = halves && exact.o.empty() ? 2 : 1;
   expect_close("o", got.o, want.o, exact.o, budget, 0.0, share);
   expect_close("dq", got.dq, want.dq, exact.dq, unknown * budget, floor, share);
   expect_close("dk", got.dk, want.dk, exact.dk, unknown * budget, floor, share);
