@@ -291,10 +291,13 @@ TEST(GpuAccuracy, PublishedTable) {
     const Compared ours = compare(dc, run_on_device(dc, in), want),
                    theirs = compare(paper, run_on_device(paper, in), want);
     // At deviation 1 one scale of K per 128 keys has .020 where the published figure is .0184, and
-    // .0223 if that many keys share a scale of dS too.
-    const double at_one = device_candidate(dc, true).tile_k == 64 ? 1.1 * 0.0188 : 0.0235;
-    EXPECT_LE(ours.dq.rel_l2, row.sigma == 1 ? at_one : row.dq);
-    EXPECT_LE(ours.dk.rel_l2, row.dk);
+    // .0223 if that many keys share a scale of dS too. dK has .0191 if 64 queries share a scale of
+    // dS, and with 128 the published .0220.
+    const auto tiles = device_candidate(dc, true);
+    const double dq_at_one = tiles.tile_k == 64 ? 1.1 * 0.0188 : 0.0235,
+                 dk_at_one = tiles.tile_q == 64 ? row.dk : 0.0224;
+    EXPECT_LE(ours.dq.rel_l2, row.sigma == 1 ? dq_at_one : row.dq);
+    EXPECT_LE(ours.dk.rel_l2, row.sigma == 1 ? dk_at_one : row.dk);
     // One scale per tile cannot give the published figures at deviation 1.
     EXPECT_LE(theirs.dq.rel_l2, row.sigma == 1 ? 0.065 : 1.1 * row.dq);
     EXPECT_LE(theirs.dk.rel_l2, row.sigma == 1 ? 0.065 : 1.1 * row.dk);

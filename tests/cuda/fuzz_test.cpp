@@ -203,7 +203,10 @@ void check_case(const DeviceCase& dc) {
     if (std::isfinite(x)) largest = std::max<double>(largest, std::fabs(x));
   const bool halves = works_in_halves(dc);
   const double budget = (halves ? 2e-2 : dc.c.dtype == Dtype::bf16 ? 5e-3 : 2.5e-3) * largest / 30;
-  const double floor = 0.1 * norm(in.x.dout), share = halves ? 0.35 : 0.2;
+  const double floor = 0.1 * norm(in.x.dout);
+  // Without smoothing the rounding of dS meets the mean of K. With few keys one code of dS that
+  // rounds the other way is then a large part of the quantisation error.
+  const double share = !halves ? 0.2 : dc.c.recipe.smooth_k ? 0.35 : 0.7;
   // Where nothing says how large the quantisation error is, half precision gets more room.
   const double unknown = halves && exact.o.empty() ? 2 : 1;
   expect_close("o", got.o, want.o, exact.o, budget, 0.0, share);

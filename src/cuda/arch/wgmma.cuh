@@ -48,8 +48,8 @@ __device__ __forceinline__ void settle(V (&x)[kCount]) {
 
 /// Places of operands in shared memory count in units of 16 bytes. A kernel asks once for the place
 /// of its shared memory; additions make all others of it.
-__device__ __forceinline__ uint32_t place_of_shared(const void* shared) {
-  return (shared_address(shared) & 0x3ffff) >> 4;
+__device__ __forceinline__ uint32_t place_of(uint32_t shared_address) {
+  return (shared_address & 0x3ffff) >> 4;
 }
 __host__ __device__ constexpr uint32_t places(size_t bytes) {
   return static_cast<uint32_t>(bytes / 16);

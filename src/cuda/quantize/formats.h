@@ -54,12 +54,15 @@ struct BlockScales {
   int k_poisoned, v_poisoned;
 };
 
+/// Queries of a tile of the backward of sm90: fewer channels leave registers for more queries.
+constexpr int backward_queries(int d) { return d == 64 ? 128 : 64; }
+
 /// What 64 queries (a slab) have for the backward of sm90, where P and dS are halves. Numbers of
 /// the queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale
 /// of K,
 ///   2^15·P·φ/φ̂ = 2^(factor·x + exponent)      2^15·σ·dS·L/L̂ = that·(slope·dP + offset)
-/// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the 64, and σ
-/// keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
+/// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the tile, and
+/// σ keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
 /// slope 0.
 struct QueryStats {
   float factor[64], exponent[64], slope[64], offset[64];

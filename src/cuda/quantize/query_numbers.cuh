@@ -32,7 +32,7 @@ struct QueryNumbers {
   __device__ bool sees() const { return lse2 != INFINITY; }
   __device__ bool counts() const { return sees() && scale > 0.0f; }
 
-  /// φ as it counts for φ̂, the largest of the 64 queries.
+  /// φ as it counts for φ̂, the largest of a tile of queries.
   __device__ float phi() const { return sees() ? finite(scale) : 0.0f; }
 
   /// dLSE gives dS to queries with little or no dO. Their scale must not be tiny, and codes of so
@@ -47,13 +47,13 @@ struct QueryNumbers {
     return ratio * fmaxf(fmaf(norm, most, fabsf(dlse)), finite(fabsf(delta)));
   }
 
-  /// Of the 64.
+  /// Of a tile.
   struct Largest {
     float phi, bound;
     __device__ float reference() const { return phi > 0.0f ? phi : 1.0f; }
   };
 
-  /// `token`: the query's place among the 64. `lift` and `row` are the query's own.
+  /// `token`: the query's place in the slab. `lift` and `row` are the query's own.
   __device__ void write(QueryStats& stats, int token, float& lift, QueryRow& row, float ratio,
                         float bound, const Largest& of) const {
     const int place = (token & ~15) + tile::place_of(token % 16);

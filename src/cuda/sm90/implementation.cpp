@@ -8,6 +8,7 @@
 
 #include "cuda/host/device.h"
 #include "cuda/lists/job.h"
+#include "cuda/sm90/bwd/bwd.h"
 #include "cuda/sm90/fwd/fwd.h"
 #include "cuda/sm90/run.h"
 #include "cuda/sm90/workspace.h"
@@ -69,7 +70,9 @@ std::string decline(const spec::Problem& p) {
 }  // namespace
 
 backend::Tiles tiles_of(const spec::Problem& p) {
-  return {64, p.has_lists() ? listed_keys(p) : kBlock, 255};
+  const bool backward = p.direction == spec::Direction::backward;
+  return {backward ? backward_queries(static_cast<int>(p.d)) : 64,
+          p.has_lists() ? listed_keys(p) : kBlock, 255};
 }
 
 const backend::Implementation& implementation() {

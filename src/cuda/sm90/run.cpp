@@ -98,36 +98,37 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
 
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
-  const BackwardParams params{.q8 = byte_matrix(call.q8(ws), queries, d, kBackwardQueries),
-                              .q_back = ws.q16 != nullptr
-                                            ? panel_matrix(ws.q16, queries, d, kBackwardQueries)
-                                            : byte_matrix(ws.q8t, queries / kSlab * d, kSlab, d),
-                              .do16 = panel_matrix(ws.do16, queries, d, kBackwardQueries),
-                              .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, d),
-                              .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
-                              .seq = job.seq,
-                              .mask = mask_of(p),
-                              .hk = job.hk,
-                              .group = job.group,
-                              .tq = plan.tq,
-                              .tk = plan.tk,
-                              .stats = ws.stats,
-                              .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
-                              .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
-                              .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
-                              .rotation = job.rotation,
-                              .k_top = ws.k_top,
-                              .dq_lift = ws.dq_lift,
-                              .dq_sum = ws.dq_sum,
-                              .dq_halves = ws.dq_halves,
-                              .dk16 = ws.q16 != nullptr,
-                              .dk = output(args.dk),
-                              .dv = output(args.dv),
-                              .dk_chunks = input(args.dk).vector,
-                              .dv_chunks = input(args.dv).vector,
-                              .tickets = ws.tickets,
-                              .turns = ws.turns,
-                              .row_sum = ws.row_sum};
+  const int tile = backward_queries(d), slab_rows = tile / kSlab * d;
+  const BackwardParams params{
+      .q8 = byte_matrix(call.q8(ws), queries, d, tile),
+      .q_back = ws.q16 != nullptr ? panel_matrix(ws.q16, queries, d, tile)
+                                  : byte_matrix(ws.q8t, queries / kSlab * d, kSlab, slab_rows),
+      .do16 = panel_matrix(ws.do16, queries, d, tile),
+      .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, slab_rows),
+      .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
+      .seq = job.seq,
+      .mask = mask_of(p),
+      .hk = job.hk,
+      .group = job.group,
+      .tq = plan.tq,
+      .tk = plan.tk,
+      .stats = ws.stats,
+      .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
+      .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
+      .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
+      .rotation = job.rotation,
+      .k_top = ws.k_top,
+      .dq_lift = ws.dq_lift,
+      .dq_sum = ws.dq_sum,
+      .dq_halves = ws.dq_halves,
+      .dk16 = ws.q16 != nullptr,
+      .dk = output(args.dk),
+      .dv = output(args.dv),
+      .dk_chunks = input(args.dk).vector,
+      .dv_chunks = input(args.dv).vector,
+      .tickets = ws.tickets,
+      .turns = ws.turns,
+      .row_sum = ws.row_sum};
   launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
 
   sm80::BackwardParams sums{};

@@ -36,7 +36,6 @@ void run(const BackwardParams& p, int d, int k_blocks, cudaStream_t stream) {
 
 void launch_backward(const BackwardParams& p, Dtype dtype, int d, int k_blocks,
                      cudaStream_t stream) {
-  static_assert(kBackwardQueries == bwd::kQueries && kBackwardKeys == bwd::kKeys);
   dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, k_blocks, stream)
                        : run<__half>(p, d, k_blocks, stream);
 }

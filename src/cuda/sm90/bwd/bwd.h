@@ -8,8 +8,7 @@
 
 namespace sagebwd::cuda::sm90 {
 
-inline constexpr int kBackwardQueries = 64;  // of a tile
-inline constexpr int kBackwardKeys = 128;    // of a thread block
+inline constexpr int kBackwardKeys = 128;  // of a thread block
 
 /// dK and dV, and dQ added up in p.dq_sum.
 void launch_backward(const BackwardParams& p, Dtype dtype, int d, int k_blocks,

@@ -16,30 +16,35 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-/// Scores of 64 keys x 64 queries: element 4·j + 2·r + e is key lane/4 + 8·r of the warp's 16,
-/// query 8·j + 2·(lane % 4) + e. Pairs of halves: element 2·j + r.
+/// Scores of 64 keys x 64 queries, a slab: element 4·j + 2·r + e is key lane/4 + 8·r of the warp's
+/// 16, query 8·j + 2·(lane % 4) + e. Pairs of halves: element 2·j + r.
 using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
-using Codes = uint32_t[8];  // A operands
 
 template <typename T, int D, unsigned kWants>
 struct Consumer {
   using Plan = SharedPlan<D, kWants>;
+  static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
+  // Of a tile of queries.
+  using AllScores = Scores[kSlabs];
+  using AllHalves = Halves[kSlabs];
+  using Codes = uint32_t[8 * kSlabs];  // A operands
 
   const BackwardParams& p;
   Plan& shared;
   int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
   uint32_t place;       // of the shared memory, for products
-  Ring<kPlaces> front{0}, back{0}, ds{1};
+  Tile tile{};
 
-  // Places of operands.
-  __device__ uint32_t front_at(int i) const {
-    return place + static_cast<uint32_t>(i) * arch::places(sizeof(typename Plan::Front));
+  // Places of operands. Those of the products that end a tile: transposed codes of Q and dO.
+  static constexpr size_t kQ8t = offsetof(Plan, back), kDo8t = kQ8t + sizeof(Plan::Back::q);
+  __device__ uint32_t front_at(Tile of) const {
+    return place + of.place() * arch::places(sizeof(typename Plan::Front));
   }
-  __device__ uint32_t back_at(int i) const {
-    return place + static_cast<uint32_t>(i) * arch::places(sizeof(typename Plan::Back));
+  __device__ uint32_t back() const {
+    return place + tile.place() * arch::places(sizeof(typename Plan::Back));
   }
   /// Of an operand that has 64 rows of `row_bytes` for each consumer.
   __device__ uint32_t mine_at(int row_bytes) const {
@@ -47,20 +52,24 @@ struct Consumer {
   }
 
   /// S = K8·Q8ᵀ of a tile; only issued.
-  __device__ __forceinline__ void issue_scores(Scores& s, int i) const {
-    const uint32_t k = mine_at(D), q = front_at(i);
-    arch::settle(s);
+  __device__ __forceinline__ void issue_scores(AllScores& s, Tile of) const {
+    const uint32_t k = mine_at(D), q = front_at(of);
+#pragma unroll
+    for (Scores& of_slab : s) arch::settle(of_slab);
     arch::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(s, arch::operand_at<D>(k, offsetof(Plan, k8) + 32 * step),
-                    arch::operand_at<D>(q, offsetof(Plan, front) + 32 * step), step > 0);
+    for (int slab = 0; slab < kSlabs; ++slab)
+#pragma unroll
+      for (int step = 0; step < D / 32; ++step)
+        arch::wgmma_8(s[slab], arch::operand_at<D>(k, offsetof(Plan, k8) + 32 * step),
+                      arch::operand_at<D>(q, offsetof(Plan, front) + slab * kSlab * D + 32 * step),
+                      step > 0);
     arch::wgmma_commit();
   }
-  /// dP = V8·dOᵀ, still without the scale of V; only issued.
-  __device__ __forceinline__ void issue_gradients(Gradients& dp) const {
-    constexpr size_t kDout = offsetof(Plan, front) + kQueries * D;
-    const uint32_t v = mine_at(128), dout = front_at(front.place);
+  /// dP = V8·dOᵀ of a slab, still without the scale of V; only issued.
+  __device__ __forceinline__ void issue_gradients(Gradients& dp, int slab) const {
+    const size_t kDout = offsetof(Plan, front) + kQueries * D + slab * kSlab * 128;
+    const uint32_t v = mine_at(128), dout = front_at(tile);
     arch::settle(dp);
     arch::wgmma_fence();
 #pragma unroll
@@ -74,11 +83,14 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
-  /// P as halves.
+  __device__ const QueryStats& stats_of(int slab) const {
+    return shared.front[tile.place()].stats[slab];
+  }
+
+  /// P of a slab as halves.
   template <bool kMasked>
-  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, float k_scale,
-                                               int query) const {
-    const QueryStats& stats = shared.front[front.place].stats;
+  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, const QueryStats& stats,
+                                               float k_scale, int query) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
       const float4 factor = *reinterpret_cast<const float4*>(stats.factor + 16 * i + lane % 4 * 4),
@@ -124,8 +136,8 @@ struct Consumer {
 
   /// dS = P·(dP - D) as halves, in the place of P.
   __device__ __forceinline__ void differentiate(Halves& h, const Gradients& dp,
+                                                const QueryStats& stats,
                                                 const float (&v_scale)[2]) const {
-    const QueryStats& stats = shared.front[front.place].stats;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
       const float4 slope = *reinterpret_cast<const float4*>(stats.slope + 16 * i + lane % 4 * 4),
@@ -147,52 +159,57 @@ struct Consumer {
     }
   }
 
-  /// One scale per key.
+  /// Codes of a tile, one scale per key.
   template <arch::Bytes kCode>
-  __device__ __forceinline__ RowScales quantize(Codes& codes, const Halves& h) const {
+  __device__ __forceinline__ RowScales quantize(Codes& codes, const AllHalves& h) const {
     constexpr bool kSigned = kCode == arch::Bytes::s8;
     uint32_t most[2] = {0, 0};
     const auto magnitude = [](uint32_t x) { return kSigned ? arch::half2_abs(x) : x; };
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (const Halves& x : h)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(h[4 * i + r])),
-                                  magnitude(h[4 * i + 2 + r]));
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(x[4 * i + r])),
+                                    magnitude(x[4 * i + 2 + r]));
     const RowScales scales = row_scales < kSigned ? 127 : 255 > (row_tops(most[0], most[1]));
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int slab = 0; slab < kSlabs; ++slab)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        codes[2 * i + r] =
-            arch::half2_codes<kCode>(h[4 * i + r], h[4 * i + 2 + r], scales.factor[r]);
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          codes[8 * slab + 2 * i + r] = arch::half2_codes<kCode>(
+              h[slab][4 * i + r], h[slab][4 * i + 2 + r], scales.factor[r]);
     return scales;
   }
 
   /// Hands dS to the warpgroup of dQ, turned around: rows are queries there.
-  __device__ __forceinline__ void hand_over(const Halves& h) {
+  __device__ __forceinline__ void hand_over(const Halves& h, int slab) const {
+    const typename Plan::Slab of{tile.number * kSlabs + static_cast<uint32_t>(slab)};
     const uint32_t row = lane % 8 + (lane >> 4) * 8,
-                   to = arch::shared_address(shared.ds[ds.place][warpgroup]) + row * 128 +
+                   to = arch::shared_address(shared.ds[of.place()][warpgroup]) + row * 128 +
                         ((warp * 2 + (lane >> 3) % 2 ^ lane % 8) << 4);
-    arch::barrier_wait(arch::shared_address(&shared.ds_empty[ds.place]), ds.parity);
+    arch::barrier_wait(arch::shared_address(&shared.ds_empty[of.place()]), of.parity() ^ 1);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       arch::stmatrix_x4_trans(to + static_cast<uint32_t>(i) * 16 * 128, h[4 * i], h[4 * i + 1],
                               h[4 * i + 2], h[4 * i + 3]);
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[ds.place]));
-    ds.advance();
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[of.place()]));
   }
 
-  /// acc = codes·(64 channels of a transposed operand of queries); only issued.
+  /// acc = codes·(64 channels of a transposed operand of the tile's queries); only issued.
   template <arch::Bytes kCode>
   __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes, size_t operand,
                                                 int part) const {
-    const uint32_t here = back_at(back.place);
+    const uint32_t here = back();
     arch::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const uint64_t b = arch::operand_at<kSlab>(here, operand + part * 64 * kSlab + 32 * step);
+    for (int step = 0; step < 2 * kSlabs; ++step) {
+      const uint64_t b = arch::operand_at<kSlab>(
+          here, operand + step / 2 * (D * kSlab) + part * 64 * kSlab + step % 2 * 32);
       if constexpr (kCode == arch::Bytes::u8)
         arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
       else
@@ -212,6 +229,10 @@ struct Consumer {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
 
+  // Where no registers are left to keep them in, every tile reads them again.
+  static constexpr bool kKeepsValueScales = kSlabs == 1 && !(kWants & kDk16);
+  __device__ float value_scale_of(int r) const { return shared.v_scale[first_key() + 8 * r]; }
+
   struct Sums {
     float dv[D / 2], dk[D / 2];
     float dk_unit = 0.0f;  // of dK in 16 bit: that of the tile whose dS has the largest
@@ -219,7 +240,7 @@ struct Consumer {
 
   // dK in 16 bit is added up by its products. All of them have the unit of the tile with the
   // largest so far: dS of other tiles has a smaller one, and becomes smaller.
-  __device__ __forceinline__ static void use_common_unit(Halves& h, Sums& sums, float unit) {
+  __device__ __forceinline__ static void use_common_unit(AllHalves& h, Sums& sums, float unit) {
     if (unit > sums.dk_unit) {
       const float change = sums.dk_unit / unit;
 #pragma unroll
@@ -229,18 +250,20 @@ struct Consumer {
     const float share = unit < sums.dk_unit ? unit / sums.dk_unit : 1.0f;
     const uint32_t shares = arch::half2_of(share, share);
 #pragma unroll
-    for (uint32_t& x : h) x = arch::half2_mul(x, shares);
+    for (Halves& of_slab : h)
+#pragma unroll
+      for (uint32_t& x : of_slab) x = arch::half2_mul(x, shares);
   }
   /// dK += dS·Q in 16 bit; only issued.
-  __device__ __forceinline__ void issue_keys(float (&sums)[D / 2], const Halves& h) const {
-    const uint32_t here = back_at(back.place);
+  __device__ __forceinline__ void issue_keys(float (&sums)[D / 2], const AllHalves& h) const {
+    const uint32_t here = back();
     arch::wgmma_fence();
 #pragma unroll
     for (int part = 0; part < D / 64; ++part)
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
+      for (int step = 0; step < 4 * kSlabs; ++step)
         arch::wgmma_f16_by_rows(
-            sums + part * 32, h + 4 * step,
+            sums + part * 32, h[step / 4] + step % 4 * 4,
             arch::operand_at<128>(
                 here, offsetof(Plan, back) + part * (kQueries * 128) + step * (16 * 128)),
             true);
@@ -249,131 +272,136 @@ struct Consumer {
 
   /// One tile of queries. `s` holds its scores, and then those of the next tile.
   template <bool kMasked>
-  __device__ __forceinline__ void visit(Sums& sums, Scores& s, float k_scale,
+  __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
                                         const float (&v_scale)[2], int query, bool more) {
+    AllHalves h;
+    Codes p8;
     Gradients dp;
-    Halves h;
-    Codes p8, ds8;
-    issue_gradients(dp);
-    exponentials<kMasked>(h, s, k_scale, query);
-    const RowScales p_scales = quantize<arch::Bytes::u8>(p8, h);
-    constexpr size_t q8t = offsetof(Plan, back), do8t = q8t + sizeof(Plan::Back::q);
-    int acc_v[32];
-    if constexpr (kEarlyValues) {
-      wait_for_back();
-      arch::settle(p8);
-      issue_product<arch::Bytes::u8>(acc_v, p8, do8t, 0);
-      arch::wgmma_wait<1>();
-    } else {
-      arch::wgmma_wait<0>();
-    }
-    arch::settle(dp);
-    if constexpr (kWants & kDk16) {  // read again: no registers are left to keep them in
-      const float read_again[2] = {shared.v_scale[first_key()], shared.v_scale[first_key() + 8]};
-      differentiate(h, dp, read_again);
-    } else {
-      differentiate(h, dp, v_scale);
-    }
-    if constexpr (kMasked) hide(h, query);  // again: 0·NaN is not 0
-    const QueryStats& stats = shared.front[front.place].stats;
-    const float dv_units[2] = {p_scales.unit[0] * stats.dv_unit, p_scales.unit[1] * stats.dv_unit};
-    const float dk_unit = stats.ds_unit * kLn2;
-    hand_over(h);
-    if constexpr (kWants & kDk16) {
-      use_common_unit(h, sums, dk_unit);
-      front.advance();
-      finish_16(sums, s, h, p8, acc_v, dv_units, more);
-      return;
-    }
-    const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
-    const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
-    front.advance();
-    if constexpr (kEarlyValues) {
-      int acc_k[32];
-      arch::settle(ds8);
-      issue_product<arch::Bytes::s8>(acc_k, ds8, q8t, 0);
-      issue_next_scores(s, more);
-      arch::wgmma_wait<2>();
-      arch::settle(acc_v);
-      add(sums.dv, 0, acc_v, dv_units);
-      arch::wgmma_wait<1>();
-      arch::settle(acc_k);
-      add(sums.dk, 0, acc_k, dk_units);
-    } else {
-      wait_for_back();
-      arch::settle(p8), arch::settle(ds8);
-      constexpr int kParts = D / 64;
+    // A mask takes registers, too.
+    constexpr bool kLateGradients = kMasked && (kWants & kDk16) != 0;
 #pragma unroll
-      for (int part = 0; part < 2 * kParts; ++part) {
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      // With two slabs dP takes the registers that the first one's scores leave.
+      if (slab == kSlabs - 1 && !kLateGradients) issue_gradients(dp, 0);
+      exponentials<kMasked>(h[slab], s[slab], stats_of(slab), k_scale, query + slab * kSlab);
+    }
+    if constexpr (kLateGradients) issue_gradients(dp, 0);
+    const RowScales p_scales = quantize<arch::Bytes::u8>(p8, h);
+    arch::wgmma_wait<0>();
+    float dv_units[2], dk_unit;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      arch::settle(dp);
+      const float v[2] = {kKeepsValueScales ? v_scale[0] : value_scale_of(0),
+                          kKeepsValueScales ? v_scale[1] : value_scale_of(1)};
+      differentiate(h[slab], dp, stats_of(slab), v);
+      if constexpr (kMasked) hide(h[slab], query + slab * kSlab);  // again: 0·NaN is not 0
+      if (slab == 0) {  // all slabs of a tile have the same units
+        const float dv_unit = stats_of(0).dv_unit;
+        dv_units[0] = p_scales.unit[0] * dv_unit, dv_units[1] = p_scales.unit[1] * dv_unit;
+        dk_unit = stats_of(0).ds_unit * kLn2;
+      }
+      hand_over(h[slab], slab);
+      if (slab + 1 < kSlabs) {  // dV is multiplied and added up while dP of the next slab is made
         int acc[32];
-        if (part < kParts)
-          issue_product<arch::Bytes::u8>(acc, p8, do8t, part);
-        else
-          issue_product<arch::Bytes::s8>(acc, ds8, q8t, part - kParts);
-        if (part == 2 * kParts - 1) {
-          // The next scores are multiplied while the last sums are added up.
-          issue_next_scores(s, more);
-          arch::wgmma_wait<1>();
-        } else {
-          arch::wgmma_wait<0>();
-        }
-        arch::settle(acc);
-        if (part < kParts)
-          add(sums.dv, part, acc, dv_units);
-        else
-          add(sums.dk, part - kParts, acc, dk_units);
+        wait_for_back();
+        arch::settle(p8);
+        issue_product<arch::Bytes::u8>(acc, p8, kDo8t, 0);
+        issue_gradients(dp, slab + 1);
+        arch::wgmma_wait<1>();
+        arch::settle(acc), arch::settle(p8);
+        add(sums.dv, 0, acc, dv_units);
+        arch::wgmma_wait<0>();
       }
     }
-    arch::settle(p8), arch::settle(ds8);
-    back.advance();
+    if constexpr (kWants & kDk16)
+      finish_16(sums, s, h, p8, dv_units, dk_unit, more);
+    else
+      finish_8(sums, s, h, p8, dv_units, dk_unit, more);
+    tile = tile.next();
     arch::wgmma_wait<0>();
-    arch::settle(s);
+#pragma unroll
+    for (Scores& of_slab : s) arch::settle(of_slab);
   }
 
-  /// The products of a tile with dK in 16 bit. acc_v: dV, if it is under way.
-  __device__ __forceinline__ void finish_16(Sums& sums, Scores& s, Halves& h, Codes& p8,
-                                            int (&acc_v)[32], const float (&dv_units)[2],
-                                            bool more) {
-    constexpr size_t do8t = offsetof(Plan, back) + sizeof(Plan::Back::q);
-    if constexpr (!kEarlyValues) {
+  /// The products of a tile that are left: dK, and with 128 channels dV. The next scores are issued
+  /// with the last of them, and multiplied while its sums are added up.
+  __device__ __forceinline__ void finish_8(Sums& sums, AllScores& s, const AllHalves& h, Codes& p8,
+                                           const float (&dv_units)[2], float dk_unit, bool more) {
+    Codes ds8;
+    const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
+    const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
+    if constexpr (kSlabs == 1) {
       wait_for_back();
       arch::settle(p8);
-      issue_product<arch::Bytes::u8>(acc_v, p8, do8t, 0);
     }
-    arch::settle(h), arch::settle(sums.dk);
-    issue_keys(sums.dk, h);
-    if constexpr (!kEarlyValues) {
+    arch::settle(ds8);
+    constexpr int kParts = D / 64, kFirst = kSlabs == 1 ? 0 : kParts, kLast = 2 * kParts - 1;
+#pragma unroll
+    for (int part = kFirst; part <= kLast; ++part) {
+      int acc[32];
+      if (part < kParts)
+        issue_product<arch::Bytes::u8>(acc, p8, kDo8t, part);
+      else
+        issue_product<arch::Bytes::s8>(acc, ds8, kQ8t, part - kParts);
+      if (part == kLast) {
+        issue_next_scores(s, more);
+        arch::wgmma_wait<1>();
+      } else {
+        arch::wgmma_wait<0>();
+      }
+      arch::settle(acc);
+      if (part < kParts)
+        add(sums.dv, part, acc, dv_units);
+      else
+        add(sums.dk, part - kParts, acc, dk_units);
+    }
+    arch::settle(p8), arch::settle(ds8);
+  }
+
+  /// The same with dK in 16 bit.
+  __device__ __forceinline__ void finish_16(Sums& sums, AllScores& s, AllHalves& h, Codes& p8,
+                                            const float (&dv_units)[2], float dk_unit, bool more) {
+    const auto settle_keys = [&] {
+#pragma unroll
+      for (Halves& of_slab : h) arch::settle(of_slab);
+      arch::settle(sums.dk);
+    };
+    use_common_unit(h, sums, dk_unit);
+    if constexpr (kSlabs == 1) {
+      int acc[32];
+      wait_for_back();
+      arch::settle(p8);
+      issue_product<arch::Bytes::u8>(acc, p8, kDo8t, 0);
+      settle_keys();
+      issue_keys(sums.dk, h);
       arch::wgmma_wait<1>();
-      arch::settle(acc_v);
-      add(sums.dv, 0, acc_v, dv_units);
-      issue_product<arch::Bytes::u8>(acc_v, p8, do8t, 1);
+      arch::settle(acc);
+      add(sums.dv, 0, acc, dv_units);
+      issue_product<arch::Bytes::u8>(acc, p8, kDo8t, 1);
       arch::wgmma_wait<1>();  // dK is done, and its operand leaves registers for the scores
-      arch::settle(h), arch::settle(sums.dk);
+      settle_keys();
       issue_next_scores(s, more);
       arch::wgmma_wait<1>();
-      arch::settle(acc_v);
-      add(sums.dv, 1, acc_v, dv_units);
+      arch::settle(acc), arch::settle(p8);
+      add(sums.dv, 1, acc, dv_units);
     } else {
+      settle_keys();
+      issue_keys(sums.dk, h);
       issue_next_scores(s, more);
-      arch::wgmma_wait<2>();
-      arch::settle(acc_v);
-      add(sums.dv, 0, acc_v, dv_units);
       arch::wgmma_wait<1>();
-      arch::settle(h), arch::settle(sums.dk);
+      settle_keys();
     }
-    arch::settle(p8);
-    back.advance();
-    arch::wgmma_wait<0>();
-    arch::settle(s);
   }
 
   __device__ __forceinline__ void wait_for_back() const {
-    arch::barrier_wait(arch::shared_address(&shared.back_full[back.place]), back.parity);
+    arch::barrier_wait(arch::shared_address(&shared.back_full[tile.place()]), tile.parity());
   }
-  __device__ __forceinline__ void issue_next_scores(Scores& s, bool more) const {
+  __device__ __forceinline__ void issue_next_scores(AllScores& s, bool more) const {
+    const Tile next = tile.next();
     if (more)
-      arch::barrier_wait(arch::shared_address(&shared.front_full[front.place]), front.parity);
-    issue_scores(s, front.place);
+      arch::barrier_wait(arch::shared_address(&shared.front_full[next.place()]), next.parity());
+    issue_scores(s, next);
   }
 
   __device__ void run() {
@@ -381,15 +409,15 @@ struct Consumer {
     Sums sums;
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) sums.dv[i] = sums.dk[i] = 0.0f;
-    if (w.steps > 0) {
-      Scores s;
+    if (w.queries > 0) {
+      AllScores s;
       widen_values<T, D>(shared.v16 + warpgroup * 64 * 128,
                          p.v8 + static_cast<int64_t>(w.key_row + warpgroup * 64) * D,
                          warp * 32 + lane);
       share_with_products(warpgroup);
       arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
       const float k_scale = exact_scale(p.k_scale[w.key_row / kBlock]),
-                  v_scale[2] = {shared.v_scale[first_key()], shared.v_scale[first_key() + 8]};
+                  v_scale[2] = {value_scale_of(0), value_scale_of(1)};
       // Half a step apart, the consumers ask for products and for exponentials in turn.
       if (warpgroup > 0) {
         const long long start = clock64();
@@ -397,25 +425,24 @@ struct Consumer {
         }
       }
       arch::barrier_wait(arch::shared_address(&shared.front_full[0]), 0);
-      issue_scores(s, 0);
+      issue_scores(s, tile);
       arch::wgmma_wait<0>();
-      arch::settle(s);
-      const auto whole = [&](int query) {
-        return static_cast<uint32_t>(query - w.whole_begin) <= w.whole;
-      };
-      int left = w.steps, query = w.first;
-      const auto advance = [&] {
-        --left, query += kQueries;
-        if (query >= w.end) query = w.first;
-      };
+#pragma unroll
+      for (Scores& of_slab : s) arch::settle(of_slab);
+      int left = w.queries / kQueries, query = w.first;
 #pragma unroll 1
       while (left > 0) {
+        // Tiles that need no mask have a loop of their own.
+        const int whole = min(w.whole_tiles(query, kQueries), left);
 #pragma unroll 1
-        for (; left > 0 && whole(query); advance())
-          visit<false>(sums, s, k_scale, v_scale, query, left > 1);
-        if (left > 0) {
+        for (const int end = left - whole; left > end; --left)
+          visit<false>(sums, s, k_scale, v_scale, 0, left > 1);
+        query += whole * kQueries;
+        if (query >= w.end) query = w.first;
+        if (left > 0 && w.whole_tiles(query, kQueries) == 0) {
           visit<true>(sums, s, k_scale, v_scale, query, left > 1);
-          advance();
+          --left, query += kQueries;
+          if (query >= w.end) query = w.first;
         }
       }
     }
@@ -426,8 +453,6 @@ struct Consumer {
     store<T, D>(sums.dk, p.dk, p.dk_chunks, w, first_key(), lane, p.rotation);
   }
 
-  // With 64 channels there are registers for two products at a time: dV starts before dS is known.
-  static constexpr bool kEarlyValues = D == 64;
   static constexpr int kOffset = 1500;  // cycles
   static constexpr float kLn2 = 0.69314718055994530942f;
 };

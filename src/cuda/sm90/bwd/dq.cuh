@@ -22,7 +22,7 @@ struct Copies {
 
   const BackwardParams& p;
   Plan& shared;
-  Step front, back;  // the next tile of each ring
+  Step<kQueries<D>> front, back;  // the next tile of each ring
   int front_place = 0, back_place = 0;
 
   __device__ Copies(const BackwardParams& params, Plan& plan)
@@ -45,9 +45,9 @@ struct Copies {
     arch::barrier_expect(full, Plan::kFrontBytes);
     arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
     arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
-    arch::copy_bulk(arch::shared_address(&to.stats), p.stats + front.row / kQueries,
-                    sizeof(QueryStats), full);
-    front.advance(shared.walk), front_place ^= 1;
+    arch::copy_bulk(arch::shared_address(to.stats), p.stats + front.row / kSlab, sizeof(to.stats),
+                    full);
+    front.advance(), front_place ^= 1;
   }
   __device__ void load_back() {
     if (back.left == 0) return;
@@ -60,7 +60,7 @@ struct Copies {
     else
       arch::copy_rows(arch::shared_address(to.q), p.q_back, 0, row, full);
     arch::copy_rows(arch::shared_address(to.do8t), p.do8t, 0, row, full);
-    back.advance(shared.walk), back_place ^= 1;
+    back.advance(), back_place ^= 1;
   }
 };
 
@@ -77,19 +77,19 @@ struct DqMaker {
   using Totals = RowSums<(kWants & kRowSums) != 0>;
 
   /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
-  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], int tile,
+  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], uint32_t place_of_ds,
                                                 Totals& totals) const {
     uint32_t x[32];
-    uint32_t at = arch::shared_address(shared.ds[tile]) + (warp * 16 + lane % 16) * 128 +
+    uint32_t at = arch::shared_address(shared.ds[place_of_ds]) + (warp * 16 + lane % 16) * 128 +
                   ((lane / 16 ^ lane % 8) << 4);
     arch::keep(at);
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {  // 16 keys
       uint32_t(&to)[4] = *reinterpret_cast<uint32_t(*)[4]>(x + 4 * i);
-      arch::ldmatrix_x4(to, (at ^ (i % 4 << 5)) + i / 4 * (kQueries * 128));
+      arch::ldmatrix_x4(to, (at ^ (i % 4 << 5)) + i / 4 * (kSlab * 128));
     }
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[tile]));
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[place_of_ds]));
     totals.take(x);
     uint32_t most[2] = {0, 0};
 #pragma unroll
@@ -156,8 +156,7 @@ struct DqMaker {
       copies.load_front(), copies.load_front();
     }
     if (loads_back) copies.load_back(), copies.load_back();
-    Ring<kPlaces> ring(0);
-    bool first = true;
+    typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
     turn_keys<D>(shared.k8t, shared.k8, warp * 32 + lane);
     share_with_products(kConsumers);
@@ -165,33 +164,40 @@ struct DqMaker {
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
     const float k_unit =
         k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
-    Step step(w);
+    Step<kSlab> step(w);
     Turns<(kWants & kInTurn) != 0> turns(p.turns, warp, lane);
     Totals totals(p.row_sum, lane);
-    // The lifts of a lane's two queries, asked for one tile early.
-    const float* lifts = p.dq_lift + warp * 16 + lane / 4;
-    float lift[2] = {lifts[step.row], lifts[step.row + 8]};
+    // The lifts of a lane's two queries, asked for one slab early.
+    const auto lifts_at = [&](uint32_t row, float(&to)[2]) {
+      const float* from = p.dq_lift + warp * 16 + lane / 4 + row;
+      to[0] = from[0], to[1] = from[8];
+    };
+    float lift[2];
+    lifts_at(step.row, lift);
 #pragma unroll 1
     while (step.left > 0) {
       const uint32_t row = step.row;
-      turns.ask(w, step);
+      // The slabs of a tile have the same turn: whoever visits the tile adds to all of them.
+      const int tile_end = (step.query / kQueries<D> + 1) * kQueries<D>;
+      turns.ask(w, min(tile_end, w.s.nq) - 1, row);
       totals.start(lift);
       const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
-      step.advance(w);
-      if (step.left > 0) lift[0] = lifts[step.row], lift[1] = lifts[step.row + 8];
-      arch::barrier_wait(arch::shared_address(&shared.ds_full[ring.place]), ring.parity);
-      if (loads_front) copies.load_front();
-      if (loads_back && !first) copies.load_back();
-      first = false;
+      step.advance();
+      if (step.left > 0) lifts_at(step.row, lift);
+      arch::barrier_wait(arch::shared_address(&shared.ds_full[slab.place()]), slab.parity());
+      if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
+        if (loads_front) copies.load_front();
+        if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
+      }
       uint32_t codes[16];
-      const RowScales scales = quantize(codes, ring.place, totals);
+      const RowScales scales = quantize(codes, slab.place(), totals);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};
       turns.pass();
       turns.wait();
       totals.add(row + warp * 16);
       multiply(codes, unit,
                static_cast<Sum*>(p.dq_sum) + static_cast<uint64_t>(row + warp * 16) * D);
-      ring.advance();
+      slab = slab.next();
     }
     turns.pass();
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK, dV and dQ on Hopper: a thread block has 128 keys and loops over tiles of 64 queries.
+// dK, dV and dQ on Hopper: a thread block has 128 keys and loops over tiles of queries, 64
+// or, with 64 channels, 128.
 //
 //   consumers  two warpgroups with 64 keys each. Per tile: S = K8·Q8ᵀ, P, dP = V8·dOᵀ (16 bit),
 //              dS = P·(dP - D), dV += P8·dO8, dK += dS8·Q8
@@ -30,20 +31,22 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p) {
   using namespace bwd;
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& shared = *reinterpret_cast<SharedPlan<D, kWants>*>(memory);
   // Through a shuffle, so that the compiler knows that the warp agrees on it.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  // The same, and so that it is not worked out again for every tile.
+  const uint32_t address = __shfl_sync(0xffffffffu, arch::shared_address(memory), 0);
+  auto& shared = *static_cast<SharedPlan<D, kWants>*>(arch::shared_pointer(address, 1024));
   if (threadIdx.x == 0) init_barriers(shared);
   arch::wait_for_earlier_kernels();
   arch::let_next_kernel_start();
-  if (threadIdx.x == 0) shared.walk = walk_of<kWants>(p);
+  if (threadIdx.x == 0) shared.walk = walk_of<D, kWants>(p);
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
-  const uint32_t place = arch::place_of_shared(memory);
+  const uint32_t place = arch::place_of(address);
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
-    if (shared.walk.steps > 0)
+    if (shared.walk.queries > 0)
       DqMaker<D, Sum, kWants>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();

@@ -41,7 +41,7 @@ struct QueryPiece {
   static constexpr int kTokens = kThreads / kLanes * kSteps;
   static constexpr int kSlabThreads = kThreads * kSlab / kTokens;
   static constexpr int kChunksOfRow = D / 8, kChunks = kTokens * kChunksOfRow / kThreads;
-  static_assert(kTokens % kSlab == 0 && kBlock % kTokens == 0 && kSlabThreads % 32 == 0);
+  static_assert(kTokens == backward_queries(D), "a thread block finds the largest of a tile");
 
   struct Shared {
     uint4 dout[kTokens * kChunksOfRow];
@@ -236,18 +236,15 @@ struct QueryPiece {
             own_of(square, sum)};
   }
 
-  // The largest number of a slab: its warps write theirs, and read all behind a barrier.
+  // The largest number of the tile: warps write theirs, and read all behind a barrier.
   __device__ void put_top(int buffer, float x) const {
     const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(x));
     if (thread % 32 == 0) shared.top[buffer][thread / 32] = most;
   }
   __device__ float top(int buffer) const {
-    constexpr int kOfSlab = kSlabThreads / 32;
-    const uint32_t* from = shared.top[buffer] + thread / kSlabThreads * kOfSlab;
-    uint32_t most = from[0];
-#pragma unroll
-    for (int i = 1; i < kOfSlab; ++i) most = max(most, from[i]);
-    return __uint_as_float(most);
+    static_assert(kWarps == 4);
+    const uint4 of = *reinterpret_cast<const uint4*>(shared.top[buffer]);
+    return __uint_as_float(max(max(of.x, of.y), max(of.z, of.w)));
   }
 
   __device__ void make_codes(float scale) const {

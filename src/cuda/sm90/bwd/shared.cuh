@@ -10,45 +10,58 @@
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/sm90/params.h"
-#include "cuda/sm90/ring.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
 
-inline constexpr int kPlaces = 2;  // of each ring
+inline constexpr int kPlaces = 2;  // of each ring, for tiles of queries
 inline constexpr int kThreads = 128 * (kConsumers + 1);
+
+/// A tile of queries, or a slab, by its number on the walk. That says which place of a ring it has,
+/// and which phase of the barrier there is its own.
+template <int kCount>
+struct Nth {
+  uint32_t number = 0;
+  __device__ uint32_t place() const { return number % kCount; }
+  __device__ uint32_t parity() const { return number / kCount % 2; }
+  __device__ Nth next() const { return {number + 1}; }
+};
+using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
 template <int D, unsigned kWants>
 struct SharedPlan {
   struct Front {  // of a tile of queries: what S and dP need
-    alignas(1024) uint8_t q8[kQueries * D];
-    uint8_t do16[2 * kQueries * D];
-    alignas(1024) QueryStats stats;
+    alignas(1024) uint8_t q8[kQueries<D> * D];
+    uint8_t do16[2 * kQueries<D> * D];
+    alignas(1024) QueryStats stats[kSlabs<D>];
   };
   struct Back {  // what dK and dV need
     // Codes, turned around; or halves, by rows.
-    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries * D];
-    uint8_t do8t[kQueries * D];
+    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries<D> * D];
+    uint8_t do8t[kQueries<D> * D];
   };
   alignas(1024) uint8_t k8[kKeys * D];
   uint8_t k8t[kKeys * D];  // two slabs
   uint8_t v16[2 * kKeys * D];
   Front front[kPlaces];
   Back back[kPlaces];
-  // dS as halves, [query][key], from the consumers to the warpgroup of dQ: a panel of each
-  // consumer.
-  alignas(1024) uint8_t ds[kPlaces][kConsumers][kQueries * 128];
+  // dS as halves, [query][key], from the consumers to the warpgroup of dQ: of each slab a panel of
+  // each consumer.
+  static constexpr int kSlabPlaces = kPlaces * kSlabs<D>;
+  using Slab = Nth<kSlabPlaces>;
+  alignas(1024) uint8_t ds[kSlabPlaces][kConsumers][kSlab * 128];
   alignas(16) float v_scale[kKeys];
   Walk walk;
 
   // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup
-  // of dQ has read. Rings of tiles have no `empty`: when dS of a tile is full, both consumers have
-  // left the tile's front and the back of the tile before.
+  // of dQ has read. Rings of tiles have no `empty`: when dS of a tile's last slab is full, both
+  // consumers have left the tile's front and the back of the tile before.
   alignas(8) uint64_t keys_full;  // K8 and the scales of V
-  uint64_t front_full[kPlaces], back_full[kPlaces], ds_full[kPlaces], ds_empty[kPlaces];
+  uint64_t front_full[kPlaces], back_full[kPlaces];
+  uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
-  static constexpr uint32_t kFrontBytes = 3 * kQueries * D + sizeof(QueryStats);
+  static constexpr uint32_t kFrontBytes = 3 * kQueries<D> * D + sizeof(Front::stats);
   static constexpr uint32_t kBackBytes = sizeof(Back::q) + sizeof(Back::do8t);
   static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
 };
@@ -59,10 +72,9 @@ __device__ void init_barriers(Plan& shared) {
     arch::barrier_init(arch::shared_address(&barrier), arrivals);
   };
   init(shared.keys_full, 1);
-  for (int i = 0; i < kPlaces; ++i) {
-    init(shared.front_full[i], 1), init(shared.back_full[i], 1);
-    init(shared.ds_full[i], 4 * kConsumers), init(shared.ds_empty[i], 4);
-  }
+  for (int i = 0; i < kPlaces; ++i) init(shared.front_full[i], 1), init(shared.back_full[i], 1);
+  for (uint64_t& barrier : shared.ds_full) init(barrier, 4 * kConsumers);
+  for (uint64_t& barrier : shared.ds_empty) init(barrier, 4);
   arch::barrier_init_done();
 }
 

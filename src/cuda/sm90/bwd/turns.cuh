@@ -27,9 +27,9 @@ class Turns {
       : turns_(turns), warp_(warp), lane_(lane) {}
 
   /// Looks early whether the turn of a tile has come, while there is time to wait for the answer.
-  __device__ __forceinline__ void ask(const Walk& w, const Step& step) {
-    const int last = min(step.query + kQueries, w.s.nq) - 1;
-    next_ = step.row / 16 + warp_;
+  /// `last`: of its queries. row: of the first of the 64 that are added to.
+  __device__ __forceinline__ void ask(const Walk& w, int last, uint32_t row) {
+    next_ = row / 16 + warp_;
     before_ = static_cast<uint32_t>(tile::last_key_tile(w.band, w.s, last, kKeys) - w.key0 / kKeys);
     has_come_ = arch::load_acquire(turns_ + next_) == before_;
   }
@@ -61,7 +61,7 @@ template <>
 class Turns<false> {
  public:
   __device__ Turns(uint32_t*, uint32_t, uint32_t) {}
-  __device__ __forceinline__ void ask(const Walk&, const Step&) {}
+  __device__ __forceinline__ void ask(const Walk&, int, uint32_t) {}
   __device__ __forceinline__ void wait() {}
   __device__ __forceinline__ void pass() {}
 };

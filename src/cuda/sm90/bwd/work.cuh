@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/bwd/bwd.h"
 #include "cuda/sm90/params.h"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/tickets.cuh"
@@ -13,8 +14,13 @@ namespace sagebwd::cuda::sm90::bwd {
 
 inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
 inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
-inline constexpr int kQueries = 64;            // of a tile
-static_assert(kKeys == kBlock && kQueries == kSlab);
+static_assert(kKeys == kBlock && kKeys == kBackwardKeys);
+
+/// A tile of queries has one or two slabs, of 64 queries each.
+template <int D>
+inline constexpr int kQueries = backward_queries(D);
+template <int D>
+inline constexpr int kSlabs = kQueries<D> / kSlab;
 
 /// What a call may want of the kernel, bits of `kWants`. Every combination that bwd.cu names is a
 /// kernel of its own, so that others pay nothing.
@@ -26,8 +32,8 @@ inline constexpr unsigned kDk16 = 4;     // dK from dS and Q in 16 bit
 /// one of its keys.
 struct Walk {
   int first, end;      // queries of a head that see a key of the block, in whole tiles
-  int steps;           // tiles of all heads
-  uint32_t row;        // the first tile's first query in the workspace, heads included
+  int queries;         // of all heads
+  uint32_t row;        // the first query in the workspace, heads included
   uint32_t next_head;  // rows from the end of a head to its first tile in the next head
   // A tile needs no mask if it starts at whole_begin or up to `whole` queries later.
   int whole_begin;
@@ -37,30 +43,46 @@ struct Walk {
   uint32_t key_row;  // the same in the workspace, heads included
   tile::Sequence s;
   tile::Band band;  // for turns
+
+  /// How many tiles of so many queries need no mask, from this query up to the end of the head.
+  __device__ int whole_tiles(int query, int queries) const {
+    const int more = whole_begin + static_cast<int>(whole) - query;
+    return query < whole_begin || more < 0 ? 0 : min(more, end - queries - query) / queries + 1;
+  }
 };
 
-/// A place on the walk.
+/// A place on the walk, in steps of kSize queries. It has its own copy of what it needs of the
+/// walk, in registers.
+template <int kSize>
 struct Step {
   int left;      // steps from here on, this one included
-  int query;     // first query of the tile, inside the sequence
+  int query;     // the first query, inside the sequence
   uint32_t row;  // the same in the workspace
+  int first, end;
+  uint32_t next_head;
 
-  __device__ explicit Step(const Walk& w) : left(w.steps), query(w.first), row(w.row) {}
-  __device__ __forceinline__ void advance(const Walk& w) {
-    --left, query += kQueries, row += kQueries;
-    if (query >= w.end) query = w.first, row += w.next_head;
+  __device__ explicit Step(const Walk& w)
+      : left(w.queries / kSize),
+        query(w.first),
+        row(w.row),
+        first(w.first),
+        end(w.end),
+        next_head(w.next_head) {}
+  __device__ __forceinline__ void advance() {
+    --left, query += kSize, row += kSize;
+    if (query >= end) query = first, row += next_head;
   }
 };
 
 /// One thread of a thread block comes here, once.
-template <unsigned kWants>
+template <int D, unsigned kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
   int block = static_cast<int>(blockIdx.x);
   w.kv_head = static_cast<int>(blockIdx.y);
   if constexpr (kWants & kInTurn) {
-    const tile::Tickets tickets(p, gridDim, kQueries, 1);
+    const tile::Tickets tickets(p, gridDim, kQueries<D>, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
   }
@@ -69,14 +91,14 @@ __device__ Walk walk_of(const BackwardParams& p) {
   w.key_row = static_cast<uint32_t>(w.kv_head * p.tk + static_cast<int64_t>(block) * kKeys);
   const int last = min(w.key0 + kKeys, w.s.nk) - 1;
   const tile::QueryWalk queries =
-      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries);
-  w.first = queries.first, w.end = queries.first + queries.steps * kQueries;
-  w.steps = queries.steps * p.group;
+      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries<D>);
+  w.first = queries.first, w.end = queries.first + queries.steps * kQueries<D>;
+  w.queries = (w.end - w.first) * p.group;
   w.row =
       static_cast<uint32_t>(static_cast<int64_t>(w.kv_head) * p.group * p.tq + w.s.q_pad + w.first);
   w.next_head = static_cast<uint32_t>(p.tq - (w.end - w.first));
   const tile::WholeQueries whole =
-      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries);
+      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries<D>);
   w.whole_begin = whole.begin, w.whole = whole.more;
   if constexpr (kWants & kInTurn) w.band = tile::band_of(p.mask, w.s);
   return w;

@@ -33,6 +33,12 @@ struct Consumer {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
 
+  // With 128 channels no registers are left to keep them in, and every tile reads them again.
+  static constexpr bool kKeepsFactors = D == 64;
+  __device__ float logit_factor_of(int r) const {
+    return shared.logit_factor[slot.place][first_row() + 8 * r];
+  }
+
   /// The place of the stage, for products.
   __device__ uint32_t stage_at() const {
     return place + static_cast<uint32_t>(stage.place) * arch::places(sizeof(Stage));
@@ -112,15 +118,16 @@ struct Consumer {
       if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
   }
 
-  /// O += unit·P8·V8. `release`: called when the stage has been read.
-  template <typename Release>
+  /// O += P8·V8 of the tile, which is free then.
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
-                                              const PerRow& unit, Release release) const {
+                                              const PerRow& code_unit, int tile) {
     constexpr size_t kV8t = offsetof(Plan, stage) + kKeys * D;
+    constexpr int kParts = D / kChannels;
     const uint32_t v = stage_at();
+    PerRow unit;
     arch::settle(codes);
 #pragma unroll
-    for (int part = 0; part < D / kChannels; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       int acc[kChannels / 2];
       arch::wgmma_fence();
 #pragma unroll
@@ -130,10 +137,14 @@ struct Consumer {
                                                       step / 2 * (D * kSlab) + step % 2 * 32),
                        step > 0);
       arch::wgmma_commit();
+      // Read here, and not with the scale of K: until now they would only take registers.
+      const BlockScales scales = shared.scales[stage.place];
+      if (part == 0) unit[0] = code_unit[0] * scales.v, unit[1] = code_unit[1] * scales.v;
       arch::wgmma_wait<0>();
       arch::settle(acc);
-      if (part == D / kChannels - 1) {
+      if (part == kParts - 1) {
         arch::settle(codes);
+        if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
         release();
       }
 #pragma unroll
@@ -150,32 +161,37 @@ struct Consumer {
     Scores x;
     Halves halves;
     Factors<1> factor;
-    PerRow sum, unit;
+    PerRow sum;
+    RowScales rows;
     uint32_t codes[16];
     arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
-    const BlockScales scales = shared.scales[stage.place];
+    const float k_scale = shared.scales[stage.place].k;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[0][r] = logit_factor[r] * scales.k;
+    for (int r = 0; r < 2; ++r)
+      factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
     if (p.max_logit != nullptr) note_logits(x, factor);
     if (first) sums.raise(x, factor);
-    for (;;) {
+    const __half* share = shared.v_share[stage.place];
+    const auto make_p = [&] {
       exponentials(halves, sum, x, factor, sums.reference);
-      if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
+      rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+      make_codes(codes, halves, rows);
+    };
+    make_p();
+    // The sums are looked at last, so that most tiles run through all of it without a branch.
+    while (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
       scores_of_warp<D>(x, shared.slot[slot.place].q8, shared.stage[stage.place].k8,
                         static_cast<uint32_t>(first_row()), lane);
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
+      make_p();
     }
-    const __half* share = shared.v_share[stage.place];
-    const RowScales rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
-    make_codes(codes, halves, rows);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] = rows.unit[r] * scales.v;
-    if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
-    multiply_pv(sums, codes, unit, [&] { release(); });
+    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r];
+    multiply_pv(sums, codes, rows.unit, tile);
     stage.advance();
   }
 
@@ -208,10 +224,7 @@ struct Consumer {
       const tile::Walk seen =
           any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
       const tile::WholeTiles whole = tile::whole_keys(p.mask, w.s, first, first + 63, kKeys);
-      PerRow logit_factor;
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        logit_factor[r] = shared.logit_factor[slot.place][first_row() + 8 * r];
+      const PerRow logit_factor = {logit_factor_of(0), logit_factor_of(1)};
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
         for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;

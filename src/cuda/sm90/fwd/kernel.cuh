@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(fwd::kThreads, 1)
     if (warp == 0) Producer<D>{p, shared, threadIdx.x % 32}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, arch::place_of_shared(memory)}
+    Consumer<T, D>{p,    shared,           warpgroup,
+                   warp, threadIdx.x % 32, arch::place_of(arch::shared_address(memory))}
         .run();
   }
 }

@@ -100,7 +100,8 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       shift[part][r] = fmaf(-tile::kMagicFloat, factor[part][r], kBias - reference[r]);
-  // Two sums of a row side by side: half precision drops less of shorter ones.
+  // Two sums of a row side by side: half precision drops less of shorter ones, and neither waits
+  // for the other.
   uint32_t total[2][2] = {};
 #pragma unroll
   for (int j = 0; j < 16; ++j)
@@ -116,7 +117,7 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
       total[r][j % 2] = arch::half2_add(total[r][j % 2], p[2 * j + r]);
     }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(total[r][0]) + arch::half2_sum(total[r][1]);
+  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(arch::half2_add(total[r][0], total[r][1]));
 }
 
 /// Multiplies P by V's share. share(i): that of the lane's keys among the i-th 16. Returns what
