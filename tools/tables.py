@@ -58,6 +58,7 @@ def torch_cpu():
 
 
 OURS, FA2, CUDNN = "sagebwd bf16", "torch flash bf16", "torch cudnn bf16"
+FA3 = "flash-attn 3 bf16"
 
 
 def speeds(results, direction, wanted="vectorwise"):
@@ -90,17 +91,19 @@ def at(r):
 
 
 def h200():
-    """Forward + backward on a GPU against PyTorch's FlashAttention-2 and cuDNN."""
+    """Forward + backward on a GPU against FlashAttention and cuDNN."""
     r = record("gpu/speed.json")
     paper = speeds(r["results"], "both", "paper")
     out = [
-        "| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | cuDNN, ms | "
-        "FlashAttention-2 / `vectorwise` | cuDNN / `vectorwise` |",
-        "|---|---|---|---|---|---|---|",
+        "| case | `vectorwise`, ms | `paper`, ms | FlashAttention-2, ms | FlashAttention-3, ms | "
+        "cuDNN, ms | FlashAttention-2 / `vectorwise` | FlashAttention-3 / `vectorwise` | "
+        "cuDNN / `vectorwise` |",
+        "|---|" + "---|" * 8,
     ]
     for case, times in speeds(r["results"], "both").items():
-        all_ = (times[OURS], paper[case][OURS], times.get(FA2), times.get(CUDNN))
-        ratios = (ratio(times, FA2), ratio(times, CUDNN))
+        peers = (FA2, FA3, CUDNN)
+        all_ = (times[OURS], paper[case][OURS], *(times.get(p) for p in peers))
+        ratios = [ratio(times, p) for p in peers]
         out.append(f"| {case} | {' | '.join(cell(x) for x in (*all_, *ratios))} |")
     return "\n".join(out) + "\n" + at(r)
 
@@ -115,15 +118,16 @@ def h200_sustained():
     out = [
         "| case | "
         + " | ".join(f"{direction}, {run}" for direction in directions for run in runs)
-        + " | both, sustained, ms |",
-        "|---|" + "---|" * 7,
+        + " | both, sustained, ms | both, sustained, by FlashAttention-3's |",
+        "|---|" + "---|" * 8,
     ]
     times = {(d, run): speeds(runs[run], d) for d in directions for run in runs}
     for case, ours in times["both", "sustained"].items():
         if CUDNN not in ours:
             continue
         ratios = [ratio(t[case], CUDNN) for t in times.values()]
-        out.append(f"| {case} | {' | '.join(cell(x) for x in (*ratios, ours[OURS]))} |")
+        last = (ours[OURS], ratio(ours, FA3))
+        out.append(f"| {case} | {' | '.join(cell(x) for x in (*ratios, *last))} |")
     return "\n".join(out) + "\n" + at(r)
 
 

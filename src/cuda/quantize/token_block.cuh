@@ -161,8 +161,8 @@ struct TokenBlock {
   }
 
   /// Makes rotated values of what was loaded, behind flip, on tensor cores. The mean is that of
-  /// MeanJob::mixed. kSmooth: it is added, and nothing is returned. Else returns the dot product of
-  /// the token that this lane owns with it.
+  /// MeanJob::turned. kSmooth: it is added, and nothing is returned. Else returns the dot product
+  /// of the token that this lane owns with it.
   template <bool kSmooth>
   __device__ float mix() {
     const tile::ChunkMixer<T, D> mixer(thread % 32);
