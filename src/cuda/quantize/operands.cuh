@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(kRowThreads,
   const auto part_of = [](Item& item) {
     return reinterpret_cast<uint4*>(&item) + arch::thread_index();
   };
-  const auto copy = [&](Item& to, uint32_t ticket) {
+  const auto copy = [&](Item& to) {  // other warps must not read the ticket: it may be written now
     if (arch::thread_index() < kParts)
       arch::cp_async_16(arch::shared_address(part_of(to)),
-                        part_of(job.items[min(ticket, job.last_item)]));
+                        part_of(job.items[min(shared.ticket, job.last_item)]));
   };
-  copy(shared.next, shared.ticket);
+  copy(shared.next);
   arch::cp_async_commit();
   arch::cp_async_wait<0>();
   __syncthreads();
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kRowThreads,
     uint32_t ticket = 0;
     if (threadIdx.x == 0) ticket = atomicAdd(job.next, 1u);
     __syncwarp();
-    copy(shared.after, shared.ticket);
+    copy(shared.after);
     Work{job, shared.item, shared.next, shared}.run(ticket);
     Work::wait_for_stage();
     __syncthreads();
