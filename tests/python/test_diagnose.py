@@ -325,7 +325,7 @@ def test_saved_captures_say_what_was_computed(tmp_path):
 def test_the_program_finds_the_same_errors(tmp_path):
     """A causal model with padding, through a file and the command line."""
     if not PROGRAM.exists():
-        pytest.skip(f"{PROGRAM} is not built")
+        pytest.skip("build/bin/sagebwd is not built")
     path, out = tmp_path / "captures.safetensors", tmp_path / "trace.json"
     mask = visible(50, 50, True, (9, 0))
     call = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
