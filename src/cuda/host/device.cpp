@@ -3,7 +3,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/host/check.h"
+
 namespace sagebwd::cuda {
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  SAGE_CUDA(cudaGetDevice(&device));
+  SAGE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
 
 std::string decline_device(int major) {
   int device = 0, has = 0;

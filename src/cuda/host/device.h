@@ -5,6 +5,9 @@
 
 namespace sagebwd::cuda {
 
+/// Multiprocessors of the current device.
+int multiprocessors();
+
 /// Why the current device cannot run kernels for compute capability `major`.0; empty when it can.
 std::string decline_device(int major);
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/arch/kernel_order.cuh"
+#include "cuda/host/device.h"
 #include "cuda/host/launch.h"
 #include "cuda/quantize/queries.cuh"
 
@@ -121,11 +122,8 @@ void run_operands(OperandJob job, cudaStream_t stream) {
   const int64_t items = n.all(job);
   job.last_item = static_cast<uint32_t>(items);
   launch_prepare(job, items, stream);
-  int device = 0, multiprocessors = 0;
-  SAGE_CUDA(cudaGetDevice(&device));
-  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   using Work = AnyWorker<T, D, kBackward, kScheme, kReader, kCodes>;
-  const int64_t places = static_cast<int64_t>(multiprocessors) * Work::kResident;
+  const int64_t places = int64_t{multiprocessors()} * Work::kResident;
   launch(operand_kernel<T, D, kBackward, kScheme, kReader, kCodes>,
          dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads,
          static_cast<int>(sizeof(typename Work::Shared)), job, stream,

@@ -25,7 +25,8 @@ struct ForwardParams {
   Sequences seq;
   MaskParams mask;
   int h, group;
-  int q_blocks;  // of all sequences
+  int q_blocks;        // of all sequences
+  int heads_together;  // whose pieces of work are done side by side
   int64_t tq, tk;
   const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
   const float* q_mean_logit;  // [h, tq]: c·q·mean(K)
@@ -56,6 +57,10 @@ struct BackwardParams {
   Sequences seq;
   MaskParams mask;
   int hk, group;
+  int k_blocks;     // of all sequences
+  int mixed_heads;  // that are visited side by side at the end, of all sequences; 0: none
+  int parted;       // blocks of keys, the last ones, whose walk several thread blocks share
+  int parts;        // how many these are
   int64_t tq, tk;
   const QueryStats* stats;  // [h, tq / kSlab]
   const float* k_scale;     // [hk, tk / kBlock], before exact_scale
@@ -74,6 +79,8 @@ struct BackwardParams {
   uint32_t* tickets;          // the next thread block's keys; 0 at the start
   uint32_t* turns;            // [h, tq / 16]: thread blocks that have added to these sums of dQ,
                               // 0 at the start; null: they add in any order
+  float* part_sums;           // [parted, parts, keys, D]: dV and dK (bwd/parts.cuh)
+  uint32_t* parts_done;       // [parted, parts, consumers], 0 at the start
   float* row_sum;  // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
                    // null: unwanted
 };

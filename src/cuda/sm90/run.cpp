@@ -2,7 +2,10 @@
 // Forward and backward as a sequence of kernels on the caller's stream, as in sm80/run.cpp.
 #include "cuda/sm90/run.h"
 
+#include <algorithm>
+
 #include "cuda/host/arena.h"
+#include "cuda/host/device.h"
 #include "cuda/host/tensor_map.h"
 #include "cuda/lists/job.h"
 #include "cuda/sm80/bwd/launch.h"
@@ -17,6 +20,25 @@ namespace sagebwd::cuda::sm90 {
 using sm80::Call;
 using sm80::Plan;
 using spec::Problem;
+
+/// Query heads whose keys and values of one sequence fit in a part of the second-level cache.
+int heads_together(const Problem& p, const Plan& plan) {
+  constexpr int64_t kBytes = 16 << 20;
+  const int64_t keys = plan.tk / plan.num_sequences,
+                heads = std::max<int64_t>(kBytes / std::max<int64_t>(2 * keys * p.d, 1), 1);
+  return static_cast<int>(std::min(heads * p.group(), p.h));
+}
+
+/// Key heads, of all sequences, that the backward visits side by side at its end. That helps where
+/// some keys have more queries than others. Packed sequences differ in their blocks, too.
+int mixed_heads(const Problem& p, const Plan& plan) {
+  const bool uneven = p.left < 0 && p.right >= 0;
+  if (p.packed() || !uneven) return 0;
+  // As many as run at the same time: more would only compete for the cache.
+  const int64_t each = plan.k_blocks / plan.num_sequences,
+                running = (multiprocessors() + each - 1) / each;
+  return static_cast<int>(std::min(running, p.hk * p.b));
+}
 
 size_t workspace_of(const Problem& p) {
   const Plan plan(p);
@@ -54,6 +76,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .h = job.h,
       .group = job.group,
       .q_blocks = plan.q_blocks,
+      .heads_together = heads_together(p, plan),
       .tq = plan.tq,
       .tk = plan.tk,
       .logit_factor = ws.logit_factor,
@@ -82,7 +105,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
-  OperandJob job = call.start(ws);
+  const Parts& parts = ws.parts;
+  OperandJob job = call.start(ws, {ws.parts_done, parts.done_words()});
   job.backward = true;
   // Where saved codes of K and V need no padding, the main kernel reads them in place.
   job.keys_are_ready = plan.k8_is_saved;
@@ -110,6 +134,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
       .mask = mask_of(p),
       .hk = job.hk,
       .group = job.group,
+      .k_blocks = plan.k_blocks,
+      .mixed_heads = parts.parted > 0 ? 0 : mixed_heads(p, plan),
+      .parted = parts.parted,
+      .parts = parts.count,
       .tq = plan.tq,
       .tk = plan.tk,
       .stats = ws.stats,
@@ -128,8 +156,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
       .dv_chunks = input(args.dv).vector,
       .tickets = ws.tickets,
       .turns = ws.turns,
+      .part_sums = ws.part_sums,
+      .parts_done = ws.parts_done,
       .row_sum = ws.row_sum};
-  launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
+  launch_backward(params, p.dtype, d, call.stream);
 
   sm80::BackwardParams sums{};
   sums.seq = job.seq;

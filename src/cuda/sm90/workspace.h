@@ -2,6 +2,9 @@
 // What lies where in a call's workspace. Shapes are in sm90/params.h.
 #pragma once
 
+#include <algorithm>
+
+#include "cuda/host/device.h"
 #include "cuda/sm80/workspace.h"
 
 namespace sagebwd::cuda::sm90 {
@@ -31,9 +34,33 @@ struct ForwardSpace : sm80::SharedSpace {
 /// keys this error stays far below that of the codes; longer sequences take FP32.
 inline bool adds_dq_in_halves(const spec::Problem& p) { return p.nk <= 256 * kBlock; }
 
+/// Which walks of the backward several thread blocks share (bwd/parts.cuh).
+struct Parts {
+  static constexpr int64_t kMost = 8;  // of a walk: adding them up takes time, too
+
+  /// Few walks: all of them. Many walks of the same length: those that are left for the last round.
+  Parts(const spec::Problem& p, const sm80::Plan& plan) {
+    const int64_t walks = p.hk * plan.k_blocks, places = multiprocessors(),
+                  left = walks < places ? walks : walks % places;
+    const bool same_length = !p.packed() && p.left < 0 && p.right < 0;
+    if (p.deterministic || left == 0 || (walks > places && !same_length)) return;
+    const int64_t tiles =
+                      plan.tq / plan.num_sequences / backward_queries(plan.padded_d) * p.group(),
+                  most = std::min({places / left, kMost, tiles / 2});
+    if (most < 2) return;
+    parted = static_cast<int>(left), count = static_cast<int>(most);
+  }
+  int parted = 0, count = 1;
+
+  int64_t done_words() const { return int64_t{2} * parted * count; }
+  int64_t sums(int d) const { return int64_t{2} * parted * count * kBlock * d; }
+};
+
 struct BackwardSpace : sm80::SharedSpace {
   BackwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
-      : sm80::SharedSpace(p, plan, arena) {
+      : sm80::SharedSpace(p, plan, arena), parts(p, plan) {
+    parts_done = arena.take<uint32_t>(parts.done_words());
+    part_sums = arena.take<float>(parts.sums(plan.padded_d));
     if (p.lifted(kMatmulDK))
       q16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     else
@@ -51,6 +78,9 @@ struct BackwardSpace : sm80::SharedSpace {
     dq_halves = adds_dq_in_halves(p);
     dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
   }
+  Parts parts;
+  uint32_t* parts_done;
+  float* part_sums;
   int8_t *q8t = nullptr, *do8t, *v8 = nullptr;
   uint16_t *q16 = nullptr, *do16;
   float *v_scale = nullptr, *block_k_scale = nullptr;

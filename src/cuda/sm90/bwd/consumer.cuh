@@ -10,6 +10,7 @@
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/bwd/keys.cuh"
+#include "cuda/sm90/bwd/parts.cuh"
 #include "cuda/sm90/bwd/results.cuh"
 #include "cuda/sm90/bwd/shared.cuh"
 #include "cuda/sm90/codes.cuh"
@@ -449,8 +450,15 @@ struct Consumer {
     if constexpr (kWants & kDk16)
 #pragma unroll
       for (float& x : sums.dk) x *= sums.dk_unit;
-    store<T, D>(sums.dv, p.dv, p.dv_chunks, w, first_key(), lane, 0);
-    store<T, D>(sums.dk, p.dk, p.dk_chunks, w, first_key(), lane, p.rotation);
+    // A part has no results yet. It comes this way nevertheless: if a branch led around the first
+    // use of the sums, the loops above would spill.
+    store<T, D>(sums.dv, p.dv, p.dv_chunks, w, first_key(), lane, 0, w.parts == 1);
+    if (w.parts > 1) {
+      if (!add_parts<D>(sums.dv, sums.dk, p, w, warpgroup, warp * 32 + lane, shared.is_last))
+        return;
+      store<T, D>(sums.dv, p.dv, p.dv_chunks, w, first_key(), lane, 0, true);
+    }
+    store<T, D>(sums.dk, p.dk, p.dk_chunks, w, first_key(), lane, p.rotation, true);
   }
 
   static constexpr int kOffset = 1500;  // cycles

@@ -14,8 +14,6 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-inline constexpr int kWarpgroup = 128;  // threads
-
 /// K8ᵀ from K8, by a warpgroup: two slabs of 64 keys with a row per channel. Keys have the order of
 /// tile::permuted, 16 at a time, and channels that of tile::turned_row, so that a lane's sums of dQ
 /// are neighbours.

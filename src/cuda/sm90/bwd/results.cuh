@@ -43,16 +43,16 @@ __device__ void turn_back(float (&x)[D / 2], uint32_t lane, int size) {
   }
 }
 
-/// Writes a lane's two rows. key: the first, in the block. rotation: what is turned back; 0:
-/// nothing.
+/// Writes a lane's two rows, if they are wanted. key: the first, in the block. rotation: what is
+/// turned back; 0: nothing.
 template <typename T, int D>
 __device__ void store(float (&x)[D / 2], const Strided& to, bool chunks, const Walk& w, int key,
-                      uint32_t lane, int rotation) {
+                      uint32_t lane, int rotation, bool wanted) {
   if (rotation > 0) turn_back<D>(x, lane, rotation);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = w.key0 + key + 8 * r;
-    const bool real = token < w.s.nk;
+    const bool real = token < w.s.nk && wanted;
     T* out = tile::row_of<T>(to, w.s, w.kv_head, w.s.k_begin + token);
 #pragma unroll
     for (int part = 0; part < D / 32; ++part) {

@@ -53,6 +53,7 @@ struct SharedPlan {
   alignas(1024) uint8_t ds[kSlabPlaces][kConsumers][kSlab * 128];
   alignas(16) float v_scale[kKeys];
   Walk walk;
+  int is_last[kConsumers];  // parts.cuh
 
   // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup
   // of dQ has read. Rings of tiles have no `empty`: when dS of a tile's last slab is full, both

@@ -14,6 +14,7 @@ namespace sagebwd::cuda::sm90::bwd {
 
 inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
 inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
+inline constexpr int kWarpgroup = 128;         // threads
 static_assert(kKeys == kBlock && kKeys == kBackwardKeys);
 
 /// A tile of queries has one or two slabs, of 64 queries each.
@@ -41,6 +42,8 @@ struct Walk {
   int key0;  // first key, inside the sequence
   int kv_head;
   uint32_t key_row;  // the same in the workspace, heads included
+  int part, parts;   // of the walk, if several thread blocks share it: parts.cuh
+  int first_part;
   tile::Sequence s;
   tile::Band band;  // for turns
 
@@ -74,15 +77,41 @@ struct Step {
   }
 };
 
+/// The keys of a thread block, and which part of their walk it has.
+struct Share {
+  int block, kv_head;
+  int part, parts;
+  int first_part;  // place of the walk's first part among those of all walks
+};
+/// By its number. One head of one sequence comes behind the other: side by side their sums of dQ
+/// and their queries would compete for the second-level cache. The first keys of a causal sequence
+/// have the most queries, and each begins with them. Of the last few heads and sequences all begin
+/// with them: what then comes last is short everywhere, and no multiprocessor works on while the
+/// others have nothing left.
+__device__ inline Share share_of(const BackwardParams& p) {
+  const int number = static_cast<int>(blockIdx.x), blocks = p.k_blocks, each = p.seq.k_blocks;
+  const int whole = p.hk * blocks - p.parted, mixed = p.mixed_heads;
+  if (number >= whole) {
+    const int at = number - whole, walk = at / p.parts, key_block = whole + walk;
+    return {key_block % blocks, key_block / blocks, at - walk * p.parts, p.parts, walk * p.parts};
+  }
+  const int at = number - (p.hk * blocks - mixed * each);
+  if (at < 0) return {number % blocks, number / blocks, 0, 1, 0};
+  const int unit = p.hk * p.seq.count - mixed + at % mixed;  // a head of a sequence
+  return {unit % p.seq.count * each + at / mixed, unit / p.seq.count, 0, 1, 0};
+}
+
 /// One thread of a thread block comes here, once.
 template <int D, unsigned kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
-  // The first keys of a causal sequence have the most queries, and the grid starts with them.
-  int block = static_cast<int>(blockIdx.x);
-  w.kv_head = static_cast<int>(blockIdx.y);
+  const Share share = share_of(p);
+  int block = share.block;
+  w.kv_head = share.kv_head;
+  w.part = share.part, w.parts = share.parts, w.first_part = share.first_part;
   if constexpr (kWants & kInTurn) {
-    const tile::Tickets tickets(p, gridDim, kQueries<D>, 1);
+    const dim3 keys(static_cast<unsigned>(p.k_blocks), static_cast<unsigned>(p.hk));
+    const tile::Tickets tickets(p, keys, kQueries<D>, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
   }
@@ -92,7 +121,8 @@ __device__ Walk walk_of(const BackwardParams& p) {
   const int last = min(w.key0 + kKeys, w.s.nk) - 1;
   const tile::QueryWalk queries =
       tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries<D>);
-  w.first = queries.first, w.end = queries.first + queries.steps * kQueries<D>;
+  w.first = queries.first + queries.steps * w.part / w.parts * kQueries<D>;
+  w.end = queries.first + queries.steps * (w.part + 1) / w.parts * kQueries<D>;
   w.queries = (w.end - w.first) * p.group;
   w.row =
       static_cast<uint32_t>(static_cast<int64_t>(w.kv_head) * p.group * p.tq + w.s.q_pad + w.first);

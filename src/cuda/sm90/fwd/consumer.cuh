@@ -172,7 +172,7 @@ struct Consumer {
     for (int r = 0; r < 2; ++r)
       factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
     if (p.max_logit != nullptr) note_logits(x, factor);
-    if (first) sums.raise(x, factor);
+    if (first) sums.start(x, factor);
     const __half* share = shared.v_share[stage.place];
     const auto make_p = [&] {
       exponentials(halves, sum, x, factor, sums.reference);
@@ -219,11 +219,7 @@ struct Consumer {
       arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
       const Work& w = shared.work[slot.place];
       if (w.last) return;
-      const int first = w.q0 + warpgroup * 64, last = min(first + 64, w.s.nq) - 1;
-      const bool any = first < w.s.nq;
-      const tile::Walk seen =
-          any ? tile::walk_keys(p.mask, w.s, first, last, kKeys) : tile::Walk{0, 0};
-      const tile::WholeTiles whole = tile::whole_keys(p.mask, w.s, first, first + 63, kKeys);
+      const Seen seen = shared.seen[slot.place][warpgroup];
       const PerRow logit_factor = {logit_factor_of(0), logit_factor_of(1)};
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
@@ -232,16 +228,16 @@ struct Consumer {
       // The tiles of the walk in order: those that this warpgroup does not see, masked ones, whole
       // ones, masked ones, and again some that it does not see. Loops of their own, because a loop
       // with a branch between masked and whole tiles moves the sums from register to register.
-      const int begin = max(seen.first, w.walk.first), end = begin + seen.steps;
-      const int whole_begin = min(max(whole.begin, begin), end),
-                whole_end = min(max(whole.end, whole_begin), end);
       int tile = w.walk.first;
-      for (; tile < begin; ++tile) skip();
-      if (tile < whole_begin) sweep<true>(sums, logit_factor, tile, whole_begin, true);
-      if (tile < whole_end) sweep<false>(sums, logit_factor, tile, whole_end, tile == begin);
-      if (tile < end) sweep<true>(sums, logit_factor, tile, end, tile == begin);
+      for (; tile < seen.begin; ++tile) skip();
+      if (tile < seen.whole_begin) sweep<true>(sums, logit_factor, tile, seen.whole_begin, true);
+      if (tile < seen.whole_end)
+        sweep<false>(sums, logit_factor, tile, seen.whole_end, tile == seen.begin);
+      if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
-      if (any) store<T>(sums, p, w, shared.logit_top, first_row(), lane);
+      if (w.q0 + warpgroup * 64 < w.end)
+        store<T>(sums, p, w, shared.v_mean[slot.place], shared.mean_logit[slot.place],
+                 shared.logit_top, first_row(), lane);
       __syncwarp();
       if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot.place]));
     }

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "cuda/host/device.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm90/fwd/fwd.h"
 #include "cuda/sm90/fwd/kernel.cuh"
@@ -8,13 +11,10 @@ namespace {
 
 template <typename T, int D>
 void run(const ForwardParams& p, cudaStream_t stream) {
-  int device = 0, multiprocessors = 0;
-  SAGE_CUDA(cudaGetDevice(&device));
-  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int64_t pieces = static_cast<int64_t>(p.q_blocks) * p.h;
+  const int64_t pieces = fwd::work_count(p);
   launch(forward_kernel<T, D>,
-         dim3(static_cast<unsigned>(pieces < multiprocessors ? pieces : multiprocessors)),
-         fwd::kThreads, static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream, Start::early);
+         dim3(static_cast<unsigned>(std::min<int64_t>(pieces, multiprocessors()))), fwd::kThreads,
+         static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream, Start::early);
 }
 
 template <typename T>

@@ -29,10 +29,12 @@ __global__ void __launch_bounds__(fwd::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   using namespace fwd;
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
   // Through a shuffle, so that the compiler knows that the warp agrees on it.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  // The same, and so that it is not worked out again for every tile.
+  const uint32_t place = __shfl_sync(0xffffffffu, arch::place_of(arch::shared_address(memory)), 0);
+  auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
   if (threadIdx.x == 0) init_barriers(shared);
   arch::wait_for_earlier_kernels();
   __syncthreads();
@@ -41,9 +43,7 @@ __global__ void __launch_bounds__(fwd::kThreads, 1)
     if (warp == 0) Producer<D>{p, shared, threadIdx.x % 32}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D>{p,    shared,           warpgroup,
-                   warp, threadIdx.x % 32, arch::place_of(arch::shared_address(memory))}
-        .run();
+    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 

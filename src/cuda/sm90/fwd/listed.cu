@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "cuda/host/device.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm90/fwd/fwd.h"
 #include "cuda/sm90/fwd/listed/kernel.cuh"
@@ -8,12 +11,9 @@ namespace {
 
 template <typename T>
 void run(const ListedParams& p, cudaStream_t stream) {
-  int device = 0, multiprocessors = 0;
-  SAGE_CUDA(cudaGetDevice(&device));
-  SAGE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const int64_t pieces = static_cast<int64_t>(p.q_blocks) * p.h;
   launch(listed_forward_kernel<T, kListedForwardD>,
-         dim3(static_cast<unsigned>(pieces < multiprocessors ? pieces : multiprocessors)),
+         dim3(static_cast<unsigned>(std::min<int64_t>(pieces, multiprocessors()))),
          fwd::listed::kThreads, static_cast<int>(sizeof(fwd::listed::SharedPlan<kListedForwardD>)),
          p, stream, Start::early);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/arch/mbarrier.cuh"
+#include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 
 namespace sagebwd::cuda::sm90::fwd {
@@ -20,43 +21,49 @@ struct Producer {
   Ring<kStages> stage{1};  // the first round finds everything empty
   Ring<kSlots> slot{1};
 
-  /// The next piece of work; every lane gets it. Returns false when there is none left.
-  __device__ bool fetch(Work& w) const {
-    const uint32_t all = static_cast<uint32_t>(p.q_blocks) * static_cast<uint32_t>(p.h);
+  /// The next piece of work, in its slot. Returns false when there is none left.
+  __device__ bool fetch() const {
+    const uint32_t all = work_count(p);
+    arch::barrier_wait(arch::shared_address(&shared.slot_empty[slot.place]), slot.parity);
     for (;;) {
       uint32_t index = 0;
       if (lane == 0) index = atomicAdd(p.next, 1u);
       index = __shfl_sync(0xffffffffu, index, 0);
       if (index >= all) return false;
-      if (work_at(w, p, index)) return true;
+      Work w;
+      if (!work_at(w, p, index)) continue;
+      if (lane == 0) shared.work[slot.place] = w;
+      __syncwarp();
+      return true;
     }
   }
 
   __device__ void load_queries(const Work& w) {
     const uint32_t full = arch::shared_address(&shared.slot_full[slot.place]);
-    arch::barrier_wait(arch::shared_address(&shared.slot_empty[slot.place]), slot.parity);
     const int rows = min(kQueries, static_cast<int>(p.h * p.tq - w.row));
-#pragma unroll
-    for (int i = 0; i < kQueries / 32; ++i) {
-      const int at = i * 32 + static_cast<int>(lane);
-      shared.logit_factor[slot.place][at] =
-          at < rows ? p.logit_factor[static_cast<uint64_t>(w.row) + at] : 1.0f;
-    }
-    if (lane == 0) shared.work[slot.place] = w;
+    const auto copy = [&](float* to, const float* from, int count, int there) {
+#pragma unroll 2
+      for (int at = static_cast<int>(lane); at < count; at += 32)
+        to[at] = at < there ? from[at] : 1.0f;
+    };
+    copy(shared.logit_factor[slot.place], p.logit_factor + w.row, kQueries, rows);
+    copy(shared.mean_logit[slot.place], p.q_mean_logit + w.row, kQueries, rows);
+    copy(shared.v_mean[slot.place], v_mean_of<D>(p, w), D, D);
+    if (lane < kConsumers)
+      shared.seen[slot.place][lane] = seen_by(w, p.mask, static_cast<int>(lane));
     __syncwarp();
     if (lane == 0) {
       arch::barrier_expect(full, Plan::kSlotBytes);
       arch::copy_rows(arch::shared_address(&shared.slot[slot.place]), p.q8, 0,
                       static_cast<int>(w.row), full);
     }
-    slot.advance();
   }
 
-  __device__ void load_keys(const Work& w, int tile) {
+  __device__ void load_keys(uint32_t keys, int tile) {
     if (lane == 0) {
       const uint32_t full = arch::shared_address(&shared.stage_full[stage.place]),
                      to = arch::shared_address(&shared.stage[stage.place]),
-                     row = w.keys + static_cast<uint32_t>(tile) * kKeys;
+                     row = keys + static_cast<uint32_t>(tile) * kKeys;
       arch::barrier_wait(arch::shared_address(&shared.stage_empty[stage.place]), stage.parity);
       arch::barrier_expect(full, Plan::kStageBytes);
       arch::copy_rows(to, p.k8, 0, static_cast<int>(row), full);
@@ -70,12 +77,13 @@ struct Producer {
   }
 
   __device__ void run() {
-    Work w;
-    while (fetch(w)) {
+    for (; fetch(); slot.advance()) {
+      const Work& w = shared.work[slot.place];
       load_queries(w);
-      for (int step = 0; step < w.walk.steps; ++step) load_keys(w, w.walk.tile(step));
+      const uint32_t keys = w.keys;
+      const int first = w.walk.first, end = first + w.walk.steps;
+      for (int tile = first; tile < end; ++tile) load_keys(keys, tile);
     }
-    arch::barrier_wait(arch::shared_address(&shared.slot_empty[slot.place]), slot.parity);
     if (lane == 0) {
       shared.work[slot.place].last = true;
       arch::barrier_arrive(arch::shared_address(&shared.slot_full[slot.place]));

@@ -15,13 +15,19 @@
 
 namespace sagebwd::cuda::sm90::fwd {
 
-/// Writes a lane's two rows. row: the first, in the piece of work.
+/// The mean of V of a piece of work.
+template <int D, typename AnyWork>
+__device__ __forceinline__ const float* v_mean_of(const ForwardParams& p, const AnyWork& w) {
+  return p.v_mean + (static_cast<int64_t>(w.s.index) * (p.h / p.group) + w.head / p.group) * D;
+}
+
+/// Writes a lane's two rows. row: the first, in the piece of work. mean: that of V. mean_logits and
+/// logit_top: a number per query of the piece.
 template <typename T, int D, typename AnyWork>
 __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork& w,
-                      const float* logit_top, int row, uint32_t lane) {
+                      const float* mean, const float* mean_logits, const float* logit_top, int row,
+                      uint32_t lane) {
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
-  const float* mean =
-      p.v_mean + (static_cast<int64_t>(w.s.index) * (p.h / p.group) + w.head / p.group) * D;
   uint32_t best = 0;  // code of the largest logit (tile/ordered.cuh)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -44,7 +50,7 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork
       tile::store_quad(out + 32 * part, words, lane, p.o_chunks, real);
     }
     if (lane % 4 != 0 || !real) continue;
-    const float mean_logit = p.q_mean_logit[static_cast<uint64_t>(w.row) + row + 8 * r];
+    const float mean_logit = mean_logits[row + 8 * r];
     *tile::stat_of(p.lse, w.s, w.head, token) =
         any ? kLn2 * (sums.reference[r] - kBias + log2f(sum)) + mean_logit : -INFINITY;
     if (p.max_logit != nullptr && any)

@@ -35,9 +35,11 @@ struct SharedPlan {
   Stage stage[kStages];
   alignas(16) __half v_share[kStages][kKeys];
   alignas(16) BlockScales scales[kStages];
-  float logit_factor[kSlots][kQueries];
+  float logit_factor[kSlots][kQueries], mean_logit[kSlots][kQueries];
+  alignas(8) float v_mean[kSlots][D];
   float logit_top[kQueries];  // largest logit of each query, if the call wants it
   Work work[kSlots];
+  Seen seen[kSlots][kConsumers];
 
   // Barriers. Full: the copies have arrived. Empty: all consumers have read it.
   alignas(8) uint64_t stage_full[kStages], stage_empty[kStages];

@@ -70,6 +70,12 @@ struct Sums {
     for (int r = 0; r < 2; ++r) sum[r] = 0.0f, reference[r] = kNoReference;
   }
 
+  /// The first references: the largest logits of the first tile.
+  template <int kParts>
+  __device__ void start(const Scores& x, const Factors<kParts>& factor) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) reference[r] = row_top(x, r, factor);
+  }
   /// Raises the references to the largest logits of a tile. factor: from scores to logits.
   template <int kParts>
   __device__ void raise(const Scores& x, const Factors<kParts>& factor) {

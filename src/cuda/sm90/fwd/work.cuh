@@ -10,30 +10,86 @@
 
 namespace sagebwd::cuda::sm90::fwd {
 
+/// The tiles of keys that the 64 queries of one consumer see, from `begin` to `end`. Those from
+/// whole_begin to whole_end need no mask.
+struct Seen {
+  int begin, whole_begin, whole_end, end;
+};
+
 /// A piece of work. It lies in shared memory; the producer writes it.
 struct Work {
   tile::Walk walk;  // over tiles of keys
   int head;
-  int q0;         // first query, inside the sequence
-  uint32_t row;   // the same in the workspace, heads included
+  int q0, end;    // its queries, inside the sequence
+  uint32_t row;   // the first query in the workspace, heads included
   uint32_t keys;  // the sequence's first key in the workspace, heads included
   bool last;      // there is no work in it, nor any after it
   tile::Sequence s;
 };
 
-/// Piece `index` of all: heads behind one another, the last queries of a head first, because under
-/// a causal mask they have the most keys. Blocks have kBlock queries and pieces 1.5 times as many:
-/// of three blocks the first two have a piece. Returns false where there is none.
+/// How a sequence is cut into pieces. They are counted from its end: if one is short, it is the
+/// first. Under a causal mask that one sees the fewest keys, so that few multiprocessors are ever
+/// half idle.
+struct Pieces {
+  static constexpr int kQueries = 3 * kBlock / 2;
+  int count;
+  int missing;  // queries that the first one lacks, in whole consumers
+
+  __device__ explicit Pieces(int nq)
+      : count((nq + kQueries - 1) / kQueries), missing(count * kQueries - (nq + 63) / 64 * 64) {}
+  /// Short ones come behind all others: they fill the gaps at the end. Unless there are no others.
+  __device__ bool first_is_short() const { return missing > 0 && count > 1; }
+  __device__ int begin(int piece) const { return max(piece * kQueries - missing, 0); }
+  __device__ int end(int piece) const { return (piece + 1) * kQueries - missing; }
+};
+
+/// What a consumer sees of a piece; nothing if it has none of its queries.
+__device__ inline Seen seen_by(const Work& w, const MaskParams& mask, int consumer) {
+  const int first = w.q0 + consumer * 64, last = min(first + 64, w.end) - 1;
+  if (first > last) return {w.walk.first, 0, 0, w.walk.first};
+  const tile::Walk walk = tile::walk_keys(mask, w.s, first, last, kBlock);
+  const tile::WholeTiles whole = tile::whole_keys(mask, w.s, first, first + 63, kBlock);
+  Seen seen;
+  seen.begin = max(walk.first, w.walk.first), seen.end = seen.begin + walk.steps;
+  seen.whole_begin = min(max(whole.begin, seen.begin), seen.end);
+  seen.whole_end = min(max(whole.end, seen.whole_begin), seen.end);
+  return seen;
+}
+
+/// Numbers of pieces at most: one per block of queries, then one for the short piece of each
+/// sequence, for each head.
+__host__ __device__ inline uint32_t work_count(const ForwardParams& p) {
+  return static_cast<uint32_t>(p.h) * static_cast<uint32_t>(p.q_blocks + p.seq.count);
+}
+
+/// Piece `index` of all. Some heads go together, as many as the second-level cache holds the keys
+/// of, and their last queries come first: under a causal mask those have the most keys. Blocks have
+/// kBlock queries and pieces 1.5 times as many: of three blocks the first two have a piece. Returns
+/// false where there is none.
 __device__ inline bool work_at(Work& w, const ForwardParams& p, uint32_t index) {
-  constexpr int kQueries = 3 * kBlock / 2, kKeys = kBlock;
-  w.head = static_cast<int>(index / static_cast<uint32_t>(p.q_blocks));
-  const int block = p.q_blocks - 1 - static_cast<int>(index % static_cast<uint32_t>(p.q_blocks));
-  w.s = tile::sequence_of_block<kBlock>(p.seq, block, true);
-  const int local = block - static_cast<int>(w.s.q_pad / kBlock);
-  if (local % 3 == 2) return false;
-  w.q0 = (local / 3 * 2 + local % 3) * kQueries;
-  if (w.q0 >= w.s.nq) return false;
-  w.walk = tile::walk_keys(p.mask, w.s, w.q0, min(w.q0 + kQueries, w.s.nq) - 1, kKeys);
+  const uint32_t heads = static_cast<uint32_t>(p.h), blocks = static_cast<uint32_t>(p.q_blocks);
+  int piece = 0;
+  if (index < heads * blocks) {
+    const uint32_t together = static_cast<uint32_t>(p.heads_together),
+                   first = index / (together * blocks) * together,
+                   here = min(together, heads - first), at = index - first * blocks;
+    w.head = static_cast<int>(first + at % here);
+    const int block = p.q_blocks - 1 - static_cast<int>(at / here);
+    w.s = tile::sequence_of_block<kBlock>(p.seq, block, true);
+    const int local = block - static_cast<int>(w.s.q_pad / kBlock);
+    piece = local / 3 * 2 + local % 3;
+    const Pieces pieces(w.s.nq);
+    if (local % 3 == 2 || piece >= pieces.count || (piece == 0 && pieces.first_is_short()))
+      return false;
+  } else {
+    const uint32_t at = index - heads * blocks;
+    w.head = static_cast<int>(at % heads);
+    w.s = tile::sequence_at<kBlock>(p.seq, static_cast<int>(at / heads));
+    if (!Pieces(w.s.nq).first_is_short()) return false;
+  }
+  const Pieces pieces(w.s.nq);
+  w.q0 = pieces.begin(piece), w.end = min(pieces.end(piece), w.s.nq);
+  w.walk = tile::walk_keys(p.mask, w.s, w.q0, w.end - 1, kBlock);
   w.row = static_cast<uint32_t>(w.head * p.tq + w.s.q_pad + w.q0);
   w.keys = static_cast<uint32_t>(w.head / p.group * p.tk + w.s.k_pad);
   w.last = false;

@@ -166,7 +166,7 @@ struct Consumer {
       for (int half = 0; half < 2; ++half) factor[half][r] = logit_factor * scales[half].k;
     }
     if (p.max_logit != nullptr) note_logits(x, factor);
-    if (first) sums.raise(x, factor);
+    if (first) sums.start(x, factor);
     for (;;) {
       exponentials(halves, sum, x, factor, sums.reference);
       if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
@@ -256,7 +256,8 @@ struct Consumer {
       if (w.q0 + warpgroup * 64 < w.s.nq) {
         Sums<D> sums;
         walk(sums, w);
-        store<T>(sums, p, w, shared.logit_top, first_row(), lane);
+        store<T>(sums, p, w, v_mean_of<D>(p, w), p.q_mean_logit + w.row, shared.logit_top,
+                 first_row(), lane);
       } else {
         for (int step = 0; step < w.steps; ++step) skip();
       }
