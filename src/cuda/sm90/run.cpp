@@ -98,7 +98,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
 
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
-  const int tile = backward_queries(d), slab_rows = tile / kSlab * d;
+  const int tile = call.tiles.q, slab_rows = tile / kSlab * d;
   const BackwardParams params{
       .q8 = byte_matrix(call.q8(ws), queries, d, tile),
       .q_back = ws.q16 != nullptr ? panel_matrix(ws.q16, queries, d, tile)
@@ -129,7 +129,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
       .tickets = ws.tickets,
       .turns = ws.turns,
       .row_sum = ws.row_sum};
-  launch_backward(params, p.dtype, d, plan.k_blocks, call.stream);
+  launch_backward(params, p.dtype, d, tile, plan.k_blocks, call.stream);
 
   sm80::BackwardParams sums{};
   sums.seq = job.seq;

@@ -6,38 +6,43 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, unsigned kWants>
+template <typename T, int D, int kQueries, unsigned kWants>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
+  launch(p.dq_halves ? backward_kernel<T, D, kQueries, __half, kWants>
+                     : backward_kernel<T, D, kQueries, float, kWants>,
          dim3(static_cast<unsigned>(k_blocks), static_cast<unsigned>(p.hk)), bwd::kThreads,
-         static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
+         static_cast<int>(sizeof(bwd::SharedPlan<D, kQueries, kWants>)), p, stream, Start::early);
 }
 
-template <typename T, int D>
+template <typename T, int D, int kQueries>
 void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
   using bwd::kDk16, bwd::kInTurn, bwd::kRowSums;
   const bool in_turn = p.turns != nullptr;
   if (p.dk16)
-    in_turn ? run<T, D, kDk16 | kInTurn>(p, k_blocks, stream)
-            : run<T, D, kDk16>(p, k_blocks, stream);
+    in_turn ? run<T, D, kQueries, kDk16 | kInTurn>(p, k_blocks, stream)
+            : run<T, D, kQueries, kDk16>(p, k_blocks, stream);
   else if (p.row_sum != nullptr)
-    in_turn ? run<T, D, kRowSums | kInTurn>(p, k_blocks, stream)
-            : run<T, D, kRowSums>(p, k_blocks, stream);
+    in_turn ? run<T, D, kQueries, kRowSums | kInTurn>(p, k_blocks, stream)
+            : run<T, D, kQueries, kRowSums>(p, k_blocks, stream);
   else
-    in_turn ? run<T, D, kInTurn>(p, k_blocks, stream) : run<T, D, 0>(p, k_blocks, stream);
+    in_turn ? run<T, D, kQueries, kInTurn>(p, k_blocks, stream)
+            : run<T, D, kQueries, 0>(p, k_blocks, stream);
 }
 
 template <typename T>
-void run(const BackwardParams& p, int d, int k_blocks, cudaStream_t stream) {
-  d == 64 ? run<T, 64>(p, k_blocks, stream) : run<T, 128>(p, k_blocks, stream);
+void run(const BackwardParams& p, int d, int queries, int k_blocks, cudaStream_t stream) {
+  if (d == 64)
+    queries == 64 ? run<T, 64, 64>(p, k_blocks, stream) : run<T, 64, 128>(p, k_blocks, stream);
+  else
+    run<T, 128, 64>(p, k_blocks, stream);
 }
 
 }  // namespace
 
-void launch_backward(const BackwardParams& p, Dtype dtype, int d, int k_blocks,
+void launch_backward(const BackwardParams& p, Dtype dtype, int d, int queries, int k_blocks,
                      cudaStream_t stream) {
-  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, k_blocks, stream)
-                       : run<__half>(p, d, k_blocks, stream);
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, queries, k_blocks, stream)
+                       : run<__half>(p, d, queries, k_blocks, stream);
 }
 
 }  // namespace sagebwd::cuda::sm90

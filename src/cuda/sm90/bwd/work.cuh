@@ -16,12 +16,6 @@ inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
 inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 static_assert(kKeys == kBlock && kKeys == kBackwardKeys);
 
-/// A tile of queries has one or two slabs, of 64 queries each.
-template <int D>
-inline constexpr int kQueries = backward_queries(D);
-template <int D>
-inline constexpr int kSlabs = kQueries<D> / kSlab;
-
 /// What a call may want of the kernel, bits of `kWants`. Every combination that bwd.cu names is a
 /// kernel of its own, so that others pay nothing.
 inline constexpr unsigned kInTurn = 1;   // dQ is added up in a fixed order: turns.cuh
@@ -75,14 +69,14 @@ struct Step {
 };
 
 /// One thread of a thread block comes here, once.
-template <int D, unsigned kWants>
+template <int kQueries, unsigned kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
   // The first keys of a causal sequence have the most queries, and the grid starts with them.
   int block = static_cast<int>(blockIdx.x);
   w.kv_head = static_cast<int>(blockIdx.y);
   if constexpr (kWants & kInTurn) {
-    const tile::Tickets tickets(p, gridDim, kQueries<D>, 1);
+    const tile::Tickets tickets(p, gridDim, kQueries, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
   }
@@ -91,14 +85,14 @@ __device__ Walk walk_of(const BackwardParams& p) {
   w.key_row = static_cast<uint32_t>(w.kv_head * p.tk + static_cast<int64_t>(block) * kKeys);
   const int last = min(w.key0 + kKeys, w.s.nk) - 1;
   const tile::QueryWalk queries =
-      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries<D>);
-  w.first = queries.first, w.end = queries.first + queries.steps * kQueries<D>;
+      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries);
+  w.first = queries.first, w.end = queries.first + queries.steps * kQueries;
   w.queries = (w.end - w.first) * p.group;
   w.row =
       static_cast<uint32_t>(static_cast<int64_t>(w.kv_head) * p.group * p.tq + w.s.q_pad + w.first);
   w.next_head = static_cast<uint32_t>(p.tq - (w.end - w.first));
   const tile::WholeQueries whole =
-      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries<D>);
+      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries);
   w.whole_begin = whole.begin, w.whole = whole.more;
   if constexpr (kWants & kInTurn) w.band = tile::band_of(p.mask, w.s);
   return w;
