@@ -230,9 +230,13 @@ struct Consumer {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
 
-  // When dV of a tile is started: with two slabs between them, with one slab before dS is known, if
-  // there are registers for it, or else with dK.
-  static constexpr bool kEarlyValues = kSlabs == 1 && D == 64, kLateValues = kSlabs == 1 && D > 64;
+  // When dV of a tile is started: before dS is known, if there are registers for it, else between
+  // two slabs, or with dK.
+  static constexpr bool kEarlyValues = D == 64 && (kSlabs == 1 || SAGE_EARLY_DV),
+                        kLateValues = kSlabs == 1 && !kEarlyValues;
+  // Slabs whose dS shares a scale for dK.
+  static constexpr bool kKeysBySlab = SAGE_SLAB_DK && kSlabs == 2 && !(kWants & kDk16);
+  static constexpr int kKeySlabs = kKeysBySlab ? 1 : kSlabs;
 
   // Where no registers are left to keep them in, every tile reads them again.
   static constexpr bool kKeepsValueScales = kSlabs == 1 && !(kWants & kDk16);
@@ -280,6 +284,18 @@ struct Consumer {
     issue_product<arch::Bytes::u8, kSlabs>(acc, p8, kDo8t, part, 0);
   }
 
+  /// Codes of dS from a slab on, and what they are worth for dK. unit: of dS.
+  __device__ __forceinline__ void quantize_keys(uint32_t* ds8, float (&units)[2],
+                                                const AllHalves& h, int slab, float unit) const {
+    const RowScales scales = quantize<arch::Bytes::s8, kKeySlabs>(ds8, h + slab);
+    units[0] = scales.unit[0] * unit, units[1] = scales.unit[1] * unit;
+  }
+  /// dK of these slabs and 64 channels, as integers; only issued.
+  __device__ __forceinline__ void issue_keys_8(int (&acc)[32], const uint32_t* ds8, int part,
+                                               int slab) const {
+    issue_product<arch::Bytes::s8, kKeySlabs>(acc, ds8, kQ8t, part, slab);
+  }
+
   /// One tile of queries. `s` holds its scores, and then those of the next tile.
   template <bool kMasked>
   __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
@@ -287,7 +303,11 @@ struct Consumer {
     AllHalves h;
     Codes p8;
     Gradients dp;
-    int acc[32];  // dV as integers, while it is under way
+    // dV as integers, and then dK of the first slab. Registers of scores that have become P may
+    // hold it, unless it is still there when the next scores come.
+    constexpr bool kTakesScores = kKeysBySlab || (kEarlyValues && kSlabs == 2);
+    int own[32];
+    int(&acc)[32] = kTakesScores ? s[0] : own;
     // A mask takes registers, too.
     constexpr bool kLateGradients = kMasked && (kWants & kDk16) != 0;
 #pragma unroll
@@ -306,7 +326,8 @@ struct Consumer {
     } else {
       arch::wgmma_wait<0>();
     }
-    float dv_units[2], dk_unit;
+    float dv_units[2], dk_units[2], dk_unit;
+    uint32_t ds8[8];
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       arch::settle(dp);
@@ -320,16 +341,30 @@ struct Consumer {
         dk_unit = stats_of(0).ds_unit * kLn2;
       }
       hand_over(h[slab], slab);
-      if (slab + 1 < kSlabs) {  // dV is multiplied and added up while dP of the next slab is made
-        wait_for_back();
-        arch::settle(p8);
-        issue_values(acc, p8, 0);
+      if (slab + 1 < kSlabs) {  // sums are added up while dP of the next slab is made
+        if constexpr (!kEarlyValues) {
+          wait_for_back();
+          arch::settle(p8);
+          issue_values(acc, p8, 0);
+        }
         issue_gradients(dp, slab + 1);
+        if constexpr (kKeysBySlab) quantize_keys(ds8, dk_units, h, slab, dk_unit);
         arch::wgmma_wait<1>();
         arch::settle(acc), arch::settle(p8);
         add(sums.dv, 0, acc, dv_units);
-        arch::wgmma_wait<0>();
+        if constexpr (kKeysBySlab) {
+          arch::settle(acc), arch::settle(ds8);
+          issue_keys_8(acc, ds8, 0, slab);
+          arch::wgmma_wait<1>();
+        } else {
+          arch::wgmma_wait<0>();
+        }
       }
+    }
+    if constexpr (kKeysBySlab) {  // of the first slab, multiplied while dS of the second was made
+      arch::wgmma_wait<0>();
+      arch::settle(acc), arch::settle(ds8);
+      add(sums.dk, 0, acc, dk_units);
     }
     if constexpr (kWants & kDk16)
       finish_16(sums, s, h, p8, acc, dv_units, dk_unit, more);
@@ -347,9 +382,10 @@ struct Consumer {
   __device__ __forceinline__ void finish_8(Sums& sums, AllScores& s, const AllHalves& h, Codes& p8,
                                            int (&acc_v)[32], const float (&dv_units)[2],
                                            float dk_unit, bool more) {
-    Codes ds8;
-    const RowScales ds_scales = quantize<arch::Bytes::s8, kSlabs>(ds8, h);
-    const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
+    constexpr int kSlabsDone = kSlabs - kKeySlabs;
+    uint32_t ds8[8 * kKeySlabs];
+    float dk_units[2];
+    quantize_keys(ds8, dk_units, h, kSlabsDone, dk_unit);
     if constexpr (kLateValues) {
       wait_for_back();
       arch::settle(p8);
@@ -362,10 +398,10 @@ struct Consumer {
       if (part < kParts)
         issue_values(acc, p8, part);
       else
-        issue_product<arch::Bytes::s8, kSlabs>(acc, ds8, kQ8t, part - kParts, 0);
+        issue_keys_8(acc, ds8, part - kParts, kSlabsDone);
       if (part == kLast) {
         issue_next_scores(s, more);
-        if constexpr (kEarlyValues) {
+        if constexpr (kEarlyValues && kSlabs == 1) {
           arch::wgmma_wait<2>();
           arch::settle(acc_v);
           add(sums.dv, 0, acc_v, dv_units);
@@ -413,7 +449,7 @@ struct Consumer {
       settle_keys();
       issue_keys(sums.dk, h);
       issue_next_scores(s, more);
-      if constexpr (kEarlyValues) {
+      if constexpr (kEarlyValues && kSlabs == 1) {
         arch::wgmma_wait<2>();
         arch::settle(acc), arch::settle(p8);
         add(sums.dv, 0, acc, dv_units);

@@ -185,10 +185,13 @@ struct DqMaker {
       step.advance();
       if (step.left > 0) lifts_at(step.row, lift);
       arch::barrier_wait(arch::shared_address(&shared.ds_full[slab.place()]), slab.parity());
-      if (slab.number % Plan::kSlabs == Plan::kSlabs - 1) {  // the last of its tile
+      const uint32_t nth = slab.number % Plan::kSlabs;  // of its tile
+      if (nth == Plan::kSlabs - 1) {
         if (loads_front) copies.load_front();
-        if (loads_back && slab.number >= Plan::kSlabs) copies.load_back();
+        if (!SAGE_EARLY_DV && loads_back && slab.number >= Plan::kSlabs) copies.load_back();
       }
+      if (SAGE_EARLY_DV && nth == 0 && loads_back && slab.number >= Plan::kSlabs)
+        copies.load_back();
       uint32_t codes[16];
       const RowScales scales = quantize(codes, slab.place(), totals);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};

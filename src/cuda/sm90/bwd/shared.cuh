@@ -11,6 +11,17 @@
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/sm90/params.h"
 
+// To be measured, for tiles of two slabs; then one of each stays, without a switch.
+// SAGE_SLAB_DK: dS has a scale per key and slab for dK, not per key and tile.
+// SAGE_EARLY_DV: dV is started before dS is known, as with one slab. Backs are then asked for when
+// dS of a tile's first slab is full: both consumers have left the back of the tile before by then.
+#ifndef SAGE_SLAB_DK
+#define SAGE_SLAB_DK 0
+#endif
+#ifndef SAGE_EARLY_DV
+#define SAGE_EARLY_DV 0
+#endif
+
 namespace sagebwd::cuda::sm90::bwd {
 
 inline constexpr int kPlaces = 2;  // of each ring, for tiles of queries
