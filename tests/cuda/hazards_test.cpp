@@ -183,6 +183,14 @@ TEST(GpuHazards, DeclinesWithAReason) {
         dc.partial_kv = partial;
         EXPECT_EQ(device_candidate(dc, backward).name, tuned_implementation()) << text;
       }
+  if (tuned_implementation() != "cuda-sm90") return;
+  const auto name = [](const char* text) { return device_candidate(DeviceCase(text), true).name; };
+  for (const char* text : {"h1 n64 d64 tile=64x128", "h1 n64 d64 tile=128x128",
+                           "h1 n64 d64 tile=64x0", "h1 n64 d128 tile=64x128"})
+    EXPECT_EQ(name(text), "cuda-sm90") << text;
+  for (const char* text :
+       {"h1 n64 d64 tile=192x128", "h1 n64 d64 tile=64x64", "h1 n64 d128 tile=128x128"})
+    EXPECT_NE(name(text), "cuda-sm90") << text;
 }
 
 TEST(GpuHazards, EmptyProblems) {

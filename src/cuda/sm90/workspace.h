@@ -44,9 +44,10 @@ struct Parts {
                   left = walks < places ? walks : walks % places;
     const bool same_length = !p.packed() && p.left < 0 && p.right < 0;
     if (p.deterministic || left == 0 || (walks > places && !same_length)) return;
-    const int64_t tiles =
-                      plan.tq / plan.num_sequences / backward_queries(plan.padded_d) * p.group(),
-                  most = std::min({places / left, kMost, tiles / 2});
+    // Before its first tile a thread block takes as long as for three.
+    constexpr int64_t kFewest = 256;  // queries
+    const int64_t queries = plan.tq / plan.num_sequences * p.group(),
+                  most = std::min({places / left, kMost, queries / kFewest});
     if (most < 2) return;
     parted = static_cast<int>(left), count = static_cast<int>(most);
   }

@@ -23,10 +23,10 @@ using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
 
-template <typename T, int D, unsigned kWants>
+template <typename T, int D, int kQueries, unsigned kWants>
 struct Consumer {
-  using Plan = SharedPlan<D, kWants>;
-  static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
+  using Plan = SharedPlan<D, kQueries, kWants>;
+  static constexpr int kSlabs = Plan::kSlabs;
   // Of a tile of queries.
   using AllScores = Scores[kSlabs];
   using AllHalves = Halves[kSlabs];
@@ -160,23 +160,23 @@ struct Consumer {
     }
   }
 
-  /// Codes of a tile, one scale per key.
-  template <arch::Bytes kCode>
-  __device__ __forceinline__ RowScales quantize(Codes& codes, const AllHalves& h) const {
+  /// Codes of so many slabs, one scale per key.
+  template <arch::Bytes kCode, int kCount>
+  __device__ __forceinline__ RowScales quantize(uint32_t* codes, const Halves* h) const {
     constexpr bool kSigned = kCode == arch::Bytes::s8;
     uint32_t most[2] = {0, 0};
     const auto magnitude = [](uint32_t x) { return kSigned ? arch::half2_abs(x) : x; };
 #pragma unroll
-    for (const Halves& x : h)
+    for (int slab = 0; slab < kCount; ++slab)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(x[4 * i + r])),
-                                    magnitude(x[4 * i + 2 + r]));
+          most[r] = arch::half2_max(arch::half2_max(most[r], magnitude(h[slab][4 * i + r])),
+                                    magnitude(h[slab][4 * i + 2 + r]));
     const RowScales scales = row_scales < kSigned ? 127 : 255 > (row_tops(most[0], most[1]));
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab)
+    for (int slab = 0; slab < kCount; ++slab)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -201,16 +201,17 @@ struct Consumer {
     if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[of.place()]));
   }
 
-  /// acc = codes·(64 channels of a transposed operand of the tile's queries); only issued.
-  template <arch::Bytes kCode>
-  __device__ __forceinline__ void issue_product(int (&acc)[32], const Codes& codes, size_t operand,
-                                                int part) const {
+  /// acc = codes·(64 channels of a transposed operand), over so many slabs of the tile from `slab`
+  /// on; only issued.
+  template <arch::Bytes kCode, int kCount>
+  __device__ __forceinline__ void issue_product(int (&acc)[32], const uint32_t* codes,
+                                                size_t operand, int part, int slab) const {
     const uint32_t here = back();
     arch::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 2 * kSlabs; ++step) {
+    for (int step = 0; step < 2 * kCount; ++step) {
       const uint64_t b = arch::operand_at<kSlab>(
-          here, operand + step / 2 * (D * kSlab) + part * 64 * kSlab + step % 2 * 32);
+          here, operand + (slab + step / 2) * (D * kSlab) + part * 64 * kSlab + step % 2 * 32);
       if constexpr (kCode == arch::Bytes::u8)
         arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
       else
@@ -229,6 +230,14 @@ struct Consumer {
   __device__ int first_key() const {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
+
+  // When dV of a tile is started: before dS is known, if there are registers for it, else between
+  // two slabs, or with dK.
+  static constexpr bool kEarlyValues = D == 64 && (kSlabs == 1 || SAGE_EARLY_DV),
+                        kLateValues = kSlabs == 1 && !kEarlyValues;
+  // Slabs whose dS shares a scale for dK.
+  static constexpr bool kKeysBySlab = SAGE_SLAB_DK && kSlabs == 2 && !(kWants & kDk16);
+  static constexpr int kKeySlabs = kKeysBySlab ? 1 : kSlabs;
 
   // Where no registers are left to keep them in, every tile reads them again.
   static constexpr bool kKeepsValueScales = kSlabs == 1 && !(kWants & kDk16);
@@ -271,6 +280,23 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
+  /// dV of a tile and 64 channels, as integers; only issued.
+  __device__ __forceinline__ void issue_values(int (&acc)[32], Codes& p8, int part) const {
+    issue_product<arch::Bytes::u8, kSlabs>(acc, p8, kDo8t, part, 0);
+  }
+
+  /// Codes of dS from a slab on, and what they are worth for dK. unit: of dS.
+  __device__ __forceinline__ void quantize_keys(uint32_t* ds8, float (&units)[2],
+                                                const AllHalves& h, int slab, float unit) const {
+    const RowScales scales = quantize<arch::Bytes::s8, kKeySlabs>(ds8, h + slab);
+    units[0] = scales.unit[0] * unit, units[1] = scales.unit[1] * unit;
+  }
+  /// dK of these slabs and 64 channels, as integers; only issued.
+  __device__ __forceinline__ void issue_keys_8(int (&acc)[32], const uint32_t* ds8, int part,
+                                               int slab) const {
+    issue_product<arch::Bytes::s8, kKeySlabs>(acc, ds8, kQ8t, part, slab);
+  }
+
   /// One tile of queries. `s` holds its scores, and then those of the next tile.
   template <bool kMasked>
   __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
@@ -278,6 +304,11 @@ struct Consumer {
     AllHalves h;
     Codes p8;
     Gradients dp;
+    // dV as integers, and then dK of the first slab. Registers of scores that have become P may
+    // hold it, unless it is still there when the next scores come.
+    constexpr bool kTakesScores = kKeysBySlab || (kEarlyValues && kSlabs == 2);
+    int own[32];
+    int(&acc)[32] = kTakesScores ? s[0] : own;
     // A mask takes registers, too.
     constexpr bool kLateGradients = kMasked && (kWants & kDk16) != 0;
 #pragma unroll
@@ -287,9 +318,17 @@ struct Consumer {
       exponentials<kMasked>(h[slab], s[slab], stats_of(slab), k_scale, query + slab * kSlab);
     }
     if constexpr (kLateGradients) issue_gradients(dp, 0);
-    const RowScales p_scales = quantize<arch::Bytes::u8>(p8, h);
-    arch::wgmma_wait<0>();
-    float dv_units[2], dk_unit;
+    const RowScales p_scales = quantize<arch::Bytes::u8, kSlabs>(p8, h);
+    if constexpr (kEarlyValues) {
+      wait_for_back();
+      arch::settle(p8);
+      issue_values(acc, p8, 0);
+      arch::wgmma_wait<1>();
+    } else {
+      arch::wgmma_wait<0>();
+    }
+    float dv_units[2], dk_units[2], dk_unit;
+    uint32_t ds8[8];
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       arch::settle(dp);
@@ -303,22 +342,35 @@ struct Consumer {
         dk_unit = stats_of(0).ds_unit * kLn2;
       }
       hand_over(h[slab], slab);
-      if (slab + 1 < kSlabs) {  // dV is multiplied and added up while dP of the next slab is made
-        int acc[32];
-        wait_for_back();
-        arch::settle(p8);
-        issue_product<arch::Bytes::u8>(acc, p8, kDo8t, 0);
+      if (slab + 1 < kSlabs) {  // sums are added up while dP of the next slab is made
+        if constexpr (!kEarlyValues) {
+          wait_for_back();
+          arch::settle(p8);
+          issue_values(acc, p8, 0);
+        }
         issue_gradients(dp, slab + 1);
+        if constexpr (kKeysBySlab) quantize_keys(ds8, dk_units, h, slab, dk_unit);
         arch::wgmma_wait<1>();
         arch::settle(acc), arch::settle(p8);
         add(sums.dv, 0, acc, dv_units);
-        arch::wgmma_wait<0>();
+        if constexpr (kKeysBySlab) {
+          arch::settle(acc), arch::settle(ds8);
+          issue_keys_8(acc, ds8, 0, slab);
+          arch::wgmma_wait<1>();
+        } else {
+          arch::wgmma_wait<0>();
+        }
       }
     }
+    if constexpr (kKeysBySlab) {  // of the first slab, multiplied while dS of the second was made
+      arch::wgmma_wait<0>();
+      arch::settle(acc), arch::settle(ds8);
+      add(sums.dk, 0, acc, dk_units);
+    }
     if constexpr (kWants & kDk16)
-      finish_16(sums, s, h, p8, dv_units, dk_unit, more);
+      finish_16(sums, s, h, p8, acc, dv_units, dk_unit, more);
     else
-      finish_8(sums, s, h, p8, dv_units, dk_unit, more);
+      finish_8(sums, s, h, p8, acc, dv_units, dk_unit, more);
     tile = tile.next();
     arch::wgmma_wait<0>();
 #pragma unroll
@@ -326,27 +378,35 @@ struct Consumer {
   }
 
   /// The products of a tile that are left: dK, and with 128 channels dV. The next scores are issued
-  /// with the last of them, and multiplied while its sums are added up.
+  /// with the last of them, and multiplied while its sums are added up. acc_v: dV, if it is under
+  /// way.
   __device__ __forceinline__ void finish_8(Sums& sums, AllScores& s, const AllHalves& h, Codes& p8,
-                                           const float (&dv_units)[2], float dk_unit, bool more) {
-    Codes ds8;
-    const RowScales ds_scales = quantize<arch::Bytes::s8>(ds8, h);
-    const float dk_units[2] = {ds_scales.unit[0] * dk_unit, ds_scales.unit[1] * dk_unit};
-    if constexpr (kSlabs == 1) {
+                                           int (&acc_v)[32], const float (&dv_units)[2],
+                                           float dk_unit, bool more) {
+    constexpr int kSlabsDone = kSlabs - kKeySlabs;
+    uint32_t ds8[8 * kKeySlabs];
+    float dk_units[2];
+    quantize_keys(ds8, dk_units, h, kSlabsDone, dk_unit);
+    if constexpr (kLateValues) {
       wait_for_back();
       arch::settle(p8);
     }
     arch::settle(ds8);
-    constexpr int kParts = D / 64, kFirst = kSlabs == 1 ? 0 : kParts, kLast = 2 * kParts - 1;
+    constexpr int kParts = D / 64, kFirst = kLateValues ? 0 : kParts, kLast = 2 * kParts - 1;
 #pragma unroll
     for (int part = kFirst; part <= kLast; ++part) {
       int acc[32];
       if (part < kParts)
-        issue_product<arch::Bytes::u8>(acc, p8, kDo8t, part);
+        issue_values(acc, p8, part);
       else
-        issue_product<arch::Bytes::s8>(acc, ds8, kQ8t, part - kParts);
+        issue_keys_8(acc, ds8, part - kParts, kSlabsDone);
       if (part == kLast) {
         issue_next_scores(s, more);
+        if constexpr (kEarlyValues && kSlabs == 1) {
+          arch::wgmma_wait<2>();
+          arch::settle(acc_v);
+          add(sums.dv, 0, acc_v, dv_units);
+        }
         arch::wgmma_wait<1>();
       } else {
         arch::wgmma_wait<0>();
@@ -362,24 +422,24 @@ struct Consumer {
 
   /// The same with dK in 16 bit.
   __device__ __forceinline__ void finish_16(Sums& sums, AllScores& s, AllHalves& h, Codes& p8,
-                                            const float (&dv_units)[2], float dk_unit, bool more) {
+                                            int (&acc)[32], const float (&dv_units)[2],
+                                            float dk_unit, bool more) {
     const auto settle_keys = [&] {
 #pragma unroll
       for (Halves& of_slab : h) arch::settle(of_slab);
       arch::settle(sums.dk);
     };
     use_common_unit(h, sums, dk_unit);
-    if constexpr (kSlabs == 1) {
-      int acc[32];
+    if constexpr (kLateValues) {
       wait_for_back();
       arch::settle(p8);
-      issue_product<arch::Bytes::u8>(acc, p8, kDo8t, 0);
+      issue_values(acc, p8, 0);
       settle_keys();
       issue_keys(sums.dk, h);
       arch::wgmma_wait<1>();
       arch::settle(acc);
       add(sums.dv, 0, acc, dv_units);
-      issue_product<arch::Bytes::u8>(acc, p8, kDo8t, 1);
+      issue_values(acc, p8, 1);
       arch::wgmma_wait<1>();  // dK is done, and its operand leaves registers for the scores
       settle_keys();
       issue_next_scores(s, more);
@@ -390,6 +450,11 @@ struct Consumer {
       settle_keys();
       issue_keys(sums.dk, h);
       issue_next_scores(s, more);
+      if constexpr (kEarlyValues && kSlabs == 1) {
+        arch::wgmma_wait<2>();
+        arch::settle(acc), arch::settle(p8);
+        add(sums.dv, 0, acc, dv_units);
+      }
       arch::wgmma_wait<1>();
       settle_keys();
     }
