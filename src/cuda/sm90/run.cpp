@@ -21,8 +21,14 @@ using sm80::Call;
 using sm80::Plan;
 using spec::Problem;
 
-/// Query heads whose keys and values of one sequence fit in a part of the second-level cache.
+/// Whether some queries see more keys than others, as under a causal mask.
+bool is_uneven(const Problem& p) { return p.left < 0 && p.right >= 0; }
+
+/// Query heads whose pieces of the forward are done side by side, so that what comes last is short:
+/// as many as have their keys and values of one sequence in a part of the second-level cache. Where
+/// all pieces are equally long, one by one, because then more thread blocks read the same keys.
 int heads_together(const Problem& p, const Plan& plan) {
+  if (!is_uneven(p)) return 1;
   constexpr int64_t kBytes = 16 << 20;
   const int64_t keys = plan.tk / plan.num_sequences,
                 heads = std::max<int64_t>(kBytes / std::max<int64_t>(2 * keys * p.d, 1), 1);
@@ -32,8 +38,7 @@ int heads_together(const Problem& p, const Plan& plan) {
 /// Key heads, of all sequences, that the backward visits side by side at its end. That helps where
 /// some keys have more queries than others. Packed sequences differ in their blocks, too.
 int mixed_heads(const Problem& p, const Plan& plan) {
-  const bool uneven = p.left < 0 && p.right >= 0;
-  if (p.packed() || !uneven) return 0;
+  if (p.packed() || !is_uneven(p)) return 0;
   // As many as run at the same time: more would only compete for the cache.
   const int64_t each = plan.k_blocks / plan.num_sequences,
                 running = (multiprocessors() + each - 1) / each;

@@ -40,22 +40,22 @@ struct Producer {
 
   __device__ void load_queries(const Work& w) {
     const uint32_t full = arch::shared_address(&shared.slot_full[slot.place]);
+    // Behind the last row of all nothing is copied: whatever the queries there have, nobody sees.
     const int rows = min(kQueries, static_cast<int>(p.h * p.tq - w.row));
-    const auto copy = [&](float* to, const float* from, int count, int there) {
-#pragma unroll 2
-      for (int at = static_cast<int>(lane); at < count; at += 32)
-        to[at] = at < there ? from[at] : 1.0f;
-    };
-    copy(shared.logit_factor[slot.place], p.logit_factor + w.row, kQueries, rows);
-    copy(shared.mean_logit[slot.place], p.q_mean_logit + w.row, kQueries, rows);
-    copy(shared.v_mean[slot.place], v_mean_of<D>(p, w), D, D);
+    const uint32_t row_bytes = static_cast<uint32_t>(rows) * sizeof(float);
     if (lane < kConsumers)
       shared.seen[slot.place][lane] = seen_by(w, p.mask, static_cast<int>(lane));
     __syncwarp();
     if (lane == 0) {
-      arch::barrier_expect(full, Plan::kSlotBytes);
+      arch::barrier_expect(full, Plan::kSlotBytes + 2 * row_bytes);
       arch::copy_rows(arch::shared_address(&shared.slot[slot.place]), p.q8, 0,
                       static_cast<int>(w.row), full);
+      const auto copy = [&](float* to, const float* from, uint32_t bytes) {
+        arch::copy_bulk(arch::shared_address(to), from, bytes, full);
+      };
+      copy(shared.logit_factor[slot.place], p.logit_factor + w.row, row_bytes);
+      copy(shared.mean_logit[slot.place], p.q_mean_logit + w.row, row_bytes);
+      copy(shared.v_mean[slot.place], v_mean_of<D>(p, w), sizeof(shared.v_mean[0]));
     }
   }
 

@@ -35,8 +35,8 @@ struct SharedPlan {
   Stage stage[kStages];
   alignas(16) __half v_share[kStages][kKeys];
   alignas(16) BlockScales scales[kStages];
-  float logit_factor[kSlots][kQueries], mean_logit[kSlots][kQueries];
-  alignas(8) float v_mean[kSlots][D];
+  alignas(16) float logit_factor[kSlots][kQueries], mean_logit[kSlots][kQueries];
+  alignas(16) float v_mean[kSlots][D];
   float logit_top[kQueries];  // largest logit of each query, if the call wants it
   Work work[kSlots];
   Seen seen[kSlots][kConsumers];
@@ -45,7 +45,7 @@ struct SharedPlan {
   alignas(8) uint64_t stage_full[kStages], stage_empty[kStages];
   uint64_t slot_full[kSlots], slot_empty[kSlots];
 
-  static constexpr uint32_t kSlotBytes = sizeof(Slot::q8);
+  static constexpr uint32_t kSlotBytes = sizeof(Slot::q8) + sizeof(v_mean[0]);  // and its rows'
   static constexpr uint32_t kStageBytes =
       sizeof(Stage::k8) + sizeof(Stage::v8t) + sizeof(v_share[0]) + sizeof(scales[0]);
 };
