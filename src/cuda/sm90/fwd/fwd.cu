@@ -11,7 +11,7 @@ namespace {
 
 template <typename T, int D>
 void run(const ForwardParams& p, cudaStream_t stream) {
-  const int64_t pieces = fwd::work_count(p);
+  const int64_t pieces = fwd::Numbers(p).of_all_heads(p);
   launch(forward_kernel<T, D>,
          dim3(static_cast<unsigned>(std::min<int64_t>(pieces, multiprocessors()))), fwd::kThreads,
          static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream, Start::early);

@@ -20,21 +20,24 @@ struct Producer {
   uint32_t lane;
   Ring<kStages> stage{1};  // the first round finds everything empty
   Ring<kSlots> slot{1};
+  uint32_t number = 0;  // of the next piece of work; lane 0 has it
 
-  /// The next piece of work, in its slot. Returns false when there is none left.
-  __device__ bool fetch() const {
-    const uint32_t all = work_count(p);
+  /// Takes the next number. The answer is not waited for until it is needed.
+  __device__ void take_number() {
+    if (lane == 0) number = atomicAdd(p.next, 1u);
+  }
+
+  /// The piece of work with the number that was taken, or a later one, in its slot. Returns false
+  /// when there is none left.
+  __device__ bool fetch() {
+    const uint32_t all = Numbers(p).of_all_heads(p);
     arch::barrier_wait(arch::shared_address(&shared.slot_empty[slot.place]), slot.parity);
-    for (;;) {
-      uint32_t index = 0;
-      if (lane == 0) index = atomicAdd(p.next, 1u);
-      index = __shfl_sync(0xffffffffu, index, 0);
-      if (index >= all) return false;
-      Work w;
-      if (!work_at(w, p, index)) continue;
-      if (lane == 0) shared.work[slot.place] = w;
-      __syncwarp();
-      return true;
+    for (;; take_number()) {
+      int found = 0;  // 1: a piece, -1: no more numbers
+      if (lane == 0) found = number >= all ? -1 : work_at(shared.work[slot.place], p, number);
+      __syncwarp();  // the others see what lane 0 has written
+      found = __shfl_sync(0xffffffffu, found, 0);
+      if (found != 0) return found > 0;
     }
   }
 
@@ -77,12 +80,17 @@ struct Producer {
   }
 
   __device__ void run() {
+    take_number();
     for (; fetch(); slot.advance()) {
       const Work& w = shared.work[slot.place];
       load_queries(w);
       const uint32_t keys = w.keys;
       const int first = w.walk.first, end = first + w.walk.steps;
-      for (int tile = first; tile < end; ++tile) load_keys(keys, tile);
+      for (int tile = first; tile < end - 1; ++tile) load_keys(keys, tile);
+      // Before the last tile waits for its stage, and no earlier: another thread block might be
+      // free sooner.
+      take_number();
+      if (first < end) load_keys(keys, end - 1);
     }
     if (lane == 0) {
       shared.work[slot.place].last = true;

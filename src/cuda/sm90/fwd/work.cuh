@@ -35,10 +35,12 @@ struct Pieces {
   int count;
   int missing;  // queries that the first one lacks, in whole consumers
 
-  __device__ explicit Pieces(int nq)
+  __host__ __device__ explicit Pieces(int nq)
       : count((nq + kQueries - 1) / kQueries), missing(count * kQueries - (nq + 63) / 64 * 64) {}
-  /// Short ones come behind all others: they fill the gaps at the end. Unless there are no others.
-  __device__ bool first_is_short() const { return missing > 0 && count > 1; }
+  /// Whether the first one comes behind those of all sequences: short ones fill the gaps at the
+  /// end. Unless there are no others.
+  __host__ __device__ bool first_is_late() const { return missing > 0 && count > 1; }
+  __host__ __device__ int early() const { return count - first_is_late(); }
   __device__ int begin(int piece) const { return max(piece * kQueries - missing, 0); }
   __device__ int end(int piece) const { return (piece + 1) * kQueries - missing; }
 };
@@ -56,36 +58,56 @@ __device__ inline Seen seen_by(const Work& w, const MaskParams& mask, int consum
   return seen;
 }
 
-/// Numbers of pieces at most: one per block of queries, then one for the short piece of each
-/// sequence, for each head.
-__host__ __device__ inline uint32_t work_count(const ForwardParams& p) {
-  return static_cast<uint32_t>(p.h) * static_cast<uint32_t>(p.q_blocks + p.seq.count);
+/// Numbers of the pieces of a head. Early ones of all sequences come first, then a late one of each
+/// sequence. Where sequences are packed, nobody knows how many pieces each has: then every block of
+/// queries has a number, and every sequence, and some of them no piece.
+struct Numbers {
+  uint32_t early, late;
+  __host__ __device__ explicit Numbers(const ForwardParams& p) {
+    const Pieces pieces(static_cast<int>(p.seq.nq));
+    const bool packed = p.seq.documents != nullptr;
+    early = static_cast<uint32_t>(packed ? p.q_blocks : p.seq.count * pieces.early());
+    late = static_cast<uint32_t>(packed || pieces.first_is_late() ? p.seq.count : 0);
+  }
+  __host__ __device__ uint32_t of_all_heads(const ForwardParams& p) const {
+    return (early + late) * static_cast<uint32_t>(p.h);
+  }
+};
+
+/// The sequence and the piece of an early number; false: there is none.
+__device__ inline bool early_piece(Work& w, int& piece, const ForwardParams& p, int number) {
+  if (p.seq.documents == nullptr) {
+    const Pieces pieces(static_cast<int>(p.seq.nq));
+    const int sequence = number / pieces.early();
+    w.s = tile::sequence_at<kBlock>(p.seq, sequence);
+    piece = number - sequence * pieces.early() + pieces.first_is_late();
+    return true;
+  }
+  // Blocks have kBlock queries and pieces 1.5 times as many: of three blocks two have a piece.
+  w.s = tile::sequence_of_block<kBlock>(p.seq, number, true);
+  const int local = number - static_cast<int>(w.s.q_pad / kBlock);
+  piece = local / 3 * 2 + local % 3;
+  const Pieces pieces(w.s.nq);
+  return local % 3 != 2 && piece < pieces.count && !(piece == 0 && pieces.first_is_late());
 }
 
-/// Piece `index` of all. Some heads go together, as many as the second-level cache holds the keys
-/// of, and their last queries come first: under a causal mask those have the most keys. Blocks have
-/// kBlock queries and pieces 1.5 times as many: of three blocks the first two have a piece. Returns
-/// false where there is none.
+/// Piece `index` of all. Some heads go together (heads_together), and their last queries come
+/// first: under a causal mask those have the most keys. Returns false where there is none.
 __device__ inline bool work_at(Work& w, const ForwardParams& p, uint32_t index) {
-  const uint32_t heads = static_cast<uint32_t>(p.h), blocks = static_cast<uint32_t>(p.q_blocks);
+  const uint32_t heads = static_cast<uint32_t>(p.h);
+  const Numbers numbers(p);
   int piece = 0;
-  if (index < heads * blocks) {
+  if (index < heads * numbers.early) {
     const uint32_t together = static_cast<uint32_t>(p.heads_together),
-                   first = index / (together * blocks) * together,
-                   here = min(together, heads - first), at = index - first * blocks;
+                   first = index / (together * numbers.early) * together,
+                   here = min(together, heads - first), at = index - first * numbers.early;
     w.head = static_cast<int>(first + at % here);
-    const int block = p.q_blocks - 1 - static_cast<int>(at / here);
-    w.s = tile::sequence_of_block<kBlock>(p.seq, block, true);
-    const int local = block - static_cast<int>(w.s.q_pad / kBlock);
-    piece = local / 3 * 2 + local % 3;
-    const Pieces pieces(w.s.nq);
-    if (local % 3 == 2 || piece >= pieces.count || (piece == 0 && pieces.first_is_short()))
-      return false;
+    if (!early_piece(w, piece, p, static_cast<int>(numbers.early - 1 - at / here))) return false;
   } else {
-    const uint32_t at = index - heads * blocks;
+    const uint32_t at = index - heads * numbers.early;
     w.head = static_cast<int>(at % heads);
     w.s = tile::sequence_at<kBlock>(p.seq, static_cast<int>(at / heads));
-    if (!Pieces(w.s.nq).first_is_short()) return false;
+    if (!Pieces(w.s.nq).first_is_late()) return false;
   }
   const Pieces pieces(w.s.nq);
   w.q0 = pieces.begin(piece), w.end = min(pieces.end(piece), w.s.nq);
