@@ -148,14 +148,14 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
   });
 }
 
-/// One line per implementation: "name<TAB>chosen|able|no<TAB>tile_q x tile_k, or why not".
+/// One line per implementation: "name<TAB>chosen|able|no<TAB>tiles, or why not".
 template <typename Args>
 std::string describe(const Args& args, const Packing& packing) {
   if (packing.on_device()) workspace_size(args);  // throws where a call would
   std::string text;
   for (const Candidate& c : sagebwd::explain(args)) {
     text += c.name + "\t" + (c.chosen ? "chosen" : c.supported ? "able" : "no") + "\t";
-    text += c.supported ? std::to_string(c.tile_q) + "x" + std::to_string(c.tile_k) : c.reason;
+    text += c.supported ? c.tiles() : c.reason;
     text += "\n";
   }
   return text;

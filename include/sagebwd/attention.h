@@ -147,6 +147,13 @@ struct Candidate {
   int tile_q = 0;      // tile sizes it would use; 0 when it declines
   int tile_k = 0;
   int p_levels = 0;  // of the codes of P; 0 when it declines
+  int dk_q = 0;      // queries of a tile that share a scale of dS for dK; 0 when it declines
+
+  /// "64x128"; where dK has scales of its own "128x128 (dK: 64 queries)".
+  std::string tiles(const char* times = "x") const {
+    return std::to_string(tile_q) + times + std::to_string(tile_k) +
+           (dk_q == tile_q ? "" : " (dK: " + std::to_string(dk_q) + " queries)");
+  }
 };
 
 /// The ordered list of implementations, best first, with each one's answer. SAGEBWD_IMPL pins one

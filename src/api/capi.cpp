@@ -333,7 +333,7 @@ std::string describe(const std::vector<Candidate>& candidates) {
     text += c.name + ": ";
     if (c.supported) {
       text += c.chosen ? "chosen" : "able";
-      text += ", tiles " + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_k);
+      text += ", tiles " + c.tiles();
     } else {
       text += "declines, " + c.reason;
     }

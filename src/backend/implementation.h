@@ -13,6 +13,7 @@ namespace sagebwd::backend {
 struct Tiles {
   int q, k;
   int p_levels;  // of the codes of P: 127 or 255
+  int dk_q = q;  // queries of a tile that share a scale of dS for dK
 };
 
 /// For implementations that take any tiles: what the recipe asks for, or else 128x64 in `paper`,

@@ -49,7 +49,7 @@ std::vector<Candidate> explain(const spec::Problem& p) {
     c.supported = c.reason.empty();
     if (c.supported) {
       const Tiles t = impl->tiles(p);
-      c.tile_q = t.q, c.tile_k = t.k, c.p_levels = t.p_levels;
+      c.tile_q = t.q, c.tile_k = t.k, c.p_levels = t.p_levels, c.dk_q = t.dk_q;
       c.chosen = !chosen;
       chosen = true;
     }

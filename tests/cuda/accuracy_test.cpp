@@ -283,23 +283,24 @@ TEST(GpuAccuracy, BiasIsSmallAndNoRowIsLeftBehind) {
 TEST(GpuAccuracy, PublishedTable) {
   NEED_DEVICE();
   for (const trace::PublishedErrors& row : trace::kPublished) {
-    DeviceCase dc("h4 n2048 d64"), of_64("h4 n2048 d64 tile=64x128"), paper("h4 n2048 d64 paper");
-    dc.sigma = of_64.sigma = paper.sigma = row.sigma;
+    DeviceCase dc("h4 n2048 d64"), paper("h4 n2048 d64 paper");
+    dc.sigma = paper.sigma = row.sigma;
     SCOPED_TRACE(row.sigma);
     const CaseInputs in = make_case_inputs(dc);
     const Results want = run_exact(dc, in);
     const Compared ours = compare(dc, run_on_device(dc, in), want),
                    theirs = compare(paper, run_on_device(paper, in), want);
     // At deviation 1 one scale of K per 128 keys has .020 where the published figure is .0184, and
-    // .0223 if that many keys share a scale of dS too. dK has .0191 if 64 queries share a scale of
-    // dS, and with 128 the published .0220.
+    // .0223 if that many keys share a scale of dS too. By the oracle dK has .0191 if 64 queries
+    // share one of dS, and .0218 with 128; dV has .0133 if 64 share one of P, and .0140 with 128.
     const auto tiles = device_candidate(dc, true);
     const double dq_at_one = tiles.tile_k == 64 ? 1.1 * 0.0188 : 0.0235,
-                 dk_at_one = tiles.tile_q == 64 ? row.dk : 0.0224;
+                 dv_at_one = tiles.tile_q == 64 ? 0.0139 : 0.0147;
+    EXPECT_EQ(tiles.dk_q, 64);
     EXPECT_LE(ours.dq.rel_l2, row.sigma == 1 ? dq_at_one : row.dq);
-    EXPECT_LE(ours.dk.rel_l2, row.sigma == 1 ? dk_at_one : row.dk);
-    if (device_candidate(of_64, true).supported) {  // where the recipe chooses
-      EXPECT_LE(compare(of_64, run_on_device(of_64, in), want).dk.rel_l2, row.dk);
+    EXPECT_LE(ours.dk.rel_l2, row.sigma == 1 ? 0.0200 : row.dk);
+    if (row.sigma == 1) {
+      EXPECT_LE(ours.dv.rel_l2, dv_at_one);
     }
     // One scale per tile cannot give the published figures at deviation 1.
     EXPECT_LE(theirs.dq.rel_l2, row.sigma == 1 ? 0.065 : 1.1 * row.dq);

@@ -285,36 +285,36 @@ TEST(GpuParity, LiftedKeyGradients) {
     }
 }
 
-// At head dim 64 cuda-sm90 has tiles of 64 queries and of 128, each in kernels of its own.
+// At head dim 64 cuda-sm90 has tiles of 128 queries. For dK 64 of them share a scale of dS.
 TEST(GpuParity, TilesOfQueries) {
   NEED_DEVICE();
   struct Wish {
     const char* text;
     bool packed = false, dlse = false, partial = false, codes = false;
   };
-  for (const int queries : {64, 128})
-    for (const Wish& wish :
-         {Wish{.text = "b2 h4 hk2 n448 d64"}, Wish{.text = "h2 n500 d64 f16 causal"},
-          Wish{.text = "h2 nq300 nk500 d64 causal", .dlse = true},
-          Wish{.text = "h2 n700 d64 window=65,130"},
-          Wish{.text = "h4 hk2 nq700 nk650 d64 causal", .packed = true},
-          Wish{.text = "h2 n300 d64 causal", .partial = true},
-          Wish{.text = "h4 hk2 n448 d64 f16 lift=dK"},
-          Wish{.text = "b2 h2 n500 d64 window=65,130 lift=dK", .dlse = true},
-          Wish{.text = "b2 h4 hk2 n384 d64 causal", .dlse = true, .codes = true},
-          Wish{.text = "h2 nq190 nk256 d64 f16", .codes = true}})
-      for (bool deterministic : {false, true}) {
-        DeviceCase dc(std::string(wish.text) + " tile=" + std::to_string(queries) + "x128");
-        dc.dlse = wish.dlse, dc.partial_kv = wish.partial, dc.codes = wish.codes;
-        dc.deterministic = deterministic;
-        if (wish.packed)
-          dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
-        const Candidate candidate = device_candidate(dc, true);
-        if (!candidate.supported) GTEST_SKIP() << candidate.reason;
-        EXPECT_EQ(candidate.name, tuned_implementation());
-        EXPECT_EQ(candidate.tile_q, queries);
-        expect_parity(dc, wish.partial ? 0.4f : 0.0f);
-      }
+  for (const Wish& wish :
+       {Wish{.text = "b2 h4 hk2 n448 d64"}, Wish{.text = "h2 n500 d64 f16 causal"},
+        Wish{.text = "h2 nq300 nk500 d64 causal", .dlse = true},
+        Wish{.text = "h2 n700 d64 window=65,130"},
+        Wish{.text = "h4 hk2 nq700 nk650 d64 causal", .packed = true},
+        Wish{.text = "h2 n300 d64 causal", .partial = true},
+        Wish{.text = "h4 hk2 n448 d64 f16 lift=dK"},
+        Wish{.text = "b2 h2 n500 d64 window=65,130 lift=dK", .dlse = true},
+        Wish{.text = "b2 h4 hk2 n384 d64 causal", .dlse = true, .codes = true},
+        Wish{.text = "h2 nq190 nk256 d64 f16", .codes = true}})
+    for (bool deterministic : {false, true}) {
+      DeviceCase dc(std::string(wish.text) + " tile=128x128");
+      dc.dlse = wish.dlse, dc.partial_kv = wish.partial, dc.codes = wish.codes;
+      dc.deterministic = deterministic;
+      if (wish.packed)
+        dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
+      const Candidate candidate = device_candidate(dc, true);
+      if (!candidate.supported) GTEST_SKIP() << candidate.reason;
+      EXPECT_EQ(candidate.name, tuned_implementation());
+      const bool lifted = (dc.c.recipe.high_precision & kMatmulDK) != 0;
+      EXPECT_EQ(candidate.tiles(), lifted ? "128x128" : "128x128 (dK: 64 queries)");
+      expect_parity(dc, wish.partial ? 0.4f : 0.0f);
+    }
 }
 
 TEST(GpuParity, HardInputs) {

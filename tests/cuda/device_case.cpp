@@ -317,10 +317,8 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   g.recipe.p_levels = tiles.p_levels;
   ref::implementation().backward(spec::resolve(g, true), g, nullptr);
   r.dq = dq.read(), r.dk = dk.read(), r.dv = dv.read();
-  // Of kernels that were compiled with SAGE_SLAB_DK: 64 queries share a scale of dS for dK,
-  // whatever the tile.
-  if (std::getenv("SAGEBWD_TEST_SLAB_DK") != nullptr && tiles.name == "cuda-sm90") {
-    g.recipe.tile_q = 64;
+  if (tiles.dk_q != tiles.tile_q) {
+    g.recipe.tile_q = tiles.dk_q;
     ref::implementation().backward(spec::resolve(g, true), g, nullptr);
     r.dk = dk.read();
   }

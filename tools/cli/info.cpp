@@ -56,8 +56,7 @@ std::string show_candidates(const std::vector<Candidate>& candidates) {
   Table table(
       {{"", Side::left}, {"implementation", Side::left}, {"tiles"}, {"answer", Side::left}});
   for (const Candidate& c : candidates)
-    table.row({c.chosen ? "  →" : "   ", c.name,
-               c.supported ? std::to_string(c.tile_q) + "×" + std::to_string(c.tile_k) : "",
+    table.row({c.chosen ? "  →" : "   ", c.name, c.supported ? c.tiles("×") : "",
                c.chosen      ? "chosen"
                : c.supported ? "able, but a better one comes first"
                              : "declines: " + c.reason});

@@ -139,7 +139,7 @@ def _tiles(layer, recipe):
     """Queries and keys of a tile, as the backward has them here."""
     options = ops.Options(causal=layer.causal, top_left=layer.top_left, recipe=recipe.text())
     answers = ops.explain(layer.q, layer.k, layer.v, options, is_backward=True)
-    return next(map(int, t.split("x")) for _, state, t in answers if state == "chosen")
+    return next(map(int, t.split()[0].split("x")) for _, state, t in answers if state == "chosen")
 
 
 def _alarms(audit):

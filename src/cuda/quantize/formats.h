@@ -54,6 +54,10 @@ struct BlockScales {
   int k_poisoned, v_poisoned;
 };
 
+/// Queries of a tile of the backward of sm90: fewer channels leave registers for more queries. They
+/// share a scale of P for dV, per key. For dK those of a slab share a scale of dS.
+constexpr int backward_queries(int d) { return d == 64 ? 128 : 64; }
+
 /// What 64 queries (a slab) have for the backward of sm90, where P and dS are halves. Numbers of
 /// the queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale
 /// of K,

@@ -80,9 +80,7 @@ struct OperandJob {
   int d, padded_d, h, hk, group, q_blocks, k_blocks;
   int64_t tq, tk;  // padded totals
   bool backward;
-  // Of a tile. In `paper` they share a scale, and in the backward of sm90 queries share units
-  // (QueryStats).
-  int q_tokens, k_tokens;
+  int q_tokens, k_tokens;  // that share a scale in `paper`
   Scheme scheme;
   bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
   int rotation;      // channels that the rotation of Q and K mixes (numerics/rotate.h); 0: none

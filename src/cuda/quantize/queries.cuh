@@ -139,14 +139,15 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
         QueryNumbers::most_per_norm<D>(wait_for_value_scale(value_top, item.kv_head));
     QueryNumbers query{logit_factor, lse2, delta, dlse, norm, b.scale};
     QueryNumbers::Largest of;
-    of.phi = __uint_as_float(b.share_top(0, query.phi(), job.q_tokens).mine);
+    constexpr int kTile = backward_queries(D);
+    of.phi = __uint_as_float(b.share_top(0, query.phi(), kTile).mine);
     if (job.dlse.data != nullptr) {
       query.raise_scale(of.phi);
       b.scale = query.scale;
       b.share_inverses();
     }
     const float ratio = query.ratio(), bound = query.bound(ratio, most);
-    of.bound = __uint_as_float(b.share_top(1, QueryNumbers::finite(bound), job.q_tokens).mine);
+    of.bound = __uint_as_float(b.share_top(1, QueryNumbers::finite(bound), kTile).mine);
     QueryStats& stats = job.stats[b.row0 / kSlab + b.slot() * kSteps / kSlab];
     if (b.owns())
       query.write(stats, static_cast<int>(own % kSlab), job.dq_lift[own], job.row[own], ratio,

@@ -56,8 +56,7 @@ std::string decline(const spec::Problem& p) {
   if (const std::string reason = decline_these_lists(p); !reason.empty()) return reason;
   const backend::Tiles t = tiles_of(p);
   if ((r.tile_k != 0 && r.tile_k != t.k) || (backward && r.tile_q != 0 && r.tile_q != t.q))
-    return "has tiles of " + std::string(backward && p.d == 64 ? "64 or 128" : "64") + "x" +
-           std::to_string(t.k);
+    return "has tiles of " + std::to_string(t.q) + "x" + std::to_string(t.k);
   const std::string why = decline_device(9);
   if (!why.empty()) return why;
   int device = 0, major = 0;
@@ -72,8 +71,10 @@ std::string decline(const spec::Problem& p) {
 
 backend::Tiles tiles_of(const spec::Problem& p) {
   const bool backward = p.direction == spec::Direction::backward;
-  return {backward ? backward_queries(static_cast<int>(p.d), p.recipe.tile_q) : 64,
-          p.has_lists() ? listed_keys(p) : kBlock, 255};
+  backend::Tiles t{backward ? backward_queries(static_cast<int>(p.d)) : 64,
+                   p.has_lists() ? listed_keys(p) : kBlock, 255};
+  if (backward && !p.lifted(kMatmulDK)) t.dk_q = kSlab;
+  return t;
 }
 
 const backend::Implementation& implementation() {

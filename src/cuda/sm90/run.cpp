@@ -127,7 +127,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
 
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
-  const int tile = call.tiles.q, slab_rows = tile / kSlab * d;
+  const int tile = backward_queries(d), slab_rows = tile / kSlab * d;
   const BackwardParams params{
       .q8 = byte_matrix(call.q8(ws), queries, d, tile),
       .q_back = ws.q16 != nullptr ? panel_matrix(ws.q16, queries, d, tile)
@@ -164,7 +164,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
       .part_sums = ws.part_sums,
       .parts_done = ws.parts_done,
       .row_sum = ws.row_sum};
-  launch_backward(params, p.dtype, d, tile, call.stream);
+  launch_backward(params, p.dtype, d, call.stream);
 
   sm80::BackwardParams sums{};
   sums.seq = job.seq;

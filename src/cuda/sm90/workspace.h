@@ -44,7 +44,8 @@ struct Parts {
                   left = walks < places ? walks : walks % places;
     const bool same_length = !p.packed() && p.left < 0 && p.right < 0;
     if (p.deterministic || left == 0 || (walks > places && !same_length)) return;
-    // What a thread block does before its first tile and behind its last takes as long as some tiles.
+    // What a thread block does before its first tile and behind its last takes as long as some
+    // tiles.
     constexpr int64_t kFewest = 512;  // queries
     const int64_t queries = plan.tq / plan.num_sequences * p.group(),
                   most = std::min({places / left, kMost, queries / kFewest});

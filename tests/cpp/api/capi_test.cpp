@@ -378,7 +378,7 @@ TEST(CApi, ExplainWritesLikeSnprintf) {
   for (const Candidate& candidate : explain(problem.forward_args())) {
     EXPECT_TRUE(has(whole, {candidate.name + ": ", candidate.reason}));
     if (candidate.chosen) {
-      EXPECT_TRUE(has(whole, {candidate.name + ": chosen"}));
+      EXPECT_TRUE(has(whole, {candidate.name + ": chosen, tiles " + candidate.tiles() + "\n"}));
     }
   }
   char part[8] = "#######";

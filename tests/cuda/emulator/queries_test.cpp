@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,7 +22,6 @@ struct Call {
   int d;
   int b, h, hk, nq, nk;
   bool dlse, halves;
-  int tile;  // queries
 };
 
 /// Memory with 16-byte alignment that compares by bytes.
@@ -130,7 +128,6 @@ OperandJob job_of(const Call& c, Inputs& in, Outputs& out, Bytes& items) {
   job.tq = int64_t{job.q_blocks} * kBlock, job.tk = int64_t{job.k_blocks} * kBlock;
   job.backward = job.keys_are_ready = true;
   job.scheme = Scheme::vectorwise, job.tile_k = kBlock;
-  job.q_tokens = c.tile, job.k_tokens = kBlock;
   job.logit_scale = 0.125f;
   auto* words = out.zeros.as<uint32_t>();
   job.zeros.piece[0] = {words,
@@ -190,33 +187,25 @@ TEST_P(ReadQueries, SameBitsAsTheOperandKernel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
-                         testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true, 64},
-                                         Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true, 128},
-                                         Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true, 64},
-                                         Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true, 64},
-                                         Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false, 128},
-                                         Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false, 64},
-                                         Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false, 64},
-                                         Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true, 128},
-                                         Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true, 64}));
+                         testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
+                                         Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
+                                         Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
+                                         Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
+                                         Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
+                                         Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true}));
 
-// The slabs of a tile have the same units, which are the largest of their own.
-TEST(HopperOperands, UnitsAreThoseOfTheTile) {
-  const Call two{Dtype::bf16, 64, 1, 2, 1, 512, 128, true, true, 128};
-  Call one = two;
-  one.tile = 64;
-  Inputs in(two);
-  Outputs of_two(two), of_one(one);
+TEST(HopperOperands, SlabsOfATileHaveTheSameUnits) {
+  const Call c{Dtype::bf16, 64, 1, 2, 1, 512, 128, true, true};
+  Inputs in(c);
+  Outputs out(c);
   Bytes items(static_cast<size_t>(kItemBytes * most_items(1, 2, 4, 1)));
-  launch_queries(job_of(two, in, of_two, items), two.dtype, nullptr);
-  launch_queries(job_of(one, in, of_one, items), one.dtype, nullptr);
-  const auto *tiles = of_two.stats.as<QueryStats>(), *slabs = of_one.stats.as<QueryStats>();
-  for (size_t i = 0; i < of_two.tokens / kSlab; i += 2) {
-    EXPECT_EQ(tiles[i].dv_unit, tiles[i + 1].dv_unit);
-    EXPECT_EQ(tiles[i].ds_unit, tiles[i + 1].ds_unit);
-    EXPECT_NE(slabs[i].dv_unit, slabs[i + 1].dv_unit);
-    EXPECT_EQ(tiles[i].dv_unit, std::max(slabs[i].dv_unit, slabs[i + 1].dv_unit));
+  launch_queries(job_of(c, in, out, items), c.dtype, nullptr);
+  const auto* stats = out.stats.as<QueryStats>();
+  for (size_t i = 0; i < out.tokens / kSlab; i += 2) {
+    EXPECT_EQ(stats[i].dv_unit, stats[i + 1].dv_unit);
+    EXPECT_EQ(stats[i].ds_unit, stats[i + 1].ds_unit);
   }
+  EXPECT_NE(stats[0].dv_unit, stats[2].dv_unit);
 }
 
 }  // namespace

@@ -6,43 +6,35 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, int kQueries, unsigned kWants>
+template <typename T, int D, unsigned kWants>
 void run(const BackwardParams& p, cudaStream_t stream) {
   const int64_t walks = static_cast<int64_t>(p.k_blocks) * p.hk;
-  launch(p.dq_halves ? backward_kernel<T, D, kQueries, __half, kWants>
-                     : backward_kernel<T, D, kQueries, float, kWants>,
+  launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
          dim3(static_cast<unsigned>(walks + p.parted * (p.parts - 1))), bwd::kThreads,
-         static_cast<int>(sizeof(bwd::SharedPlan<D, kQueries, kWants>)), p, stream, Start::early);
+         static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
 }
 
-template <typename T, int D, int kQueries>
+template <typename T, int D>
 void run(const BackwardParams& p, cudaStream_t stream) {
   using bwd::kDk16, bwd::kInTurn, bwd::kRowSums;
   const bool in_turn = p.turns != nullptr;
   if (p.dk16)
-    in_turn ? run<T, D, kQueries, kDk16 | kInTurn>(p, stream)
-            : run<T, D, kQueries, kDk16>(p, stream);
+    in_turn ? run<T, D, kDk16 | kInTurn>(p, stream) : run<T, D, kDk16>(p, stream);
   else if (p.row_sum != nullptr)
-    in_turn ? run<T, D, kQueries, kRowSums | kInTurn>(p, stream)
-            : run<T, D, kQueries, kRowSums>(p, stream);
+    in_turn ? run<T, D, kRowSums | kInTurn>(p, stream) : run<T, D, kRowSums>(p, stream);
   else
-    in_turn ? run<T, D, kQueries, kInTurn>(p, stream) : run<T, D, kQueries, 0>(p, stream);
+    in_turn ? run<T, D, kInTurn>(p, stream) : run<T, D, 0>(p, stream);
 }
 
 template <typename T>
-void run(const BackwardParams& p, int d, int queries, cudaStream_t stream) {
-  if (d == 64)
-    queries == 64 ? run<T, 64, 64>(p, stream) : run<T, 64, 128>(p, stream);
-  else
-    run<T, 128, 64>(p, stream);
+void run(const BackwardParams& p, int d, cudaStream_t stream) {
+  d == 64 ? run<T, 64>(p, stream) : run<T, 128>(p, stream);
 }
 
 }  // namespace
 
-void launch_backward(const BackwardParams& p, Dtype dtype, int d, int queries,
-                     cudaStream_t stream) {
-  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, queries, stream)
-                       : run<__half>(p, d, queries, stream);
+void launch_backward(const BackwardParams& p, Dtype dtype, int d, cudaStream_t stream) {
+  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, stream) : run<__half>(p, d, stream);
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -23,14 +23,17 @@ using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
 
-template <typename T, int D, int kQueries, unsigned kWants>
+template <typename T, int D, unsigned kWants>
 struct Consumer {
-  using Plan = SharedPlan<D, kQueries, kWants>;
-  static constexpr int kSlabs = Plan::kSlabs;
+  using Plan = SharedPlan<D, kWants>;
+  static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
   // Of a tile of queries.
   using AllScores = Scores[kSlabs];
   using AllHalves = Halves[kSlabs];
   using Codes = uint32_t[8 * kSlabs];  // A operands
+  using SlabCodes = uint32_t[8];
+  // dK of the first of two slabs is multiplied before dS of the second is there.
+  static constexpr bool kKeysBetween = kSlabs == 2 && !(kWants & kDk16);
 
   const BackwardParams& p;
   Plan& shared;
@@ -52,6 +55,16 @@ struct Consumer {
     return place + static_cast<uint32_t>(warpgroup) * arch::places(64 * row_bytes);
   }
 
+  __device__ const QueryStats& stats_of(int slab) const {
+    return shared.front[tile.place()].stats[slab];
+  }
+  __device__ int first_key() const {
+    return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
+  }
+  // Where no registers are left to keep them in, every tile reads them again.
+  static constexpr bool kKeepsValueScales = kSlabs == 1 && !(kWants & kDk16);
+  __device__ float value_scale_of(int r) const { return shared.v_scale[first_key() + 8 * r]; }
+
   /// S = K8·Q8ᵀ of a tile; only issued.
   __device__ __forceinline__ void issue_scores(AllScores& s, Tile of) const {
     const uint32_t k = mine_at(D), q = front_at(of);
@@ -67,6 +80,13 @@ struct Consumer {
                       step > 0);
     arch::wgmma_commit();
   }
+  __device__ __forceinline__ void issue_next_scores(AllScores& s, bool more) const {
+    const Tile next = tile.next();
+    if (more)
+      arch::barrier_wait(arch::shared_address(&shared.front_full[next.place()]), next.parity());
+    issue_scores(s, next);
+  }
+
   /// dP = V8·dOᵀ of a slab, still without the scale of V; only issued.
   __device__ __forceinline__ void issue_gradients(Gradients& dp, int slab) const {
     const size_t kDout = offsetof(Plan, front) + kQueries * D + slab * kSlab * 128;
@@ -82,10 +102,6 @@ struct Consumer {
             arch::operand_at<128>(dout, kDout + panel * kQueries * 128 + 32 * step),
             panel + step > 0);
     arch::wgmma_commit();
-  }
-
-  __device__ const QueryStats& stats_of(int slab) const {
-    return shared.front[tile.place()].stats[slab];
   }
 
   /// P of a slab as halves.
@@ -201,6 +217,9 @@ struct Consumer {
     if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[of.place()]));
   }
 
+  __device__ __forceinline__ void wait_for_back() const {
+    arch::barrier_wait(arch::shared_address(&shared.back_full[tile.place()]), tile.parity());
+  }
   /// acc = codes·(64 channels of a transposed operand), over so many slabs of the tile from `slab`
   /// on; only issued.
   template <arch::Bytes kCode, int kCount>
@@ -227,26 +246,25 @@ struct Consumer {
           fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums[part * 32 + i]);
   }
 
-  __device__ int first_key() const {
-    return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
-  }
-
-  // When dV of a tile is started: before dS is known, if there are registers for it, else between
-  // two slabs, or with dK.
-  static constexpr bool kEarlyValues = D == 64 && (kSlabs == 1 || SAGE_EARLY_DV),
-                        kLateValues = kSlabs == 1 && !kEarlyValues;
-  // Slabs whose dS shares a scale for dK.
-  static constexpr bool kKeysBySlab = SAGE_SLAB_DK && kSlabs == 2 && !(kWants & kDk16);
-  static constexpr int kKeySlabs = kKeysBySlab ? 1 : kSlabs;
-
-  // Where no registers are left to keep them in, every tile reads them again.
-  static constexpr bool kKeepsValueScales = kSlabs == 1 && !(kWants & kDk16);
-  __device__ float value_scale_of(int r) const { return shared.v_scale[first_key() + 8 * r]; }
-
   struct Sums {
     float dv[D / 2], dk[D / 2];
     float dk_unit = 0.0f;  // of dK in 16 bit: that of the tile whose dS has the largest
   };
+
+  /// dV of a tile, or dK of a slab, as integers and of 64 channels; only issued.
+  __device__ __forceinline__ void issue_values(int (&acc)[32], Codes& p8, int part) const {
+    issue_product<arch::Bytes::u8, kSlabs>(acc, p8, kDo8t, part, 0);
+  }
+  __device__ __forceinline__ void issue_keys(int (&acc)[32], SlabCodes& ds8, int part,
+                                             int slab) const {
+    issue_product<arch::Bytes::s8, 1>(acc, ds8, kQ8t, part, slab);
+  }
+  /// Codes of dS of a slab for dK, and what they are worth. unit: of dS.
+  __device__ __forceinline__ void quantize_for_keys(SlabCodes& ds8, float (&units)[2],
+                                                    const Halves& h, float unit) const {
+    const RowScales scales = quantize<arch::Bytes::s8, 1>(ds8, &h);
+    units[0] = scales.unit[0] * unit, units[1] = scales.unit[1] * unit;
+  }
 
   // dK in 16 bit is added up by its products. All of them have the unit of the tile with the
   // largest so far: dS of other tiles has a smaller one, and becomes smaller.
@@ -265,7 +283,7 @@ struct Consumer {
       for (uint32_t& x : of_slab) x = arch::half2_mul(x, shares);
   }
   /// dK += dS·Q in 16 bit; only issued.
-  __device__ __forceinline__ void issue_keys(float (&sums)[D / 2], const AllHalves& h) const {
+  __device__ __forceinline__ void issue_keys_16(float (&sums)[D / 2], const AllHalves& h) const {
     const uint32_t here = back();
     arch::wgmma_fence();
 #pragma unroll
@@ -280,23 +298,6 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
-  /// dV of a tile and 64 channels, as integers; only issued.
-  __device__ __forceinline__ void issue_values(int (&acc)[32], Codes& p8, int part) const {
-    issue_product<arch::Bytes::u8, kSlabs>(acc, p8, kDo8t, part, 0);
-  }
-
-  /// Codes of dS from a slab on, and what they are worth for dK. unit: of dS.
-  __device__ __forceinline__ void quantize_keys(uint32_t* ds8, float (&units)[2],
-                                                const AllHalves& h, int slab, float unit) const {
-    const RowScales scales = quantize<arch::Bytes::s8, kKeySlabs>(ds8, h + slab);
-    units[0] = scales.unit[0] * unit, units[1] = scales.unit[1] * unit;
-  }
-  /// dK of these slabs and 64 channels, as integers; only issued.
-  __device__ __forceinline__ void issue_keys_8(int (&acc)[32], const uint32_t* ds8, int part,
-                                               int slab) const {
-    issue_product<arch::Bytes::s8, kKeySlabs>(acc, ds8, kQ8t, part, slab);
-  }
-
   /// One tile of queries. `s` holds its scores, and then those of the next tile.
   template <bool kMasked>
   __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
@@ -304,13 +305,7 @@ struct Consumer {
     AllHalves h;
     Codes p8;
     Gradients dp;
-    // dV as integers, and then dK of the first slab. Registers of scores that have become P may
-    // hold it, unless it is still there when the next scores come.
-    constexpr bool kTakesScores = kKeysBySlab || (kEarlyValues && kSlabs == 2);
-    int own[32];
-    int(&acc)[32] = kTakesScores ? s[0] : own;
-    // A mask takes registers, too.
-    constexpr bool kLateGradients = kMasked && (kWants & kDk16) != 0;
+    constexpr bool kLateGradients = kMasked && (kWants & kDk16) != 0;  // masks take registers
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       // With two slabs dP takes the registers that the first one's scores leave.
@@ -319,16 +314,12 @@ struct Consumer {
     }
     if constexpr (kLateGradients) issue_gradients(dp, 0);
     const RowScales p_scales = quantize<arch::Bytes::u8, kSlabs>(p8, h);
-    if constexpr (kEarlyValues) {
-      wait_for_back();
-      arch::settle(p8);
-      issue_values(acc, p8, 0);
-      arch::wgmma_wait<1>();
-    } else {
-      arch::wgmma_wait<0>();
-    }
+    arch::wgmma_wait<0>();
     float dv_units[2], dk_units[2], dk_unit;
-    uint32_t ds8[8];
+    SlabCodes ds8;
+    // What is multiplied between two slabs. If that is dK too, it takes the place of scores.
+    int own[32];
+    int(&acc)[32] = kKeysBetween ? s[0] : own;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       arch::settle(dp);
@@ -342,71 +333,61 @@ struct Consumer {
         dk_unit = stats_of(0).ds_unit * kLn2;
       }
       hand_over(h[slab], slab);
-      if (slab + 1 < kSlabs) {  // sums are added up while dP of the next slab is made
-        if constexpr (!kEarlyValues) {
-          wait_for_back();
-          arch::settle(p8);
-          issue_values(acc, p8, 0);
-        }
+      if (slab + 1 < kSlabs) {  // dV is multiplied and added up while dP of the next slab is made
+        wait_for_back();
+        arch::settle(p8);
+        issue_values(acc, p8, 0);
         issue_gradients(dp, slab + 1);
-        if constexpr (kKeysBySlab) quantize_keys(ds8, dk_units, h, slab, dk_unit);
+        if constexpr (kKeysBetween) quantize_for_keys(ds8, dk_units, h[slab], dk_unit);
         arch::wgmma_wait<1>();
         arch::settle(acc), arch::settle(p8);
         add(sums.dv, 0, acc, dv_units);
-        if constexpr (kKeysBySlab) {
+        if constexpr (kKeysBetween) {  // dK of this slab while dS of the next is made
           arch::settle(acc), arch::settle(ds8);
-          issue_keys_8(acc, ds8, 0, slab);
+          issue_keys(acc, ds8, 0, slab);
           arch::wgmma_wait<1>();
         } else {
           arch::wgmma_wait<0>();
         }
       }
     }
-    if constexpr (kKeysBySlab) {  // of the first slab, multiplied while dS of the second was made
+    if constexpr (kKeysBetween) {
       arch::wgmma_wait<0>();
       arch::settle(acc), arch::settle(ds8);
       add(sums.dk, 0, acc, dk_units);
     }
     if constexpr (kWants & kDk16)
-      finish_16(sums, s, h, p8, acc, dv_units, dk_unit, more);
+      finish_16(sums, s, h, p8, dv_units, dk_unit, more);
     else
-      finish_8(sums, s, h, p8, acc, dv_units, dk_unit, more);
+      finish_8(sums, s, h[kSlabs - 1], p8, dv_units, dk_unit, more);
     tile = tile.next();
     arch::wgmma_wait<0>();
 #pragma unroll
     for (Scores& of_slab : s) arch::settle(of_slab);
   }
 
-  /// The products of a tile that are left: dK, and with 128 channels dV. The next scores are issued
-  /// with the last of them, and multiplied while its sums are added up. acc_v: dV, if it is under
-  /// way.
-  __device__ __forceinline__ void finish_8(Sums& sums, AllScores& s, const AllHalves& h, Codes& p8,
-                                           int (&acc_v)[32], const float (&dv_units)[2],
-                                           float dk_unit, bool more) {
-    constexpr int kSlabsDone = kSlabs - kKeySlabs;
-    uint32_t ds8[8 * kKeySlabs];
+  /// The products of a tile that are left: dK of its last slab, and with one slab dV. The next
+  /// scores are issued with the last of them, and multiplied while its sums are added up.
+  __device__ __forceinline__ void finish_8(Sums& sums, AllScores& s, const Halves& h, Codes& p8,
+                                           const float (&dv_units)[2], float dk_unit, bool more) {
+    SlabCodes ds8;
     float dk_units[2];
-    quantize_keys(ds8, dk_units, h, kSlabsDone, dk_unit);
-    if constexpr (kLateValues) {
+    quantize_for_keys(ds8, dk_units, h, dk_unit);
+    if constexpr (kSlabs == 1) {
       wait_for_back();
       arch::settle(p8);
     }
     arch::settle(ds8);
-    constexpr int kParts = D / 64, kFirst = kLateValues ? 0 : kParts, kLast = 2 * kParts - 1;
+    constexpr int kParts = D / 64, kFirst = kSlabs == 1 ? 0 : kParts, kLast = 2 * kParts - 1;
 #pragma unroll
     for (int part = kFirst; part <= kLast; ++part) {
       int acc[32];
       if (part < kParts)
         issue_values(acc, p8, part);
       else
-        issue_keys_8(acc, ds8, part - kParts, kSlabsDone);
+        issue_keys(acc, ds8, part - kParts, kSlabs - 1);
       if (part == kLast) {
         issue_next_scores(s, more);
-        if constexpr (kEarlyValues && kSlabs == 1) {
-          arch::wgmma_wait<2>();
-          arch::settle(acc_v);
-          add(sums.dv, 0, acc_v, dv_units);
-        }
         arch::wgmma_wait<1>();
       } else {
         arch::wgmma_wait<0>();
@@ -420,22 +401,22 @@ struct Consumer {
     arch::settle(p8), arch::settle(ds8);
   }
 
-  /// The same with dK in 16 bit.
+  /// The same with dK in 16 bit, of all slabs.
   __device__ __forceinline__ void finish_16(Sums& sums, AllScores& s, AllHalves& h, Codes& p8,
-                                            int (&acc)[32], const float (&dv_units)[2],
-                                            float dk_unit, bool more) {
+                                            const float (&dv_units)[2], float dk_unit, bool more) {
     const auto settle_keys = [&] {
 #pragma unroll
       for (Halves& of_slab : h) arch::settle(of_slab);
       arch::settle(sums.dk);
     };
     use_common_unit(h, sums, dk_unit);
-    if constexpr (kLateValues) {
+    if constexpr (kSlabs == 1) {
+      int acc[32];
       wait_for_back();
       arch::settle(p8);
       issue_values(acc, p8, 0);
       settle_keys();
-      issue_keys(sums.dk, h);
+      issue_keys_16(sums.dk, h);
       arch::wgmma_wait<1>();
       arch::settle(acc);
       add(sums.dv, 0, acc, dv_units);
@@ -448,26 +429,11 @@ struct Consumer {
       add(sums.dv, 1, acc, dv_units);
     } else {
       settle_keys();
-      issue_keys(sums.dk, h);
+      issue_keys_16(sums.dk, h);
       issue_next_scores(s, more);
-      if constexpr (kEarlyValues && kSlabs == 1) {
-        arch::wgmma_wait<2>();
-        arch::settle(acc), arch::settle(p8);
-        add(sums.dv, 0, acc, dv_units);
-      }
       arch::wgmma_wait<1>();
       settle_keys();
     }
-  }
-
-  __device__ __forceinline__ void wait_for_back() const {
-    arch::barrier_wait(arch::shared_address(&shared.back_full[tile.place()]), tile.parity());
-  }
-  __device__ __forceinline__ void issue_next_scores(AllScores& s, bool more) const {
-    const Tile next = tile.next();
-    if (more)
-      arch::barrier_wait(arch::shared_address(&shared.front_full[next.place()]), next.parity());
-    issue_scores(s, next);
   }
 
   __device__ void run() {

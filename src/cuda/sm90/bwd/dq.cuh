@@ -16,13 +16,13 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D, int kQueries, unsigned kWants>
+template <int D, unsigned kWants>
 struct Copies {
-  using Plan = SharedPlan<D, kQueries, kWants>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
-  Step<kQueries> front, back;  // the next tile of each ring
+  Step<kQueries<D>> front, back;  // the next tile of each ring
   int front_place = 0, back_place = 0;
 
   __device__ Copies(const BackwardParams& params, Plan& plan)
@@ -65,9 +65,9 @@ struct Copies {
 };
 
 /// Sum: float or __half.
-template <int D, int kQueries, typename Sum, unsigned kWants>
+template <int D, typename Sum, unsigned kWants>
 struct DqMaker {
-  using Plan = SharedPlan<D, kQueries, kWants>;
+  using Plan = SharedPlan<D, kWants>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -149,7 +149,7 @@ struct DqMaker {
   __device__ void run() {
     const Walk& w = shared.walk;
     // Two threads share the copies, so that neither keeps its warp waiting for long.
-    Copies<D, kQueries, kWants> copies(p, shared);
+    Copies<D, kWants> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
     if (loads_front) {
       copies.load_keys();
@@ -178,20 +178,17 @@ struct DqMaker {
     while (step.left > 0) {
       const uint32_t row = step.row;
       // The slabs of a tile have the same turn: whoever visits the tile adds to all of them.
-      const int tile_end = (step.query / kQueries + 1) * kQueries;
+      const int tile_end = (step.query / kQueries<D> + 1) * kQueries<D>;
       turns.ask(w, min(tile_end, w.s.nq) - 1, row);
       totals.start(lift);
       const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
       step.advance();
       if (step.left > 0) lifts_at(step.row, lift);
       arch::barrier_wait(arch::shared_address(&shared.ds_full[slab.place()]), slab.parity());
-      const uint32_t nth = slab.number % Plan::kSlabs;  // of its tile
-      if (nth == Plan::kSlabs - 1) {
+      if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
         if (loads_front) copies.load_front();
-        if (!SAGE_EARLY_DV && loads_back && slab.number >= Plan::kSlabs) copies.load_back();
+        if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
       }
-      if (SAGE_EARLY_DV && nth == 0 && loads_back && slab.number >= Plan::kSlabs)
-        copies.load_back();
       uint32_t codes[16];
       const RowScales scales = quantize(codes, slab.place(), totals);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK, dV and dQ on Hopper: a thread block has 128 keys and loops over tiles of queries.
-// A tile has 64 queries or, with 64 channels, 128 if the recipe does not ask for 64.
+// dK, dV and dQ on Hopper: a thread block has 128 keys and loops over tiles of queries, 64
+// or, with 64 channels, 128.
 //
 //   consumers  two warpgroups with 64 keys each. Per tile: S = K8·Q8ᵀ, P, dP = V8·dOᵀ (16 bit),
 //              dS = P·(dP - D), dV += P8·dO8, dK += dS8·Q8
@@ -25,8 +25,8 @@ namespace bwd {
 inline constexpr int kConsumerRegisters = 216, kDqRegisters = 72;
 }  // namespace bwd
 
-/// kQueries: of a tile. Sum: what dQ is added up in, float or __half.
-template <typename T, int D, int kQueries, typename Sum, unsigned kWants>
+/// Sum: what dQ is added up in, float or __half.
+template <typename T, int D, typename Sum, unsigned kWants>
 __global__ void __launch_bounds__(bwd::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p) {
   using namespace bwd;
@@ -36,12 +36,11 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   // The same, and so that it is not worked out again for every tile.
   const uint32_t address = __shfl_sync(0xffffffffu, arch::shared_address(memory), 0);
-  auto& shared =
-      *static_cast<SharedPlan<D, kQueries, kWants>*>(arch::shared_pointer(address, 1024));
+  auto& shared = *static_cast<SharedPlan<D, kWants>*>(arch::shared_pointer(address, 1024));
   if (threadIdx.x == 0) init_barriers(shared);
   arch::wait_for_earlier_kernels();
   arch::let_next_kernel_start();
-  if (threadIdx.x == 0) shared.walk = walk_of<kQueries, kWants>(p);
+  if (threadIdx.x == 0) shared.walk = walk_of<D, kWants>(p);
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
   // So is the place, unless there is no register to keep it in.
@@ -50,10 +49,10 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
     if (shared.walk.queries > 0)
-      DqMaker<D, kQueries, Sum, kWants>{p, shared, warp, threadIdx.x % 32, place}.run();
+      DqMaker<D, Sum, kWants>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D, kQueries, kWants>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
+    Consumer<T, D, kWants>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 

@@ -41,7 +41,7 @@ struct QueryPiece {
   static constexpr int kTokens = kThreads / kLanes * kSteps;
   static constexpr int kSlabThreads = kThreads * kSlab / kTokens;
   static constexpr int kChunksOfRow = D / 8, kChunks = kTokens * kChunksOfRow / kThreads;
-  static_assert(kTokens == kSlab || kTokens == 2 * kSlab);
+  static_assert(kTokens == backward_queries(D), "a thread block finds the largest of a tile");
 
   struct Shared {
     uint4 dout[kTokens * kChunksOfRow];
@@ -236,8 +236,7 @@ struct QueryPiece {
             own_of(square, sum)};
   }
 
-  // The largest number of a tile, which has all of these tokens or a slab of them: warps write
-  // theirs, and read all behind a barrier.
+  // The largest number of the tile: warps write theirs, and read all behind a barrier.
   __device__ void put_top(int buffer, float x) const {
     const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(x));
     if (thread % 32 == 0) shared.top[buffer][thread / 32] = most;
@@ -245,9 +244,7 @@ struct QueryPiece {
   __device__ float top(int buffer) const {
     static_assert(kWarps == 4);
     const uint4 of = *reinterpret_cast<const uint4*>(shared.top[buffer]);
-    const uint32_t low = max(of.x, of.y), high = max(of.z, of.w);
-    const bool is_one_tile = kTokens == kSlab || job.q_tokens == kTokens;
-    return __uint_as_float(is_one_tile ? max(low, high) : thread < kSlabThreads ? low : high);
+    return __uint_as_float(max(max(of.x, of.y), max(of.z, of.w)));
   }
 
   __device__ void make_codes(float scale) const {

@@ -11,17 +11,6 @@
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/sm90/params.h"
 
-// To be measured, for tiles of two slabs; then one of each stays, without a switch.
-// SAGE_SLAB_DK: dS has a scale per key and slab for dK, not per key and tile.
-// SAGE_EARLY_DV: dV is started before dS is known, as with one slab. Backs are then asked for when
-// dS of a tile's first slab is full: both consumers have left the back of the tile before by then.
-#ifndef SAGE_SLAB_DK
-#define SAGE_SLAB_DK 0
-#endif
-#ifndef SAGE_EARLY_DV
-#define SAGE_EARLY_DV 0
-#endif
-
 namespace sagebwd::cuda::sm90::bwd {
 
 inline constexpr int kPlaces = 2;  // of each ring, for tiles of queries
@@ -40,18 +29,17 @@ using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
-template <int D, int kQueries, unsigned kWants>
+template <int D, unsigned kWants>
 struct SharedPlan {
-  static constexpr int kSlabs = kQueries / kSlab;  // of a tile, one or two
-  struct Front {                                   // of a tile of queries: what S and dP need
-    alignas(1024) uint8_t q8[kQueries * D];
-    uint8_t do16[2 * kQueries * D];
-    alignas(1024) QueryStats stats[kSlabs];
+  struct Front {  // of a tile of queries: what S and dP need
+    alignas(1024) uint8_t q8[kQueries<D> * D];
+    uint8_t do16[2 * kQueries<D> * D];
+    alignas(1024) QueryStats stats[kSlabs<D>];
   };
   struct Back {  // what dK and dV need
     // Codes, turned around; or halves, by rows.
-    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries * D];
-    uint8_t do8t[kQueries * D];
+    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries<D> * D];
+    uint8_t do8t[kQueries<D> * D];
   };
   alignas(1024) uint8_t k8[kKeys * D];
   uint8_t k8t[kKeys * D];  // two slabs
@@ -60,7 +48,7 @@ struct SharedPlan {
   Back back[kPlaces];
   // dS as halves, [query][key], from the consumers to the warpgroup of dQ: of each slab a panel of
   // each consumer.
-  static constexpr int kSlabPlaces = kPlaces * kSlabs;
+  static constexpr int kSlabPlaces = kPlaces * kSlabs<D>;
   using Slab = Nth<kSlabPlaces>;
   alignas(1024) uint8_t ds[kSlabPlaces][kConsumers][kSlab * 128];
   alignas(16) float v_scale[kKeys];
@@ -74,7 +62,7 @@ struct SharedPlan {
   uint64_t front_full[kPlaces], back_full[kPlaces];
   uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
-  static constexpr uint32_t kFrontBytes = 3 * kQueries * D + sizeof(Front::stats);
+  static constexpr uint32_t kFrontBytes = 3 * kQueries<D> * D + sizeof(Front::stats);
   static constexpr uint32_t kBackBytes = sizeof(Back::q) + sizeof(Back::do8t);
   static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
 };

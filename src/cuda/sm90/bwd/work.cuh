@@ -17,6 +17,12 @@ inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 inline constexpr int kWarpgroup = 128;         // threads
 static_assert(kKeys == kBlock && kKeys == kBackwardKeys);
 
+/// A tile of queries has one or two slabs, of 64 queries each.
+template <int D>
+inline constexpr int kQueries = backward_queries(D);
+template <int D>
+inline constexpr int kSlabs = kQueries<D> / kSlab;
+
 /// What a call may want of the kernel, bits of `kWants`. Every combination that bwd.cu names is a
 /// kernel of its own, so that others pay nothing.
 inline constexpr unsigned kInTurn = 1;   // dQ is added up in a fixed order: turns.cuh
@@ -96,7 +102,7 @@ __device__ inline Share share_of(const BackwardParams& p) {
 }
 
 /// One thread of a thread block comes here, once.
-template <int kQueries, unsigned kWants>
+template <int D, unsigned kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
   const Share share = share_of(p);
@@ -105,7 +111,7 @@ __device__ Walk walk_of(const BackwardParams& p) {
   w.part = share.part, w.parts = share.parts, w.first_part = share.first_part;
   if constexpr (kWants & kInTurn) {
     const dim3 keys(static_cast<unsigned>(p.k_blocks), static_cast<unsigned>(p.hk));
-    const tile::Tickets tickets(p, keys, kQueries, 1);
+    const tile::Tickets tickets(p, keys, kQueries<D>, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
   }
@@ -114,15 +120,15 @@ __device__ Walk walk_of(const BackwardParams& p) {
   w.key_row = static_cast<uint32_t>(w.kv_head * p.tk + static_cast<int64_t>(block) * kKeys);
   const int last = min(w.key0 + kKeys, w.s.nk) - 1;
   const tile::QueryWalk queries =
-      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries);
-  w.first = queries.first + queries.steps * w.part / w.parts * kQueries;
-  w.end = queries.first + queries.steps * (w.part + 1) / w.parts * kQueries;
+      tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries<D>);
+  w.first = queries.first + queries.steps * w.part / w.parts * kQueries<D>;
+  w.end = queries.first + queries.steps * (w.part + 1) / w.parts * kQueries<D>;
   w.queries = (w.end - w.first) * p.group;
   w.row =
       static_cast<uint32_t>(static_cast<int64_t>(w.kv_head) * p.group * p.tq + w.s.q_pad + w.first);
   w.next_head = static_cast<uint32_t>(p.tq - (w.end - w.first));
   const tile::WholeQueries whole =
-      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries);
+      tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries<D>);
   w.whole_begin = whole.begin, w.whole = whole.more;
   if constexpr (kWants & kInTurn) w.band = tile::band_of(p.mask, w.s);
   return w;
