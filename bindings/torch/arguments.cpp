@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <utility>
 
 #include "recipe.h"
 
@@ -200,10 +201,12 @@ Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offse
   if (q.dim() != dims || k.dim() != dims)
     refuse_argument("q, k: expected " + std::to_string(dims) + " dimensions, got shapes " +
                     shape_text(q) + " and " + shape_text(k));
-  if (dims == 4) {
-    tokens_q_ = q.size(2), tokens_k_ = k.size(2);
+  if (!has_documents) {
+    if (options.tokens_first) std::swap(heads_dim_, tokens_dim_);
+    tokens_q_ = tokens(q), tokens_k_ = tokens(k);
     return;
   }
+  tokens_dim_ = 0;
   const bool on_device = offsets == Offsets::on_device && q.is_cuda() &&
                          same_device(*options.cu_seqlens_q, q) &&
                          same_device(*options.cu_seqlens_k, q);
@@ -234,7 +237,7 @@ Lists::Lists(const Options& options, const Tensor& q, const Packing& packing) {
   const int64_t batches = packing.packed() ? 1 : q.size(0);
   if (index.dim() != 4 || index.scalar_type() != ScalarType::Int || !same_device(index, q) ||
       (index.size(0) != 1 && index.size(0) != batches) ||
-      (index.size(1) != 1 && index.size(1) != q.size(1)))
+      (index.size(1) != 1 && index.size(1) != packing.heads(q)))
     refuse("list_index", "[batch or 1, heads or 1, rows, width]", index);
   index_ = torch::stable::contiguous(index);
   view_.index = static_cast<const int32_t*>(index_->const_data_ptr());
@@ -263,12 +266,14 @@ Lists::Lists(const Options& options, const Tensor& q, const Packing& packing) {
 }
 
 TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens) {
-  if (!packing.packed()) return dense_view_of(name, t);
   const Dtype dtype = dtype_of(name, t);
-  check_dims(name, t, 3);
-  void* data = const_cast<void*>(t.const_data_ptr());
-  return {
-      data, dtype, {1, t.size(1), tokens, t.size(2)}, {0, t.stride(1), t.stride(0), t.stride(2)}};
+  const bool packed = packing.packed();
+  check_dims(name, t, packed ? 3 : 4);
+  const int64_t h = packing.heads_dim(), n = packing.tokens_dim(), d = packed ? 2 : 3;
+  return {const_cast<void*>(t.const_data_ptr()),
+          dtype,
+          {packed ? 1 : t.size(0), t.size(h), packed ? tokens : t.size(n), t.size(d)},
+          {packed ? 0 : t.stride(0), t.stride(h), t.stride(n), t.stride(d)}};
 }
 
 TensorView dense_view_of(const char* name, const Tensor& t) {
@@ -282,9 +287,9 @@ TensorView dense_view_of(const char* name, const Tensor& t) {
 
 StatsView stats_of(const char* name, const Tensor& t, const Tensor& q, const Packing& packing) {
   const bool packed = packing.packed();
-  const bool fits = packed ? t.dim() == 2 && t.size(0) == q.size(1) && t.size(1) == q.size(0)
-                           : t.dim() == 3 && t.size(0) == q.size(0) && t.size(1) == q.size(1) &&
-                                 t.size(2) == q.size(2);
+  const int64_t batches = packed ? 0 : 1;  // dimensions before the heads
+  const bool fits = t.dim() == 2 + batches && (packed || t.size(0) == q.size(0)) &&
+                    t.size(batches) == packing.heads(q) && t.size(batches + 1) == packing.tokens(q);
   if (!fits || t.scalar_type() != ScalarType::Float)
     refuse_argument(std::string(name) + ": expected float32 of shape " +
                     (packed ? "[heads, tokens]" : "[batch, heads, tokens]") + ", got shape " +

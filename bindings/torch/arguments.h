@@ -28,13 +28,15 @@ struct Options {
   int64_t seed;  // the bits of the recipe's unsigned seed
   std::optional<Tensor> list_index, list_count;
   int64_t block_q, block_k, lead;
+  bool tokens_first = false;  // tensors without documents are [b, n, h, d], else [b, h, n, d]
 };
 
 /// Who reads the document boundaries of a GPU call: its kernels, if the boundaries are on its
 /// device, or the host, which has to wait for them.
 enum class Offsets { on_device, on_host };
 
-/// Document boundaries. Tokens after the last one belong to no document.
+/// Where a call's tensors have heads and tokens, and document boundaries. Tokens after the last one
+/// belong to no document.
 class Packing {
  public:
   Packing(const Options& options, const Tensor& q, const Tensor& k, Offsets offsets);
@@ -45,11 +47,17 @@ class Packing {
   int64_t tokens_q() const { return tokens_q_; }
   int64_t tokens_k() const { return tokens_k_; }
   const Documents& documents() const { return documents_; }
+  // Of a tensor like q or k.
+  int64_t heads(const Tensor& t) const { return t.size(heads_dim_); }
+  int64_t tokens(const Tensor& t) const { return t.size(tokens_dim_); }
+  int64_t heads_dim() const { return heads_dim_; }
+  int64_t tokens_dim() const { return tokens_dim_; }
 
  private:
   std::optional<Tensor> cu_q_, cu_k_;
   Documents documents_;
   int64_t tokens_q_ = 0, tokens_k_ = 0;
+  int64_t heads_dim_ = 1, tokens_dim_ = 2;
 };
 
 /// Block lists: index [b or 1, h or 1, rows, width] and count [b or 1, h or 1, rows].
@@ -63,7 +71,7 @@ class Lists {
   BlockLists view_;
 };
 
-/// [b, h, n, d], or packed [t, h, d] as [1, h, tokens, d].
+/// As [b, h, n, d]: a tensor of the call's layout, or packed [t, h, d] with b = 1 and n = tokens.
 TensorView view_of(const char* name, const Tensor& t, const Packing& packing, int64_t tokens);
 
 /// [b, h, n, d].

@@ -1,32 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-// Autograd of eager calls without Python: the operator `attend` is `fwd` with a gradient.
+// Eager calls without detours: the operator `attend` is `fwd` with a gradient. Between it and the
+// library there is no Python and no dispatcher, in either direction: for a small problem these cost
+// more than its kernels.
 //
 // PyTorch's stable ABI has no autograd. This file therefore makes a library of its own, which
 // serves the very PyTorch that it was compiled for, and that has its name in the file's name. Where
 // it does not fit, python/sagebwd/ops.py has the same formula in Python.
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <numeric>
 #include <string_view>
+
+#include "attention.h"
+#include "sagebwd/error.h"
 
 namespace sagebwd::binding {
 namespace {
 
 using at::IValue;
-using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using Stable = torch::stable::Tensor;
+using Maybe = std::optional<at::Tensor>;
 using Stack = torch::jit::Stack;
 
-// Places among the options, which fwd and bwd share (SAGEBWD_OPTIONS in ops.cpp).
-constexpr size_t kOptions = 16;
-constexpr std::array<size_t, 4> kTensorOptions = {0, 1, 11, 12};  // cu_seqlens_*, list_*
+// --- tensors of either ABI -----------------------------------------------------------------------
+
+Stable stable(const at::Tensor& t) {
+  return Stable(torch::aot_inductor::new_tensor_handle(at::Tensor(t)));
+}
+
+std::optional<Stable> stable_or_none(const at::Tensor& t) {
+  return t.defined() ? std::optional(stable(t)) : std::nullopt;
+}
+
+const at::Tensor& plain(const Stable& t) {
+  return *torch::aot_inductor::tensor_handle_to_tensor_pointer(t.get());
+}
+
+// --- errors --------------------------------------------------------------------------------------
+
+/// Runs a call of the library. Its errors get the types that Python knows.
+template <typename F>
+auto with_python_errors(F&& call) {
+  try {
+    return call();
+  } catch (const Error& e) {
+    TORCH_CHECK_VALUE(e.kind() != ErrorKind::invalid_argument, e.what());
+    TORCH_CHECK_NOT_IMPLEMENTED(e.kind() != ErrorKind::unsupported, e.what());
+    TORCH_CHECK(false, "sagebwd.RuntimeError: ", e.what());
+  }
+}
 
 /// Throws what an operator threw as the kind of error that the first word of its message names.
 [[noreturn]] void rethrow(const std::exception& error) {
@@ -42,21 +76,90 @@ constexpr std::array<size_t, 4> kTensorOptions = {0, 1, 11, 12};  // cu_seqlens_
   throw;
 }
 
-void call(const c10::OperatorHandle& op, Stack& stack) {
-  try {
-    op.callBoxed(&stack);
-  } catch (const std::exception& error) {
-    rethrow(error);
+// --- what a call asks for ------------------------------------------------------------------------
+
+/// The arguments of attend behind the tensors. `numbers` come in the order of the fields below;
+/// python/sagebwd/ops.py makes them. As a list they cost a third of what arguments of their own do.
+struct Request {
+  Request(std::optional<double> softmax_scale, std::string_view recipe, at::IntArrayRef numbers) {
+    TORCH_CHECK(numbers.size() == 15, "attend: expected 15 numbers, got ", numbers.size());
+    const int64_t* next = numbers.data();
+    options.softmax_scale = softmax_scale;
+    options.recipe = recipe;
+    for (int64_t* number : {&options.max_seqlen_q, &options.max_seqlen_k}) *number = *next++;
+    for (bool* flag : {&options.causal, &options.top_left}) *flag = *next++ != 0;
+    for (int64_t* number : {&options.window_left, &options.window_right, &options.seed,
+                            &options.block_q, &options.block_k, &options.lead})
+      *number = *next++;
+    for (bool* flag :
+         {&deterministic, &return_max_logit, &save_codes, &return_lse, &options.tokens_first})
+      *flag = *next++ != 0;
   }
+  Options options{};
+  bool deterministic, return_max_logit, save_codes, return_lse;
+};
+
+// --- which calls take this way -------------------------------------------------------------------
+
+/// Whether the dispatcher would hand a tensor to our kernels of its device, past autograd: no mode
+/// looks at operators, and the tensor is no wrapper, has no lazy sign and lies in memory of its
+/// own.
+bool is_bare(const at::Tensor& t) {
+  const auto& mine = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet keys = ((t.key_set() | mine.included_) - mine.excluded_) -
+                                   c10::autograd_dispatch_keyset_with_ADInplaceOrView -
+                                   c10::autocast_dispatch_keyset -
+                                   c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+  const c10::DispatchKey key = keys.highestPriorityTypeId();
+  return key == c10::DispatchKey::CPU || key == c10::DispatchKey::CUDA;
 }
 
-c10::OperatorHandle find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+bool all_bare(std::initializer_list<const at::Tensor*> tensors) {
+  return std::ranges::all_of(tensors, [](auto* t) { return !t->defined() || is_bare(*t); });
+}
+
+/// Whether autocast would change the dtype.
+bool is_cast(const at::Tensor& t) {
+  const at::DeviceType device = t.device().type();
+  return at::autocast::is_autocast_enabled(device) &&
+         at::autocast::get_autocast_dtype(device) != t.scalar_type();
+}
+
+/// Whether q, k and v need nothing before the library takes them, and nothing is wrong with them
+/// that python/sagebwd/attention.py has a message for.
+bool fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool packed,
+         bool tokens_first) {
+  const auto alike = [&](const at::Tensor& t) {
+    return t.scalar_type() == q.scalar_type() && t.device() == q.device() && t.dim() == q.dim() &&
+           t.size(-1) == q.size(-1) && t.stride(-1) == 1;
+  };
+  const bool known_dtype = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16 ||
+                           q.scalar_type() == at::kHalf;
+  if (!known_dtype || q.dim() != (packed ? 3 : 4) || !alike(q) || !alike(k) || !alike(v) ||
+      k.sizes() != v.sizes() || is_cast(q))
+    return false;
+  const int64_t heads = !packed && tokens_first ? 2 : 1, d = q.size(-1);
+  return d % 8 == 0 && d >= 8 && d <= 256 && (packed || q.size(0) == k.size(0)) &&
+         k.size(heads) > 0 && q.size(heads) % k.size(heads) == 0;
+}
+
+// --- forward and backward ------------------------------------------------------------------------
+
+Results run_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const Request& request, bool save_codes) {
+  // Profilers show it as if the dispatcher had called it. Without one this costs nothing.
+  RECORD_FUNCTION("sagebwd::fwd",
+                  (std::vector<IValue>{q, k, v, request.options.recipe, save_codes}));
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return with_python_errors([&] {
+    return attention_forward(stable(q), stable(k), stable(v), request.options,
+                             request.return_max_logit, save_codes);
+  });
 }
 
 /// For k and v beside codes: only their shape is looked at, and the order of strides, which the
 /// gradients take over. There is one element per token and head.
-Tensor stand_in(const Tensor& like, at::IntArrayRef shape, at::IntArrayRef strides) {
+at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef shape, at::IntArrayRef strides) {
   std::vector<int64_t> order(shape.size() - 1), compact(shape.size(), 0);
   std::iota(order.rbegin(), order.rend(), 0);
   std::ranges::stable_sort(order, {}, [&](int64_t dim) { return strides[dim]; });
@@ -68,52 +171,79 @@ Tensor stand_in(const Tensor& like, at::IntArrayRef shape, at::IntArrayRef strid
   return at::empty_strided(shape, compact, like.options());
 }
 
-/// From [b, n, h, d] to [b, h, n, d] or back, if the caller has tokens before heads.
-Tensor swapped(const Tensor& t, bool tokens_first) {
-  return tokens_first && t.defined() ? t.transpose(1, 2) : t;
-}
-
-/// The switches of attend that fwd does not have.
-struct Switches {
-  bool return_lse, tokens_first;
+/// What the backward of a call has before it.
+struct Saved {
+  at::Tensor dout, q, k, v, out, lse, dlse, codes;
+  at::Tensor cu_seqlens_q, cu_seqlens_k, list_index, list_count;
 };
 
-/// Calls fwd. `stack` has its arguments, and then its results.
-void call_forward(Stack& stack, bool tokens_first) {
-  static const c10::OperatorHandle fwd = find("sagebwd::fwd");
+variable_list run_backward(const Saved& s, Request& request) {
+  RECORD_FUNCTION("sagebwd::bwd",
+                  (std::vector<IValue>{s.dout, s.q, s.k, s.v, request.options.recipe}));
   const at::AutoDispatchBelowADInplaceOrView below;
-  for (size_t i = 0; tokens_first && i < 3; ++i)
-    stack[i] = swapped(stack[i].toTensor(), tokens_first);
-  call(fwd, stack);
-  stack[0] = swapped(stack[0].toTensor(), tokens_first);
+  Options& o = request.options;
+  o.cu_seqlens_q = stable_or_none(s.cu_seqlens_q), o.cu_seqlens_k = stable_or_none(s.cu_seqlens_k);
+  o.list_index = stable_or_none(s.list_index), o.list_count = stable_or_none(s.list_count);
+  const auto [dq, dk, dv] = with_python_errors([&] {
+    return attention_backward(stable(s.dout), stable(s.q), stable(s.k), stable(s.v), stable(s.out),
+                              stable(s.lse), stable_or_none(s.dlse), stable_or_none(s.codes), o,
+                              {.deterministic = request.deterministic});
+  });
+  return {plain(dq), plain(dk), plain(dv)};
+}
+
+/// From [b, n, h, d] to [b, h, n, d] or back, if the caller has tokens before heads.
+at::Tensor swapped(const at::Tensor& t, bool tokens_first) {
+  return tokens_first ? t.transpose(1, 2) : t;
+}
+
+/// The same by the operator, for whoever watches it: a mode, a class of tensors, or autograd
+/// itself, whose formula of bwd refuses a double backward.
+variable_list call_backward(const Saved& s, const Request& request) {
+  static const c10::OperatorHandle bwd =
+      c10::Dispatcher::singleton().findSchemaOrThrow("sagebwd::bwd", "");
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below;
+  if (!at::GradMode::is_enabled()) below.emplace();
+  const auto maybe = [](const at::Tensor& t) { return t.defined() ? IValue(t) : IValue(); };
+  const Options& o = request.options;
+  Stack stack;
+  for (const at::Tensor& t : {s.dout, s.q, s.k, s.v, s.out})
+    stack.emplace_back(swapped(t, o.tokens_first));
+  torch::jit::push(stack, s.lse, maybe(s.dlse), maybe(s.cu_seqlens_q), maybe(s.cu_seqlens_k),
+                   o.max_seqlen_q, o.max_seqlen_k, o.softmax_scale, o.causal, o.top_left,
+                   o.window_left, o.window_right, o.recipe, o.seed, maybe(s.list_index),
+                   maybe(s.list_count), o.block_q, o.block_k, o.lead, request.deterministic,
+                   /*partial_kv=*/false, maybe(s.codes));
+  try {
+    bwd.callBoxed(&stack);
+  } catch (const std::exception& error) {
+    rethrow(error);
+  }
+  variable_list gradients;
+  for (const IValue& value : stack) gradients.push_back(swapped(value.toTensor(), o.tokens_first));
+  return gradients;
 }
 
 struct Attention : torch::autograd::Function<Attention> {
-  /// The results that autograd follows: out, and lse if the caller wants it. `stack` has the
-  /// arguments of fwd, and then its results.
-  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k,
-                               const Tensor& v, Stack* stack, Switches switches) {
-    const bool save_codes = stack->back().toBool(), tokens_first = switches.tokens_first;
+  /// The results that autograd follows: out, and lse if the caller wants it. `max_logit` comes
+  /// beside them. The request is saved as it came: its three parts.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const Request* request,
+                               const std::array<IValue, 3>* parts,
+                               const std::array<Maybe, 4>* others, Maybe* max_logit) {
+    const Results r = run_forward(q, k, v, *request, request->save_codes);
+    if (r.max_logit) *max_logit = plain(*r.max_logit);
     c10::impl::GenericList kept(c10::AnyType::get());
-    kept.reserve(kOptions + 4);
-    for (size_t i = 0; i <= kOptions; ++i) kept.push_back((*stack)[3 + i]);  // and deterministic
-    kept.push_back(tokens_first);
-    variable_list saved(6);
-    for (size_t i = 0; i < kTensorOptions.size(); ++i) {
-      const IValue& option = (*stack)[3 + kTensorOptions[i]];
-      if (option.isTensor()) saved[2 + i] = option.toTensor();
-      kept.set(kTensorOptions[i], IValue());
-    }
-    call_forward(*stack, tokens_first);
+    kept.reserve(parts->size() + 2);
+    for (const IValue& part : *parts) kept.push_back(part);
     // What the caller gets is what is kept, so that PyTorch sees if someone writes to it.
-    variable_list results = {(*stack)[0].toTensor()};
-    saved[0] = results[0];
-    saved[1] = (*stack)[1].toTensor();
-    if (switches.return_lse) results.push_back(saved[1]);
-    if (!save_codes) {
+    variable_list results = {plain(r.out)}, saved = {results[0], plain(r.lse)};
+    if (request->return_lse) results.push_back(saved[1]);
+    for (const Maybe& t : *others) saved.push_back(t.value_or(at::Tensor()));
+    if (!request->save_codes) {
       saved.insert(saved.end(), {q, k, v});
     } else {
-      saved.push_back((*stack)[3].toTensor());
+      saved.push_back(plain(*r.codes));
       // Otherwise out stands in for k, as it does for q: it has the shape and the strides of q.
       if (k.sizes() != q.sizes() || k.strides() != q.strides()) {
         kept.push_back(k.sizes());
@@ -129,77 +259,71 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    static const c10::OperatorHandle bwd = find("sagebwd::bwd");
-    variable_list results(5);  // one per argument of forward
-    Tensor dout = gradients[0], dlse = gradients.size() > 1 ? gradients[1] : Tensor();
-    if (!dout.defined() && !dlse.defined()) return results;
+    variable_list results(7);  // one per argument of forward
+    Saved s;
+    s.dout = gradients[0];
+    if (gradients.size() > 1) s.dlse = gradients[1];
+    if (!s.dout.defined() && !s.dlse.defined()) return results;
     const variable_list saved = ctx->get_saved_variables();
     const c10::impl::GenericList kept = ctx->saved_data.at("kept").toList();
-    const bool tokens_first = kept.get(kOptions + 1).toBool();
-    const Tensor &out = saved[0], &lse = saved[1];
-    Tensor q = out, k = out, v = out, codes;
+    Request request(kept.get(0).toOptional<double>(), kept.get(1).toStringView(),
+                    kept.get(2).toIntVector());
+    s.out = saved[0], s.lse = saved[1];
+    s.cu_seqlens_q = saved[2], s.cu_seqlens_k = saved[3];
+    s.list_index = saved[4], s.list_count = saved[5];
+    s.q = s.k = s.v = s.out;
     if (saved.size() == 9) {
-      q = saved[6], k = saved[7], v = saved[8];
+      s.q = saved[6], s.k = saved[7], s.v = saved[8];
     } else {
-      codes = saved[6];
-      if (kept.size() > kOptions + 2)
-        k = v = stand_in(out, kept.get(kOptions + 2).toIntVector(),
-                         kept.get(kOptions + 3).toIntVector());
+      s.codes = saved[6];
+      if (kept.size() > 3)
+        s.k = s.v = stand_in(s.out, kept.get(3).toIntVector(), kept.get(4).toIntVector());
     }
-    if (!dout.defined()) dout = at::zeros_like(out);
-    // Where gradients are recorded, a double backward may follow, and the formula of bwd refuses
-    // it.
-    std::optional<at::AutoDispatchBelowADInplaceOrView> below;
-    if (!at::GradMode::is_enabled()) below.emplace();
-    const auto optional = [](const Tensor& t) { return t.defined() ? IValue(t) : IValue(); };
-    Stack stack;
-    stack.reserve(7 + kOptions + 3);
-    for (const Tensor& t : {dout, q, k, v, out}) stack.emplace_back(swapped(t, tokens_first));
-    stack.emplace_back(lse);
-    stack.push_back(optional(dlse));
-    for (size_t i = 0; i <= kOptions; ++i) stack.push_back(kept.get(i));
-    for (size_t i = 0; i < kTensorOptions.size(); ++i)
-      stack[7 + kTensorOptions[i]] = optional(saved[2 + i]);
-    stack.emplace_back(false);  // partial_kv
-    stack.push_back(optional(codes));
-    call(bwd, stack);
-    for (size_t i = 0; i < 3; ++i) results[i] = swapped(stack[i].toTensor(), tokens_first);
+    if (!s.dout.defined()) s.dout = at::zeros_like(s.out);
+    const bool direct = !at::GradMode::is_enabled() &&
+                        all_bare({&s.dout, &s.q, &s.k, &s.v, &s.out, &s.lse, &s.dlse, &s.codes});
+    const variable_list found = direct ? run_backward(s, request) : call_backward(s, request);
+    std::ranges::copy(found, results.begin());
     return results;
   }
 };
 
-void attend(const c10::OperatorHandle&, Stack* stack) {
-  const Switches switches{(*stack)[stack->size() - 2].toBool(), stack->back().toBool()};
-  torch::jit::drop(*stack, 2);
-  const bool return_max_logit = (*stack)[stack->size() - 2].toBool();
-  const Tensor q = (*stack)[0].toTensor(), k = (*stack)[1].toTensor(), v = (*stack)[2].toTensor();
+std::tuple<Maybe, Maybe, Maybe> attend(const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, std::optional<double> softmax_scale,
+                                       std::string_view recipe, at::IntArrayRef numbers,
+                                       const Maybe& cu_seqlens_q, const Maybe& cu_seqlens_k,
+                                       const Maybe& list_index, const Maybe& list_count) {
+  Request request(softmax_scale, recipe, numbers);
+  if (!all_bare({&q, &k, &v}) ||
+      !fit(q, k, v, cu_seqlens_q.has_value(), request.options.tokens_first))
+    return {};
+  const std::array<Maybe, 4> others = {cu_seqlens_q, cu_seqlens_k, list_index, list_count};
+  Options& o = request.options;
+  std::optional<Stable>* const taken[] = {&o.cu_seqlens_q, &o.cu_seqlens_k, &o.list_index,
+                                          &o.list_count};
+  for (size_t i = 0; i < others.size(); ++i)
+    if (others[i]) *taken[i] = stable(*others[i]);
+  Maybe max_logit;
   if (at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad())) {
-    variable_list results = Attention::apply(q, k, v, stack, switches);
-    (*stack)[0] = std::move(results[0]);
-    if (switches.return_lse) (*stack)[1] = std::move(results[1]);
-  } else {
-    call_forward(*stack, switches.tokens_first);
+    const std::array<IValue, 3> parts = {softmax_scale, std::string(recipe), numbers};
+    variable_list results = Attention::apply(q, k, v, &request, &parts, &others, &max_logit);
+    return {results[0], request.return_lse ? Maybe(results[1]) : Maybe(), max_logit};
   }
-  stack->pop_back();  // the codes
-  if (!switches.return_lse) (*stack)[1] = IValue();
-  if (!return_max_logit) (*stack)[2] = IValue();
+  const Results r = run_forward(q, k, v, request, false);
+  if (r.max_logit) max_logit = plain(*r.max_logit);
+  return {plain(r.out), request.return_lse ? Maybe(plain(r.lse)) : Maybe(), max_logit};
 }
 
 }  // namespace
 }  // namespace sagebwd::binding
 
 TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
-  // The arguments of fwd and two more: `tokens_first` is for tensors [b, n, h, d]. What is not
-  // asked for is None.
+  // What is not asked for is None. All is None, and nothing was done, where a call needs more than
+  // this operator has: python/sagebwd/ops.py then takes another way.
   m.def(
-      "attend(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-      "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, bool causal, bool top_left, "
-      "SymInt window_left, SymInt window_right, str recipe, SymInt seed, Tensor? list_index, "
-      "Tensor? list_count, SymInt block_q, SymInt block_k, SymInt lead, bool deterministic, "
-      "bool return_max_logit, bool save_codes, bool return_lse, bool tokens_first) -> "
-      "(Tensor out, Tensor? lse, Tensor? max_logit)");
-}
-
-TORCH_LIBRARY_IMPL(sagebwd, CompositeImplicitAutograd, m) {
-  m.impl("attend", torch::CppFunction::makeFromBoxedFunction<&sagebwd::binding::attend>());
+      "attend(Tensor q, Tensor k, Tensor v, float? softmax_scale, str recipe, int[] numbers, "
+      "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? list_index=None, "
+      "Tensor? list_count=None) -> (Tensor? out, Tensor? lse, Tensor? max_logit)",
+      torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd,
+                      TORCH_FN(sagebwd::binding::attend)));
 }

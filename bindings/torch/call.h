@@ -44,4 +44,17 @@ void run(Args& args, const Tensor& q, Call&& call) {
   call(args);
 }
 
+/// Calls with the packing that does not wait or, if no implementation takes that, with the other.
+template <typename Call>
+auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Call&& call) {
+  const Packing packing(options, q, k, Offsets::on_device);
+  if (!packing.on_device()) return call(packing);
+  try {
+    return call(packing);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::unsupported) throw;
+  }
+  return call(Packing(options, q, k, Offsets::on_host));
+}
+
 }  // namespace sagebwd::binding

@@ -1,69 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd). They allocate
-// the results, call the library, and know nothing of autograd: autograd.cpp and
-// python/sagebwd/ops.py add that; the latter adds the fake kernels too.
+// The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd). They know
+// nothing of autograd: autograd.cpp and python/sagebwd/ops.py add that; the latter adds the fake
+// kernels too.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
 // Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v).
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <limits>
 #include <string>
 #include <tuple>
 
 #include "arguments.h"
+#include "attention.h"
 #include "call.h"
 #include "sagebwd/build.h"
-#include "sagebwd/codes.h"
 #include "sagebwd/version.h"
 
 namespace sagebwd::binding {
 namespace {
-
-/// Calls with the packing that does not wait or, if no implementation takes that, with the other.
-template <typename Call>
-auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Call&& call) {
-  const Packing packing(options, q, k, Offsets::on_device);
-  if (!packing.on_device()) return call(packing);
-  try {
-    return call(packing);
-  } catch (const Error& e) {
-    if (e.kind() != ErrorKind::unsupported) throw;
-  }
-  return call(Packing(options, q, k, Offsets::on_host));
-}
-
-/// Fills the results of tokens that belong to no document; they are defined too.
-void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
-  if (tokens == t.size(dim)) return;
-  Tensor whole = t;
-  torch::stable::fill_(torch::stable::narrow(whole, dim, tokens, t.size(dim) - tokens), value);
-}
-
-/// Memory for the codes of a call. Tokens behind the last document count too, so that the size
-/// follows from the shapes of the tensors alone.
-Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k,
-                 const Packing& packing) {
-  const bool packed = packing.packed();
-  const CodesLayout layout({.h = q.size(1),
-                            .hk = k.size(1),
-                            .d = q.size(q.dim() - 1),
-                            .queries = packed ? q.size(0) : q.size(0) * q.size(2),
-                            .keys = packed ? k.size(0) : k.size(0) * k.size(2),
-                            .sequences = packed ? packing.num_documents() : q.size(0),
-                            .packed = packed,
-                            .k_per_token = args.recipe.k_per_token});
-  return workspace(q, static_cast<size_t>(layout.bytes));
-}
-
-/// The codes of a call, if there are any.
-void set_codes(AttentionArgs& args, const Tensor& codes, const Tensor& q) {
-  check_bytes("codes", codes, q);
-  if (codes.size(0) == 0) return;
-  args.codes = const_cast<void*>(codes.const_data_ptr());
-  args.codes_bytes = static_cast<size_t>(codes.size(0));
-}
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
     const Tensor& q, const Tensor& k, const Tensor& v, std::optional<Tensor> cu_seqlens_q,
@@ -77,30 +32,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
                           softmax_scale, causal,       top_left,     window_left,
                           window_right,  recipe,       seed,         list_index,
                           list_count,    block_q,      block_k,      lead};
-    const OnDeviceOf device(q);
-    return with_packing(options, q, k, [&](const Packing& packing) {
-      ForwardArgs args;
-      const Lists lists(options, q, packing);
-      fill_shared(args, q, k, v, options, packing, lists);
-      const int64_t heads = q.size(1);
-      const Tensor out = new_like(q);
-      const Tensor lse = packing.packed() ? new_float(q, {heads, q.size(0)})
-                                          : new_float(q, {q.size(0), heads, q.size(2)});
-      const int64_t rows = packing.packed() ? packing.num_documents() : q.size(0);
-      const Tensor max_logit = return_max_logit ? new_float(q, {rows, heads}) : new_float(q, {0});
-      args.o = view_of("out", out, packing, packing.tokens_q());
-      args.lse = stats_of("lse", lse, q, packing);
-      if (return_max_logit && rows * heads > 0)
-        args.max_logit = static_cast<float*>(max_logit.mutable_data_ptr());
-      const Tensor codes = save_codes ? new_codes(args, q, k, packing) : workspace(q, 0);
-      set_codes(args, codes, q);
-      run(args, q, [](const ForwardArgs& a) { forward(a); });
-      if (packing.packed()) {
-        fill_rest(out, 0, packing.tokens_q(), 0.0);
-        fill_rest(lse, 1, packing.tokens_q(), -std::numeric_limits<double>::infinity());
-      }
-      return std::make_tuple(out, lse, max_logit, codes);
-    });
+    const Results r = attention_forward(q, k, v, options, return_max_logit, save_codes);
+    // An operator has the same results whatever is asked for.
+    return std::make_tuple(r.out, r.lse, r.max_logit ? *r.max_logit : new_float(q, {0}),
+                           r.codes ? *r.codes : workspace(q, 0));
   });
 }
 
@@ -117,34 +52,8 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
                           softmax_scale, causal,       top_left,     window_left,
                           window_right,  recipe,       seed,         list_index,
                           list_count,    block_q,      block_k,      lead};
-    const OnDeviceOf device(q);
-    return with_packing(options, q, k, [&](const Packing& packing) {
-      BackwardArgs args;
-      const Lists lists(options, q, packing);
-      fill_shared(args, q, k, v, options, packing, lists);
-      const Tensor dout_rows = with_unit_channel_stride(dout);
-      const Tensor out_rows = with_unit_channel_stride(out);
-      const Tensor dq = new_like(q);
-      const Tensor dk = new_like(k);
-      const Tensor dv = new_like(v);
-      args.o = view_of("out", out_rows, packing, packing.tokens_q());
-      args.lse = stats_of("lse", lse, q, packing);
-      args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());
-      args.dq = view_of("dq", dq, packing, packing.tokens_q());
-      args.dk = view_of("dk", dk, packing, packing.tokens_k());
-      args.dv = view_of("dv", dv, packing, packing.tokens_k());
-      if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
-      args.partial_kv = partial_kv;
-      args.deterministic = deterministic;
-      if (codes.has_value()) set_codes(args, *codes, q);
-      run(args, q, [](const BackwardArgs& a) { backward(a); });
-      if (packing.packed()) {
-        fill_rest(dq, 0, packing.tokens_q(), 0.0);
-        fill_rest(dk, 0, packing.tokens_k(), 0.0);
-        fill_rest(dv, 0, packing.tokens_k(), 0.0);
-      }
-      return std::make_tuple(dq, dk, dv);
-    });
+    return attention_backward(dout, q, k, v, out, lse, dlse, codes, options,
+                              {.deterministic = deterministic, .partial_kv = partial_kv});
   });
 }
 

@@ -14,6 +14,7 @@ from .recipe import as_recipe
 BACKWARD_MATMULS = ("dV", "dP", "dQ", "dK")
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LAYOUTS = ("bshd", "bhsd")
 
 
 class Support(NamedTuple):
@@ -79,23 +80,24 @@ def attention(
     """
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
-    tokens_first = check_dense(q, k, v, layout)
     options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
-    if blocks is not None:
-        options = _with_lists(options, blocks, *ops.swapped(tokens_first, q, k), packed=False)
-    q, k, v = readable(q, k, v)
-    out, lse, max_logit = ops.forward(
-        q,
-        k,
-        v,
-        options,
+    switches = dict(
         deterministic=is_deterministic(deterministic),
         return_lse=return_lse,
         return_max_logit=return_max_logit,
         save_codes=as_recipe(recipe).save_codes,
-        tokens_first=tokens_first,
+        tokens_first=layout == "bshd",
     )
-    return _results(out, lse, max_logit, return_lse, return_max_logit)
+    # Most calls need nothing more. Where this one does, the checks say what is wrong with it.
+    results = None
+    if blocks is None and layout in _LAYOUTS:
+        results = ops.attend(q, k, v, options, **switches)
+    if results is None:
+        tokens_first = check_dense(q, k, v, layout)
+        if blocks is not None:
+            options = _with_lists(options, blocks, *ops.swapped(tokens_first, q, k), packed=False)
+        results = ops.forward(*readable(q, k, v), options, **switches)
+    return _results(*results, return_lse, return_max_logit)
 
 
 def attention_varlen(
@@ -234,7 +236,7 @@ def dense_tensors(q, k, v, layout):
 
 def check_dense(q, k, v, layout):
     """Whether the layout has tokens before heads. Raises unless q, k, v fit together."""
-    if layout not in ("bshd", "bhsd"):
+    if layout not in _LAYOUTS:
         raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     check_tensors(q, k, v, dims=4)
     shape, keys = q.shape, k.shape  # that of v too

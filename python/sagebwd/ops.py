@@ -12,6 +12,7 @@ gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with docu
 (dq, dk, dv) from q, k, v and the gradients of both.
 """
 
+from operator import itemgetter
 from typing import NamedTuple, Optional
 
 import torch
@@ -22,7 +23,7 @@ from . import linear_torch
 from .recipe import MATMULS
 
 _ops = torch.ops.sagebwd
-#: The forward with autograd in C++; None where it was not compiled for this PyTorch.
+#: Eager calls with autograd in C++; None where it was not compiled for this PyTorch.
 _attend = _ops.attend.default if hasattr(_ops, "attend") else None
 
 
@@ -54,6 +55,16 @@ class Options(NamedTuple):
 #: Where the options are that are tensors. Autograd has to keep them by other means than the rest.
 _TENSORS = tuple(
     map(Options._fields.index, ("cu_seqlens_q", "cu_seqlens_k", "list_index", "list_count"))
+)
+
+# The options as the operator `attend` takes them: tensors, and integers and flags, each in order.
+_tensors = itemgetter(*_TENSORS)
+_numbers = itemgetter(
+    *(
+        i
+        for i, name in enumerate(Options._fields)
+        if i not in _TENSORS and name not in ("softmax_scale", "recipe")
+    )
 )
 
 _KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": NotImplementedError}
@@ -103,6 +114,35 @@ def _refuse_transforms():
         )
 
 
+def attend(
+    q, k, v, options, *, deterministic, return_lse, return_max_logit, save_codes, tokens_first
+):
+    """What :func:`forward` gives, by the shortest way; None if the call cannot take that. Nothing
+    has to be checked before: then it takes none but calls of q, k and v that fit together, and that
+    autocast and the kernels leave as they are. Documents and lists have to be checked."""
+    if _attend is None or not _is_eager(q, k, v):
+        return None
+    _refuse_transforms()
+    options = options.signed()
+    results = _attend(
+        q,
+        k,
+        v,
+        options.softmax_scale,
+        options.recipe,
+        (
+            *_numbers(options),
+            deterministic,
+            return_max_logit,
+            save_codes and codes_suffice(options.recipe),
+            return_lse,
+            tokens_first,
+        ),
+        *(() if options.cu_seqlens_q is None and options.list_index is None else _tensors(options)),
+    )
+    return None if results[0] is None else results
+
+
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -138,16 +178,26 @@ def forward(
     """(out, lse, max_logit); differentiable in q, k, v through out and lse. What is not asked for
     may be None. ``save_codes``: where gradients are wanted and codes suffice, keep codes for the
     backward instead of q, k and v. ``tokens_first``: q, k, v and out are [b, n, h, d]."""
+    results = attend(
+        q,
+        k,
+        v,
+        options,
+        deterministic=deterministic,
+        return_lse=return_lse,
+        return_max_logit=return_max_logit,
+        save_codes=save_codes,
+        tokens_first=tokens_first,
+    )
+    if results is not None:
+        return results
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     save = wanted and save_codes and not is_distributed(q) and codes_suffice(options.recipe)
     rest = (*options.signed(), deterministic, return_max_logit, save)
-    eager = _is_eager(q, k, v)
-    if eager and _attend is not None:
-        return _attend(q, k, v, *rest, return_lse, tokens_first)
     q, k, v = swapped(tokens_first, q, k, v)
-    if not eager:
+    if not _is_eager(q, k, v):
         out, *others = _call(_ops.fwd.default, q, k, v, *rest)[:3]
     elif not wanted:
         out, *others = _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]

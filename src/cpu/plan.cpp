@@ -52,7 +52,9 @@ Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(proble
 }
 
 int worker_slots() {
-  return std::max(default_threads(), static_cast<int>(std::thread::hardware_concurrency()));
+  // The number of cores comes from a file, and reading that takes longer than a small call.
+  static const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(default_threads(), cores);
 }
 
 void Plan::place_tables(Arena& arena) {

@@ -465,13 +465,13 @@ def test_25_every_argument_counts(call, arguments):
 def test_25_deterministic_counts(monkeypatch):
     """The flag changes no result on a CPU: it must reach the operator."""
     seen = []
-    forward = sagebwd.ops.forward
+    attend = sagebwd.ops.attend
 
     def watched(*args, deterministic, **kw):
         seen.append(deterministic)
-        return forward(*args, deterministic=deterministic, **kw)
+        return attend(*args, deterministic=deterministic, **kw)
 
-    monkeypatch.setattr(sagebwd.ops, "forward", watched)
+    monkeypatch.setattr(sagebwd.ops, "attend", watched)
     q = torch.randn(1, 30, 2, 64)
     for call in (sagebwd.flash_attn_func, _flash_varlen, sagebwd.attention):
         call(q, q, q, deterministic=True)

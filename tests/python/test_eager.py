@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sagebwd
 from sagebwd import _library, ops
@@ -211,6 +212,72 @@ def test_results_lie_as_empty_like_says(layout, recipe):
     want = call(*plain)
     for a, b in zip((out, *grads), (want, *torch.autograd.grad(want, plain, dout))):
         assert torch.equal(a, b)
+
+
+SWITCHES = dict(
+    deterministic=False,
+    return_lse=False,
+    return_max_logit=False,
+    save_codes=True,
+    tokens_first=False,
+)
+
+
+# From x [1, 2, 8, 64], what the short way hands back.
+UNUSUAL = {
+    "a lazy sign": lambda x: torch.complex(x, x).conj().imag,
+    "channels apart": lambda x: torch.cat([x, x], -1)[..., ::2],
+    "shapes alone": lambda x: x.to("meta"),
+    "a cast": lambda x: x,  # by autocast
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_the_short_way_hands_back_goes_another(name):
+    x = UNUSUAL[name](torch.randn(1, 2, 8, 64))
+    dtype = torch.bfloat16 if name == "a cast" else x.dtype
+    with torch.autocast(x.device.type, dtype) if name == "a cast" else nullcontext():
+        assert ops.attend(x, x, x, ops.Options(), **SWITCHES) is None
+        out = sagebwd.attention(x, x, x, layout="bhsd")
+    assert out.shape == x.shape and out.dtype == dtype
+    if not x.is_meta:
+        plain = x.resolve_neg().contiguous().to(dtype)
+        assert ops.attend(plain, plain, plain, ops.Options(), **SWITCHES) is not None
+        assert torch.equal(out, sagebwd.attention(plain, plain, plain, layout="bhsd"))
+
+
+def test_autocast_to_the_same_dtype_takes_the_short_way():
+    q, k, v = leaves()
+    with torch.autocast(q.device.type, q.dtype):
+        assert ops.attend(q, k, v, ops.Options(), **SWITCHES | {"tokens_first": True}) is not None
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_mode_around_the_backward_sees_it(layout):
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen, inputs = [], leaves(hk=4, nk=40)
+    out = sagebwd.attention(*inputs, layout=layout)
+    dout = torch.randn_like(out)
+    want = torch.autograd.grad(out, inputs, dout, retain_graph=True)
+    with Log():
+        got = torch.autograd.grad(out, inputs, dout)
+    assert torch.ops.sagebwd.bwd.default in seen
+    for a, b in zip(got, want):
+        assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+def test_profilers_show_both_directions():
+    inputs = leaves()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        sagebwd.attention(*inputs).sum().backward()
+    shapes = {e.name: e.input_shapes for e in profile.events()}
+    assert shapes["sagebwd::fwd"][:3] == [list(t.shape) for t in inputs]
+    assert "sagebwd::bwd" in shapes
 
 
 def test_subclasses_keep_their_class():

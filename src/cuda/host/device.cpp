@@ -3,29 +3,55 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <atomic>
+
 #include "cuda/host/check.h"
 
 namespace sagebwd::cuda {
+namespace {
+
+/// An attribute of the devices, never 0. A small call would notice how often it is asked for, so
+/// the answer of each device is kept.
+class Attribute {
+ public:
+  explicit Attribute(cudaDeviceAttr which) : which_(which) {}
+
+  cudaError_t of_current_device(int& value) {
+    int device = 0;
+    if (const cudaError_t status = cudaGetDevice(&device); status != cudaSuccess) return status;
+    const auto at = static_cast<std::size_t>(device);
+    value = at < known_.size() ? known_[at].load() : 0;
+    if (value != 0) return cudaSuccess;
+    const cudaError_t status = cudaDeviceGetAttribute(&value, which_, device);
+    if (status == cudaSuccess && at < known_.size()) known_[at] = value;
+    return status;
+  }
+
+ private:
+  cudaDeviceAttr which_;
+  std::array<std::atomic<int>, 64> known_{};  // 0: not yet
+};
+
+}  // namespace
 
 int multiprocessors() {
-  int device = 0, count = 0;
-  SAGE_CUDA(cudaGetDevice(&device));
-  SAGE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  static Attribute attribute(cudaDevAttrMultiProcessorCount);
+  int count = 0;
+  SAGE_CUDA(attribute.of_current_device(count));
   return count;
 }
 
-std::string decline_device(int major) {
-  int device = 0, has = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess)
-    status = cudaDeviceGetAttribute(&has, cudaDevAttrComputeCapabilityMajor, device);
-  if (status != cudaSuccess) {
+std::string decline_device(int least, int most, const char* only) {
+  static Attribute attribute(cudaDevAttrComputeCapabilityMajor);
+  int major = 0;
+  if (const cudaError_t status = attribute.of_current_device(major); status != cudaSuccess) {
     cudaGetLastError();  // clear the error, or the next check would report it
     return std::string("no usable CUDA device: ") + cudaGetErrorString(status);
   }
-  return has >= major
-             ? ""
-             : "needs a GPU of compute capability " + std::to_string(major) + ".0 or later";
+  if (major < least)
+    return "needs a GPU of compute capability " + std::to_string(least) + ".0 or later";
+  return major > most ? only : "";
 }
 
 }  // namespace sagebwd::cuda

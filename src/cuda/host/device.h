@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <climits>
 #include <string>
 
 namespace sagebwd::cuda {
@@ -8,7 +9,8 @@ namespace sagebwd::cuda {
 /// Multiprocessors of the current device.
 int multiprocessors();
 
-/// Why the current device cannot run kernels for compute capability `major`.0; empty when it can.
-std::string decline_device(int major);
+/// Why the current device cannot run kernels for compute capabilities `least`.0 to `most`.x; empty
+/// when it can. `only`: what to say if it is newer.
+std::string decline_device(int least, int most = INT_MAX, const char* only = "");
 
 }  // namespace sagebwd::cuda

@@ -2,8 +2,6 @@
 // What these kernels serve, and why they decline the rest.
 #include "cuda/sm90/implementation.h"
 
-#include <cuda_runtime_api.h>
-
 #include <string>
 
 #include "cuda/host/device.h"
@@ -57,14 +55,7 @@ std::string decline(const spec::Problem& p) {
   const backend::Tiles t = tiles_of(p);
   if ((r.tile_k != 0 && r.tile_k != t.k) || (backward && r.tile_q != 0 && r.tile_q != t.q))
     return "has tiles of " + std::to_string(t.q) + "x" + std::to_string(t.k);
-  const std::string why = decline_device(9);
-  if (!why.empty()) return why;
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      major != 9)
-    return "runs on Hopper only";
-  return "";
+  return decline_device(9, 9, "runs on Hopper only");
 }
 
 }  // namespace
