@@ -8,9 +8,10 @@ namespace {
 
 template <typename T, int D, unsigned kWants>
 void run(const BackwardParams& p, cudaStream_t stream) {
-  const int64_t walks = static_cast<int64_t>(p.k_blocks) * p.hk;
+  // Rows of key heads, and some more for parts.
+  const int more = (p.parted * (p.parts - 1) + p.k_blocks - 1) / p.k_blocks;
   launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
-         dim3(static_cast<unsigned>(walks + p.parted * (p.parts - 1))), bwd::kThreads,
+         dim3(static_cast<unsigned>(p.k_blocks), static_cast<unsigned>(p.hk + more)), bwd::kThreads,
          static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
 }
 

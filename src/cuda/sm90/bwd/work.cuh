@@ -80,8 +80,8 @@ struct Step {
 /// The keys of a thread block, and which part of their walk it has.
 struct Share {
   int block, kv_head;
-  int part, parts;
-  int first_part;  // place of the walk's first part among those of all walks
+  int part, parts;  // 0 parts: there is no work left for it
+  int first_part;   // place of the walk's first part among those of all walks
 };
 /// By its number. One head of one sequence comes behind the other: side by side their sums of dQ
 /// and their queries would compete for the second-level cache. The first keys of a causal sequence
@@ -89,14 +89,16 @@ struct Share {
 /// with them: what then comes last is short everywhere, and no multiprocessor works on while the
 /// others have nothing left.
 __device__ inline Share share_of(const BackwardParams& p) {
-  const int number = static_cast<int>(blockIdx.x), blocks = p.k_blocks, each = p.seq.k_blocks;
-  const int whole = p.hk * blocks - p.parted, mixed = p.mixed_heads;
-  if (number >= whole) {
-    const int at = number - whole, walk = at / p.parts, key_block = whole + walk;
-    return {key_block % blocks, key_block / blocks, at - walk * p.parts, p.parts, walk * p.parts};
+  const int x = static_cast<int>(blockIdx.x), y = static_cast<int>(blockIdx.y),
+            blocks = static_cast<int>(gridDim.x), all = p.hk * blocks, number = y * blocks + x;
+  // Most of them come this way, without a division.
+  if (number < all - max(p.parted, p.mixed_heads * p.seq.k_blocks)) return {x, y, 0, 1, 0};
+  if (p.parted > 0) {
+    const int at = number - (all - p.parted), walk = at / p.parts, mine = all - p.parted + walk;
+    if (mine >= all) return {};
+    return {mine % blocks, mine / blocks, at - walk * p.parts, p.parts, walk * p.parts};
   }
-  const int at = number - (p.hk * blocks - mixed * each);
-  if (at < 0) return {number % blocks, number / blocks, 0, 1, 0};
+  const int mixed = p.mixed_heads, each = p.seq.k_blocks, at = number - (all - mixed * each);
   const int unit = p.hk * p.seq.count - mixed + at % mixed;  // a head of a sequence
   return {unit % p.seq.count * each + at / mixed, unit / p.seq.count, 0, 1, 0};
 }
@@ -106,12 +108,15 @@ template <int D, unsigned kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
   const Share share = share_of(p);
+  if (share.parts == 0) {
+    w.key0 = w.s.nk = 0;
+    return w;
+  }
   int block = share.block;
   w.kv_head = share.kv_head;
   w.part = share.part, w.parts = share.parts, w.first_part = share.first_part;
   if constexpr (kWants & kInTurn) {
-    const dim3 keys(static_cast<unsigned>(p.k_blocks), static_cast<unsigned>(p.hk));
-    const tile::Tickets tickets(p, keys, kQueries<D>, 1);
+    const tile::Tickets tickets(p, gridDim, kQueries<D>, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
   }
@@ -121,8 +126,11 @@ __device__ Walk walk_of(const BackwardParams& p) {
   const int last = min(w.key0 + kKeys, w.s.nk) - 1;
   const tile::QueryWalk queries =
       tile::query_walk_of(tile::visible_to(p.mask, w.s, w.key0, last), kQueries<D>);
-  w.first = queries.first + queries.steps * w.part / w.parts * kQueries<D>;
-  w.end = queries.first + queries.steps * (w.part + 1) / w.parts * kQueries<D>;
+  w.first = queries.first, w.end = queries.first + queries.steps * kQueries<D>;
+  if (w.parts > 1) {
+    w.end = w.first + queries.steps * (w.part + 1) / w.parts * kQueries<D>;
+    w.first += queries.steps * w.part / w.parts * kQueries<D>;
+  }
   w.queries = (w.end - w.first) * p.group;
   w.row =
       static_cast<uint32_t>(static_cast<int64_t>(w.kv_head) * p.group * p.tq + w.s.q_pad + w.first);
