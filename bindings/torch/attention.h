@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on PyTorch's tensors: allocates the results and calls the library. The operators (ops.cpp)
-// and the autograd of eager calls (autograd.cpp) share it. Errors are sagebwd::Error.
+// Attention on PyTorch's tensors: allocates the results and calls the library. The operators
+// (ops.cpp) and the autograd of eager calls (autograd.cpp) share it. Errors are sagebwd::Error.
 #pragma once
 
 #include <optional>
