@@ -9,7 +9,7 @@ LIMIT=${LIMIT:-540}
 left() { echo $((LIMIT > SECONDS + 10 ? LIMIT - SECONDS : 10)); }  # of LIMIT, for what comes next
 # The command of the record, with what the environment changed.
 COMMAND="runs/$(basename "$0") $*"
-for name in MODEL TOTAL START START_STEP START_LR NAME TOKENS LR ARMS SIZE VOCAB STEPS TUNE KEEPS SEEDS; do
+for name in SAGEBWD_IMPL MODEL TOTAL START START_STEP START_LR NAME TOKENS LR ARMS SIZE VOCAB STEPS TUNE KEEPS SEEDS; do
   [[ -z ${!name+set} ]] || COMMAND="$name=$(printf %q "${!name}") $COMMAND"
 done
 export COMMAND
