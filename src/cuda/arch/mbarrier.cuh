@@ -38,12 +38,11 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
-/// What this thread has written to shared memory is seen by products and copies that are issued
-/// behind the next barrier.
-__device__ __forceinline__ void shared_writes_done() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+/// A barrier of so many threads. `number`: from 1 on, one for each group of threads that has one.
+__device__ __forceinline__ void barrier_of(int number, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-/// A barrier of one warpgroup. `number`: from 1 on, one for each warpgroup.
+/// That of one warpgroup.
 __device__ __forceinline__ void warpgroup_barrier(int number) {
   asm volatile("barrier.sync %0, 128;" ::"r"(number) : "memory");
 }
@@ -75,6 +74,25 @@ __device__ __forceinline__ void copy_panels(uint32_t to, const CUtensorMap& map,
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3, %4}], [%5];" ::"r"(to),
       "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
+      : "memory");
+}
+
+/// How long the second-level cache keeps what is copied: until it is read again, or it is the first
+/// to make room.
+enum class Keep { most, least };
+
+/// Copies tokens of a head, in panels of channels (host/tensor_map.h).
+__device__ __forceinline__ void copy_tokens(uint32_t to, const CUtensorMap& map, int token,
+                                            int head, int batch, uint32_t barrier, Keep keep) {
+  uint64_t policy;
+  if (keep == Keep::least)
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+      "l"(&map), "r"(0), "r"(token), "r"(0), "r"(head), "r"(batch), "r"(barrier), "l"(policy)
       : "memory");
 }
 

@@ -65,20 +65,4 @@ __device__ __forceinline__ void mma_16<__half>(float (&d)[4], const uint32_t (&a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// The same with k = 8: the first two registers of A and the first of B.
-template <typename T>
-__device__ __forceinline__ void mma_16_half_depth(float (&d)[4], uint32_t a0, uint32_t a1,
-                                                  uint32_t b0) {
-#define SAGE_MMA_16(type)                                   \
-  asm("mma.sync.aligned.m16n8k8.row.col.f32." type "." type \
-      ".f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"   \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])      \
-      : "r"(a0), "r"(a1), "r"(b0))
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    SAGE_MMA_16("bf16");
-  else
-    SAGE_MMA_16("f16");
-#undef SAGE_MMA_16
-}
-
 }  // namespace sagebwd::cuda::arch

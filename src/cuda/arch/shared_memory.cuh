@@ -97,4 +97,10 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t r0,
                : "memory");
 }
 
+/// What this thread has written to shared memory is seen by products and copies that are issued
+/// behind the next barrier. sm_90 and later.
+__device__ __forceinline__ void shared_writes_done() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 }  // namespace sagebwd::cuda::arch

@@ -62,4 +62,25 @@ CUtensorMap panel_matrix(const void* data, int64_t rows, int columns, int box_ro
                    {kPanel, static_cast<cuuint32_t>(box_rows), panels}, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+bool token_map(CUtensorMap& map, const Strided& x, int64_t b, int64_t h, int64_t n, int d,
+               int box_tokens) {
+  constexpr cuuint32_t kPanel = 64;  // channels
+  constexpr int64_t kEnd = int64_t{1} << 39;
+  const auto fits = [](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kEnd);
+  };
+  if (!x.vector || !fits(n, x.token) || !fits(h, x.head) || !fits(b, x.batch)) return false;
+  const auto bytes = [](int64_t size, int64_t stride) {
+    return static_cast<cuuint64_t>(size == 1 ? 16 : stride * 2);
+  };
+  const cuuint32_t panels = static_cast<cuuint32_t>(d) / kPanel;
+  map = encode<5>(CU_TENSOR_MAP_DATA_TYPE_UINT16, x.data,
+                  {kPanel, static_cast<cuuint64_t>(n), panels, static_cast<cuuint64_t>(h),
+                   static_cast<cuuint64_t>(b)},
+                  {bytes(n, x.token), kPanel * 2, bytes(h, x.head), bytes(b, x.batch)},
+                  {kPanel, static_cast<cuuint32_t>(box_tokens), panels, 1, 1},
+                  CU_TENSOR_MAP_SWIZZLE_128B);
+  return true;
+}
+
 }  // namespace sagebwd::cuda

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of work of the operand kernel. For each key head the list has the means of the next
-// head, then the codes of this one:
+// The pieces of work of the operand kernel. A portion of them belongs to one key head of a
+// sequence; packed sequences count as one. For each portion the list has the means of a later one,
+// then its own codes. Here means are one portion ahead (OperandJob::lead):
 //
 //   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
 //
 // A thread block asks for the rows of a piece while it works on the piece before it. Means and
 // codes both read K and V. With this order K and V are still in the second-level cache when their
-// codes are made, and codes rarely wait for their mean. A piece waits only for pieces that were
+// codes are made, and codes rarely wait for their mean: where many pieces are under way at the same
+// time, means are further ahead. A piece waits only for pieces that were
 // handed out before it, and a thread block works on its pieces in that order. So the oldest piece
 // that is not done waits for nothing, and there is no deadlock.
 //
@@ -31,28 +33,32 @@ struct alignas(16) Item {
   Kind kind;
   int head;     // a query head for queries, else a key head
   int kv_head;  // its key head
-  int block;    // of tokens; for means the first of a span (mean.cuh)
+  int block;    // of tokens; for means and scales the first of several
+  int end;      // the block behind the last of these
   tile::Sequence s;
   int first, left;       // the block's first token, and the tokens from there to the sequence's end
   Source from, dout, o;  // rows of the block: K, V or Q, or their saved codes; dO and O beside Q
 };
 static_assert(sizeof(Item) == kItemBytes);
 
-/// Pieces of work of one key head.
+/// Pieces of work of a portion.
 struct Counts {
-  int spans, means, scales, keys, values, codes;
+  int k_blocks, q_blocks, spans, means, scales, keys, values, codes;
+  int64_t portions;
   __host__ __device__ explicit Counts(const OperandJob& job) {
-    spans = (job.k_blocks + kMeanBlocks - 1) / kMeanBlocks;
+    const bool packed = job.seq.documents != nullptr;
+    k_blocks = packed ? job.k_blocks : job.seq.k_blocks;
+    q_blocks = packed ? job.q_blocks : job.seq.q_blocks;
+    portions = static_cast<int64_t>(job.hk) * (packed ? 1 : job.seq.count);
+    spans = (k_blocks + kMeanBlocks - 1) / kMeanBlocks;
     means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
-    scales = job.keys_are_ready ? (job.k_blocks + kScaleBlocks - 1) / kScaleBlocks : 0;
-    keys = job.keys_are_ready ? 0 : job.k_blocks;
-    values = job.v8t != nullptr || job.v8 != nullptr || job.v16 != nullptr ? keys : 0;
-    codes = scales + keys + values + job.group * job.q_blocks;
+    scales = job.keys_are_ready ? (k_blocks + kScaleBlocks - 1) / kScaleBlocks : 0;
+    keys = job.keys_are_ready ? 0 : k_blocks;
+    const bool saves = !job.backward && job.saved.q8 != nullptr;
+    values = saves || job.v8t != nullptr || job.v8 != nullptr || job.v16 != nullptr ? keys : 0;
+    codes = scales + keys + values + job.group * q_blocks;
   }
-  /// Of all key heads.
-  __host__ __device__ int64_t all(const OperandJob& job) const {
-    return static_cast<int64_t>(job.hk) * (means + codes);
-  }
+  __host__ __device__ int64_t all() const { return portions * (means + codes); }
 };
 
 /// Finds the sequence and the rows of a piece of work.
@@ -87,41 +93,49 @@ __device__ inline void locate(const OperandJob& job, Item& item) {
 __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
   const Counts n(job);
   const uint32_t means = static_cast<uint32_t>(n.means), codes = static_cast<uint32_t>(n.codes);
-  const uint32_t last = static_cast<uint32_t>(job.hk) - 1;
+  const uint32_t portions = static_cast<uint32_t>(n.portions),
+                 lead = static_cast<uint32_t>(job.lead), with_means = portions - lead,
+                 first_codes = lead * means,
+                 last_codes = first_codes + with_means * (means + codes);
   Item item{};
   item.kind = Kind::none;
-  uint32_t head = 0, at = index;
-  bool is_mean = index < means;
-  if (!is_mean) {
-    const uint32_t behind = index - means;
-    head = min(job.head_pieces.divide(behind), last);
-    at = behind - head * (means + codes);
-    const uint32_t before = head == last ? 0 : means;
-    is_mean = at < before;
-    if (is_mean)
-      ++head;
-    else
-      at -= before;
-    if (!is_mean && at >= codes) return item;
-  }
-  item.head = item.kv_head = static_cast<int>(head), item.block = static_cast<int>(at);
+  uint32_t portion, at;
+  bool is_mean = index < first_codes;
   if (is_mean) {
-    const bool of_k = job.k_mean.mean != nullptr && item.block < n.spans;
-    item.kind = of_k ? Kind::k_mean : Kind::v_mean;
-    if (!of_k && job.k_mean.mean != nullptr) item.block -= n.spans;
-    item.block *= kMeanBlocks;
-  } else if (item.block < n.scales) {
-    item.kind = Kind::scales;
-    item.block *= kScaleBlocks;
-  } else if (item.block < n.scales + n.keys + n.values) {
-    item.block -= n.scales;
-    item.kind = item.block < n.keys ? Kind::keys : Kind::values;
-    if (item.kind == Kind::values) item.block -= n.keys;
+    portion = job.by_means.divide(index), at = index - portion * means;
+  } else if (index < last_codes) {
+    portion = job.by_pieces.divide(index - first_codes);
+    at = index - first_codes - portion * (means + codes);
+    is_mean = at < means;
+    is_mean ? portion += lead : at -= means;
   } else {
-    const int q = item.block - n.scales - n.keys - n.values;
+    portion = job.by_codes.divide(index - last_codes);
+    at = index - last_codes - portion * codes, portion += with_means;
+    if (portion >= portions || at >= codes) return item;
+  }
+  // Heads first: in the caller's memory they may lie side by side.
+  const int sequence = static_cast<int>(job.by_hk.divide(portion)), first_k = sequence * n.k_blocks,
+            end_k = first_k + n.k_blocks;
+  item.head = item.kv_head = static_cast<int>(portion) - sequence * job.hk;
+  int i = static_cast<int>(at);
+  if (is_mean) {
+    const bool of_k = job.k_mean.mean != nullptr && i < n.spans;
+    item.kind = of_k ? Kind::k_mean : Kind::v_mean;
+    if (!of_k && job.k_mean.mean != nullptr) i -= n.spans;
+    item.block = first_k + i * kMeanBlocks, item.end = min(item.block + kMeanBlocks, end_k);
+  } else if (i < n.scales) {
+    item.kind = Kind::scales;
+    item.block = first_k + i * kScaleBlocks, item.end = min(item.block + kScaleBlocks, end_k);
+  } else if (i -= n.scales; i < n.keys) {
+    item.kind = Kind::keys, item.block = first_k + i;
+  } else if (i -= n.keys; i < n.values) {
+    item.kind = Kind::values, item.block = first_k + i;
+  } else {
+    i -= n.values;
     item.kind = Kind::queries;
-    const int member = job.head_q_blocks.divide(q);
-    item.head = item.head * job.group + member, item.block = q - member * job.q_blocks;
+    const int member = job.by_q_blocks.divide(i);
+    item.head = item.head * job.group + member;
+    item.block = sequence * n.q_blocks + i - member * n.q_blocks;
   }
   locate(job, item);
   return item;

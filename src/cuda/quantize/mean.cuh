@@ -2,7 +2,9 @@
 // Means of K and V per sequence and key head.
 //
 //   blocks of the workspace   │0 1 2 3│4 5 6 7│8 …    kMeanBlocks blocks are a span
-//   sequences                 │A A B B│B B B C│C …    what a span holds of a sequence is a run
+//   packed sequences          │A A B B│B B B C│C …    what a span holds of a sequence is a run
+//
+// Where nothing is packed, every sequence starts a span.
 //
 // A thread block takes a span and adds up each of its runs, in FP64 at the end. The thread block
 // that finishes the last run of a sequence adds the sequence's runs in order. So the result does
@@ -43,19 +45,16 @@ struct DoubleSum {
 
 using LongSum = std::conditional_t<arch::kTarget / 10 == 90, DoubleSum, PairSum>;
 
-/// What a mean is for. mixes: tensor cores rotate what it is taken from.
-enum class Rotation { adds, mixes };
-
 /// The runs of a sequence.
 struct Runs {
-  int first_block, first_span, count;
-  __device__ explicit Runs(const tile::Sequence& s)
+  int first_block, first_span, count;  // first_span: the block that it starts with
+  __device__ Runs(const tile::Sequence& s, bool packed)
       : first_block(static_cast<int>(s.k_pad / kBlock)),
-        first_span(first_block / kMeanBlocks),
-        count((first_block + (s.nk + kBlock - 1) / kBlock + kMeanBlocks - 1) / kMeanBlocks -
-              first_span) {}
+        first_span(packed ? first_block / kMeanBlocks * kMeanBlocks : first_block),
+        count((first_block - first_span + (s.nk + kBlock - 1) / kBlock + kMeanBlocks - 1) /
+              kMeanBlocks) {}
   /// The first block of a run; its part is stored under that number.
-  __device__ int block(int run) const { return max(first_block, (first_span + run) * kMeanBlocks); }
+  __device__ int block(int run) const { return max(first_block, first_span + run * kMeanBlocks); }
 };
 
 /// Waits for a mean, eight channels of every 32. This ends: the pieces of work that make the mean
@@ -85,7 +84,7 @@ __device__ __forceinline__ void wait_for_mean(float (&mean)[kParts][8], const fl
   }
 }
 
-template <typename T, int D, Rotation kRotation>
+template <typename T, int D>
 struct MeanBlock {
   struct Shape {                          // a thread has one chunk of each of its tokens
     static constexpr int kLanes = D / 8;  // of a slot
@@ -126,12 +125,11 @@ struct MeanBlock {
                                                  from.vector);
   }
 
-  /// All runs of a span from `block` on, of which the first block was asked for: `from`, with
+  /// All runs of a span, `block` to `end`, of which the first block was asked for: `from`, with
   /// `left` keys to the end of its sequence. Calls ask(more, from, left) as soon as the stage is
   /// free: with the next block, or with more = false.
   template <typename Ask>
-  __device__ void run(int block, Source from, int left, Ask ask) {
-    const int end = min(block + kMeanBlocks, job.k_blocks);
+  __device__ void run(int block, int end, Source from, int left, Ask ask) {
     bool more = left > 0;  // or after the last document
     LongSum sum[8];
     int first = block, count = 0;
@@ -172,24 +170,15 @@ struct MeanBlock {
     }
   }
 
-  /// Adds a thread's tokens of a block. Where codes have rounding of their own, so may the sum of
-  /// these few: conversions to FP64 are slow.
+  /// Adds a thread's tokens of a block.
   __device__ static void add(LongSum (&sum)[8], const Chunk<T> (&chunk)[kSteps]) {
-    float few[8];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float v[8];
       chunk[step].unpack(v);
 #pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if constexpr (kRotation == Rotation::adds)
-          sum[e].add(v[e]);
-        else
-          few[e] = step == 0 ? v[e] : few[e] + v[e];
+      for (int e = 0; e < 8; ++e) sum[e].add(v[e]);
     }
-    if constexpr (kRotation == Rotation::mixes)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e].add(few[e]);
   }
 
   /// The same sum without tokens that hold NaN or Inf. The others may be of any size.
@@ -247,7 +236,7 @@ struct MeanBlock {
     }
     __threadfence();
     __syncthreads();
-    const Runs runs(s);
+    const Runs runs(s, job.seq.documents != nullptr);
     uint32_t* arrived = mean.arrived + static_cast<int64_t>(s.index) * job.hk + head;
     if (thread == 0) shared.last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(runs.count);
     __syncthreads();
@@ -272,30 +261,13 @@ struct MeanBlock {
     for (int w = 1; way == 0 && w < kWays; ++w) sum += shared.sums[w][c], count += shared.counts[w];
     const float value = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
     const int64_t row = static_cast<int64_t>(s.index) * job.hk + head;
-    if (mean.turned != nullptr) {
-      const float turned = turn(value, c, way == 0);
-      if (way == 0) mean.turned[row * D + c] = turned == 0.0f ? -0.0f : turned;
-    }
     if (way != 0) return;
     mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
-    if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
-  }
-
-  /// Channel c of MeanJob::turned. `mine`: the thread has the mean of a channel; the others only
-  /// meet it at a barrier.
-  __device__ float turn(float value, int c, bool mine) {
-    const float flipped = job.rotation > 0 && numerics::rotation_flips(c) ? -value : value;
-    if (kRotation == Rotation::adds || job.rotation == 0) return flipped;
-    __syncthreads();  // all have read shared.sums
-    if (mine) shared.sums[0][c] = flipped;
-    __syncthreads();
-    double sum = 0;
-#pragma unroll 1  // the signs of an unrolled loop would be kept in registers all the time
-    for (int chunk = 0; chunk < D / 8; ++chunk) {
-      const double x = shared.sums[0][chunk * 8 + c % 8];
-      sum += (__popc(static_cast<unsigned>(chunk & c / 8)) & 1) != 0 ? -x : x;
+    if (mean.turned != nullptr) {
+      const float turned = job.rotation > 0 && numerics::rotation_flips(c) ? -value : value;
+      mean.turned[row * D + c] = turned == 0.0f ? -0.0f : turned;
     }
-    return -static_cast<float>(sum);
+    if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
   }
 };
 

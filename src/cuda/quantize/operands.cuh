@@ -10,9 +10,9 @@
 
 namespace sagebwd::cuda {
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
-struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader, kCodes> {
-  using Base = QueryWorker<T, D, kBackward, kScheme, kReader, kCodes>;
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader> {
+  using Base = QueryWorker<T, D, kBackward, kScheme, kReader>;
   using Base::job, Base::item, Base::next, Base::shared, Base::is_mean, Base::start,
       Base::start_rest, Base::reads_codes, Base::scales, Base::keys, Base::values, Base::queries;
   using typename Base::Block, typename Base::Mean;
@@ -25,7 +25,7 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader, kCodes> {
       const MeanJob mean = of_k ? job.k_mean : job.v_mean;
       const Strided x = of_k ? job.k : job.v;
       Mean{job, mean, x, item.head, shared.mean, shared.stage[0]}.run(
-          item.block, item.from, item.left, [&](bool more, Source from, int left) {
+          item.block, item.end, item.from, item.left, [&](bool more, Source from, int left) {
             Kind kind = item.kind;
             if (!more) kind = next.kind, from = next.from, left = next.left;
             start(kind, from, left);
@@ -65,11 +65,11 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader, kCodes> {
   }
 };
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
 __global__ void __launch_bounds__(kRowThreads,
-                                  AnyWorker<T, D, kBackward, kScheme, kReader, kCodes>::kResident)
+                                  AnyWorker<T, D, kBackward, kScheme, kReader>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = AnyWorker<T, D, kBackward, kScheme, kReader, kCodes>;
+  using Work = AnyWorker<T, D, kBackward, kScheme, kReader>;
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Work::Shared*>(memory);
   arch::wait_for_earlier_kernels();
@@ -113,18 +113,12 @@ __global__ void __launch_bounds__(kRowThreads,
   } while (shared.item.kind != Kind::none);
 }
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader,
-          Codes kCodes = kBackward ? Codes::made_or_read : Codes::made>
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
 void run_operands(OperandJob job, cudaStream_t stream) {
-  const Counts n(job);
-  job.head_pieces = Divisor(n.means + n.codes), job.head_q_blocks = Divisor(job.q_blocks);
-  job.q_blocks_each = Divisor(job.seq.q_blocks), job.k_blocks_each = Divisor(job.seq.k_blocks);
-  const int64_t items = n.all(job);
-  job.last_item = static_cast<uint32_t>(items);
-  launch_prepare(job, items, stream);
-  using Work = AnyWorker<T, D, kBackward, kScheme, kReader, kCodes>;
-  const int64_t places = int64_t{multiprocessors()} * Work::kResident;
-  launch(operand_kernel<T, D, kBackward, kScheme, kReader, kCodes>,
+  using Work = AnyWorker<T, D, kBackward, kScheme, kReader>;
+  const int64_t places = int64_t{multiprocessors()} * Work::kResident,
+                items = launch_prepare(job, places * 3, stream);  // at work, asked for, known
+  launch(operand_kernel<T, D, kBackward, kScheme, kReader>,
          dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads,
          static_cast<int>(sizeof(typename Work::Shared)), job, stream,
          kReader == Reader::sm90 ? Start::early : Start::behind);

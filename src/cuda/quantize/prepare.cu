@@ -29,12 +29,22 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 
 }  // namespace
 
-void launch_prepare(const OperandJob& job, int64_t count, cudaStream_t stream) {
+int64_t launch_prepare(OperandJob& job, int64_t under_way, cudaStream_t stream) {
+  const Counts n(job);
+  const int each = n.means + n.codes;
+  job.lead =
+      static_cast<int>(std::min(each > 0 ? (under_way + each - 1) / each : int64_t{0}, n.portions));
+  job.by_pieces = Divisor(each), job.by_means = Divisor(n.means), job.by_codes = Divisor(n.codes);
+  job.by_hk = Divisor(job.hk), job.by_q_blocks = Divisor(n.q_blocks);
+  job.q_blocks_each = Divisor(job.seq.q_blocks), job.k_blocks_each = Divisor(job.seq.k_blocks);
+  const int64_t count = n.all();
+  job.last_item = static_cast<uint32_t>(count);
   int64_t most = count + 1;
   for (const Zeros::Piece& piece : job.zeros.piece) most = std::max(most, piece.words);
   const int64_t blocks = std::min<int64_t>((most + kThreads - 1) / kThreads, kMostBlocks);
   launch(prepare_kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, PrepareJob{job, count},
          stream);
+  return count;
 }
 
 }  // namespace sagebwd::cuda

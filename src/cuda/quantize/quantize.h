@@ -40,8 +40,8 @@ struct MeanJob {
   double* part = nullptr;       // [hk, blocks, D]
   int* tokens = nullptr;        // [hk, blocks]: tokens in each part
   uint32_t* arrived = nullptr;  // [sequences, hk], 0 at the start: parts that are done
-  // As mean, with the signs of the rotation; null: unwanted. Where tensor cores rotate (sm90), it
-  // is the negative of that, mixed over chunks as they do (tile/rotate_products.cuh).
+  // As mean, with the signs of the rotation; null: unwanted. For sm90 it is rotated, without the
+  // factor 1/√D.
   float* turned = nullptr;
   float* saved = nullptr;  // [sequences, hk, d]: another copy for the caller; null: unwanted
 };
@@ -89,8 +89,10 @@ struct OperandJob {
   Item* items;         // all pieces of work, and one more that is none
   uint32_t last_item;  // the number of that
   uint32_t* next;      // the number of the next one; 0 at the start
-  // Pieces of work of a head; blocks of a head; blocks of a sequence, where nothing is packed.
-  Divisor head_pieces, head_q_blocks, q_blocks_each, k_blocks_each;
+  int lead;            // how many portions the means are ahead of the codes
+  // By pieces, means and codes of a portion, by key heads, and by blocks of a portion; by blocks of
+  // a sequence, where nothing is packed.
+  Divisor by_pieces, by_means, by_codes, by_hk, by_q_blocks, q_blocks_each, k_blocks_each;
   SavedCodes
       saved;  // the forward writes them; the backward takes them instead of q, k, v and means
 
@@ -148,8 +150,9 @@ struct OperandJob {
   bool dq_halves = false;   // its numbers have 16 bits
 };
 
-/// What the operand kernel needs: zeros, and its pieces of work. `count` of them.
-void launch_prepare(const OperandJob& job, int64_t count, cudaStream_t stream);
+/// What the operand kernel needs: zeros, and its pieces of work. Tells the job how many those are,
+/// and returns it. `under_way`: pieces that are handed out and not done, at most.
+int64_t launch_prepare(OperandJob& job, int64_t under_way, cudaStream_t stream);
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 

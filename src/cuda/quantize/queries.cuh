@@ -7,13 +7,13 @@
 
 namespace sagebwd::cuda {
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
-struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
-  using Base = Worker<T, D, kBackward, kScheme, kReader, kCodes>;
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader> {
+  using Base = Worker<T, D, kBackward, kScheme, kReader>;
   using Base::job, Base::item, Base::next, Base::shared, Base::start_rest, Base::wait_for_stage,
       Base::row, Base::reads_codes, Base::saves_codes, Base::saved_row, Base::with_saved,
       Base::load_mean, Base::read_v_mean, Base::value_scale, Base::wait_for_value_scale,
-      Base::kSteps, Base::kStagesGradients, Base::kMixes;
+      Base::kSteps, Base::kStagesGradients;
   using typename Base::Block, typename Base::Targets;
 
   __device__ void queries(Block& b) const {
@@ -27,12 +27,11 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       lse = *tile::stat_of(job.lse, item.s, item.head, token);
       if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
     };
-    constexpr bool kMayWiden = kBackward && kReader == Reader::sm90 && kCodes != Codes::read;
-    constexpr bool kEarly = kCodes == Codes::read;  // there are registers to keep them in
+    constexpr bool kEarly = kReader == Reader::sm90;  // there are registers to keep them in
     uint2 value_top = make_uint2(0, 0);
     if constexpr (kBackward) clear_sums(b.row0);
     if constexpr (kEarly) load_statistics();
-    if constexpr (kEarly && kReader == Reader::sm90) value_top = value_scale(item.kv_head);
+    if constexpr (kReader == Reader::sm90) value_top = value_scale(item.kv_head);
     if (reads_codes()) {
       const int64_t saved = saved_row(b, true);
       typename Block::Words codes;
@@ -43,18 +42,12 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
     } else {
       b.flip(shared.signs);
       load_mean(b, job.k_mean, item.kv_head);
-      float dot;
-      if (kMixes && job.rotation > 0) {
-        dot = b.template mix<false>() * (-8.0f / D);
-      } else {
-        dot = dots(b, [&](int, int part, float(&y)[8]) {
+      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
 #pragma unroll
-          for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
-        });
-        b.template make<false>();
-        if constexpr (!kMixes)
-          if (job.rotation > 0) b.rotate(job.rotation);
-      }
+        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+      });
+      b.template make<false>();
+      if (job.rotation > 0) b.rotate(job.rotation);
       this->template measure<Values::made>(b, job.q_tokens);
       // The forward adds this number to LSE and the backward subtracts it again. Both need the same
       // bits, so the product is rounded by itself and not as part of a multiply-add.
@@ -65,7 +58,6 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
         job.saved.mean_logit[saved + b.own()] = mean_logit;
       }
       b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
-      if (kMayWiden && job.q16 != nullptr) b.write_unrounded(job.q16);
     }
     const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
     if constexpr (!kBackward) {
@@ -77,7 +69,8 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader, kCodes> {
       }
     } else {
       __syncthreads();
-      if (!kMayWiden || job.q16 == nullptr) b.template write_transposed<false>(job.q8t);
+      if (kReader == Reader::sm80 || job.q8t != nullptr)
+        b.template write_transposed<false>(job.q8t);
       // Codes of dO take the place of these. In write_stats all threads meet before that.
       if (kReader != Reader::sm90) __syncthreads();
       if constexpr (!kEarly) load_statistics();

@@ -7,7 +7,7 @@
 //
 // Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
 // neighbours. The arithmetic is that of numerics/quantize.h, so the codes equal those of the other
-// backends bit for bit, unless tensor cores rotate (mix).
+// backends bit for bit.
 //
 // Four lanes share two tokens, and each has eight channels of every 32. That is what the rotation
 // wants (tile/rotate.cuh). A number per token (a scale, a dot product) ends up in the lane that
@@ -20,7 +20,6 @@
 #include "cuda/quantize/transposed.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/rotate.cuh"
-#include "cuda/tile/rotate_products.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "sagebwd/codes.h"
 
@@ -158,41 +157,6 @@ struct TokenBlock {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) tile::hadamard(made[step], member(), size);
     }
-  }
-
-  /// Makes rotated values of what was loaded, behind flip, on tensor cores. The mean is that of
-  /// MeanJob::turned. kSmooth: it is added, and nothing is returned. Else returns the dot product
-  /// of the token that this lane owns with it.
-  template <bool kSmooth>
-  __device__ float mix() {
-    const tile::ChunkMixer<T, D> mixer(thread % 32);
-    float dot[kSteps] = {};
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      uint32_t word[kParts][kSteps];
-      float y[kSteps][kParts];
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-          word[part][step] = chunk[part][step].word(e / 2),
-          y[step][part] = kSmooth ? mean[part][e] : 0.0f;
-      mixer.mix(y, word, e);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          made[step][part][e] = y[step][part];
-          if constexpr (!kSmooth) dot[step] = fmaf(y[step][part], mean[part][e], dot[step]);
-        }
-    }
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) tile::hadamard_inside(made[step][part]);
-    unit = numerics::rotation_unit(D);
-    if constexpr (kSmooth) return 0.0f;
-    return scatter_reduce<kLanes>(dot, member(), [](float x, float y) { return x + y; });
   }
 
   template <Values kValues>
@@ -455,23 +419,6 @@ struct TokenBlock {
         const uint2 low = tile::widened<T>(codes[part][step].x),
                     high = tile::widened<T>(codes[part][step].y);
         *chunk_at(to, step, part) = make_uint4(low.x, low.y, high.x, high.y);
-      }
-  }
-
-  /// Writes what the codes of the made values round, as halves.
-  __device__ void write_unrounded(void* to) const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        alignas(16) __half2 pair[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          pair[e] = inverse[step] == 0.0f
-                        ? __half2{}
-                        : __floats2half2_rn(made[step][part][2 * e] * inverse[step],
-                                            made[step][part][2 * e + 1] * inverse[step]);
-        *chunk_at(to, step, part) = *reinterpret_cast<const uint4*>(pair);
       }
   }
 

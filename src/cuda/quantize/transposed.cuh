@@ -52,8 +52,8 @@ __device__ __forceinline__ void write_transposed(int8_t* to, int64_t row0, const
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int row = static_cast<int>(c) + e;
-    *reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kSlab) =
-        make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]);
+    __stcs(reinterpret_cast<uint4*>(to + (kTurned ? tile::turned_row(row) : row) * kSlab),
+           make_uint4(out[e][0], out[e][1], out[e][2], out[e][3]));
   }
 }
 

@@ -13,18 +13,15 @@
 
 namespace sagebwd::cuda {
 
-/// Whose main kernels read the operands.
+/// Whose main kernels read the operands. Those of sm90 are made here only of saved codes, for its
+/// backward; a kernel of its own makes codes (sm90/quantize).
 enum class Reader { sm80, sm90 };
 
-/// Whether codes come from the caller's memory: sm90 has a kernel for either case, because what
-/// only reads codes needs fewer registers.
-enum class Codes { made, read, made_or_read };
-
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader, Codes kCodes>
+template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
 struct Worker {
-  static constexpr bool kMixes = kReader == Reader::sm90;  // on tensor cores, where it rotates
+  static_assert(kReader == Reader::sm80 || (kBackward && kScheme == Scheme::vectorwise));
   using Block = TokenBlock<T, D>;
-  using Mean = MeanBlock<T, D, kMixes ? Rotation::mixes : Rotation::adds>;
+  using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
   // Thread blocks on a multiprocessor. With three `paper` would spill before sm_90, and the forward
   // of `vectorwise` in FP16 on sm_120.
@@ -66,7 +63,7 @@ struct Worker {
 
   /// Codes come with their means.
   __device__ static bool is_mean(Kind kind) {
-    return kCodes != Codes::read && (kind == Kind::k_mean || kind == Kind::v_mean);
+    return kReader == Reader::sm80 && (kind == Kind::k_mean || kind == Kind::v_mean);
   }
 
   /// Asks for what a piece of work reads: K, V or Q, and then the rest. Each is a group of copies,
@@ -103,7 +100,7 @@ struct Worker {
   }
   /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
   __device__ bool reads_codes() const {
-    if constexpr (kCodes != Codes::made_or_read) return kCodes == Codes::read;
+    if constexpr (kReader == Reader::sm90) return true;
     return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
   }
   __device__ bool saves_codes() const {
@@ -175,14 +172,9 @@ struct Worker {
   }
 
   /// What sm90 knows of a block's K.
-  __device__ void write_block_scale(const Block& b, float common, bool poisoned) const {
-    if constexpr (kBackward) {
-      job.block_k_scale[b.row0 / kBlock] = common != common ? 0.0f : common;
-      if (item.left > 0) note_key_scale(item.s.index, common);
-    } else {
-      BlockScales& of_block = job.block_scales[b.row0 / kBlock];
-      of_block.k = exact_scale(common), of_block.k_poisoned = poisoned;
-    }
+  __device__ void write_block_scale(const Block& b, float common) const {
+    job.block_k_scale[b.row0 / kBlock] = common != common ? 0.0f : common;
+    if (item.left > 0) note_key_scale(item.s.index, common);
   }
 
   // The largest scales of a sequence, of which sm90's queries wait for that of V. Where documents
@@ -216,9 +208,8 @@ struct Worker {
 
   /// The largest scales of blocks whose codes stay where they are. A warp takes a block at a time.
   __device__ void scales() const {
-    const int lane = static_cast<int>(threadIdx.x % 32),
-              end = min(item.block + kScaleBlocks, job.k_blocks);
-    for (int block = item.block + static_cast<int>(threadIdx.x) / 32; block < end;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    for (int block = item.block + static_cast<int>(threadIdx.x) / 32; block < item.end;
          block += kRowThreads / 32) {
       const int sequence = job.k_blocks_each.divide(block);
       const auto* from = reinterpret_cast<const float4*>(
@@ -244,20 +235,17 @@ struct Worker {
       b.get_codes(codes);
       const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
       // Poison of K needs no mark here: the LSE of queries that see it is NaN.
-      if (kReader == Reader::sm90 && threadIdx.x == 0) write_block_scale(b, common, false);
+      if (kReader == Reader::sm90 && threadIdx.x == 0) write_block_scale(b, common);
       write_k_scale(b, common, b.take_marks(codes));
       b.put_all(to, codes);
     } else {
       b.flip(shared.signs);
       load_mean(b, job.k_mean, item.head);
-      if (kMixes && job.rotation > 0)
-        b.template mix<true>();
-      else
-        b.template make<true>();
-      if (!kMixes && job.rotation > 0) b.rotate(job.rotation);
+      b.template make<true>();
+      if (job.rotation > 0) b.rotate(job.rotation);
       float common;
       bool poisoned = false;  // one of the keys that share a scale
-      if (kScheme == Scheme::vectorwise && kReader == Reader::sm80 && job.k_per_token) {
+      if (kScheme == Scheme::vectorwise && job.k_per_token) {
         b.template measure_tokens<Values::made>();
         common = b.scale;
       } else {
@@ -265,9 +253,7 @@ struct Worker {
             kScheme == Scheme::paper ? job.k_tokens : kBlock);
         common = shared_scale.scale, poisoned = shared_scale.poisoned;
       }
-      if (kReader == Reader::sm90 && threadIdx.x == 0)
-        write_block_scale(b, common, poisoned);
-      else if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
+      if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
         job.tile_scale[b.row0 / kBlock].k = poisoned ? -exact_scale(common) : exact_scale(common);
       write_k_scale(b, common, b.scale != b.scale);
       if (saves_codes() && b.owns() && b.own_is_real() && (job.k_per_token || threadIdx.x == 0))
@@ -297,7 +283,7 @@ struct Worker {
       }
       return;
     }
-    if (kBackward && kReader == Reader::sm80 && !job.folds_v) {
+    if (kBackward && !job.folds_v) {
       b.write_loaded(job.v16);
       return;
     }
@@ -305,7 +291,7 @@ struct Worker {
     b.template make<true>();
     bool poisoned;
     float unit = 1.0f;
-    if (kReader == Reader::sm90 || job.folds_v) {
+    if (job.folds_v) {
       poisoned = b.measure_values();
     } else {
       const typename Block::SharedScale of_tile =
@@ -313,31 +299,8 @@ struct Worker {
       poisoned = of_tile.poisoned, unit = of_tile.scale;
     }
     if constexpr (kBackward) {
-      if (kReader == Reader::sm90 && threadIdx.x == 0 && item.left > 0)
-        note_value_scale(item.s.index, b.value_scale);
       if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
-      if constexpr (kReader == Reader::sm90) {
-        b.template write_codes<Values::made>({.rows = job.v8});
-      } else {
-        b.write_codes_16(job.v16);
-      }
-    } else if constexpr (kReader == Reader::sm90) {
-      if (threadIdx.x == 0) {
-        BlockScales& of_block = job.block_scales[b.row0 / kBlock];
-        of_block.v = b.value_scale, of_block.v_poisoned = poisoned;
-      }
-      if (b.owns()) {
-        const int64_t token = b.token0() + b.own();
-        const float share = b.value_scale == 0.0f ? 0.0f : __fdividef(b.scale, b.value_scale);
-        job.v_share[(token & ~int64_t{15}) + tile::place_of(static_cast<int>(token % 16))] =
-            share != share ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
-        if (saves_codes() && b.own_is_real())
-          job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
-      }
-      b.template write_codes<Values::made>(
-          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
-      __syncthreads();
-      b.template write_transposed<false>(job.v8t);
+      b.write_codes_16(job.v16);
     } else {
       const int mine = static_cast<int>(b.slot()) * kSteps;
       const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys

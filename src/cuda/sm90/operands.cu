@@ -1,25 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operands of these kernels.
+#include <algorithm>
+
+#include "cuda/host/tensor_map.h"
 #include "cuda/quantize/operands.cuh"
 #include "cuda/sm90/bwd/queries.h"
 #include "cuda/sm90/operands.h"
+#include "cuda/sm90/quantize/kernel.cuh"
 
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, bool kBackward, Codes kCodes>
-void run(const OperandJob& job, cudaStream_t stream) {
-  run_operands<T, D, kBackward, Scheme::vectorwise, Reader::sm90, kCodes>(job, stream);
+template <typename T, int D, bool kHalves>
+void make_codes(CodesJob& job, cudaStream_t stream) {
+  // A thread block has four pieces: one at work, two in its stages, and the next. Twice as many are
+  // handed out while a mean is made. With means further ahead K and V would leave the cache.
+  const int64_t places = int64_t{multiprocessors()} * codes::resident<D>(kHalves),
+                items = launch_prepare(job, places * 2 * (codes::kStages + 2), stream);
+  launch(codes_kernel<T, D, kHalves>, dim3(static_cast<unsigned>(std::min(items, places))),
+         codes::Shape<D>::kThreads, static_cast<int>(sizeof(codes::SharedPlan<T, D>)), job, stream,
+         Start::early);
+}
+
+template <typename T, int D>
+void make_codes(const OperandJob& operands, cudaStream_t stream) {
+  CodesJob job{};
+  static_cast<OperandJob&>(job) = operands;
+  const int64_t b = job.seq.documents == nullptr ? job.seq.count : 1;
+  job.q_mapped = token_map(job.q_map, job.q, b, job.h, job.seq.nq, D, kBlock);
+  job.k_mapped = token_map(job.k_map, job.k, b, job.hk, job.seq.nk, D, kBlock);
+  job.v_mapped = token_map(job.v_map, job.v, b, job.hk, job.seq.nk, D, kBlock);
+  job.q16 == nullptr ? make_codes<T, D, false>(job, stream) : make_codes<T, D, true>(job, stream);
 }
 
 template <typename T, int D>
 void run(const OperandJob& job, cudaStream_t stream) {
-  if (!job.backward)
-    run<T, D, false, Codes::made>(job, stream);
-  else if (job.saved.q8 == nullptr)
-    run<T, D, true, Codes::made>(job, stream);
+  if (job.backward)
+    run_operands<T, D, true, Scheme::vectorwise, Reader::sm90>(job, stream);
   else
-    run<T, D, true, Codes::read>(job, stream);
+    make_codes<T, D>(job, stream);
 }
 
 template <typename T>

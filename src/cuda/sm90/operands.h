@@ -8,7 +8,7 @@
 
 namespace sagebwd::cuda::sm90 {
 
-/// All operands of a call in one launch (quantize/operands.cuh).
+/// The operands of a forward, or those that a backward makes of saved codes.
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm90

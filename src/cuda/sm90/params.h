@@ -32,7 +32,7 @@ struct ForwardParams {
   const float* q_mean_logit;  // [h, tq]: c·q·mean(K)
   const BlockScales* scales;  // [hk, tk / kBlock]
   const __half* v_share;      // [hk, tk], in the order of tile::permuted
-  const KeyScale* k_scale;    // [hk, tk]: NaN for a poisoned key
+  const KeyScale* k_scale;    // [hk, tk]: NaN for a poisoned key; only of blocks that have one
   const float* v_mean;        // [sequences, hk, D]
   Strided o;
   bool o_chunks;  // rows of O start at multiples of 16 bytes

@@ -45,13 +45,34 @@ int mixed_heads(const Problem& p, const Plan& plan) {
   return static_cast<int>(std::min(running, p.hk * p.b));
 }
 
+/// The backward reads codes. Where the caller has saved none, it makes them first, as the forward
+/// does.
+Problem with_codes(Problem p) {
+  p.has_codes = true;
+  return p;
+}
+Problem making_codes(Problem p) {
+  p.direction = spec::Direction::forward, p.has_codes = true;
+  return p;
+}
+
+/// What such a backward has in its workspace beside the rest.
+struct CodesSpace : sm80::SharedSpace {
+  CodesSpace(const Problem& p, Arena& arena)
+      : sm80::SharedSpace(p, Plan(p), arena),
+        codes(arena.take<std::byte>(spec::codes_layout(p).bytes)) {}
+  std::byte* codes;
+};
+
 size_t workspace_of(const Problem& p) {
-  const Plan plan(p);
   Arena arena(nullptr);
-  if (p.direction == spec::Direction::forward)
-    ForwardSpace(p, plan, arena);
-  else
-    BackwardSpace(p, plan, arena);
+  if (p.direction == spec::Direction::forward) {
+    ForwardSpace(p, Plan(p), arena);
+  } else {
+    if (!p.has_codes) CodesSpace(making_codes(p), arena);
+    const Problem read = with_codes(p);
+    BackwardSpace(read, Plan(read), arena);
+  }
   return arena.used() + kDeviceAlign;
 }
 
@@ -104,12 +125,21 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
 }
 
-void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
+/// `q16`: what the codes of Q round goes there; null: unwanted.
+void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws, void* q16) {
+  const Call call(p, args, tiles_of(p));
+  OperandJob job = call.start(ws);
+  job.k_scale = nullptr, job.k8 = job.q8 = nullptr, job.q16 = q16;
+  sm90::launch_operands(job, p.dtype, call.stream);
+}
+
+void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
+                       const CodesSpace* made) {
   const Call call(p, args, tiles_of(p));
   const Plan& plan = call.plan;
-  Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
+  if (made != nullptr) make_codes(making_codes(p), args, *made, ws.q16);
   const Parts& parts = ws.parts;
   OperandJob job = call.start(ws, {ws.parts_done, parts.done_words()});
   job.backward = true;
@@ -173,13 +203,22 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   sums.dq_chunks = input(args.dq).vector;
   sums.q_row = ws.row, sums.rotation = job.rotation;
   sums.dq_sum = ws.dq_sum, sums.dq_halves = ws.dq_halves, sums.k_top = ws.k_top;
-  sums.k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean, sums.k_mean_d = d;
+  sums.k_mean = call.saved.k_mean(), sums.k_mean_d = d;
   sums.row_sum = ws.row_sum;
   sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
   sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});
+}
+
+void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
+  Arena arena(aligned(workspace));
+  if (p.has_codes) return backward_of_codes(p, args, arena, nullptr);
+  const CodesSpace made(making_codes(p), arena);
+  BackwardArgs with = args;
+  with.codes = made.codes;
+  backward_of_codes(with_codes(p), with, arena, &made);
 }
 
 }  // namespace sagebwd::cuda::sm90

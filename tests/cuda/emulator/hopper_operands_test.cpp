@@ -75,6 +75,41 @@ TEST(HopperOperands, CodesAreTheOracles) {
   }
 }
 
+// A backward without saved codes makes them, and nothing else but what the codes of Q round.
+TEST(HopperOperands, CodesAlone) {
+  for (const char* text : {"b2 h4 hk2 nq130 nk300 d64 bf16", "h2 n256 d128 f16 rotate=off"}) {
+    SCOPED_TRACE(text);
+    const DeviceCase dc(text);
+    const CaseInputs in = gpu::make_case_inputs(dc);
+    Tensors x(dc, in);
+    std::vector<std::byte> codes(codes_size(x.args), std::byte{0x7f});
+    x.args.codes = codes.data(), x.args.codes_bytes = codes.size();
+    const spec::Problem p = spec::resolve(x.args, true);
+    const sm80::Call call(p, x.args, {64, 128, 255});
+    Arena sizes(nullptr);
+    sm80::SharedSpace(p, call.plan, sizes);
+    std::vector<std::byte> memory(sizes.used() + kDeviceAlign, std::byte{0x7f});
+    Arena arena(aligned(memory.data()));
+    const sm80::SharedSpace ws(p, call.plan, arena);
+    OperandJob job = call.start(ws);
+    const auto d = static_cast<size_t>(p.d), rows = static_cast<size_t>(p.h * call.plan.tq);
+    std::vector<f16> unrounded(rows * d);
+    job.k_scale = nullptr, job.k8 = job.q8 = nullptr, job.q16 = unrounded.data();
+    sm90::launch_operands(job, p.dtype, nullptr);
+    gpu::expect_codes(codes, gpu::oracle_codes(dc, in), spec::codes_layout(p),
+                      gpu::CodesAre::rounded);
+    const auto* q8 = reinterpret_cast<const int8_t*>(codes.data());
+    const auto nq = static_cast<size_t>(p.nq), padded = rows / static_cast<size_t>(p.h * p.b);
+    for (size_t row = 0; row < rows; ++row)
+      for (size_t c = 0; c < d; ++c) {
+        const size_t token = row % padded, sequence = row / padded;
+        const float want = token < nq ? q8[(sequence * nq + token) * d + c] : 0.0f;
+        // Halves near 127 have 11 bits: what they round to may be half a step further.
+        ASSERT_LE(std::fabs(to_float(unrounded[row * d + c]) - want), token < nq ? 0.5625f : 0.0f);
+      }
+  }
+}
+
 TEST(HopperOperands, CodesOfDocuments) {
   for (const char* text : {"h2 hk1 nq700 nk650 d64 bf16", "h1 nq700 nk650 d128 f16"}) {
     DeviceCase dc(text);

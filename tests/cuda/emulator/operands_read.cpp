@@ -8,8 +8,7 @@ namespace {
 
 template <typename T, int D>
 void run(const cuda::OperandJob& job) {
-  cuda::run_operands<T, D, true, Scheme::vectorwise, cuda::Reader::sm90, cuda::Codes::read>(
-      job, nullptr);
+  cuda::run_operands<T, D, true, Scheme::vectorwise, cuda::Reader::sm90>(job, nullptr);
 }
 template <typename T>
 void run(const cuda::OperandJob& job) {

@@ -10,11 +10,11 @@
 
 namespace sagebwd::cuda::sm90 {
 
-/// Whether this serves the call. Rows of dO and O have to be aligned for vector access; nothing is
-/// packed where keys are ready, and dK takes codes.
+/// Whether this serves the call. Rows of dO and O have to be aligned for vector access, and nothing
+/// is packed where keys are ready.
 inline bool has_only_queries(const OperandJob& job) {
-  return job.backward && job.keys_are_ready && job.seq.documents == nullptr && job.q16 == nullptr &&
-         job.dout.vector && job.o.vector;
+  return job.backward && job.keys_are_ready && job.seq.documents == nullptr && job.dout.vector &&
+         job.o.vector;
 }
 
 void launch_queries(const OperandJob& job, Dtype dtype, cudaStream_t stream);

@@ -98,10 +98,11 @@ struct Consumer {
     const tile::Band band = tile::band_of(p.mask, w.s);
     const __half* share = shared.v_share[stage.place];
     const int end = min((tile + 1) * kKeys, w.s.nk);
+    const bool k_poisoned = shared.scales[stage.place].k_poisoned != 0;
     bool of_k[2] = {false, false}, of_v[2] = {false, false};
 #pragma unroll 1
     for (int key = tile * kKeys; key < end; ++key) {
-      const float scale = p.k_scale[static_cast<uint64_t>(w.keys) + key].scale;
+      const float scale = k_poisoned ? p.k_scale[static_cast<uint64_t>(w.keys) + key].scale : 0.0f;
       const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

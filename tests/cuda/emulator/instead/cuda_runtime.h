@@ -184,6 +184,10 @@ template <typename T>
 T __ldcs(const T* at) {
   return *at;
 }
+template <typename T>
+void __stcs(T* at, T x) {
+  *at = x;
+}
 /// Asks memory anew each time.
 template <typename T>
 T __ldcv(const T* at) {

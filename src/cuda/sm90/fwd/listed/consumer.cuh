@@ -91,14 +91,15 @@ struct Consumer {
 
   /// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its
   /// K holds NaN or Inf, and of O, in all channels, if its V does.
-  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share) const {
+  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share,
+                                bool k_poisoned) const {
     const Work& w = shared.work[slot()];
     const tile::Band band = tile::band_of(p.mask, w.s);
     const int end = min((tile + 1) * kHalf, w.s.nk);
     bool of_k[2] = {false, false}, of_v[2] = {false, false};
 #pragma unroll 1
     for (int key = tile * kHalf; key < end; ++key) {
-      const float scale = p.k_scale[static_cast<uint64_t>(w.keys) + key].scale;
+      const float scale = k_poisoned ? p.k_scale[static_cast<uint64_t>(w.keys) + key].scale : 0.0f;
       const int at = key % kHalf / 16 * 16 + tile::place_of(key % 16);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -179,7 +180,8 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       if ((scales[half].k_poisoned | scales[half].v_poisoned) != 0)
-        spread_poison(sums, half == 0 ? tiles.x : tiles.y, shared.v_share[now][half]);
+        spread_poison(sums, half == 0 ? tiles.x : tiles.y, shared.v_share[now][half],
+                      scales[half].k_poisoned != 0);
     stage.advance();
     if (more)
       arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);

@@ -70,10 +70,4 @@ void mma_16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulator::meet(mine, multiply<T, T, float, float>);
 }
 
-template <typename T>
-void mma_16_half_depth(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-  const uint32_t a[4] = {a0, a1, 0, 0};
-  mma_16<T>(d, a, b0, 0);
-}
-
 }  // namespace sagebwd::cuda::arch

@@ -30,6 +30,8 @@ void cp_async_wait() {
   emulator::wait_for_copies(kPending);
 }
 
+inline void shared_writes_done() {}
+
 struct MatrixLoad {
   uint32_t address;  // of one row
   uint32_t* r;       // [4]

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// A block of tokens in registers, in FP32: its product with the rotation, or with the identity
+// (matrices.cuh). Sums have an order that the hardware chooses. A token that holds NaN or Inf is
+// NaN in all channels; it has no codes anyway.
+//
+// Four lanes share the rows of a token; each has 16 neighbouring channels of every panel.
+#pragma once
+
+#include "cuda/arch/convert.cuh"
+#include "cuda/arch/scalar.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/quantize/rows.cuh"
+#include "cuda/sm90/quantize/shared.cuh"
+
+namespace sagebwd::cuda::sm90::codes {
+
+/// Which of the consumers a thread is, and what it has of a block. Asked for with every piece:
+/// kept, it would take registers that codes need.
+template <int D>
+struct Place {
+  using S = Shape<D>;
+  uint32_t thread = arch::thread_index();
+  /// Through a shuffle, so that the compiler knows that a warp agrees on it.
+  uint32_t warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);
+
+  __device__ uint32_t lane() const { return thread % 32; }
+  /// The first of the thread's rows.
+  __device__ uint32_t first_row() const {
+    return thread / 128 * (S::kTiles * 64) + thread % 128 / 32 * 16 + lane() / 4;
+  }
+  __device__ uint32_t member() const { return thread % 4; }
+  /// Row i of the thread, in the block.
+  __device__ uint32_t row(uint32_t i) const { return first_row() + i / 2 * 64 + i % 2 * 8; }
+  /// A number per token ends up in the lane that owns the token: the one of four that has the
+  /// number of the row. With two rows the other two lanes have them as well.
+  __device__ uint32_t own_row() const { return row(member() % S::kRows); }
+  __device__ bool owns() const { return member() < S::kRows; }
+  /// The lane's first channel of a panel.
+  __device__ uint32_t channel(int panel) const {
+    return static_cast<uint32_t>(panel) * 64 + member() * 16;
+  }
+};
+
+template <typename T, int D>
+struct Values {
+  using S = Shape<D>;
+  Place<D> place;
+  float x[S::kTiles][S::kPanels][32];
+
+  /// The value of row i of the thread in one of its 16 channels of a panel.
+  __device__ __forceinline__ float& at(int i, int panel, int channel) {
+    return x[i / 2][panel][channel / 2 * 4 + i % 2 * 2 + channel % 2];
+  }
+
+  /// The products. One by one: ptxas would put them in a row anyway, with more waits.
+  template <bool kRotates>
+  __device__ __forceinline__ void multiply(uint32_t stage, uint32_t matrices) {
+    const uint32_t tokens = stage + place.warpgroup * arch::places(S::kTiles * kTileBytes);
+#pragma unroll
+    for (int tile = 0; tile < S::kTiles; ++tile)
+#pragma unroll
+      for (int panel = 0; panel < S::kPanels; ++panel) {
+        float(&sums)[32] = x[tile][panel];
+        arch::wgmma_fence();
+#pragma unroll
+        for (int from = kRotates ? 0 : panel; from < (kRotates ? S::kPanels : panel + 1); ++from)
+#pragma unroll
+          for (int step = 0; step < 4; ++step) {
+            const uint64_t a = arch::operand_at<kRowBytes>(
+                               tokens, from * kPanelBytes + tile * kTileBytes + step * 32),
+                           b = arch::operand_at<kRowBytes>(
+                               matrices,
+                               (kRotates ? from : S::kPanels) * Matrices<T, D>::kBytes + step * 32);
+            const bool add = step > 0 || (kRotates && from > 0);
+            if (kRotates && from == 1 && panel == 1)
+              arch::wgmma_16_minus<T>(sums, a, b, add);
+            else
+              arch::wgmma_16<T>(sums, a, b, add);
+          }
+        arch::wgmma_commit();
+        arch::wgmma_wait<0>();
+        arch::settle(sums);
+      }
+  }
+
+  /// Calls use(panel, channel, mean of the channel and of the next three).
+  template <typename Use>
+  __device__ __forceinline__ void with_mean(const float* mean, Use use) {
+#pragma unroll
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      const auto* from = reinterpret_cast<const float4*>(mean + place.channel(panel));
+#pragma unroll
+      for (int c = 0; c < 16; c += 4) {
+        const float4 m = from[c / 4];
+        const float four[4] = {m.x, m.y, m.z, m.w};
+        use(panel, c, four);
+      }
+    }
+  }
+  __device__ __forceinline__ void subtract(const float* mean) {
+    with_mean(mean, [&](int panel, int c, const float(&m)[4]) {
+#pragma unroll
+      for (int i = 0; i < S::kRows; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) at(i, panel, c + e) -= m[e];
+    });
+  }
+  /// The dot product of the token that this lane owns with the mean.
+  __device__ __forceinline__ float dot(const float* mean) {
+    float sum[S::kRows] = {};
+    with_mean(mean, [&](int panel, int c, const float(&m)[4]) {
+#pragma unroll
+      for (int i = 0; i < S::kRows; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[i] = fmaf(at(i, panel, c + e), m[e], sum[i]);
+    });
+    return scatter_reduce<4>(sum, place.member(), [](float a, float b) { return a + b; });
+  }
+  /// The largest magnitude of the token that this lane owns. NaN stays NaN.
+  __device__ __forceinline__ float own_top() {
+    float top[S::kRows];
+#pragma unroll
+    for (int i = 0; i < S::kRows; ++i) {
+      top[i] = fabsf(at(i, 0, 0));
+#pragma unroll
+      for (int panel = 0; panel < S::kPanels; ++panel)
+#pragma unroll
+        for (int c = panel == 0 ? 1 : 0; c < 16; ++c)
+          top[i] = arch::max_nan(top[i], fabsf(at(i, panel, c)));
+    }
+    return scatter_reduce<4>(top, place.member(),
+                             [](float a, float b) { return arch::max_nan(a, b); });
+  }
+
+  /// The lane's 16 codes of a row and panel. NaN, which Inf·0 is, becomes 0.
+  __device__ __forceinline__ uint4 codes(int i, int panel, float inverse) {
+    uint32_t word[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      word[w] = arch::to_bytes<arch::Bytes::s8>(
+          __fmul_rn(at(i, panel, 4 * w), inverse), __fmul_rn(at(i, panel, 4 * w + 1), inverse),
+          __fmul_rn(at(i, panel, 4 * w + 2), inverse), __fmul_rn(at(i, panel, 4 * w + 3), inverse));
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
+  /// Writes what these round, as halves.
+  __device__ __forceinline__ void write_unrounded(__half* to, int i, int panel, float inverse) {
+#pragma unroll
+    for (int c = 0; c < 16; c += 8) {
+      alignas(16) __half2 pair[4];
+#pragma unroll
+      for (int e = 0; e < 8; e += 2)
+        pair[e / 2] = inverse == 0.0f ? __half2{}
+                                      : __floats2half2_rn(at(i, panel, c + e) * inverse,
+                                                          at(i, panel, c + e + 1) * inverse);
+      *reinterpret_cast<uint4*>(to + c) = *reinterpret_cast<const uint4*>(pair);
+    }
+  }
+};
+
+}  // namespace sagebwd::cuda::sm90::codes
