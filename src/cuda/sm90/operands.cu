@@ -10,26 +10,21 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, bool kHalves>
-void make_codes(CodesJob& job, cudaStream_t stream) {
-  // A thread block has four pieces: one at work, two in its stages, and the next. Twice as many are
-  // handed out while a mean is made. With means further ahead K and V would leave the cache.
-  const int64_t places = int64_t{multiprocessors()} * codes::resident<D>(kHalves),
-                items = launch_prepare(job, places * 2 * (codes::kStages + 2), stream);
-  launch(codes_kernel<T, D, kHalves>, dim3(static_cast<unsigned>(std::min(items, places))),
-         codes::Shape<D>::kThreads, static_cast<int>(sizeof(codes::SharedPlan<T, D>)), job, stream,
-         Start::early);
-}
-
 template <typename T, int D>
 void make_codes(const OperandJob& operands, cudaStream_t stream) {
+  using Shape = codes::Shape<D>;
   CodesJob job{};
   static_cast<OperandJob&>(job) = operands;
-  const int64_t b = job.seq.documents == nullptr ? job.seq.count : 1;
+  // A thread block has four pieces: one at work, two in its stages, and the next. Twice as many are
+  // handed out while a mean is made. With means further ahead K and V would leave the cache.
+  const int64_t places = int64_t{multiprocessors()} * Shape::kResident,
+                items = launch_prepare(job, places * 2 * (codes::kStages + 2), stream),
+                b = job.seq.documents == nullptr ? job.seq.count : 1;
   job.q_mapped = token_map(job.q_map, job.q, b, job.h, job.seq.nq, D, kBlock);
   job.k_mapped = token_map(job.k_map, job.k, b, job.hk, job.seq.nk, D, kBlock);
   job.v_mapped = token_map(job.v_map, job.v, b, job.hk, job.seq.nk, D, kBlock);
-  job.q16 == nullptr ? make_codes<T, D, false>(job, stream) : make_codes<T, D, true>(job, stream);
+  launch(codes_kernel<T, D>, dim3(static_cast<unsigned>(std::min(items, places))), Shape::kThreads,
+         static_cast<int>(sizeof(codes::SharedPlan<T, D>)), job, stream, Start::early);
 }
 
 template <typename T, int D>

@@ -12,8 +12,7 @@
 
 namespace sagebwd::cuda::sm90::codes {
 
-/// kHalves: what the codes of Q round is written, too (OperandJob::q16).
-template <typename T, int D, bool kHalves>
+template <typename T, int D>
 struct Consumer {
   using S = Shape<D>;
   using Plan = SharedPlan<T, D>;
@@ -127,16 +126,15 @@ struct Consumer {
     return {share_top(1, numerics::is_finite(top) ? top : 0.0f), true};
   }
 
-  /// Calls put(i, panel, the lane's 16 codes, their factor) for each row i of the thread.
-  /// `inverse`: the factor of the token that this lane owns; 0: its codes are 0.
+  /// Calls put(i, panel, the lane's 16 codes) for each row i of the thread. `inverse`: the factor
+  /// of the token that this lane owns; 0: its codes are 0.
   template <typename Put>
   __device__ __forceinline__ void make_codes(Block& b, float inverse, Put put) const {
 #pragma unroll
     for (int i = 0; i < S::kRows; ++i) {
       const float factor = __shfl_sync(0xffffffffu, inverse, i, 4);
 #pragma unroll
-      for (int panel = 0; panel < S::kPanels; ++panel)
-        put(i, panel, b.codes(i, panel, factor), factor);
+      for (int panel = 0; panel < S::kPanels; ++panel) put(i, panel, b.codes(i, panel, factor));
     }
   }
   /// In the second-level cache codes are the first to make room: what must stay are K and V between
@@ -153,13 +151,10 @@ struct Consumer {
     if (rows != nullptr) rows += piece().row * D + at;
     if (saved != nullptr) saved += piece().saved_row * D + at;
     const int left = piece().left - static_cast<int>(place.first_row());
-    make_codes(b, inverse, [&](int i, int panel, uint4 words, float factor) {
+    make_codes(b, inverse, [&](int i, int panel, uint4 words) {
       const int row = i / 2 * 64 + i % 2 * 8, offset = row * D + panel * 64;
       if (rows != nullptr) write_once(rows + offset, words);
       if (saved != nullptr && row < left) write_once(saved + offset, words);
-      if (kHalves && piece().kind == Kind::queries)
-        b.write_unrounded(static_cast<__half*>(job.q16) + piece().row * D + at + offset, i, panel,
-                          factor);
     });
   }
 
@@ -221,13 +216,12 @@ struct Consumer {
     static_assert(kBlock * D <= sizeof(typename Plan::Stage));
     int8_t* saved = saves() ? job.saved.v8 + piece().saved_row * D + place.channel(0) : nullptr;
     const int left = piece().left;
-    make_codes(
-        b, real ? numerics::inverse_of(scale) : 0.0f, [&](int i, int panel, uint4 words, float) {
-          const uint32_t at = place.row(i);
-          *reinterpret_cast<uint4*>(transposed + word_at<D>(at, place.channel(panel) / 4)) = words;
-          if (saved != nullptr && static_cast<int>(at) < left)
-            write_once(saved + at * D + panel * 64, words);
-        });
+    make_codes(b, real ? numerics::inverse_of(scale) : 0.0f, [&](int i, int panel, uint4 words) {
+      const uint32_t at = place.row(i);
+      *reinterpret_cast<uint4*>(transposed + word_at<D>(at, place.channel(panel) / 4)) = words;
+      if (saved != nullptr && static_cast<int>(at) < left)
+        write_once(saved + at * D + panel * 64, words);
+    });
     if (job.v8t != nullptr) {
       meet<D>();
       write_transposed<D, false>(job.v8t, piece().row, transposed, arch::thread_index());
@@ -263,6 +257,20 @@ struct Consumer {
       }
     }
     write_codes(b, inverse, job.q8, saves() ? job.saved.q8 : nullptr);
+    if (job.q16 != nullptr) write_unrounded(b, inverse);
+  }
+
+  /// Writes what the codes of Q round, as halves.
+  __device__ void write_unrounded(Block& b, float inverse) const {
+    auto* to = static_cast<__half*>(job.q16) + (piece().row + b.place.first_row()) * D +
+               b.place.channel(0);
+#pragma unroll
+    for (int i = 0; i < S::kRows; ++i) {
+      const float factor = __shfl_sync(0xffffffffu, inverse, i, 4);
+#pragma unroll
+      for (int panel = 0; panel < S::kPanels; ++panel)
+        b.write_unrounded(to + (i / 2 * 64 + i % 2 * 8) * D + panel * 64, i, panel, factor);
+    }
   }
 };
 

@@ -15,8 +15,8 @@
 
 namespace sagebwd::cuda::sm90 {
 
-template <typename T, int D, bool kHalves>
-__global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::resident<D>(kHalves))
+template <typename T, int D>
+__global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::Shape<D>::kResident)
     codes_kernel(const __grid_constant__ CodesJob job) {
   using namespace codes;
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::resident<D>(
   if (threadIdx.x >= Shape<D>::kConsumers)
     Producer<T, D>{job, shared, threadIdx.x % 32}.run();
   else
-    Consumer<T, D, kHalves>{job, shared, place}.run();
+    Consumer<T, D>{job, shared, place}.run();
 }
 
 }  // namespace sagebwd::cuda::sm90

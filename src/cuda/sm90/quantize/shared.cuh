@@ -26,12 +26,6 @@ struct Shape {
   static constexpr int kResident = D == 128 ? 2 : 4;        // thread blocks on a multiprocessor
 };
 
-/// With halves of Q there are fewer: they take registers.
-template <int D>
-constexpr int resident(bool halves) {
-  return Shape<D>::kResident - (halves ? 1 : 0);
-}
-
 /// Tokens as they arrive: rows of 64 channels have 128 bytes and are swizzled. Further channels are
 /// a panel of their own.
 inline constexpr int kRowBytes = 128, kPanelBytes = kBlock * kRowBytes, kTileBytes = 64 * kRowBytes;
