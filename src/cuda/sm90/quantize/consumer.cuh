@@ -34,6 +34,9 @@ struct Consumer {
   __device__ void wait() const {
     arch::barrier_wait(arch::shared_address(&shared.full[stage.place]), stage.parity);
   }
+  __device__ void wait_for_mean() const {
+    arch::barrier_wait(arch::shared_address(&shared.mean_full[slot.place]), slot.parity);
+  }
   /// The stage may be filled again.
   __device__ void release() const {
     __syncwarp();
@@ -58,7 +61,7 @@ struct Consumer {
       else
         b.template multiply<false>(stage_place(), matrices);
       if (kind != Kind::values) release();
-      arch::barrier_wait(arch::shared_address(&shared.mean_full[slot.place]), slot.parity);
+      wait_for_mean();
       if (kind == Kind::keys)
         keys(b);
       else if (kind == Kind::values)
@@ -78,6 +81,7 @@ struct Consumer {
       release();
       mean.add(few);
       if (piece().run_ends) mean.finish_run(piece());
+      wait_for_mean();  // it needs none, but every phase of a barrier is waited for
       if (!piece().goes_on) return;
       advance();
       wait();
