@@ -20,7 +20,7 @@ from . import _library
 
 _library.load()
 
-from . import flops  # noqa: E402
+from . import fakes, flops  # noqa: E402, F401
 from .attention import Support, attention, attention_varlen, is_supported  # noqa: E402
 from .block_lists import BlockLists  # noqa: E402
 from .drop_ins import (  # noqa: E402

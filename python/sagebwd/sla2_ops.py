@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import ops
+from . import fakes, ops
 from .ops import _bwd_backward, _call, _no_vmap, _refuse_transforms, _translated
 
 _ops = torch.ops.sagebwd
@@ -206,8 +206,8 @@ for _device in ("CPU", "CUDA"):
 
 
 def _check(q, k, v, alpha, options):
-    ops._check_shapes(q, k, v, options.sparse())
-    ops._check_lists(q, options.excluded_index, options.excluded_count)
+    fakes.check_shapes(q, k, v, options.sparse())
+    fakes.check_lists(q, options.excluded_index, options.excluded_count)
     block = options.alpha_block
     rows = (q.shape[2] + block - 1) // block
     if (

@@ -106,6 +106,25 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
         }
 }
 
+// Nothing but NaN, or NaN beside zeros: blocks of V whose largest finite magnitude is zero.
+TEST(GpuHazards, NanAmongZeros) {
+  NEED_DEVICE();
+  for (const char* text : {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64"})
+    for (bool zeros : {false, true}) {
+      SCOPED_TRACE(std::string(text) + (zeros ? " zeros" : ""));
+      const DeviceCase dc(text);
+      CaseInputs in = make_case_inputs(dc);
+      const auto d = static_cast<size_t>(dc.c.d), last = static_cast<size_t>(dc.c.nk - 1) * d;
+      std::fill(in.x.v.begin(), in.x.v.end(), zeros ? 0.0f : NAN);
+      in.x.v[last] = NAN;  // of the first head; every query sees it
+      const Results gpu = run_on_device(dc, in);
+      for (size_t i = 0; i < static_cast<size_t>(dc.c.nq) * d; ++i)
+        if (!zeros || i % d == 0 || works_in_halves(dc)) {
+          ASSERT_TRUE(std::isnan(gpu.o[i])) << i;
+        }
+    }
+}
+
 TEST(GpuHazards, ZerosStayZeros) {
   NEED_DEVICE();
   for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128 paper"})

@@ -198,7 +198,10 @@ def mask(
                 "sagebwd: padding between tokens of one row cannot be combined with a sliding "
                 "window; pad on one side, or use the 'sdpa' implementation")  # fmt: skip
     pattern = Pattern(shape, kind.causal, kind.window, visible, first)
-    chunks = None if kind.chunk is None else _chunks(kind, kv_length, kv_offset)
+    chunks = None
+    if kind.chunk is not None:
+        slots = torch.arange(kv_length, device=kind.left_padding.device) + kv_offset
+        chunks = _chunks(kind, slots)
     if kind.packed is not None:
         if packed is False and _readable(kind.packed):
             raise ValueError(
@@ -210,6 +213,8 @@ def mask(
             room, begin = room_for(batch_size, q_length, packed), starts(kind.packed)
             if chunks is None:
                 return pattern.split(begin, room)
+            if kind.positions is not None:
+                chunks = _chunks(kind, kind.positions)
             room = min(batch_size * q_length, room + batch_size * (kv_length // kind.chunk + 1))
             return pattern.split(begin | starts(chunks), room)
     return pattern if chunks is None else _within(pattern, chunks, kind, kv_offset)
@@ -220,7 +225,7 @@ class _Kind:
 
     def __init__(self, function):
         self.causal, self.window = False, (-1, -1)
-        self.chunk = self.left_padding = self.packed = None
+        self.chunk = self.left_padding = self.packed = self.positions = None
         for name, leaf in _leaves(function):
             if name == "causal_mask_function":
                 self.causal = True
@@ -233,6 +238,8 @@ class _Kind:
                 self.window = (_captured(leaf, "sliding_window"),) * 2
             elif name.startswith("packed_sequence_mask_function."):
                 self.packed = _captured(leaf, "packed_sequence_mask")
+            elif name.startswith("remap_positions_for_packed_sequence."):
+                self.positions = _captured(leaf, "position_ids")
             elif name.startswith("chunked_overlay."):
                 self.chunk = _captured(leaf, "chunk_size")
                 self.left_padding = _captured(leaf, "left_padding")
@@ -245,6 +252,10 @@ class _Kind:
 def _leaves(function):
     """[(name, function)] of the functions that a mask function is an intersection of."""
     name = function.__qualname__
+    if name.startswith("remap_positions_for_packed_sequence."):
+        # The rest counts positions from the start of each document (transformers 5.23). Causality
+        # and windows are the same within a document either way; chunks are not.
+        return [(name, function), *_leaves(_captured(function, "mask_function"))]
     if name.startswith("and_masks."):
         return [leaf for part in _captured(function, "mask_functions") for leaf in _leaves(part)]
     if name.startswith("or_masks."):
@@ -293,10 +304,9 @@ def _seen(visible, first, shape, device):
     return written if visible is None else visible & written
 
 
-def _chunks(kind, kv_length, kv_offset):
+def _chunks(kind, positions):
     """Number of each key's chunk, [b, kv]. They are counted from the first real token."""
-    slots = torch.arange(kv_length, device=kind.left_padding.device) + kv_offset
-    return (slots - kind.left_padding[:, None]).div(kind.chunk, rounding_mode="floor") + 1
+    return (positions - kind.left_padding[:, None]).div(kind.chunk, rounding_mode="floor") + 1
 
 
 def _within(pattern, chunks, kind, kv_offset):

@@ -20,8 +20,8 @@ CUtensorMap panel_matrix(const void* data, int64_t rows, int columns, int box_ro
 
 /// Tokens of one of the caller's tensors, [b, h, n, d] of 16-bit numbers with d 64 or 128. A copy
 /// takes `box_tokens` tokens of a head in panels of 64 channels, swizzled over 128 bytes. Returns
-/// false where no map can describe the tensor: rows that are not aligned, or one for several
-/// tokens, heads or batches.
+/// false where no map can describe the tensor: rows that are not aligned, or strides that are zero,
+/// negative or too large.
 bool token_map(CUtensorMap& map, const Strided& x, int64_t b, int64_t h, int64_t n, int d,
                int box_tokens);
 

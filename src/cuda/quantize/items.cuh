@@ -8,9 +8,9 @@
 // A thread block asks for the rows of a piece while it works on the piece before it. Means and
 // codes both read K and V. With this order K and V are still in the second-level cache when their
 // codes are made, and codes rarely wait for their mean: where many pieces are under way at the same
-// time, means are further ahead. A piece waits only for pieces that were
-// handed out before it, and a thread block works on its pieces in that order. So the oldest piece
-// that is not done waits for nothing, and there is no deadlock.
+// time, means are further ahead. A piece waits only for pieces that were handed out before it, and
+// a thread block works on its pieces in that order. So the oldest piece that is not done waits for
+// nothing, and there is no deadlock.
 //
 // To find out where a piece lies takes one thread longer than 256 take for the piece. So a kernel
 // before this one writes a table of all pieces (prepare.cu).

@@ -47,7 +47,9 @@ using LongSum = std::conditional_t<arch::kTarget / 10 == 90, DoubleSum, PairSum>
 
 /// The runs of a sequence.
 struct Runs {
-  int first_block, first_span, count;  // first_span: the block that it starts with
+  int first_block;  // of the sequence
+  int first_span;   // the first block of the span that holds it
+  int count;
   __device__ Runs(const tile::Sequence& s, bool packed)
       : first_block(static_cast<int>(s.k_pad / kBlock)),
         first_span(packed ? first_block / kMeanBlocks * kMeanBlocks : first_block),
@@ -58,7 +60,7 @@ struct Runs {
 };
 
 /// Waits for a mean, eight channels of every 32. This ends: the pieces of work that make the mean
-/// were handed out earlier, to thread blocks that are running and wait for nothing.
+/// were handed out earlier (items.cuh).
 template <int kParts>
 __device__ __forceinline__ void wait_for_mean(float (&mean)[kParts][8], const float* from) {
   while (true) {

@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 
 }  // namespace
 
-int64_t launch_prepare(OperandJob& job, int64_t under_way, cudaStream_t stream) {
+int64_t launch_prepare(OperandJob& job, int64_t ahead, cudaStream_t stream) {
   const Counts n(job);
   const int each = n.means + n.codes;
   job.lead =
-      static_cast<int>(std::min(each > 0 ? (under_way + each - 1) / each : int64_t{0}, n.portions));
+      static_cast<int>(std::min(each > 0 ? (ahead + each - 1) / each : int64_t{0}, n.portions));
   job.by_pieces = Divisor(each), job.by_means = Divisor(n.means), job.by_codes = Divisor(n.codes);
   job.by_hk = Divisor(job.hk), job.by_q_blocks = Divisor(n.q_blocks);
   job.q_blocks_each = Divisor(job.seq.q_blocks), job.k_blocks_each = Divisor(job.seq.k_blocks);

@@ -100,7 +100,7 @@ struct OperandJob {
   MeanJob k_mean;
   int8_t* k8 = nullptr;   // [hk, tk, D]
   int8_t* k8t = nullptr;  // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
-  KeyScale* k_scale;      // [hk, tk]
+  KeyScale* k_scale;      // [hk, tk]; for sm90 only of blocks with a poisoned key
 
   Strided v;
   MeanJob v_mean;
@@ -141,7 +141,8 @@ struct OperandJob {
   Strided o, dout;
   StridedStats lse, dlse;   // dlse.data null: none
   int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
-  void* q16 = nullptr;      // of sm90, [h, tq, D]: in place of q8t, halves of what codes round
+  void* q16 = nullptr;      // of sm90, [h, tq, D]: in place of q8t, halves of what codes round,
+                            // written with the codes
   void* do16 = nullptr;     // [h, tq, D]
   QueryRow* row;            // [h, tq]
   QueryExponent* exponent;  // [h, tq]
@@ -151,8 +152,8 @@ struct OperandJob {
 };
 
 /// What the operand kernel needs: zeros, and its pieces of work. Tells the job how many those are,
-/// and returns it. `under_way`: pieces that are handed out and not done, at most.
-int64_t launch_prepare(OperandJob& job, int64_t under_way, cudaStream_t stream);
+/// and returns it. `ahead`: how many pieces a mean is ahead of the first codes that need it.
+int64_t launch_prepare(OperandJob& job, int64_t ahead, cudaStream_t stream);
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 

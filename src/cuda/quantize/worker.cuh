@@ -61,7 +61,7 @@ struct Worker {
                  item.head * tokens + static_cast<int64_t>(item.block) * kBlock);
   }
 
-  /// Codes come with their means.
+  /// Saved codes come with their means, so sm90 makes none here.
   __device__ static bool is_mean(Kind kind) {
     return kReader == Reader::sm80 && (kind == Kind::k_mean || kind == Kind::v_mean);
   }

@@ -15,7 +15,7 @@ void make_codes(const OperandJob& operands, cudaStream_t stream) {
   using Shape = codes::Shape<D>;
   CodesJob job{};
   static_cast<OperandJob&>(job) = operands;
-  // A thread block has four pieces: one at work, two in its stages, and the next. Twice as many are
+  // A thread block has a piece at work, two in its stages, and knows the next. Twice as many are
   // handed out while a mean is made. With means further ahead K and V would leave the cache.
   const int64_t places = int64_t{multiprocessors()} * Shape::kResident,
                 items = launch_prepare(job, places * 2 * (codes::kStages + 2), stream),

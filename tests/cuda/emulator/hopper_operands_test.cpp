@@ -3,6 +3,9 @@
 // forward would save, against those of the recipe oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/half.h"
 #include "codes_parity.h"
 #include "cuda/host/arena.h"
@@ -44,24 +47,53 @@ struct Tensors {
   }
 };
 
+/// A call that saves codes, before its first kernel.
+template <typename Space>
+struct SavingCall {
+  SavingCall(const DeviceCase& dc, const CaseInputs& in)
+      : x(dc, in),
+        codes(codes_size(x.args), std::byte{0x7f}),
+        p(resolve(x.args, codes)),
+        call(p, x.args, {64, 128, 255}),
+        memory(size_of(p, call.plan), std::byte{0x7f}),
+        arena(aligned(memory.data())),
+        ws(p, call.plan, arena) {}
+
+  static spec::Problem resolve(ForwardArgs& args, std::vector<std::byte>& codes) {
+    args.codes = codes.data(), args.codes_bytes = codes.size();
+    return spec::resolve(args, true);
+  }
+  static size_t size_of(const spec::Problem& p, const sm80::Plan& plan) {
+    Arena sizes(nullptr);
+    Space(p, plan, sizes);
+    return sizes.used() + kDeviceAlign;
+  }
+  void expect_oracle_codes(const DeviceCase& dc, const CaseInputs& in) const {
+    gpu::expect_codes(codes, gpu::oracle_codes(dc, in), spec::codes_layout(p),
+                      gpu::CodesAre::rounded);
+  }
+
+  Tensors x;
+  std::vector<std::byte> codes;
+  spec::Problem p;
+  sm80::Call call;
+  std::vector<std::byte> memory;
+  Arena arena;
+  Space ws;
+};
+
+void make_operands(const SavingCall<ForwardSpace>& c) {
+  OperandJob job = c.call.start(c.ws);
+  job.v8t = c.ws.v8t, job.v_share = c.ws.v_share, job.block_scales = c.ws.block_scales;
+  job.logit_factor = c.ws.logit_factor, job.mean_logit = c.ws.mean_logit;
+  sm90::launch_operands(job, c.p.dtype, nullptr);
+}
+
 void expect_parity(const DeviceCase& dc, const CaseInputs& in) {
   SCOPED_TRACE(dc.c.to_string());
-  Tensors x(dc, in);
-  std::vector<std::byte> codes(codes_size(x.args), std::byte{0x7f});
-  x.args.codes = codes.data(), x.args.codes_bytes = codes.size();
-  const spec::Problem p = spec::resolve(x.args, true);
-  const sm80::Call call(p, x.args, {64, 128, 255});
-  Arena sizes(nullptr);
-  ForwardSpace(p, call.plan, sizes);
-  std::vector<std::byte> memory(sizes.used() + kDeviceAlign, std::byte{0x7f});
-  Arena arena(aligned(memory.data()));
-  const ForwardSpace ws(p, call.plan, arena);
-  OperandJob job = call.start(ws);
-  job.v8t = ws.v8t, job.v_share = ws.v_share, job.block_scales = ws.block_scales;
-  job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
-  sm90::launch_operands(job, p.dtype, nullptr);
-  gpu::expect_codes(codes, gpu::oracle_codes(dc, in), spec::codes_layout(p),
-                    gpu::CodesAre::rounded);
+  const SavingCall<ForwardSpace> c(dc, in);
+  make_operands(c);
+  c.expect_oracle_codes(dc, in);
 }
 
 TEST(HopperOperands, CodesAreTheOracles) {
@@ -81,33 +113,44 @@ TEST(HopperOperands, CodesAlone) {
     SCOPED_TRACE(text);
     const DeviceCase dc(text);
     const CaseInputs in = gpu::make_case_inputs(dc);
-    Tensors x(dc, in);
-    std::vector<std::byte> codes(codes_size(x.args), std::byte{0x7f});
-    x.args.codes = codes.data(), x.args.codes_bytes = codes.size();
-    const spec::Problem p = spec::resolve(x.args, true);
-    const sm80::Call call(p, x.args, {64, 128, 255});
-    Arena sizes(nullptr);
-    sm80::SharedSpace(p, call.plan, sizes);
-    std::vector<std::byte> memory(sizes.used() + kDeviceAlign, std::byte{0x7f});
-    Arena arena(aligned(memory.data()));
-    const sm80::SharedSpace ws(p, call.plan, arena);
-    OperandJob job = call.start(ws);
-    const auto d = static_cast<size_t>(p.d), rows = static_cast<size_t>(p.h * call.plan.tq);
+    const SavingCall<sm80::SharedSpace> c(dc, in);
+    const spec::Problem& p = c.p;
+    OperandJob job = c.call.start(c.ws);
+    const auto d = static_cast<size_t>(p.d), rows = static_cast<size_t>(p.h * c.call.plan.tq);
     std::vector<f16> unrounded(rows * d);
     job.k_scale = nullptr, job.k8 = job.q8 = nullptr, job.q16 = unrounded.data();
     sm90::launch_operands(job, p.dtype, nullptr);
-    gpu::expect_codes(codes, gpu::oracle_codes(dc, in), spec::codes_layout(p),
-                      gpu::CodesAre::rounded);
-    const auto* q8 = reinterpret_cast<const int8_t*>(codes.data());
+    c.expect_oracle_codes(dc, in);
+    const auto* q8 = reinterpret_cast<const int8_t*>(c.codes.data());
     const auto nq = static_cast<size_t>(p.nq), padded = rows / static_cast<size_t>(p.h * p.b);
     for (size_t row = 0; row < rows; ++row)
-      for (size_t c = 0; c < d; ++c) {
+      for (size_t i = 0; i < d; ++i) {
         const size_t token = row % padded, sequence = row / padded;
-        const float want = token < nq ? q8[(sequence * nq + token) * d + c] : 0.0f;
-        // Halves near 127 have 11 bits: what they round to may be half a step further.
-        ASSERT_LE(std::fabs(to_float(unrounded[row * d + c]) - want), token < nq ? 0.5625f : 0.0f);
+        const float want = token < nq ? q8[(sequence * nq + token) * d + i] : 0.0f;
+        // Halves near 127 have 11 bits, so a number may lie a little further from its code.
+        ASSERT_LE(std::fabs(to_float(unrounded[row * d + i]) - want), token < nq ? 0.5625f : 0.0f);
       }
   }
+}
+
+// The forward looks for poison of V in the shares, also where all other tokens are zero.
+TEST(HopperOperands, PoisonAmongZeros) {
+  const DeviceCase dc("h1 nq64 nk300 d64 bf16");
+  CaseInputs in = gpu::make_case_inputs(dc);
+  std::fill(in.x.v.begin(), in.x.v.end(), 0.0f);
+  const size_t bad = 150;
+  in.x.v[bad * 64 + 5] = NAN;
+  std::fill(in.x.v.begin() + 256 * 64, in.x.v.end(), NAN);  // the last block
+  const SavingCall<ForwardSpace> c(dc, in);
+  make_operands(c);
+  // Within 16 tokens shares have an order of their own.
+  for (size_t first = 0; first < 288; first += 16) {
+    const auto* share = c.ws.v_share + first;
+    const auto poisoned = std::count(share, share + 16, kPoisonedShare);
+    EXPECT_EQ(poisoned, first >= 256 ? 16 : first == bad / 16 * 16 ? 1 : 0) << first;
+  }
+  for (size_t block = 0; block < 3; ++block)
+    EXPECT_EQ(c.ws.block_scales[block].v_poisoned != 0, block > 0) << block;
 }
 
 TEST(HopperOperands, CodesOfDocuments) {

@@ -22,6 +22,8 @@ void run(const QueryJob& job, cudaStream_t stream) {
   job.padded_d == 64 ? run<T, 64>(job, stream) : run<T, 128>(job, stream);
 }
 
+/// Not early: neither this kernel nor what the next one reads before it waits may be ahead of the
+/// kernel that makes codes.
 void launch_tops(const OperandJob& job, cudaStream_t stream) {
   int64_t words = 0;
   for (const Zeros::Piece& piece : job.zeros.piece) words = std::max(words, piece.words);

@@ -210,8 +210,9 @@ struct Consumer {
       if (job.v_share != nullptr) {
         const int64_t token = piece().row + row;
         const float share = most == 0.0f ? 0.0f : __fdividef(scale, most);
+        // Poison shows in the scale: the share has none where all other tokens are zero.
         job.v_share[(token & ~int64_t{15}) + tile::place_of(static_cast<int>(token % 16))] =
-            share != share ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
+            scale != scale ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
       }
       if (saves() && real) job.saved.v_scale[piece().saved_row + row] = scale;
     }

@@ -19,6 +19,8 @@ template <typename T, int D>
 __global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::Shape<D>::kResident)
     codes_kernel(const __grid_constant__ CodesJob job) {
   using namespace codes;
+  static_assert(arch::shared_memory_for(sizeof(SharedPlan<T, D>), Shape<D>::kResident) <=
+                arch::shared_memory_of(900));
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<SharedPlan<T, D>*>(memory);
   const uint32_t place = __shfl_sync(0xffffffffu, arch::place_of(arch::shared_address(memory)), 0);

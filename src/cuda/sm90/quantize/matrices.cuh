@@ -58,9 +58,9 @@ struct Matrices {
   }
 };
 
-/// Each of 16 rows takes eight tokens of a block: it has ones for these, and zeros for the others,
-/// which change no sum. A product has 64 rows; the others are whatever lies behind these, and
-/// nobody looks at their sums.
+/// Each of 16 rows takes eight tokens of a block: it has ones for these, and zeros for the others.
+/// Zeros change no sum, but NaN and Inf spoil those of all rows, which shows. A product has 64
+/// rows; the others are whatever lies behind these, and nobody looks at their sums.
 template <typename T>
 struct TokenRows {
   static constexpr int kBytes = 16 * 128;  // of 64 tokens

@@ -69,7 +69,7 @@ struct RunMean {
   }
 
   /// Writes the sums of the run that ends with this piece. The warp that finishes the last run of a
-  /// sequence makes its mean. Nobody waits for it.
+  /// sequence makes its mean. No other warp of the thread block waits for that.
   __device__ void finish_run(const Piece& piece) {
     if (!adds()) return;
     const bool of_k = piece.kind == Kind::k_mean;

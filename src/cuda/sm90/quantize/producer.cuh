@@ -166,8 +166,8 @@ struct Producer {
   }
 
   /// The mean of the piece before, that of K as it was rotated; zero if there is none. Waits until
-  /// it is there. This ends: the pieces of work that make the mean were handed out earlier, and
-  /// whoever has them waits for nothing.
+  /// it is there. This ends: the pieces of work that make the mean were handed out earlier
+  /// (quantize/items.cuh).
   __device__ void bring_mean() {
     if (!owes_mean) return;
     const int before = (slot.place + kSlots - 1) % kSlots;

@@ -31,8 +31,8 @@ struct Shape {
 inline constexpr int kRowBytes = 128, kPanelBytes = kBlock * kRowBytes, kTileBytes = 64 * kRowBytes;
 
 inline constexpr int kStages = 2;  // blocks of tokens that are here or on their way
-/// Descriptions of pieces live longer than the tokens: a consumer may still read one while the
-/// tokens of the next two are in the stages, and that of the third is written.
+/// Descriptions of pieces live longer than the tokens: a consumer may still read one while the next
+/// two are in the stages.
 inline constexpr int kSlots = kStages + 2;
 
 /// What consumers do next: codes of a block of tokens, or its part of a mean.
@@ -71,9 +71,6 @@ struct SharedPlan {
   // Full: a piece is described, and its tokens have arrived. Empty: the tokens have been read.
   alignas(8) uint64_t full[kStages], empty[kStages];
   uint64_t mean_full[kSlots];
-
-  static_assert(arch::shared_memory_for(sizeof(Stage) * kStages + sizeof(matrices) + (6 << 10),
-                                        S::kResident) <= arch::shared_memory_of(900));
 };
 
 template <typename Plan>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A block of tokens in registers, in FP32: its product with the rotation, or with the identity
-// (matrices.cuh). Sums have an order that the hardware chooses. A token that holds NaN or Inf is
-// NaN in all channels; it has no codes anyway.
+// (matrices.cuh). Sums have an order that the hardware chooses. A token that holds NaN or Inf may
+// have them in more channels than before; its codes are 0 anyway.
 //
 // Four lanes share the rows of a token; each has 16 neighbouring channels of every panel.
 #pragma once
