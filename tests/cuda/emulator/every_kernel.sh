@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs a test program of the emulator, and fails when a tuned kernel in it has not run. A kernel that another target runs
-# is there without code (arch::runs_here): a return and nothing else. The operand kernels of sm90 have tests of their own.
+# is there without code (arch::runs_here): a return and nothing else. The operand kernel as sm90 runs it has tests of its own.
 #   every_kernel.sh MEMORY PROGRAM ARGUMENTS...   MEMORY: of the GPUs to run on, "0 102400" (0: what the target has)
 set -euo pipefail
 gpus=$1

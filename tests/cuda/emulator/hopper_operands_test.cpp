@@ -96,16 +96,20 @@ void expect_parity(const DeviceCase& dc, const CaseInputs& in) {
   c.expect_oracle_codes(dc, in);
 }
 
-TEST(HopperOperands, CodesAreTheOracles) {
-  for (const char* text :
-       {"b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16", "h2 hk1 nq140 nk300 d128 bf16",
-        "h1 nq300 nk140 d64 f16", "b3 h1 nq64 nk300 d128 bf16", "h1 nq64 nk1300 d128 f16",
-        "h2 n256 d128 bf16 rotate=off", "h2 n256 d64 f16 smooth_k=off smooth_v=off"}) {
-    DeviceCase dc(text);
-    dc.kind = trace::InputKind::offset;  // means that matter
-    expect_parity(dc, gpu::make_case_inputs(dc));
-  }
+class HopperCodes : public testing::TestWithParam<const char*> {};
+
+TEST_P(HopperCodes, AreTheOracles) {
+  DeviceCase dc(GetParam());
+  dc.kind = trace::InputKind::offset;  // means that matter
+  expect_parity(dc, gpu::make_case_inputs(dc));
 }
+
+INSTANTIATE_TEST_SUITE_P(Every, HopperCodes,
+                         testing::Values("b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16",
+                                         "h2 hk1 nq140 nk300 d128 bf16", "h1 nq300 nk140 d64 f16",
+                                         "b3 h1 nq64 nk300 d128 bf16", "h1 nq64 nk1300 d128 f16",
+                                         "h2 n256 d128 bf16 rotate=off",
+                                         "h2 n256 d64 f16 smooth_k=off smooth_v=off"));
 
 // A backward without saved codes makes them, and nothing else but what the codes of Q round.
 TEST(HopperOperands, CodesAlone) {
