@@ -180,7 +180,7 @@ struct Consumer {
       if (saves() && real)
         job.saved.k_scale[piece().head * job.saved.key_blocks + piece().block] = common;
     }
-    // The forward looks at keys of their own only where one is poisoned.
+    // The forward reads scales of single keys only in blocks that have a poisoned one.
     if (of.poisoned && job.k_scale != nullptr && place.owns())
       job.k_scale[piece().row + row] = {poisoned ? __int_as_float(0x7fffffff) : exact,
                                         -tile::kMagicFloat * exact};
