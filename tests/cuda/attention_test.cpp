@@ -225,6 +225,16 @@ TEST(GpuParity, Placements) {
   }
 }
 
+TEST(GpuParity, ExpandedInputs) {
+  NEED_DEVICE();
+  for (const char* text : {"b3 h4 hk4 nq200 nk300 d64 causal bshd", "b3 h4 hk2 n200 d128"})
+    for (const Placement placement : {Placement::one_head, Placement::one_batch}) {
+      DeviceCase dc(text);
+      dc.placement = placement;
+      expect_parity(dc);
+    }
+}
+
 TEST(GpuParity, Documents) {
   NEED_DEVICE();
   for (const char* text : {"h2 nq700 nk650 d64 causal", "h4 hk2 nq700 nk650 d128",

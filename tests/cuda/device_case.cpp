@@ -121,7 +121,10 @@ struct Input {
   Placed host;
   Memory device;
   Input(const DeviceCase& dc, int64_t heads, int64_t n, const std::vector<float>& x)
-      : host(filled(dc, heads, n, x)), device(host.bytes.data(), host.bytes.size()) {}
+      : host(filled(dc, heads, n, x)), device(host.bytes.data(), host.bytes.size()) {
+    if (dc.placement == Placement::one_head) host.view.stride[1] = 0;
+    if (dc.placement == Placement::one_batch) host.view.stride[0] = 0;
+  }
   TensorView view() const { return host.on(device); }
   static Placed filled(const DeviceCase& dc, int64_t heads, int64_t n,
                        const std::vector<float>& x) {
@@ -192,6 +195,17 @@ std::vector<float> o_of_all(const DeviceCase& dc, std::vector<float> o) {
   return o;
 }
 
+/// Makes all heads, or all batches, equal to the first, as the case's placement has them.
+void repeat(const DeviceCase& dc, int64_t heads, std::vector<float>& x) {
+  if (dc.placement != Placement::one_head && dc.placement != Placement::one_batch) return;
+  const bool of_heads = dc.placement == Placement::one_head;
+  const size_t batch = x.size() / static_cast<size_t>(dc.c.b),
+               whole = of_heads ? batch : x.size(),
+               part = of_heads ? batch / static_cast<size_t>(heads) : batch;
+  for (size_t i = 0; i < x.size(); ++i)
+    if (i % whole >= part) x[i] = x[i - part];
+}
+
 bool is_bad(float x) { return !std::isfinite(x); }
 
 }  // namespace
@@ -208,6 +222,8 @@ CaseInputs make_case_inputs(const DeviceCase& dc) {
   if (dc.dlse)
     for (int64_t i = 0; i < dc.c.b * dc.c.h * dc.c.nq; ++i)
       in.dlse.push_back(unit_float(hash64({dc.c.seed, 77, static_cast<uint64_t>(i)})) - 0.5f);
+  repeat(dc, dc.c.h, in.x.q), repeat(dc, dc.c.h, in.x.dout);
+  repeat(dc, dc.c.hk, in.x.k), repeat(dc, dc.c.hk, in.x.v);
   in.lists = trace::make_lists(dc.c, in.x, documents_of(dc));
   return in;
 }

@@ -25,6 +25,9 @@ const char* no_device();
 enum class Placement {
   plain,  // the case's layout, contiguous
   gaps,   // gaps between tokens, heads and batches, and a start aligned to one element only
+  // Inputs that are expanded: their heads, or their batches, are the same memory.
+  one_head,
+  one_batch,
 };
 
 /// The tuned implementation that tests look at: that of SAGEBWD_TEST_IMPL, or cuda-sm80. What

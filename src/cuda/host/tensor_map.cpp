@@ -66,6 +66,8 @@ bool token_map(CUtensorMap& map, const Strided& x, int64_t b, int64_t h, int64_t
                int box_tokens) {
   constexpr cuuint32_t kPanel = 64;  // channels
   constexpr int64_t kEnd = int64_t{1} << 39;
+  if (x.head == 0) h = 1;
+  if (x.batch == 0) b = 1;
   const auto fits = [](int64_t size, int64_t stride) {
     return size == 1 || (stride > 0 && stride < kEnd);
   };

@@ -131,13 +131,15 @@ struct Producer {
     const bool mapped = queries ? job.q_mapped : of_k ? job.k_mapped : job.v_mapped;
     if (!mapped || lane != 0) return mapped;
     const CUtensorMap& map = queries ? job.q_map : of_k ? job.k_map : job.v_map;
+    const Strided& x = queries ? job.q : of_k ? job.k : job.v;
     const int64_t token = (queries ? piece.s.q_begin : piece.s.k_begin) + piece.first;
+    const int head = x.head == 0 ? 0 : piece.head,
+              batch = x.batch == 0 ? 0 : static_cast<int>(piece.s.batch);
     const arch::Keep keep = piece.kind == Kind::k_mean || piece.kind == Kind::v_mean
                                 ? arch::Keep::most
                                 : arch::Keep::least;
     arch::copy_tokens(arch::shared_address(&shared.stage[stage.place]), map,
-                      static_cast<int>(token), piece.head, static_cast<int>(piece.s.batch), full,
-                      keep);
+                      static_cast<int>(token), head, batch, full, keep);
     return true;
   }
 
