@@ -102,6 +102,8 @@ class Recipe:
         _dithered(self.rounding)
         for key, (low, high, expected) in _INTEGERS.items():
             value = arguments.integer(f"recipe {key}", getattr(self, key), low, high, expected)
+            if key.startswith("tile_") and value % 64:
+                raise ValueError(f"recipe {key}: expected {expected}, got {value}")
             object.__setattr__(self, key, value)
         for key in ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token", "save_codes"):
             object.__setattr__(self, key, arguments.flag(f"recipe {key}", getattr(self, key)))

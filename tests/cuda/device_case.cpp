@@ -199,8 +199,7 @@ std::vector<float> o_of_all(const DeviceCase& dc, std::vector<float> o) {
 void repeat(const DeviceCase& dc, int64_t heads, std::vector<float>& x) {
   if (dc.placement != Placement::one_head && dc.placement != Placement::one_batch) return;
   const bool of_heads = dc.placement == Placement::one_head;
-  const size_t batch = x.size() / static_cast<size_t>(dc.c.b),
-               whole = of_heads ? batch : x.size(),
+  const size_t batch = x.size() / static_cast<size_t>(dc.c.b), whole = of_heads ? batch : x.size(),
                part = of_heads ? batch / static_cast<size_t>(heads) : batch;
   for (size_t i = 0; i < x.size(); ++i)
     if (i % whole >= part) x[i] = x[i - part];

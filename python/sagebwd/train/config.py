@@ -61,6 +61,10 @@ class Config:
     lift: str = _option(
         "", "attention", f"matmuls kept in floating point, of {' '.join(MATMULS)}, with commas"
     )
+    tile_q: int = _option(
+        0, "attention", "queries of a tile, a multiple of 64; 0: the backend's choice"
+    )
+    tile_k: int = _option(0, "attention", "keys of a tile, likewise")
 
     # --- batch and optimizer
     tokens_per_step: int = _option(
@@ -165,11 +169,17 @@ class Config:
     def lifted(self):
         return tuple(name.strip() for name in self.lift.split(",") if name.strip())
 
+    def _tiles(self):
+        """Those that are not left to the recipe: `paper` has 128 x 64."""
+        tiles = dict(tile_q=self.tile_q, tile_k=self.tile_k)
+        return {name: size for name, size in tiles.items() if size}
+
     def make_recipe(self, seed=0):
         """The INT8 recipe these fields describe."""
         changes = dict(rounding=self.rounding, high_precision=self.lifted(), seed=seed)
         if self.smoothing != "recipe":
             changes.update(smooth_k="k" in self.smoothing, smooth_q="q" in self.smoothing)
+        changes.update(self._tiles())
         return getattr(Recipe, self.recipe)(**changes)
 
     def describe_attention(self):
@@ -183,6 +193,7 @@ class Config:
             words.append(f"smoothing {self.smoothing}")
         if self.lift:
             words.append(f"lift {self.lift}")
+        words += [f"{name} {size}" for name, size in self._tiles().items()]
         return " ".join(words)
 
     def to_json(self):

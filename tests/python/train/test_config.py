@@ -67,6 +67,7 @@ def test_counts(text, value):
         (dict(lr=0.0), "lr: expected a positive"),
         (dict(lift="dX"), "expected names of"),
         (dict(warmup=-1), "warmup: expected 0 or more"),
+        (dict(tile_q=65), "tile_q: expected 0 or a multiple of 64 up to 256, got 65"),
     ],
 )
 def test_refusals(changes, words):
@@ -158,6 +159,9 @@ def test_attention_fields_make_the_recipe():
     assert make(smoothing="qk").smooth_q is True and make(smoothing="qk").smooth_k is True
     assert make(lift="dQ, dK").high_precision == ("dQ", "dK")
     assert make(recipe="paper").pv16_tiles == 0
+    assert make(tile_q=64, tile_k=128).text() == "vectorwise tile_q=64 tile_k=128"
+    assert make(recipe="paper", tile_k=128).text() == "paper tile_k=128"
+    assert Config(tile_q=64).describe_attention() == "vectorwise tile_q 64"
 
 
 def test_dither_of_one_matmul_draws_new_seeds():
