@@ -131,6 +131,88 @@ def h200_sustained():
     return "\n".join(out) + "\n" + at(r)
 
 
+def hopper():
+    """The README's: both directions under sustained load."""
+    times = speeds(record("gpu/speed.json")["sustained"]["results"], "both")
+    out = [
+        "| tokens | cuDNN, head dim 128: full, causal | cuDNN, head dim 64: full, causal | "
+        "FlashAttention-3, full: head dim 128, 64 |",
+        "|---|---|---|---|",
+    ]
+    for tokens in (16384, 4096, 1024):
+        # All of these have 32768 tokens of 2048 channels.
+        case = lambda d, mask: f"b{32768 // tokens} h{2048 // d} n{tokens} d{d} {mask} bf16"
+        columns = [
+            [(CUDNN, case(d, mask)) for mask in ("full", "causal")] for d in (128, 64)
+        ] + [[(FA3, case(d, "full")) for d in (128, 64)]]
+        cells = [", ".join(cell(ratio(times[c], peer)) for peer, c in two) for two in columns]
+        out.append(f"| {tokens} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n"
+
+
+PROFILED = {
+    "cuda-sm80": {
+        "forward": ("forward", "vectorwise"),
+        "`fused` of `vectorwise`": ("fused", "vectorwise"),
+        "`fused` of `paper`": ("fused", "paper"),
+        "`fused` of `vectorwise`, deterministic": ("fused, in turn", "vectorwise"),
+        "`fused` of `paper`, deterministic": ("fused, in turn", "paper"),
+        "operands of the forward": ("forward's operands", "vectorwise"),
+        "operands of the backward": ("backward's operands", "vectorwise"),
+        "`query_sums`": ("query_sums", "vectorwise"),
+    },
+    "cuda-sm90": {
+        "forward": ("forward", "vectorwise"),
+        "backward": ("backward", "vectorwise"),
+        "backward, in turn": ("backward, in turn", "vectorwise"),
+        "codes": ("forward's operands", "vectorwise"),
+        "queries": ("backward's operands", "vectorwise"),
+        "`query_sums`": ("query_sums", "vectorwise"),
+    },
+}
+
+
+def profile(implementation):
+    """What the profiler says of each kernel, head dim 128 and 64."""
+    r = record("gpu/profile.json")
+    out = [
+        "| kernel | ms, d 128 / d 64 | instructions per score | instructions per cycle (of 4) | "
+        "tensor pipe | shared memory | memory | cycles a warp waits between instructions |",
+        "|---|" + "---|" * 7,
+    ]
+    scores = {128: 8 * 16 * 4096**2, 64: 8 * 32 * 4096**2}
+    for name, (kernel, recipe) in PROFILED[implementation].items():
+        found = {}
+        for e in r["results"]:
+            words = e["case"].split()
+            if (e["implementation"], e["kernel"], words[-1]) == (implementation, kernel, recipe):
+                found[128 if "d128" in words else 64] = e
+        two = [found[128], found[64]]
+        pair = lambda of, digits=0, two=two: " / ".join(f"{of(e):.{digits}f}" for e in two)
+        share = lambda what, pair=pair: pair(lambda e: e[what]) + " %"
+        visits_scores = "operands" not in kernel and kernel != "query_sums"
+        waits = [key for key in two[0] if key.startswith("stalled: ") and key != "stalled: selected"]
+        most = sorted(waits, key=lambda key: -sum(e.get(key, 0) for e in two))[:2]
+        stalls = [
+            f"{key.removeprefix('stalled: ').replace('_', ' ')} "
+            + pair(lambda e, key=key: e.get(key, 0), 1)
+            for key in most
+        ]
+        per_score = " / ".join(f"{32 * found[d]['instructions'] / scores[d]:.0f}" for d in (128, 64))
+        cells = (
+            name,
+            pair(lambda e: e["nanoseconds"] / 1e6, 2),
+            per_score if visits_scores else "",
+            pair(lambda e: e["instructions per cycle"], 1),
+            share("tensor pipe %") if two[0]["tensor pipe %"] > 5 else "",
+            share("shared memory %"),
+            share("memory %"),
+            ", ".join(stalls),
+        )
+        out.append(f"| {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + at(r)
+
+
 def eager():
     """Small eager calls: wall time per call, and that of the fastest attention of PyTorch."""
     if not (ROOT / "results/gpu/eager.json").exists():
@@ -481,7 +563,8 @@ def summary():
             f"{worst('paper'):+.4f}",
         ),
         (
-            "**Speed** of forward and backward, everything included; above 1 we are faster",
+            "**Speed** of forward and backward from 4096 tokens on, everything included; above 1 we are "
+            "faster",
             f"on a CPU {min(cpu):.1f}–{max(cpu):.1f} × PyTorch; {on_gpu('vectorwise')} "
             f"({against(CUDNN, 'vectorwise', gpu['sustained']['results'])} under sustained load)",
             on_gpu("paper"),
@@ -499,6 +582,9 @@ TABLES = {
     "torch_cpu": torch_cpu,
     "h200": h200,
     "h200_sustained": h200_sustained,
+    "hopper": hopper,
+    "profile_sm80": lambda: profile("cuda-sm80"),
+    "profile_sm90": lambda: profile("cuda-sm90"),
     "eager": eager,
     "sparse": sparse,
     "bias": bias,
@@ -512,8 +598,7 @@ TABLES = {
 
 
 def main():
-    for name in ("README.md", "docs/results.md", "docs/sla2.md", "docs/training.md"):
-        page = ROOT / name
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         made = re.sub(
             r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
@@ -524,7 +609,7 @@ def main():
         if "--check" not in sys.argv[1:]:
             page.write_text(made)
         elif made != text:
-            sys.exit(f"{name} differs from results/: run tools/tables.py")
+            sys.exit(f"{page.relative_to(ROOT)} differs from results/: run tools/tables.py")
 
 
 if __name__ == "__main__":
