@@ -3,6 +3,8 @@
 // along the gradient of V to check it.
 //
 //   g++ -std=c++20 02_cpp.cpp $(pkg-config --cflags --libs sagebwd) && ./a.out
+//
+// If ./a.out does not find libsagebwd.so, add -Wl,-rpath,$(pkg-config --variable=libdir sagebwd).
 #include <algorithm>
 #include <bit>
 #include <cmath>

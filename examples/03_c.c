@@ -3,6 +3,8 @@
  * layout.
  *
  *   cc -std=c99 03_c.c $(pkg-config --cflags --libs sagebwd) -lm && ./a.out
+ *
+ * If ./a.out does not find libsagebwd.so, add -Wl,-rpath,$(pkg-config --variable=libdir sagebwd).
  */
 #include <math.h>
 #include <sagebwd/sagebwd.h>

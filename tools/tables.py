@@ -191,18 +191,18 @@ def profile(implementation):
         pair = lambda of, digits=0, two=two: " / ".join(f"{of(e):.{digits}f}" for e in two)
         share = lambda what, pair=pair: pair(lambda e: e[what]) + " %"
         visits_scores = "operands" not in kernel and kernel != "query_sums"
-        waits = [key for key in two[0] if key.startswith("stalled: ") and key != "stalled: selected"]
+        waits = [key for key in two[0] if key.startswith("stalled: ")]
         most = sorted(waits, key=lambda key: -sum(e.get(key, 0) for e in two))[:2]
         stalls = [
             f"{key.removeprefix('stalled: ').replace('_', ' ')} "
             + pair(lambda e, key=key: e.get(key, 0), 1)
             for key in most
         ]
-        per_score = " / ".join(f"{32 * found[d]['instructions'] / scores[d]:.0f}" for d in (128, 64))
+        per_score = [f"{32 * e['instructions'] / scores[d]:.0f}" for d, e in found.items()]
         cells = (
             name,
             pair(lambda e: e["nanoseconds"] / 1e6, 2),
-            per_score if visits_scores else "",
+            " / ".join(per_score) if visits_scores else "",
             pair(lambda e: e["instructions per cycle"], 1),
             share("tensor pipe %") if two[0]["tensor pipe %"] > 5 else "",
             share("shared memory %"),
@@ -563,8 +563,8 @@ def summary():
             f"{worst('paper'):+.4f}",
         ),
         (
-            "**Speed** of forward and backward from 4096 tokens on, everything included; above 1 we are "
-            "faster",
+            "**Speed** of forward and backward from 4096 tokens on, everything included; above 1 "
+            "we are faster",
             f"on a CPU {min(cpu):.1f}–{max(cpu):.1f} × PyTorch; {on_gpu('vectorwise')} "
             f"({against(CUDNN, 'vectorwise', gpu['sustained']['results'])} under sustained load)",
             on_gpu("paper"),

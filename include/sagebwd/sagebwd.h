@@ -117,7 +117,8 @@ typedef struct sagebwd_recipe {
 typedef struct sagebwd_block_lists {
   size_t size;
   uint32_t version;
-  int32_t lead;          /* leading entries of each row whose P is not quantised; -1: all */
+  int32_t lead;          /* leading entries of each row whose P is not quantised; -1: all. 1 is
+                            what C++ and Python take by default */
   const int32_t* index;  /* key blocks, best first */
   const int32_t* count;  /* entries in use of each row; NULL: width */
   const int64_t* offset; /* where each row starts, and the last one ends; NULL: rows of width */
