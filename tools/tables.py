@@ -36,6 +36,55 @@ def accuracy(name):
     return "\n".join(out) + "\n" + source(r)
 
 
+KINDS = {
+    "`gaussian`": "gaussian",
+    "`sinks`: four sinks": "sinks",
+    "`strong_sink`: 95 % of every row": "strong_sink",
+    "`channels`: outlier channels of Q and K": "channels",
+    "`value_channel`: an outlier channel of V": "value_channel",
+    "`heavy`: heavy tails of Q and K": "heavy",
+    "`previous`: each query attends to one key": "previous",
+    "`one_hot`: nearly all of a row on one key": "one_hot",
+}
+SINKS = ("sink", "sink_127", "sink_128", "sink_middle", "sink_last")
+DELIMITERS = ("delimiters6", "delimiters7", "delimiters8")
+
+
+def kinds():
+    """Errors of `vectorwise` by kind of inputs, in per cent."""
+    masks = ("full", "causal")
+
+    def errors(name):
+        cases = record(f"accuracy/{name}.json")["cases"]
+        return {
+            c["inputs"]: [100 * c["tensors"][t]["rel_l2"] for t in ("O", "dQ", "dK", "dV")]
+            for c in cases
+        }
+
+    def percent(x):
+        return f"{x:.1f}" if x < 9.95 else f"{x:.0f}"
+
+    found = [errors(f"kinds_{mask}") for mask in masks]
+    out = ["| inputs | full, d 128 | causal, d 64 |", "|---|---|---|"]
+    row = lambda label, cells: out.append(f"| {label} | {' | '.join(cells)} |")
+    for label, kind in KINDS.items():
+        row(label, [" / ".join(map(percent, e[kind])) for e in found])
+    of_dq = [[e[kind][1] for kind in SINKS] for e in found]
+    row(
+        "a sink at key 0, 127, 128, in the middle or last: dQ",
+        [f"{percent(min(x))}–{percent(max(x))}" for x in of_dq],
+    )
+    for label, suffix in (
+        ("`delimiters`, logit gap 6, 7, 8: dQ", ""),
+        ('the same with `rounding="dither:dQ"`', "_dither_dq"),
+        ('the same with `rounding="dither:O,dQ"`', "_dither_o_dq"),
+    ):
+        of_masks = [errors(f"kinds_{mask}{suffix}") for mask in masks]
+        row(label, [", ".join(percent(e[kind][1]) for kind in DELIMITERS) for e in of_masks])
+    sources = [source(record(f"accuracy/kinds_{mask}.json")) for mask in masks]
+    return "\n".join(out) + "\n" + "".join(sources)
+
+
 def torch_cpu():
     """Forward + backward against PyTorch on a CPU, medians of interleaved runs."""
     r = record("speed/torch_cpu.json")
@@ -578,6 +627,7 @@ TABLES = {
     "summary": summary,
     "gaussian": lambda: accuracy("gaussian"),
     "hard": lambda: accuracy("hard"),
+    "kinds": kinds,
     "real_model": real_model,
     "torch_cpu": torch_cpu,
     "h200": h200,
