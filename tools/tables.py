@@ -191,9 +191,9 @@ def hopper():
     for tokens in (16384, 4096, 1024):
         # All of these have 32768 tokens of 2048 channels.
         case = lambda d, mask: f"b{32768 // tokens} h{2048 // d} n{tokens} d{d} {mask} bf16"
-        columns = [
-            [(CUDNN, case(d, mask)) for mask in ("full", "causal")] for d in (128, 64)
-        ] + [[(FA3, case(d, "full")) for d in (128, 64)]]
+        columns = [[(CUDNN, case(d, mask)) for mask in ("full", "causal")] for d in (128, 64)] + [
+            [(FA3, case(d, "full")) for d in (128, 64)]
+        ]
         cells = [", ".join(cell(ratio(times[c], peer)) for peer, c in two) for two in columns]
         out.append(f"| {tokens} | {' | '.join(cells)} |")
     return "\n".join(out) + "\n"

@@ -380,11 +380,18 @@ Tensor workspace(const Tensor& like, size_t bytes) {
   return new_contiguous(like, {static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8());
 }
 
-void check_bytes(const char* name, const Tensor& t, const Tensor& q) {
+Tensor readable_bytes(const char* name, const Tensor& t, const Tensor& q) {
   check_same_device(name, t, q);
-  if (t.dim() != 1 || t.scalar_type() != ScalarType::Byte || (t.size(0) > 1 && t.stride(0) != 1))
+  if (t.dim() != 1 || t.scalar_type() != ScalarType::Byte)
     refuse_argument(std::string(name) + ": expected the uint8 tensor that the forward gave, got " +
                     "another of shape " + shape_text(t));
+  constexpr uintptr_t kAlign = 16;
+  const bool dense = t.size(0) < 2 || t.stride(0) == 1,
+             aligned = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % kAlign == 0;
+  if (dense && aligned) return t;
+  Tensor copy = workspace(q, static_cast<size_t>(t.size(0)));
+  torch::stable::copy_(copy, t);
+  return copy;
 }
 
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape) {

@@ -109,8 +109,10 @@ void check_same_device(const char* name, const Tensor& t, const Tensor& x);
 /// At least `bytes` bytes from PyTorch's allocator for the device of `like`.
 Tensor workspace(const Tensor& like, size_t bytes);
 
-/// Refuses anything but a row of bytes on the device of q.
-void check_bytes(const char* name, const Tensor& t, const Tensor& q);
+/// The bytes of a row that a forward gave, side by side and from an aligned start: hooks that keep
+/// saved tensors elsewhere may bring them back otherwise. Refuses anything but a row of bytes on
+/// the device of q.
+Tensor readable_bytes(const char* name, const Tensor& t, const Tensor& q);
 
 /// A FP32 tensor on the device of `like`.
 Tensor new_float(const Tensor& like, std::initializer_list<int64_t> shape);

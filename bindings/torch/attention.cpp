@@ -35,10 +35,10 @@ Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k,
   return workspace(q, static_cast<size_t>(layout.bytes));
 }
 
-/// The codes of a call, if there are any.
-void set_codes(AttentionArgs& args, const Tensor& codes, const Tensor& q) {
-  check_bytes("codes", codes, q);
-  if (codes.size(0) == 0) return;
+/// The codes of a call, if there are any. Without a document there are none, although their size
+/// counts the tokens behind the last document.
+void set_codes(AttentionArgs& args, const Tensor& codes, const Packing& packing) {
+  if (codes.size(0) == 0 || (packing.packed() && packing.num_documents() == 0)) return;
   args.codes = const_cast<void*>(codes.const_data_ptr());
   args.codes_bytes = static_cast<size_t>(codes.size(0));
 }
@@ -66,7 +66,7 @@ Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, con
     }
     if (save_codes) {
       r.codes = new_codes(args, q, k, packing);
-      set_codes(args, *r.codes, q);
+      set_codes(args, *r.codes, packing);
     }
     run(args, q, [](const ForwardArgs& a) { forward(a); });
     if (packing.packed()) {
@@ -100,7 +100,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     if (dlse.has_value()) args.dlse = stats_of("dlse", *dlse, q, packing);
     args.partial_kv = switches.partial_kv;
     args.deterministic = switches.deterministic;
-    if (codes.has_value()) set_codes(args, *codes, q);
+    std::optional<Tensor> readable;
+    if (codes.has_value()) {
+      readable = readable_bytes("codes", *codes, q);
+      set_codes(args, *readable, packing);
+    }
     run(args, q, [](const BackwardArgs& a) { backward(a); });
     if (packing.packed()) {
       fill_rest(dq, 0, packing.tokens_q(), 0.0);

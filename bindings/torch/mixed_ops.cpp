@@ -99,10 +99,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mixed_bwd(
       args.alpha_parts = static_cast<const float*>(parts->const_data_ptr());
       args.dalpha = static_cast<float*>(dalpha.mutable_data_ptr());
     }
+    std::optional<Tensor> kept;
     if (averages.has_value()) {
-      check_bytes("averages", *averages, q);
-      args.averages = averages->const_data_ptr();
-      args.averages_bytes = static_cast<size_t>(averages->size(0));
+      kept = readable_bytes("averages", *averages, q);
+      args.averages = kept->const_data_ptr();
+      args.averages_bytes = static_cast<size_t>(kept->size(0));
     }
     run(args, q, [](const LinearBackwardArgs& a) { linear_backward(a); });
     return std::make_tuple(dq, dk, dv, dalpha);

@@ -25,7 +25,8 @@ def integer(name, value, low, high, expected):
             value = operator.index(value)  # integers of NumPy
         except TypeError:
             _refuse(name, expected, value)
-    if value < low or value > high:
+    # The library checks a number that is known only when a compiled graph runs.
+    if not isinstance(value, torch.SymInt) and (value < low or value > high):
         raise ValueError(f"{name}: expected {expected}, got {value}")
     return value
 
@@ -51,6 +52,8 @@ def scale(name, value):
                 f"{name}: expected a number, got a tensor that requires grad, to which no gradient "
                 f"would flow; multiply q by it and pass {name}=1.0"
             )
+        if value.numel() != 1:
+            raise ValueError(f"{name}: expected one number, got shape {tuple(value.shape)}")
         value = value.item()
     if isinstance(value, (bool, str, bytes, complex)):
         _refuse(name, "a number", value)

@@ -134,6 +134,8 @@ def attention_varlen(
     earlier than the one before it and ends within the tensors. Calls that only the plain kernels
     serve (float32, head dims above 128, …) copy the offsets to the CPU and wait for them.
     """
+    return_lse = arguments.flag("return_lse", return_lse)
+    return_max_logit = arguments.flag("return_max_logit", return_max_logit)
     options, (q, k, v) = _packed(
         q,
         k,
@@ -286,9 +288,10 @@ def check_tensors(q, k, v, dims):
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(t).__name__}")
-        if t.layout != torch.strided:
+        if t.is_nested or t.layout != torch.strided:
+            kind = "a nested tensor" if t.is_nested else t.layout
             raise NotImplementedError(
-                f"{name}: expected a dense tensor, got {t.layout}; use .to_dense(), or give the "
+                f"{name}: expected a dense tensor, got {kind}; use .to_dense(), or give the "
                 "values() and offsets() of a jagged tensor to attention_varlen"
             )
         if t.dim() != dims:

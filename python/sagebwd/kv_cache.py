@@ -94,7 +94,7 @@ def _ragged(q, k, v, starts, ends, options):
     )
     flat = (t.flatten(0, 1) for t in (q, k, v))
     out, lse = attention_varlen(*flat, *offsets, **options)
-    return out.view(q.shape), lse.view(-1, b, s).transpose(0, 1)
+    return out.view(q.shape), lse.view(q.shape[2], b, s).transpose(0, 1)
 
 
 def _refuse_gradients(*tensors):
@@ -118,6 +118,10 @@ def _rows(cache_batch_idx, b, cached, device):
         raise ValueError(
             f"cache_batch_idx: expected int32 of shape {(b,)}, got {cache_batch_idx.dtype} "
             f"{tuple(cache_batch_idx.shape)}"
+        )
+    if cache_batch_idx.device.type == "cpu" and (cache_batch_idx < 0).any():
+        raise ValueError(
+            f"cache_batch_idx: expected rows from 0 to {cached - 1}, got {cache_batch_idx.tolist()}"
         )
     return cache_batch_idx.to(device, torch.int64)
 

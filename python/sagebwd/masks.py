@@ -12,6 +12,7 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from . import ops
 from .attention import _dense
@@ -105,7 +106,7 @@ def attention_with_mask(q, k, v, mask, *, is_causal=False, softmax_scale=None, r
     options, (q, k, v) = _dense(
         q, k, v, False, softmax_scale, (-1, -1), "bhsd", "bottom_right", recipe, "int8"
     )
-    documents = read(mask, q, k, is_causal)
+    documents = read(spelled_out(mask), q, k, is_causal)
     return forward(q, k, v, options, documents, save_codes=as_recipe(recipe).save_codes)
 
 
@@ -168,6 +169,16 @@ def read(mask, q, k, is_causal=False):
         return documents_of(_visible(_without_repeats(whole)), b, s)
     except _Unreadable as error:
         raise _refusal(mask, *error.args) from None
+
+
+def spelled_out(mask):
+    """A mask whose numbers say what it means. Those of PyTorch's CausalBias do not: nobody has
+    written them."""
+    if not isinstance(mask, CausalBias):
+        return mask
+    queries, keys = mask.seq_len_q, mask.seq_len_kv
+    offset = keys - queries if mask.variant == CausalVariant.LOWER_RIGHT else 0
+    return torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(offset)
 
 
 def check(mask):

@@ -188,6 +188,33 @@ def test_processors_that_write_softmax_out_are_refused():
     assert Attention.get_attention_scores is before
 
 
+@pytest.mark.parametrize("family", ["DiT", "Qwen-Image"])
+def test_layers_that_skip_attention_scores(family):
+    """Perturbed attention guidance puts v in the place of attention, by a mode that watches
+    F.scaled_dot_product_attention."""
+
+    class Skip(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.nn.functional.scaled_dot_product_attention:
+                kwargs = kwargs or {}
+                return kwargs["value"] if "value" in kwargs else args[2]
+            return func(*args, **(kwargs or {}))
+
+    model, inputs = families.build(family)
+    run = lambda: families.step(model, inputs)[0]
+    with Skip():
+        want = run()
+    plain = run()
+    assert rel(plain, want) > 0.01
+    with pytest.warns(UserWarning, match="Skip watches"):
+        with sage.enabled() as seen, Skip():
+            assert torch.equal(run(), want)
+    assert seen.calls == 0
+    with torch.device("cpu"), sage.enabled() as seen:  # a mode as well, which only names a device
+        run()
+    assert seen.calls > 0
+
+
 def test_a_block_without_calls_says_so():
     with pytest.warns(UserWarning, match="saw no attention call.*set_attention_backend"):
         with sage.enabled():

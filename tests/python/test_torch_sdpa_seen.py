@@ -197,6 +197,91 @@ def test_shapes_that_pytorch_routes_elsewhere(shapes, mode):
         assert not torch.equal(a, b)
 
 
+@pytest.mark.parametrize(
+    "q, k, v",
+    [
+        ((6, 40, 32), (2, 50, 32), (2, 50, 32)),
+        ((2, 2, 6, 40, 32), (2, 2, 3, 50, 32), (2, 2, 3, 50, 32)),
+        ((2, 6, 40, 32), (1, 3, 50, 32), (1, 3, 50, 32)),
+        ((2, 6, 40, 32), (2, 3, 50, 32), (2, 2, 50, 32)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "padding"])
+def test_grouped_queries_of_other_shapes(q, k, v, masked):
+    q, k, v = (torch.randn(shape) for shape in (q, k, v))
+    options = dict(enable_gqa=True)
+    if masked:
+        options["attn_mask"] = (torch.arange(50) < 30).expand(*q.shape[:-3], 1, 40, 50)
+    want = grads_of(lambda *t: sdpa(*t, **options), q, k, v, dout := torch.randn_like(q))
+    with silent(), torch_sdpa.enabled() as seen:
+        got = grads_of(lambda *t: sdpa(*t, **options), q, k, v, dout)
+    assert seen.calls == 1
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want):
+        check(name, a, b)
+
+
+@pytest.mark.parametrize(
+    "shape, width", [((0, 2, 5, 8), 8), ((2, 0, 5, 8), 8), ((2, 2, 0, 8), 8), ((2, 2, 5, 8), 0)],
+    ids=str,
+)  # fmt: skip
+def test_calls_without_results(shape, width):
+    q, v = torch.randn(shape), torch.randn(*shape[:-1], width)
+    with silent(), torch_sdpa.enabled():
+        assert sdpa(q, q, v).shape == v.shape
+
+
+def test_a_scale_of_zero_is_refused():
+    q = torch.randn(1, 2, 40, 32)
+    with torch_sdpa.enabled():
+        with pytest.raises(NotImplementedError, match="scale=0.0"):
+            sdpa(q, q, q, scale=0.0)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("sq, sk", [(40, 40), (40, 70)])
+@pytest.mark.parametrize("kind", ["causal_lower_right", "causal_upper_left"])
+def test_masks_that_are_classes(kind, sq, sk, fallback):
+    """Nobody has written the numbers of a CausalBias."""
+    import torch.nn.attention.bias as bias
+
+    q, k, v = torch.randn(1, 2, sq, 32), torch.randn(1, 2, sk, 32), torch.randn(1, 2, sk, 32)
+    mask = lambda: getattr(bias, kind)(sq, sk)
+    want = sdpa(q, k, v, attn_mask=mask())
+    with silent(), torch_sdpa.enabled(fallback=fallback) as seen:
+        check("out", F.scaled_dot_product_attention(q, k, v, attn_mask=mask()), want)
+        # By another name, as code has it that imported the function before.
+        check("out", torch_sdpa._original_sdpa(q, k, v, attn_mask=mask()), want)
+    assert seen.calls == 2
+    for call in (sagebwd.scaled_dot_product_attention, sagebwd.sageattn):
+        check("out", call(q, k, v, attn_mask=mask()), want)
+
+
+def test_modes_that_watch_functions_see_the_call():
+    """diffusers skips attention so (perturbed attention guidance)."""
+
+    class Skip(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.nn.functional.scaled_dot_product_attention:
+                return args[2]
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = (torch.randn(1, 2, 40, 32) for _ in range(3))
+    with torch_sdpa.enabled() as seen:
+        with Skip():
+            assert F.scaled_dot_product_attention(q, k, v) is v
+        with torch.device("cpu"):  # a mode, too
+            check("out", F.scaled_dot_product_attention(q, k, v), torch_sdpa_free(q, k, v))
+        assert F.scaled_dot_product_attention is torch_sdpa._scaled_dot_product_attention
+    assert seen.calls == 1
+    assert F.scaled_dot_product_attention is torch_sdpa._original_sdpa
+
+
+def torch_sdpa_free(q, k, v):
+    """Attention in formulas."""
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
 def padding_mask():
     """Keys 10 and on of the second entry are hidden."""
     mask = torch.ones(2, 1, 1, 40, dtype=torch.bool)

@@ -213,6 +213,110 @@ def test_seq_idx():
         model(ids, seq_idx=seq_idx, attention_mask=ones_but(0, slice(0, 2))[:1], use_cache=False)
 
 
+def test_seq_idx_beside_other_documents():
+    """Those of the mask: the chunks of Llama 4, and positions that start again."""
+    seq_idx = torch.tensor([[0] * 7 + [1] * 5], dtype=torch.int32)
+    ids, positions = tokens()[:1], torch.arange(S)[None]
+    other = ids.clone()
+    other[:, :7] = (ids[:, :7] + 1) % 19
+    for kind, config in (("Llama4", "Llama4TextConfig"), ("Llama", None)):
+        model = model_of(kind, config=config)
+        model.set_attn_implementation(NAME)
+        if kind == "Llama":
+            positions = torch.cat([torch.arange(3), torch.arange(9)])[None]
+        run = lambda x: model(x, position_ids=positions, seq_idx=seq_idx, use_cache=False).logits
+        first, second = run(ids), run(other)
+        assert torch.equal(first[:, 7:], second[:, 7:])
+        assert not torch.equal(first[:, :7], second[:, :7])
+
+
+def test_offsets_beside_chunks():
+    """transformers' own collator gives both positions and offsets."""
+    model = model_of("Llama4", config="Llama4TextConfig")  # chunks of 5
+    rows = [dict(input_ids=torch.randint(3, 19, (n,)).tolist()) for n in (8, 13)]
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = {name: x for name, x in collate(rows).items() if name != "labels"}
+    got, want = both(model, lambda m: m(**batch, use_cache=False).logits)
+    assert rel(got, want) < GATE
+
+
+def test_offsets_cover_all_tokens():
+    """Tokens of no document would get 0: offsets of one row, or of another part of the model."""
+    model, ids = model_of("Llama"), tokens()
+    model.set_attn_implementation(NAME)
+    for ends, fits in (([0, 5, S, B * S], True), ([0, 5, S], False), ([0, 5, B * S + 1], False)):
+        cu = torch.tensor(ends, dtype=torch.int32)
+        given = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=S, max_length_k=S)
+        run = lambda given=given: model(ids, use_cache=False, **given).logits
+        if fits:
+            assert torch.equal(run(), run())
+        else:
+            with pytest.raises(NotImplementedError, match=f"end at {B * S}.*another part"):
+                run()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
+def test_a_traced_model_takes_other_padding_and_documents():
+    model, ids = model_of("Llama"), tokens()
+    whole, padded = torch.ones_like(ids), ones_but(1, slice(0, 4))
+    plain = torch.arange(S).expand(B, S)
+    restart = torch.cat([torch.arange(7), torch.arange(5)]).expand(B, S)
+
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, mask):
+            return self.model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
+
+    class Packed(Masked):
+        def forward(self, ids, positions):
+            return self.model(ids, position_ids=positions, use_cache=False).logits
+
+    for module, example, other in ((Masked(), whole, padded), (Packed(), plain, restart)):
+        with torch.no_grad():
+            model.set_attn_implementation("eager")
+            want = module(ids, other)
+            model.set_attn_implementation(NAME)
+            traced = torch.jit.trace(module, (ids, example), check_trace=False)
+            assert rel(traced(ids, other), want) < GATE
+
+
+@pytest.mark.parametrize("window, s, kv", [(2048, 4, 11), (2048, 11, 4), (2, 11, 11), (2, 4, 11)])
+def test_windows_to_both_sides(window, s, kv):
+    from transformers.masking_utils import create_bidirectional_sliding_window_mask
+
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=2, num_hidden_layers=1, sliding_window=window
+    )
+    given = dict(inputs_embeds=torch.zeros(B, s, 32), attention_mask=None,
+                 encoder_hidden_states=torch.zeros(B, kv, 32))  # fmt: skip
+    q, k, v = (torch.randn(B, 2, n, 16) for n in (s, kv, kv))
+    config._attn_implementation = "eager"
+    mask = create_bidirectional_sliding_window_mask(config, **given)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    config._attn_implementation = NAME
+    if window < kv and s != kv:
+        with pytest.raises(NotImplementedError, match="both sides.*sdpa"):
+            create_bidirectional_sliding_window_mask(config, **given)
+        return
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    mask = create_bidirectional_sliding_window_mask(config, **given)
+    module = torch.nn.Module()
+    module.is_causal = False
+    assert rel(call(module, q, k, v, mask)[0].transpose(1, 2), want) < GATE
+
+
+def test_queries_that_all_rows_share():
+    """Granite Speech leaves its learned queries at a batch of one."""
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    q, k, v = torch.randn(1, 2, 5, 16), torch.randn(3, 2, 9, 16), torch.randn(3, 2, 9, 16)
+    want = torch.nn.functional.scaled_dot_product_attention(q.expand(3, -1, -1, -1), k, v)
+    got = call(torch.nn.Module(), q, k, v, None, is_causal=False)[0]
+    assert rel(got.transpose(1, 2), want) < GATE
+
+
 def test_packed_false_is_a_promise():
     sage.register(NAME, packed=False)
     model = model_of("Llama")

@@ -21,7 +21,7 @@ import contextlib
 
 import torch
 
-from .. import ops
+from .. import arguments, ops
 from ..attention import BACKWARD_MATMULS
 from ..recipe import as_recipe
 from .report import Report
@@ -45,8 +45,8 @@ def _options(causal, scale, recipe, backward):
         raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
     recipe = as_recipe(recipe)
     return ops.Options(
-        softmax_scale=scale,
-        causal=causal,
+        softmax_scale=arguments.scale("softmax_scale", scale),
+        causal=arguments.flag("causal", causal),
         recipe=recipe.text(BACKWARD_MATMULS if backward == "bf16" else ()),
         seed=recipe.seed,
     )
@@ -140,7 +140,12 @@ def ring_attention(
     ``context_parallel``.
     """
     return _Ring.apply(
-        q, k, v, group, _options(causal, softmax_scale, recipe, backward), load_balance
+        q,
+        k,
+        v,
+        group,
+        _options(causal, softmax_scale, recipe, backward),
+        arguments.flag("load_balance", load_balance),
     )
 
 

@@ -31,7 +31,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils._device import DeviceContext
 
+from .. import masks
 from . import sdpa_call
 from .report import Report
 
@@ -46,6 +48,10 @@ _SCORES = (
 _POOLING = (
     "F.multi_head_attention_forward (pooling of texts) is PyTorch's own attention: add "
     "sagebwd.integrations.torch_sdpa.enabled() to run it here"
+)
+_WATCHED = (
+    "{} watches PyTorch's functions and may replace attention (as diffusers does where it skips "
+    "attention scores), so PyTorch's own runs there"
 )
 _ARGUMENTS = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
@@ -121,6 +127,11 @@ def _push(scoped, name, recipe, backward, fallback):
 
 def _attend(activation, original, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """(out, lse) of [b, h, s, d] tensors, or (original(), None)."""
+    mode = _watching_mode()
+    if mode is not None:
+        _note(activation, _WATCHED.format(mode), deliberate=True)
+        return original(), None
+    attn_mask = masks.spelled_out(attn_mask)
     reason = sdpa_call.refusal(q, k, v, attn_mask, dropout_p)
     if reason is None:
         try:
@@ -133,6 +144,16 @@ def _attend(activation, original, q, k, v, attn_mask, dropout_p, is_causal, scal
             return results
     _note(activation, reason, deliberate=q.shape[-1] > 256)
     return original(), None
+
+
+def _watching_mode():
+    """The name of a mode that may want to see or to replace F.scaled_dot_product_attention. (That
+    of torch.set_default_device does not.)"""
+    for i in range(torch._C._len_torch_function_stack()):
+        mode = torch._C._get_function_stack_at(i)
+        if not isinstance(mode, DeviceContext):
+            return type(mode).__name__
+    return None
 
 
 @torch.compiler.disable  # looks at the numbers of the mask

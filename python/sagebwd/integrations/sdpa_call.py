@@ -111,10 +111,21 @@ def as_heads(q, k, v, mask, enable_gqa):
     if q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]:
         if k.shape[1] == v.shape[1] and (enable_gqa or k.shape[1] in (1, q.shape[1])):
             return q, k, v, mask, q.shape[:2]
+    if enable_gqa:
+        # Each has its own number of heads.
+        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))
+        if k.shape[-3] != v.shape[-3]:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+        if mask is not None and mask.dim() > 2:
+            whole = (*lead, q.shape[-3], *mask.shape[-2:])
+            mask = masks.expanded(mask, whole).reshape(lead.numel(), *whole[-3:])
+        heads = [t.expand(*lead, *t.shape[-3:]) for t in (q, k, v)]
+        q, k, v = (t.reshape(lead.numel(), *t.shape[-3:]) for t in heads)
+        return q, k, v, mask, (*lead, q.shape[1])
     lead = torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
     if len(lead) != 2 and mask is not None and mask.dim() > 2:
         tokens = mask.shape[-2:]
-        mask = masks.expanded(mask, (*lead, *tokens)).reshape(-1, 1, *tokens)
+        mask = masks.expanded(mask, (*lead, *tokens)).reshape(lead.numel(), 1, *tokens)
     heads = lead if len(lead) == 2 else (lead.numel(), 1)
     q, k, v = (t.expand(*lead, *t.shape[-2:]).reshape(*heads, *t.shape[-2:]) for t in (q, k, v))
     return q, k, v, mask, lead
@@ -126,6 +137,10 @@ def as_heads(q, k, v, mask, enable_gqa):
 def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False):
     """(out, lse) of a call that :func:`refusal` let pass, differentiable. [b, h, s, d], a causal
     mask at the top left. Raises NotImplementedError with the reason if it cannot run after all."""
+    if scale == 0:
+        raise NotImplementedError(
+            "scale=0.0 is not supported: such attention is the mean of the visible values"
+        )
     width = v.shape[-1]
     q, k, v, scale = padded(q, k, v, scale)
     q, k, v, mask, lead = as_heads(q, k, v, mask, enable_gqa)
@@ -133,7 +148,7 @@ def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=Fa
     options = settings.options(scale, is_causal, top_left=True)
     documents = masks.read(mask, q, k, is_causal)
     out, lse = masks.forward(q, k, v, options, documents, save_codes=settings.save_codes)
-    return out[..., :width].reshape(*lead, -1, width), lse.reshape(*lead, -1)
+    return out[..., :width].reshape(*lead, q.shape[2], width), lse.reshape(*lead, q.shape[2])
 
 
 def rows(t):

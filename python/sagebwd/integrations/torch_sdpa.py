@@ -46,8 +46,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.library import Library
+from torch.overrides import has_torch_function
 
-from .. import ops
+from .. import masks, ops
 from . import sdpa_call
 from .flash_kernels import Kernels
 from .report import Report
@@ -152,6 +153,7 @@ def _sdpa(
 ):  # fmt: skip
     """``aten::scaled_dot_product_attention`` while the hook is active."""
     activation = _current()
+    attn_mask = masks.spelled_out(attn_mask)
     args = (query, key, value, attn_mask, dropout_p, is_causal)
     kwargs = dict(scale=scale, enable_gqa=enable_gqa)
     original = lambda: _call_original("scaled_dot_product_attention", query, args, kwargs)
@@ -262,9 +264,25 @@ _original_sdpa = F.scaled_dot_product_attention
 _original_mha = F.multi_head_attention_forward
 
 
+_in_place = 0  # calls during which the original is back in its place
+
+
 @functools.wraps(_original_sdpa)
 def _scaled_dot_product_attention(*args, **kwargs):
-    return _original_sdpa(*args, **kwargs)
+    if torch.compiler.is_compiling() or not has_torch_function((*args, *kwargs.values())):
+        return _original_sdpa(*args, **kwargs)
+    # A mode or a class of tensors wants to see the call. It knows the function as it stands in F,
+    # and as PyTorch made it: both must be the same. What the function calls is ours all the same.
+    global _in_place
+    with _lock:
+        _in_place += 1
+        _patch_sdpa()
+    try:
+        return _original_sdpa(*args, **kwargs)
+    finally:
+        with _lock:
+            _in_place -= 1
+            _patch_sdpa()
 
 
 @functools.wraps(_original_mha)
@@ -351,13 +369,18 @@ def _follow():
             torch.backends.cuda.enable_cudnn_sdp)  # fmt: skip
     _switch("fast path", bool(_active), torch.backends.mha.get_fastpath_enabled,
             torch.backends.mha.set_fastpath_enabled)  # fmt: skip
-    _patch("scaled_dot_product_attention", _original_sdpa, _scaled_dot_product_attention)
-    _patch("multi_head_attention_forward", _original_mha, _multi_head_attention_forward)
+    _patch_sdpa()
+    _patch("multi_head_attention_forward", _original_mha, _multi_head_attention_forward, _active)
 
 
-def _patch(name, original, ours):
+def _patch_sdpa():
+    wanted = _active and not _in_place
+    _patch("scaled_dot_product_attention", _original_sdpa, _scaled_dot_product_attention, wanted)
+
+
+def _patch(name, original, ours, wanted):
     """Replaces PyTorch's function by ours, or the reverse, unless somebody else has replaced it."""
-    before, after = (original, ours) if _active else (ours, original)
+    before, after = (original, ours) if wanted else (ours, original)
     if getattr(F, name) is before:
         setattr(F, name, after)
 

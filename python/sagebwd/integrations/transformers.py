@@ -15,6 +15,8 @@ models.
 import inspect
 import math
 import os
+import threading
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -187,6 +189,7 @@ def _forward(
     scaling = 1 / math.sqrt(d) if scaling is None else scaling
     query, key, value = _pad_channels(query, key, value)
 
+    query, key, value = _one_batch(query, key, value)
     pattern = _pattern(attention_mask, module, query, key, is_causal, sliding_window)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         rows = _given_rows(pattern, cu_seq_lens_q, cu_seq_lens_k)
@@ -291,6 +294,12 @@ def _one_dtype(*tensors):
     return tuple(t.to(dtype) for t in tensors)
 
 
+def _one_batch(*tensors):
+    """Queries that are the same for every row may come as one row."""
+    b = max(t.shape[0] for t in tensors)
+    return tuple(t.expand(b, -1, -1, -1) if t.shape[0] == 1 else t for t in tensors)
+
+
 def _pad_channels(*tensors):
     """Head dims made equal and a multiple of 8. Exact: zeros add nothing to a logit, and those of
     the values are cut off again."""
@@ -349,7 +358,40 @@ def _given_rows(pattern, cu_q, cu_k):
     if cu_q is None or cu_k is None:
         raise ValueError("sagebwd: expected cu_seq_lens_q and cu_seq_lens_k together, got one")
     _refuse_padding(pattern, "cu_seq_lens_q")
-    return masks.Rows(cu_q.to(torch.int32), cu_k.to(torch.int32))
+    _check_offsets(pattern.shape, cu_q, cu_k)
+    if pattern.documents is None:
+        return masks.Rows(cu_q.to(torch.int32), cu_k.to(torch.int32))
+    # The mask has documents too, such as the chunks of Llama 4: split at both.
+    b, _, s, kv = pattern.shape
+    if s != kv:
+        raise NotImplementedError(
+            "sagebwd: cu_seq_lens_q with a cache is not supported here; pass use_cache=False"
+        )
+    given = torch.zeros(b * s + 1, dtype=torch.bool, device=cu_q.device)
+    given = given.index_fill(0, cu_q.long(), True)[:-1].view(b, s)
+    room = min(b * s, pattern.count + cu_q.numel())
+    return pattern.split(given | masks.starts(pattern.documents), room).rows()
+
+
+_checked = threading.local()  # the offsets that were looked at last: all layers have the same
+
+
+def _check_offsets(shape, cu_q, cu_k):
+    """Refuses offsets that leave tokens out; these would get 0."""
+    b, _, s, kv = shape
+    call = (b * s, b * kv, cu_q._version, cu_k._version)
+    if not masks.traced(cu_q):
+        last = getattr(_checked, "last", None)
+        if last and last[0]() is cu_q and last[1]() is cu_k and last[2] == call:
+            return
+    masks.refuse(
+        (cu_q[-1] != b * s) | (cu_k[-1] != b * kv),
+        f"sagebwd: cu_seq_lens_q and cu_seq_lens_k must end at {b * s} and {b * kv}, the tokens of "
+        f"all {b} rows; they are those of one row, or of another part of the model, or padding has "
+        "no document (give it one)",
+    )
+    if not masks.traced(cu_q):
+        _checked.last = (weakref.ref(cu_q), weakref.ref(cu_k), call)
 
 
 def _refuse_padding(pattern, keyword):
@@ -365,12 +407,14 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
     """The pattern, split where positions start again under a causal mask, or where ``seq_idx``
     names another document."""
     b, _, s, kv = pattern.shape
-    if pattern.documents is not None or s == 1:
+    known_ids = pattern.documents
+    if s == 1 or (known_ids is not None and seq_idx is None):
         return pattern
     if pattern.known and pattern.known[0] is position_ids and pattern.known[1] is seq_idx:
         return pattern.known[2]
-    starts = None
-    if packed is not False and position_ids is not None and pattern.causal and s == kv:
+    starts = None if known_ids is None else masks.starts(known_ids)
+    positions_count = packed is not False and pattern.causal and s == kv
+    if starts is None and positions_count and position_ids is not None:
         # Several position axes, as vision models have, say nothing about documents.
         if position_ids.dim() == 2 and position_ids.shape[1] == s:
             # Only a position of 0 starts a document; a gap between positions does not.
@@ -385,10 +429,12 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
         starts = other if starts is None else starts | other
     split = pattern
     if starts is not None and (
-        torch.compiler.is_compiling() or (pattern.visible is None and starts.any())
+        known_ids is not None or masks.traced(starts) or (pattern.visible is None and starts.any())
     ):
-        split = pattern.split(starts, masks.room_for(b, s, packed))
-    if not torch.compiler.is_compiling():
+        # packed=False speaks of positions alone.
+        room = masks.room_for(b, s, packed or True) + (0 if known_ids is None else pattern.count)
+        split = pattern.split(starts, min(b * s, room))
+    if starts is None or not masks.traced(starts):
         pattern.known = (position_ids, seq_idx, split)  # every layer of a model asks the same
     return split
 

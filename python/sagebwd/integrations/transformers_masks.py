@@ -9,6 +9,7 @@ so model code that reads the mask as a tensor fails instead of running without o
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 
 # Documents of a compiled graph, where their number cannot be read: one per this many tokens.
 TOKENS_PER_DOCUMENT = 64
@@ -92,7 +93,7 @@ class Pattern:
         if self._rows is not None:
             return self._rows
         rows = self._make_rows()
-        if not torch.compiler.is_compiling():
+        if not traced(rows.cu_q):
             self._rows = rows
         return rows
 
@@ -129,11 +130,11 @@ class Pattern:
         starts = starts.expand(b, s).clone()
         starts[:, 0] = True
         ids = starts.flatten().cumsum(0).view(b, s) - 1
-        count = room if torch.compiler.is_compiling() else int(ids[-1, -1]) + 1
-        if torch.compiler.is_compiling():
+        count = room if traced(ids) else int(ids[-1, -1]) + 1
+        if traced(ids):
             torch._assert_async(
                 ids[-1, -1] < count,
-                f"sagebwd: more than {count} packed documents in a compiled graph; "
+                f"sagebwd: more than {count} packed documents in a compiled or traced graph; "
                 "tell their number to register(packed=...)",
             )
         return Pattern(self.shape, self.causal, self.window, self.visible, self.first, ids, count)
@@ -189,15 +190,18 @@ def mask(
         visible = F.pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
         if _readable(visible) and visible.all():
             visible = None
-    if kind.causal or kind.window != (-1, -1):
+    window = kind.window
+    if kind.causal:
         visible = _seen(visible, first, shape, device)
+    elif window != (-1, -1):
+        window, first = _two_sided(window, first, q_length, kv_length)
     else:
         first = None  # full attention: which slots the queries have does not matter
-    if visible is not None and _shorter(kind.window, kv_length):
+    if visible is not None and _shorter(window, kv_length):
         refuse(_has_holes(visible),
                 "sagebwd: padding between tokens of one row cannot be combined with a sliding "
                 "window; pad on one side, or use the 'sdpa' implementation")  # fmt: skip
-    pattern = Pattern(shape, kind.causal, kind.window, visible, first)
+    pattern = Pattern(shape, kind.causal, window, visible, first)
     chunks = None
     if kind.chunk is not None:
         slots = torch.arange(kv_length, device=kind.left_padding.device) + kv_offset
@@ -304,6 +308,20 @@ def _seen(visible, first, shape, device):
     return written if visible is None else visible & written
 
 
+def _two_sided(window, first, s, kv):
+    """(window, first) of a window without causality. A kernel has the last query at the last key;
+    elsewhere a window can be served only if it hides nothing."""
+    if not isinstance(first, torch.Tensor):
+        if first + s == kv:
+            return window, first
+        if max(first + s - 1, kv - 1 - first) <= window[0]:
+            return (-1, -1), None
+    raise NotImplementedError(
+        f"sagebwd: a window to both sides of queries that do not end with the last key ({s} "
+        f"queries, {kv} keys) is not supported; {REMEDY}"
+    )
+
+
 def _chunks(kind, positions):
     """Number of each key's chunk, [b, kv]. They are counted from the first real token."""
     return (positions - kind.left_padding[:, None]).div(kind.chunk, rounding_mode="floor") + 1
@@ -335,13 +353,18 @@ def _shorter(window, kv_length):
     return 0 <= window[0] < kv_length
 
 
+def traced(t):
+    """Whether a graph is being made for other numbers than those of t, if it has any."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(t, FakeTensor)
+
+
 def _readable(t):
-    return not (torch.compiler.is_compiling() or t.device.type == "meta")
+    return not (traced(t) or t.device.type == "meta")
 
 
 def refuse(condition, message):
     """NotImplementedError if a tensor holds True. A compiled graph raises when it runs."""
-    if torch.compiler.is_compiling():
+    if traced(condition):
         torch._assert_async(~condition, message)
     elif _readable(condition) and condition:
         raise NotImplementedError(message)
