@@ -8,11 +8,11 @@ that several documents share are copied. :func:`read` finds the documents of a m
 mask if there are none. :func:`forward` and :func:`backward` run attention over the documents.
 """
 
+import sys
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from . import ops
 from .attention import _dense
@@ -174,10 +174,11 @@ def read(mask, q, k, is_causal=False):
 def spelled_out(mask):
     """A mask whose numbers say what it means. Those of PyTorch's CausalBias do not: nobody has
     written them."""
-    if not isinstance(mask, CausalBias):
+    bias = sys.modules.get("torch.nn.attention.bias")  # importing it takes long
+    if bias is None or not isinstance(mask, bias.CausalBias):
         return mask
     queries, keys = mask.seq_len_q, mask.seq_len_kv
-    offset = keys - queries if mask.variant == CausalVariant.LOWER_RIGHT else 0
+    offset = keys - queries if mask.variant == bias.CausalVariant.LOWER_RIGHT else 0
     return torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(offset)
 
 
