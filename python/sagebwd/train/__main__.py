@@ -55,7 +55,8 @@ def _parser():
         if kind == "bool":
             sections[section].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
-            metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else kind.upper()
+            choices = (c + "..." if c.endswith(":") else c for c in f.metadata["choices"] or ())
+            metavar = "|".join(choices) or kind.upper()
             sections[section].add_argument(flag, metavar=metavar, **options)
     return parser
 
