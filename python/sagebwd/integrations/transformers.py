@@ -379,8 +379,9 @@ _checked = threading.local()  # the offsets that were looked at last: all layers
 def _check_offsets(shape, cu_q, cu_k):
     """Refuses offsets that leave tokens out; these would get 0."""
     b, _, s, kv = shape
-    call = (b * s, b * kv, cu_q._version, cu_k._version)
-    if not masks.traced(cu_q):
+    call = None
+    if not masks.traced(cu_q) and not cu_q.is_inference() and not cu_k.is_inference():
+        call = (b * s, b * kv, cu_q._version, cu_k._version)
         last = getattr(_checked, "last", None)
         if last and last[0]() is cu_q and last[1]() is cu_k and last[2] == call:
             return
@@ -390,7 +391,7 @@ def _check_offsets(shape, cu_q, cu_k):
         f"all {b} rows; they are those of one row, or of another part of the model, or padding has "
         "no document (give it one)",
     )
-    if not masks.traced(cu_q):
+    if call is not None:
         _checked.last = (weakref.ref(cu_q), weakref.ref(cu_k), call)
 
 
