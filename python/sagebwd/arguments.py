@@ -25,8 +25,7 @@ def integer(name, value, low, high, expected):
             value = operator.index(value)  # integers of NumPy
         except TypeError:
             _refuse(name, expected, value)
-    # The library checks a number that is known only when a compiled graph runs.
-    if not isinstance(value, torch.SymInt) and (value < low or value > high):
+    if value < low or value > high:
         raise ValueError(f"{name}: expected {expected}, got {value}")
     return value
 
