@@ -106,7 +106,7 @@ def attention_with_mask(q, k, v, mask, *, is_causal=False, softmax_scale=None, r
     options, (q, k, v) = _dense(
         q, k, v, False, softmax_scale, (-1, -1), "bhsd", "bottom_right", recipe, "int8"
     )
-    documents = read(spelled_out(mask), q, k, is_causal)
+    documents = read(spelled_out(mask, q.device), q, k, is_causal)
     return forward(q, k, v, options, documents, save_codes=as_recipe(recipe).save_codes)
 
 
@@ -171,15 +171,15 @@ def read(mask, q, k, is_causal=False):
         raise _refusal(mask, *error.args) from None
 
 
-def spelled_out(mask):
+def spelled_out(mask, device):
     """A mask whose numbers say what it means. Those of PyTorch's CausalBias do not: nobody has
-    written them."""
+    written them, and they are on the CPU."""
     bias = sys.modules.get("torch.nn.attention.bias")  # importing it takes long
     if bias is None or not isinstance(mask, bias.CausalBias):
         return mask
     queries, keys = mask.seq_len_q, mask.seq_len_kv
     offset = keys - queries if mask.variant == bias.CausalVariant.LOWER_RIGHT else 0
-    return torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(offset)
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset)
 
 
 def check(mask):

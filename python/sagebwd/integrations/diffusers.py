@@ -131,7 +131,7 @@ def _attend(activation, original, q, k, v, attn_mask, dropout_p, is_causal, scal
     if mode is not None:
         _note(activation, _WATCHED.format(mode), deliberate=True)
         return original(), None
-    attn_mask = masks.spelled_out(attn_mask)
+    attn_mask = masks.spelled_out(attn_mask, q.device)
     reason = sdpa_call.refusal(q, k, v, attn_mask, dropout_p)
     if reason is None:
         try:

@@ -153,7 +153,7 @@ def _sdpa(
 ):  # fmt: skip
     """``aten::scaled_dot_product_attention`` while the hook is active."""
     activation = _current()
-    attn_mask = masks.spelled_out(attn_mask)
+    attn_mask = masks.spelled_out(attn_mask, query.device)
     args = (query, key, value, attn_mask, dropout_p, is_causal)
     kwargs = dict(scale=scale, enable_gqa=enable_gqa)
     original = lambda: _call_original("scaled_dot_product_attention", query, args, kwargs)
