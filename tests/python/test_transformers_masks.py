@@ -213,21 +213,35 @@ def test_seq_idx():
         model(ids, seq_idx=seq_idx, attention_mask=ones_but(0, slice(0, 2))[:1], use_cache=False)
 
 
-def test_seq_idx_beside_other_documents():
-    """Those of the mask: the chunks of Llama 4, and positions that start again."""
+@pytest.mark.parametrize("kind, config", [("Llama", None), ("Llama4", "Llama4TextConfig")])
+def test_seq_idx_beside_other_documents(kind, config):
+    """Documents of positions that start again, and the chunks of Llama 4."""
     seq_idx = torch.tensor([[0] * 7 + [1] * 5], dtype=torch.int32)
-    ids, positions = tokens()[:1], torch.arange(S)[None]
+    ids, positions = tokens()[:1], torch.cat([torch.arange(3), torch.arange(9)])[None]
     other = ids.clone()
     other[:, :7] = (ids[:, :7] + 1) % 19
-    for kind, config in (("Llama4", "Llama4TextConfig"), ("Llama", None)):
-        model = model_of(kind, config=config)
-        model.set_attn_implementation(NAME)
-        if kind == "Llama":
-            positions = torch.cat([torch.arange(3), torch.arange(9)])[None]
-        run = lambda x: model(x, position_ids=positions, seq_idx=seq_idx, use_cache=False).logits
-        first, second = run(ids), run(other)
-        assert torch.equal(first[:, 7:], second[:, 7:])
-        assert not torch.equal(first[:, :7], second[:, :7])
+    model = model_of(kind, config=config)
+    model.set_attn_implementation(NAME)
+    run = lambda x: model(x, position_ids=positions, seq_idx=seq_idx, use_cache=False).logits
+    first, second = run(ids), run(other)
+    assert torch.equal(first[:, 7:], second[:, 7:])
+    assert not torch.equal(first[:, :7], second[:, :7])
+
+
+def test_documents_do_not_cut_the_chunks_of_a_row():
+    """With a cache, transformers counts chunks from the start of the row."""
+    model, ids = model_of("Llama4", config="Llama4TextConfig"), tokens()
+    model.set_attn_implementation(NAME)
+    offsets = lambda *ends: torch.tensor(ends, dtype=torch.int32)
+    given = lambda cu: dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=S, max_length_k=S)
+    inside = torch.tensor([[0] * 7 + [1] * 5] * B, dtype=torch.int32)
+    for wrong in (given(offsets(0, 7, S, B * S)), dict(seq_idx=inside)):
+        with pytest.raises(NotImplementedError, match="start again.*use_cache=False"):
+            model(ids, **wrong)
+    want = model(ids).logits
+    rows = torch.arange(B, dtype=torch.int32)[:, None].expand(B, S)
+    for right in (given(offsets(0, S, B * S)), dict(seq_idx=rows)):
+        assert rel(model(ids, **right).logits, want) < GATE
 
 
 def test_offsets_beside_chunks():

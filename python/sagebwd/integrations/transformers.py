@@ -369,8 +369,20 @@ def _given_rows(pattern, cu_q, cu_k):
         )
     given = torch.zeros(b * s + 1, dtype=torch.bool, device=cu_q.device)
     given = given.index_fill(0, cu_q.long(), True)[:-1].view(b, s)
+    _refuse_chunks_of_rows(pattern, given, "cu_seq_lens_q")
     room = min(b * s, pattern.count + cu_q.numel())
     return pattern.split(given | masks.starts(pattern.documents), room).rows()
+
+
+def _refuse_chunks_of_rows(pattern, starts, keyword):
+    """Chunks belong to a document. Those of a row would be cut at other tokens."""
+    if pattern.chunks_of_rows:
+        masks.refuse(
+            starts[:, 1:].any(),
+            f"sagebwd: documents given as {keyword} cannot be combined with chunks that are "
+            "counted from the start of a row; pass position_ids that start again with each "
+            "document, and use_cache=False",
+        )
 
 
 _checked = threading.local()  # the offsets that were looked at last: all layers have the same
@@ -427,6 +439,7 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
             )
         _refuse_padding(pattern, "seq_idx")
         other = masks.starts(seq_idx)
+        _refuse_chunks_of_rows(pattern, other, "seq_idx")
         starts = other if starts is None else starts | other
     split = pattern
     if starts is not None and (

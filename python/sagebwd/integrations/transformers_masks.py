@@ -62,14 +62,17 @@ class Pattern:
         self.visible, self.first = visible, first
         self.documents, self.count = documents, shape[0] if count is None else count
         self._rows = self.known = None
+        self.chunks_of_rows = False  # the documents are chunks, counted from the start of a row
 
     def to(self, device, **_):
         """A copy on another device, for models that are spread over several."""
         move = lambda t: t.to(device) if isinstance(t, torch.Tensor) else t
-        return Pattern(
+        moved = Pattern(
             self.shape, self.causal, self.window, *map(move, (self.visible, self.first,
                                                               self.documents)), self.count
         )  # fmt: skip
+        moved.chunks_of_rows = self.chunks_of_rows
+        return moved
 
     def contiguous(self):
         return self
@@ -335,7 +338,9 @@ def _within(pattern, chunks, kind, kv_offset):
     if visible is None:  # queries may be fewer than keys: finds which are whose
         visible = torch.ones_like(chunks, dtype=torch.bool)
     ids = torch.arange(b, device=chunks.device)[:, None] * count + chunks
-    return Pattern(pattern.shape, True, (-1, -1), visible, pattern.first, ids, b * count)
+    chunked = Pattern(pattern.shape, True, (-1, -1), visible, pattern.first, ids, b * count)
+    chunked.chunks_of_rows = True
+    return chunked
 
 
 def starts(ids):
