@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "emulator/options.h"
+#include "emulator/products.h"
 #include "emulator/shared_memory.h"
 #include "emulator/target.h"
 #include "emulator/turns.h"
@@ -76,9 +77,11 @@ void Block::start_threads() {
   for (auto& t : threads_) {
     t->done = false, t->waits_for = nullptr;
     t->copies.assign(1, {});
+    t->pauses = 0;
   }
   std::fill(warps_.begin(), warps_.end(), Warp{});
   barriers_.fill({});
+  bulk_barriers.clear();
   alive_ = static_cast<int>(threads_.size());
 }
 
@@ -100,6 +103,7 @@ void Block::run_for_a_while(size_t warp) {
 }
 
 void Block::end_thread() {
+  check_no_products();
   thread->done = true;
   --alive_;
   // Those at the barrier of the whole block have waited for this thread too.
@@ -109,6 +113,7 @@ void Block::end_thread() {
 
 bool Block::barrier(int id, int threads, bool vote) {
   Barrier& b = barriers_[static_cast<size_t>(id)];
+  thread->warp->meetings = 0;
   const unsigned round = b.round;
   bool& any = b.any[round % 2];
   any |= vote;
@@ -127,6 +132,8 @@ void Block::wait(const Meeting& meeting) {
 }
 
 void Block::pause() {
+  constexpr unsigned kTooMany = 2000000;
+  if (++thread->pauses > kTooMany) fail("a thread waits for something that never happens");
   thread->waits_for = nullptr;
   thread->fiber.leave();
 }

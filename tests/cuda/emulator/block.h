@@ -11,7 +11,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "emulator/fiber.h"
@@ -38,6 +40,7 @@ struct Barrier : Meeting {
 struct Warp : Meeting {
   std::array<void*, kLanes> given{};
   void (*work)() = nullptr;  // what the lanes have met for
+  unsigned meetings = 0;     // since the warp was last at a barrier
 };
 
 /// A copy into shared memory that is under way; without a source it writes zeros.
@@ -46,6 +49,25 @@ struct Copy {
   const void* from;
   size_t bytes;
   void make() const;
+};
+
+/// A bulk copy that is under way.
+struct BulkCopy {
+  int64_t bytes;
+  std::function<void()> make;
+};
+/// A barrier in shared memory (emulator/bulk.h); a round is a phase.
+struct BulkBarrier : Meeting {
+  int number = 0;  // in the order in which the block made them
+  int arrivals = 0, missing = 0;
+  int64_t bytes = 0;  // announced, and not there yet
+  int waiting = 0;    // threads
+  std::vector<BulkCopy> copies;
+};
+
+struct Products;  // emulator/products.h
+struct ForgetProducts {
+  void operator()(Products* products) const;
 };
 
 struct Thread {
@@ -60,6 +82,8 @@ struct Thread {
   unsigned round = 0;  // of it
   // Groups of copies, oldest first; the last one is still open.
   std::vector<std::vector<Copy>> copies;
+  std::unique_ptr<Products, ForgetProducts> products;  // of a warpgroup, that are under way
+  unsigned pauses = 0;                                 // since it last met anybody
 
   bool can_go_on() const { return !done && (waits_for == nullptr || waits_for->round != round); }
 };
@@ -73,6 +97,7 @@ class Block {
 
   uint3 index{};
   const dim3 grid, size;
+  std::unordered_map<uint32_t, BulkBarrier> bulk_barriers;  // by address
 
   /// Waits for `threads` threads, 0: for all that have not ended. Returns whether any voted yes.
   bool barrier(int id, int threads, bool vote = false);
@@ -119,6 +144,8 @@ void meet(Given& mine, void (*work)(Lanes<Given>)) {
   if (++w.arrived < kLanes) {
     block->wait(w);
   } else {
+    constexpr unsigned kTooMany = 300000;
+    if (++w.meetings > kTooMany) fail("a loop that never ends");
     work({w.given});
     w.finish();
   }

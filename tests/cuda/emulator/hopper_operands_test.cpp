@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operands of cuda-sm90, whose main kernels are not part of the emulator: codes that its
-// forward would save, against those of the recipe oracle.
+// The operands of cuda-sm90 by themselves: codes that its forward saves, against those of the
+// recipe oracle.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -7,9 +7,9 @@
 namespace sagebwd::emulator {
 
 struct Options {
-  /// SAGEBWD_EMULATOR_COPIES=late: asynchronous copies happen at the last moment, when somebody
-  /// waits for them; else (early) at once. Right code works with both: the first finds a missing
-  /// wait, the second a copy over memory that is still being read.
+  /// SAGEBWD_EMULATOR_COPIES=late: asynchronous copies and products of warpgroups happen at the
+  /// last moment, when somebody waits for them; else (early) at once. Right code works with both:
+  /// the first finds a missing wait, the second a copy over memory that is still being read.
   bool late_copies;
   /// SAGEBWD_EMULATOR_SEED: another order of warps.
   uint64_t seed;

@@ -44,6 +44,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrComputeCapabilityMajor:
       *value = sagebwd::emulator::target() / 100;
       break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = sagebwd::emulator::target() / 10 % 10;
+      break;
     case cudaDevAttrMultiProcessorCount:
       *value = 2;
       break;

@@ -13,6 +13,9 @@ struct dim3 {
 struct alignas(8) int2 {
   int x, y;
 };
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
 struct alignas(8) uint2 {
   unsigned x, y;
 };
@@ -29,6 +32,7 @@ struct alignas(16) double2 {
   double x, y;
 };
 
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline double2 make_double2(double x, double y) { return {x, y}; }

@@ -11,6 +11,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
 };
 struct cudaFuncAttributes {
@@ -30,3 +31,10 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 /// All kernels of a program are made for the same target.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)());
+
+// The driver's functions by name; there is one (emulator/tensor_map.cpp).
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0 };
+inline constexpr unsigned long long cudaEnableDefault = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result);

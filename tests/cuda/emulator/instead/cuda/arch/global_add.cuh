@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "cuda/arch/half2.cuh"
+
 namespace sagebwd::cuda::arch {
 
 inline uint32_t sum_at(uint32_t lane, uint32_t e) {
@@ -27,6 +29,14 @@ inline void global_add(float* block, uint32_t lane, float x0, float x1, float x2
 }
 
 /// Only sm90 adds halves.
+inline void global_add_halves(__half* blocks, uint32_t lane, const uint32_t (&words)[4]) {
+  for (uint32_t i = 0; i < 4; ++i) {
+    std::atomic_ref<uint32_t> at(reinterpret_cast<uint32_t*>(blocks)[lane * 4 + i]);
+    uint32_t old = at;
+    while (!at.compare_exchange_weak(old, half2_add(old, words[i]))) {
+    }
+  }
+}
 inline uint4 last_halves(const __half* blocks, uint32_t lane) {
   return reinterpret_cast<const uint4*>(blocks)[lane];
 }

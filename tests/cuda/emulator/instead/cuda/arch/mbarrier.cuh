@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory. There are no bulk copies here, so only arrivals end a phase.
+// Barriers in shared memory, and the bulk copies that report to them (emulator/bulk.h).
 #pragma once
 
 #include <cuda.h>
@@ -7,37 +7,42 @@
 #include <cstdint>
 
 #include "emulator/block.h"
+#include "emulator/bulk.h"
+#include "emulator/faults.h"
 
 namespace sagebwd::cuda::arch {
 
-struct SharedBarrier {
-  uint16_t arrivals, missing;
-  uint32_t phase;
-};
-static_assert(sizeof(SharedBarrier) == 8);
-
-inline SharedBarrier& barrier_at(uint32_t address) {
-  return *static_cast<SharedBarrier*>(emulator::shared_pointer(address, 8));
-}
 inline void barrier_init(uint32_t barrier, int arrivals) {
-  const auto all = static_cast<uint16_t>(arrivals);
-  barrier_at(barrier) = {all, all, 0};
+  emulator::init_barrier(barrier, arrivals);
 }
 inline void barrier_init_done() {}
-inline void barrier_arrive(uint32_t barrier) {
-  SharedBarrier& b = barrier_at(barrier);
-  if (--b.missing == 0) b.missing = b.arrivals, ++b.phase;
+inline void barrier_arrive(uint32_t barrier) { emulator::arrive_at_barrier(barrier, 0); }
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  emulator::arrive_at_barrier(barrier, bytes);
 }
-inline void barrier_expect(uint32_t, uint32_t) { emulator::fail("a barrier expects a bulk copy"); }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
-  while (barrier_at(barrier).phase % 2 == parity) emulator::block->pause();
+  emulator::wait_for_barrier(barrier, parity);
 }
 
-inline void barrier_of(int number, int threads) { emulator::block->barrier(number, threads); }
+inline void barrier_of(int number, int threads) {
+  if (!emulator::has_fault(emulator::Fault::named_barrier))
+    emulator::block->barrier(number, threads);
+}
+inline void warpgroup_barrier(int number) { barrier_of(number, 128); }
 
+inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  emulator::copy_bytes(to, from, bytes, barrier);
+}
+inline void copy_rows(uint32_t to, const CUtensorMap& map, int column, int row, uint32_t barrier) {
+  emulator::copy_box(to, map, {column, row}, barrier);
+}
+inline void copy_panels(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
+  emulator::copy_box(to, map, {0, row, 0}, barrier);
+}
 enum class Keep { most, least };
-inline void copy_tokens(uint32_t, const CUtensorMap&, int, int, int, uint32_t, Keep) {
-  emulator::fail("there are no maps for bulk copies");
+inline void copy_tokens(uint32_t to, const CUtensorMap& map, int token, int head, int batch,
+                        uint32_t barrier, Keep) {
+  emulator::copy_box(to, map, {0, token, 0, head, batch}, barrier);
 }
 
 }  // namespace sagebwd::cuda::arch

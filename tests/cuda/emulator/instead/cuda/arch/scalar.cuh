@@ -19,6 +19,7 @@ inline float reciprocal_approx(float x) { return 1.0f / x; }
 inline void keep(uint32_t&) {}
 inline uint32_t thread_index() { return threadIdx.x; }
 inline float max_nan(float a, float b) { return a != a || b != b ? kNan : a < b ? b : a; }
+inline float min_nan(float a, float b) { return a != a || b != b ? kNan : b < a ? b : a; }
 inline uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {
   return __byte_perm(a, b, selector);
 }

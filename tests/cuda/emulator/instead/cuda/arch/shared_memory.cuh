@@ -63,4 +63,22 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
   emulator::meet(mine, load_matrices<true>);
 }
 
+struct MatrixStore {
+  uint32_t address;  // of one row
+  uint32_t r[4];
+};
+inline void stmatrix_x4_trans(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
+                              uint32_t r3) {
+  MatrixStore mine{address, {r0, r1, r2, r3}};
+  emulator::meet<MatrixStore>(mine, [](emulator::Lanes<MatrixStore> all) {
+    for (unsigned lane = 0; lane < emulator::kLanes; ++lane)
+      for (unsigned i = 0; i < 4; ++i)
+        for (unsigned e = 0; e < 2; ++e) {
+          const unsigned g = lane / 4, row = lane % 4 * 2 + e;
+          static_cast<uint16_t*>(emulator::shared_pointer(all[8 * i + row].address, 16))[g] =
+              static_cast<uint16_t>(all[lane].r[i] >> (16 * e));
+        }
+  });
+}
+
 }  // namespace sagebwd::cuda::arch

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 16-bit operands in shared memory, by the layouts of src/cuda/arch/wgmma.cuh. Each
-// thread works out its own sums at once. So nobody sees here whether a wait or a fence is missing,
-// nor whether operands in shared memory are overwritten before a product is done.
+// Products of a warpgroup, by the layouts of src/cuda/arch/wgmma.cuh (emulator/products.h).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,15 +7,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
-#include "emulator/block.h"
+#include "cuda/arch/mma_sync.cuh"
+#include "cuda/arch/shared_memory.cuh"
+#include "emulator/products.h"
 
 namespace sagebwd::cuda::arch {
 
-inline void wgmma_fence() {}
-inline void wgmma_commit() {}
+inline void wgmma_fence() { emulator::product_fence(); }
+inline void wgmma_commit() { emulator::commit_products(); }
 template <int kPending>
-void wgmma_wait() {}
+void wgmma_wait() {
+  emulator::wait_for_products(kPending);
+}
 template <typename V, size_t kCount>
 void settle(V (&)[kCount]) {}
 
@@ -25,51 +28,58 @@ inline uint32_t place_of(uint32_t shared_address) { return (shared_address & 0x3
 constexpr uint32_t places(size_t bytes) { return static_cast<uint32_t>(bytes / 16); }
 template <int kRowBytes>
 uint64_t operand_at(uint32_t place, size_t bytes = 0) {
-  static_assert(kRowBytes == 128);
-  return place + places(bytes);
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  constexpr uint64_t kEightRows = 8 * kRowBytes / 16, kSwizzle = kRowBytes == 128 ? 1 : 2;
+  return (place + (places(bytes) | 1u << 16)) | (kEightRows | kSwizzle << 30) << 32;
 }
 template <int kRowBytes>
 uint32_t swizzled(uint32_t offset) {
-  static_assert(kRowBytes == 128);
-  return offset ^ (offset >> 7 & 7) << 4;
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  return offset ^ (offset >> 7 & (kRowBytes == 128 ? 7 : 3)) << 4;
 }
 
-/// A number of an operand that starts at `place`: rows of 64 numbers, swizzled. The swizzle is one
-/// of addresses, so an operand may start in the middle of a row.
-template <typename T>
-float operand_number(uint64_t place, unsigned row, unsigned column) {
-  const auto address =
-      swizzled<128>(static_cast<uint32_t>(place) * 16 + row * 128 + column * sizeof(T));
-  return static_cast<float>(*static_cast<const T*>(emulator::shared_pointer(address, sizeof(T))));
+// Both operands in shared memory.
+template <int kCount>
+void wgmma_8(int (&c)[kCount], uint64_t a, uint64_t b, bool add) {
+  static_assert(kCount == 64 || kCount == 32);
+  emulator::issue({c, kCount, nullptr, a, b, add, emulator::Element::s8, false, false});
 }
-
-/// c = ±A·B, or added to c: 16 contraction indices. `by_rows`: B has a row for each of them.
 template <typename T>
-void multiply_16(float (&c)[32], uint64_t a, uint64_t b, bool add, float sign, bool by_rows) {
-  const unsigned lane = emulator::thread->lane, warp = emulator::thread->index.x / 32 % 4;
-  for (unsigned j = 0; j < 8; ++j)
-    for (unsigned r = 0; r < 2; ++r)
-      for (unsigned e = 0; e < 2; ++e) {
-        const unsigned row = 16 * warp + lane / 4 + 8 * r, column = 8 * j + 2 * (lane % 4) + e;
-        float sum = 0.0f;
-        for (unsigned k = 0; k < 16; ++k)
-          sum += operand_number<T>(a, row, k) *
-                 (by_rows ? operand_number<T>(b, k, column) : operand_number<T>(b, column, k));
-        float& to = c[4 * j + 2 * r + e];
-        to = add ? to + sign * sum : sign * sum;
-      }
-}
+inline constexpr emulator::Element kElementOf =
+    std::is_same_v<T, __nv_bfloat16> ? emulator::Element::bf16 : emulator::Element::f16;
 template <typename T>
 void wgmma_16(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  multiply_16<T>(c, a, b, add, 1.0f, false);
+  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, false, false});
 }
 template <typename T>
 void wgmma_16_minus(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  multiply_16<T>(c, a, b, add, -1.0f, false);
+  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, true, false});
 }
 template <typename T>
 void wgmma_16_by_rows(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  multiply_16<T>(c, a, b, add, 1.0f, true);
+  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, false, true});
+}
+// A in registers.
+inline void wgmma_u8(int (&c)[32], const uint32_t* a, uint64_t b, bool add) {
+  emulator::issue({c, 32, a, 0, b, add, emulator::Element::u8, false, false});
+}
+template <int kCount>
+void wgmma_s8(int (&c)[kCount], const uint32_t* a, uint64_t b, bool add) {
+  static_assert(kCount == 32 || kCount == 16);
+  emulator::issue({c, kCount, a, 0, b, add, emulator::Element::s8, false, false});
+}
+inline void wgmma_f16_by_rows(float* c, const uint32_t* a, uint64_t b, bool add) {
+  emulator::issue({c, 32, a, 0, b, add, emulator::Element::f16, false, true});
+}
+
+/// Registers are many here.
+template <int kRegisters>
+void take_registers() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+}
+template <int kRegisters>
+void leave_registers() {
+  take_registers<kRegisters>();
 }
 
 }  // namespace sagebwd::cuda::arch
