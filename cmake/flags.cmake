@@ -11,6 +11,11 @@ target_compile_options(sagebwd_flags INTERFACE
   -ffp-contract=off
   $<$<BOOL:${SAGEBWD_WERROR}>:-Werror>)
 
+# Messages name source files. What is installed must not tell where it was built, nor differ by it.
+set(_relative "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=sagebwd")
+target_compile_options(sagebwd_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:${_relative}> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${_relative}>)
+
 set(SAGEBWD_SANITIZE "" CACHE STRING "Build with a sanitizer: address;undefined or thread")
 
 # What a release build checks of itself while it runs: copies into buffers of known size, and return addresses behind

@@ -189,6 +189,15 @@ void run_where(Args& args, const Tensor& q) {
 
 }  // namespace
 
+std::string in_words_of_python(std::string message) {
+  for (const auto& [field, argument] :
+       {std::pair<std::string, std::string>{"documents.cu_q", "cu_seqlens_q"},
+        {"documents.cu_k", "cu_seqlens_k"}})
+    for (size_t at = 0; (at = message.find(field, at)) != std::string::npos;)
+      message.replace(at, field.size(), argument);
+  return message;
+}
+
 void refuse_argument(const std::string& what) { throw Error(ErrorKind::invalid_argument, what); }
 
 Packing::Packing(const Options& options, const Tensor& q, const Tensor& k, Offsets offsets) {

@@ -127,6 +127,9 @@ Tensor new_like(const Tensor& t);
 /// `t` with the channels next to each other. A gradient may be an expanded scalar.
 Tensor with_unit_channel_stride(const Tensor& t);
 
+/// The library names the fields of its structs; the operators' arguments have other names.
+std::string in_words_of_python(std::string message);
+
 [[noreturn]] void refuse_argument(const std::string& what);
 
 }  // namespace sagebwd::binding

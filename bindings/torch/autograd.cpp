@@ -56,7 +56,7 @@ auto with_python_errors(F&& call) {
   try {
     return call();
   } catch (const Error& e) {
-    TORCH_CHECK_VALUE(e.kind() != ErrorKind::invalid_argument, e.what());
+    TORCH_CHECK_VALUE(e.kind() != ErrorKind::invalid_argument, in_words_of_python(e.what()));
     TORCH_CHECK_NOT_IMPLEMENTED(e.kind() != ErrorKind::unsupported, e.what());
     TORCH_CHECK(false, "sagebwd.RuntimeError: ", e.what());
   }

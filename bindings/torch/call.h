@@ -31,7 +31,7 @@ auto translated(F&& call) {
     const char* kind = e.kind() == ErrorKind::invalid_argument ? "sagebwd.ValueError: "
                        : e.kind() == ErrorKind::unsupported    ? "sagebwd.NotImplementedError: "
                                                                : "sagebwd.RuntimeError: ";
-    throw std::runtime_error(kind + std::string(e.what()));
+    throw std::runtime_error(kind + in_words_of_python(e.what()));
   }
 }
 

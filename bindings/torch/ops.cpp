@@ -145,7 +145,14 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dout, std::optional<
   });
 }
 
-std::string library_version() { return version(); }
+std::string library_version() {
+  const std::string core = version();
+  if (core != SAGEBWD_VERSION_STRING)
+    throw std::runtime_error("sagebwd: libsagebwd.so is version " + core +
+                             ", but libsagebwd_torch.so was built for " SAGEBWD_VERSION_STRING
+                             "; install the package again");
+  return core;
+}
 std::string library_build() { return describe_build(); }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "dispatch/choose.h"
 #include "spec/mix.h"
+#include "spec/overlap.h"
 
 namespace sagebwd {
 namespace {
@@ -36,29 +37,40 @@ size_t workspace_size(const BlockMeansArgs& a) { return needed(spec::resolve(a, 
 
 void mix_forward(const MixForwardArgs& a) {
   const spec::MixProblem p = spec::resolve(a);
-  if (!p.empty()) dispatch::mix_on(a.device).forward(p, a);
+  if (p.empty()) return;
+  spec::check_overlap(p, a);
+  dispatch::mix_on(a.device).forward(p, a);
 }
 
 void mix_backward(const MixBackwardArgs& a) {
   const spec::MixProblem p = spec::resolve(a, true);
-  float* const parts = workspace(a, needed(p, a));
-  if (!p.empty()) dispatch::mix_on(a.device).backward(p, a, parts);
+  const size_t bytes = needed(p, a);
+  float* const parts = workspace(a, bytes);
+  if (p.empty()) return;
+  spec::check_overlap(p, a, parts, bytes);
+  dispatch::mix_on(a.device).backward(p, a, parts);
 }
 
 void mix_sparse_backward(const MixSparseArgs& a) {
   const spec::MixProblem p = spec::resolve(a);
-  if (!p.empty()) dispatch::mix_on(a.device).sparse_backward(p, a);
+  if (p.empty()) return;
+  spec::check_overlap(p, a);
+  dispatch::mix_on(a.device).sparse_backward(p, a);
 }
 
 void block_means(const BlockMeansArgs& a) {
   const spec::MeansProblem p = spec::resolve(a, true);
-  float* const raw = workspace(a, needed(p, a));
+  const size_t bytes = needed(p, a);
+  float* const raw = workspace(a, bytes);
+  spec::check_overlap(p, a, raw, bytes);
   dispatch::mix_on(a.device).block_means(p, a, raw);
 }
 
 void top_k(const TopKArgs& a) {
   spec::check(a);
-  if (a.rows > 0) dispatch::mix_on(a.device).top_k(a);
+  if (a.rows == 0) return;
+  spec::check_overlap(a);
+  dispatch::mix_on(a.device).top_k(a);
 }
 
 }  // namespace sagebwd

@@ -251,6 +251,9 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
     float* row = q.rows + static_cast<int64_t>(i) * plan.dl;
     for (int c = 0; c < plan.dl; ++c) row[c] = row[c] * t.alpha[i] + mean_v[c] * t.beta[i];
   }
+  if (a.o.dtype == Dtype::f16)
+    for (int64_t n = 0; n < static_cast<int64_t>(qb.rows) * plan.dl; ++n)
+      q.rows[n] = numerics::within_f16(q.rows[n]);
   kernels.store_rows(a.o.dtype, row_at(a.o, qb.seq.batch, h, qb.seq.q_begin + qb.first),
                      a.o.stride[2], qb.rows, static_cast<int>(plan.p.d), q.rows, plan.dl, 1.0f);
 }

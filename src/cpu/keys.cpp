@@ -103,7 +103,9 @@ void Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float
 void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows,
                              int8_t* codes) const {
   load_k(b, hk, rows);
-  if (data.needs.k_float) std::copy(rows, rows + tile(), data.k_float + at * tile());
+  if (data.needs.k_float)
+    for (int64_t n = 0; n < tile(); ++n)
+      data.k_float[at * tile() + n] = numerics::inf_as_nan(rows[n]);
   if (data.needs.kt_float)
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile(), plan.bk);
   float* scale = data.k_scale + at * plan.bk;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix [channels of φ][columns] belongs to each block: V's channels, then a column for the norm
-// and one for the weight. With V' = [V, 1] and φ(K)ᵀ·V' = [h, z], one product makes numerator and
-// norm:
+// A matrix [channels of φ][columns] belongs to each block: V's channels, then a column for the
+// norm. With V' = [V, 1] and φ(K)ᵀ·V' = [h, z], one product makes numerator and norm:
 //
 //   keys      h_j = φ(K_j)ᵀ·V'              queries   H_i = Σ h_j over the blocks not excluded
 //                                                     [O·n, n] = φ(Q)·H_i
@@ -14,6 +13,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/lists.h"
@@ -27,19 +27,22 @@ constexpr int kMostChannels = 256;
 /// Numbers in the matrices of the heads that are worked on at once, unless one head has more.
 constexpr int64_t kMostSums = int64_t{1} << 24;
 
-/// The matrices of the blocks of each head, and the sum of them all.
+/// The matrices of the blocks of each head, and the sums of them all and of their magnitudes.
 struct BlockSums {
-  float* parts = nullptr;   // [heads][blocks][size]
-  double* total = nullptr;  // [heads][size]
+  float* parts = nullptr;       // [heads][blocks][size]
+  double* total = nullptr;      // [heads][size]
+  double* magnitude = nullptr;  // [heads][size]
   int64_t blocks = 0, size = 0;
 
   void place(Arena& arena, int64_t heads, int64_t block_count, int64_t matrix) {
     blocks = block_count, size = matrix;
     parts = arena.take<float>(heads * blocks * size);
     total = arena.take<double>(heads * size);
+    magnitude = arena.take<double>(heads * size);
   }
   float* part(int64_t head, int64_t block) const { return parts + (head * blocks + block) * size; }
   double* total_of(int64_t head) const { return total + head * size; }
+  double* magnitude_of(int64_t head) const { return magnitude + head * size; }
 };
 
 /// The memory that one worker needs.
@@ -89,7 +92,6 @@ struct Layout {
     return take_scratch(arena);
   }
   int norm_column() const { return dl; }
-  int weight_column() const { return dl + 1; }
   double* token_sum(int64_t head, int64_t block) const {
     return token_sums + (head * k_blocks + block) * (dl + 1);
   }
@@ -176,7 +178,6 @@ class Linear {
                    load_keys(t, e, s);
                    add_product(s, s.x, t.rows, first, h);
                  });
-      weigh(h);
     });
     add_up(l_.h);
   }
@@ -211,7 +212,6 @@ class Linear {
                       l_.d, s.z, l_.dl, 1.0f);
         add_product(s, s.x, t.rows, first, dh);
       });
-      weigh(dh);
     });
     add_up(l_.dh);
   }
@@ -310,29 +310,26 @@ class Linear {
     (first ? k_.store_f32 : k_.add_f32)(product, to, l_.columns);
   }
 
-  /// Writes the largest magnitude of each row into the column of weights.
-  void weigh(float* matrix) const {
-    float largest[kMostChannels];
-    k_.row_magnitudes(matrix, l_.columns, l_.dl, largest);
-    for (int c = 0; c < l_.dl; ++c) matrix[c * l_.columns + l_.weight_column()] = largest[c];
-  }
-
   void add_up(const BlockSums& sums) {
     run_items(a_.parallel_for, l_.slots, count_ * l_.dl, [&](int64_t, int64_t item) {
       const int64_t e = item / l_.dl, at = item % l_.dl * l_.columns;
-      double* total = sums.total_of(e) + at;
-      std::fill(total, total + l_.columns, 0.0);
-      for (int64_t i = 0; i < sums.blocks; ++i)
+      double *total = sums.total_of(e) + at, *magnitude = sums.magnitude_of(e) + at;
+      std::fill_n(total, l_.columns, 0.0);
+      std::fill_n(magnitude, l_.columns, 0.0);
+      for (int64_t i = 0; i < sums.blocks; ++i) {
         k_.add_in_f64(sums.part(e, i) + at, l_.columns, total);
+        k_.add_magnitudes_in_f64(sums.part(e, i) + at, l_.columns, magnitude);
+      }
     });
   }
 
-  /// Whether enough is left of a total after a subtraction. FP64 has 2^53 steps, so a millionth of
-  /// it is still good to 1e-9. NaN is not enough: what is excluded may have it.
-  bool enough_left(const double* left, const double* total) const {
-    for (int64_t at = l_.weight_column(); at < l_.matrix; at += l_.columns)
-      if (!(left[at] >= total[at] * 0x1p-20)) return false;
-    return true;
+  /// Whether each number that a subtraction left is good to FP32. FP64 has 2^53 steps, so the
+  /// rounding of what went in and out is 2^-27 of what is left for each term. NaN is not enough:
+  /// what is excluded may have it.
+  bool enough_left(const double* left, const double* magnitude) const {
+    bool enough = true;
+    for (int64_t i = 0; i < l_.matrix; ++i) enough &= std::fabs(left[i]) >= magnitude[i] * 0x1p-26;
+    return enough;
   }
 
   /// f(first number, numbers) for parts of a matrix whose sums stay in the first cache.
@@ -354,7 +351,7 @@ class Linear {
         for (int64_t i = 0; i < count; ++i)
           k_.subtract_in_f64(sums.part(e, excluded[i]) + at, size, s.sum + at);
       });
-      done = count == 0 || enough_left(s.sum, total);
+      done = count == 0 || enough_left(s.sum, sums.magnitude_of(e));
     }
     if (!done) {
       std::fill_n(s.sum, l_.matrix, 0.0);
@@ -365,7 +362,6 @@ class Linear {
           if (s.mark[i] == 0) k_.add_in_f64(sums.part(e, i) + at, size, s.sum + at);
       });
     }
-    for (int64_t at = l_.weight_column(); at < l_.matrix; at += l_.columns) s.sum[at] = 0;
     for (int64_t i = 0; i < l_.matrix; ++i) s.matrix[i] = static_cast<float>(s.sum[i]);
   }
 

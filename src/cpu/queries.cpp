@@ -110,7 +110,8 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
   const float unit = plan.p.scale * numerics::kLog2e;
   if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
     kernels.transpose_f32(scratch.rows, plan.dl, plan.bq, plan.dl, out.qt_float, plan.bq);
-    std::fill(out.logit_factor, out.logit_factor + plan.bq, unit);
+    for (int i = 0; i < plan.bq; ++i)  // NaN for a query that holds Inf
+      out.logit_factor[i] = std::isnan(out.scale[i]) ? out.scale[i] : unit;
   }
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   kernels.sum_row_codes(scratch.codes, plan.dk, plan.bq, plan.dl, out.start);

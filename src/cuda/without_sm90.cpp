@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for the room sm90 where a build leaves it out: for other GPUs alone, or on the emulator.
+// Stands for the room sm90 where a build leaves it out, because it is for other GPUs alone.
 #include "cuda/sm90/implementation.h"
 
 namespace sagebwd::cuda::sm90 {

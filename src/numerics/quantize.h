@@ -29,6 +29,18 @@ SAGE_INLINE float scale_of(float amax, float levels = kLevels) {
   return amax < kZeroAmax ? 0.0f : amax / levels;
 }
 
+/// An operand of a matmul out of INT8. There, too, Inf counts as NaN: a logit of -Inf would hide
+/// it.
+SAGE_INLINE float inf_as_nan(float x) { return x + (x - x); }
+
+/// A value of O that FP16 can hold. O is a mean of values of V, but the codes of P add up to 1 only
+/// nearly, and an O beyond the largest FP16 would become Inf, and its gradients NaN.
+SAGE_INLINE float within_f16(float x) {
+  constexpr float kMost = 65504.0f;
+  if (!(std::fabs(x) > kMost) || !(std::fabs(x) <= std::numeric_limits<float>::max())) return x;
+  return x > 0.0f ? kMost : -kMost;
+}
+
 /// Scale of a token of V that is folded into P: `scale` is the token's own, `top` the largest of
 /// its block of 128. It stays within 2^-20 of that, because its logarithm and its inverse are used.
 SAGE_INLINE float value_scale(float scale, float top) {

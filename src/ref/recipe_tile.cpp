@@ -79,7 +79,11 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
   if (lifted) {
     matmul_add(t.rows, t.cols, d, head.q + t.q0 * d, d, 1, &x.k_smooth_t[t.k0], head.nk, dot.data(),
                t.cols);
-    t.for_visible([&](int64_t, int64_t, int64_t at) { s2[at] = factor * dot[at]; });
+    // Inf counts as NaN: a logit of -Inf would hide it.
+    t.for_visible([&](int64_t i, int64_t j, int64_t at) {
+      const float scales = x.inputs.q_scale[t.q0 + i] + x.inputs.k_scale[t.k0 + j];
+      s2[at] = std::isnan(scales) ? scales : factor * dot[at];
+    });
     return s2;
   }
   matmul_add(t.rows, t.cols, d, &x.q8[t.q0 * d], d, 1, &x.k8_t[t.k0], head.nk, dot.data(), t.cols);

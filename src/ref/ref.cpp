@@ -9,6 +9,7 @@
 
 #include "base/dispatch_dtype.h"
 #include "base/parallel.h"
+#include "numerics/quantize.h"
 #include "ref/attention_recipe.h"
 #include "ref/linear_exact.h"
 #include "ref/problem_visibility.h"
@@ -120,7 +121,9 @@ void forward(const Problem& p, const ForwardArgs& args, void*) {
   parallel_for(args.parallel_for, p.num_sequences() * p.h, [&](int64_t item) {
     const int64_t t = item / p.h, h = item % p.h;
     const Inputs in(p, args, t, h);
-    const RecipeForward out = recipe_forward(in.head);
+    RecipeForward out = recipe_forward(in.head);
+    for (float& x : out.o)
+      if (p.dtype == Dtype::f16) x = numerics::within_f16(x);
     queries(args.o, in.sequence, h).write(out.o);
     for (int64_t i = 0; i < in.sequence.nq; ++i) stat(args.lse, in.sequence, h, i) = out.lse[i];
     if (args.max_logit != nullptr) args.max_logit[item] = out.max_logit;

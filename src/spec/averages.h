@@ -14,7 +14,7 @@ namespace sagebwd::spec {
 struct AveragesLayout {
   explicit AveragesLayout(const Problem& p) {
     const int64_t heads = p.b * p.h, key_heads = p.b * p.hk;
-    const int64_t blocks = ceil_div(p.nq, p.has_lists() ? p.blocks.block_q : 128);
+    const int64_t blocks = ceil_div(p.nq, p.blocks.block_q);
     const auto take = [&](int64_t numbers, int64_t size) {
       const int64_t at = bytes;
       bytes += numbers * size;

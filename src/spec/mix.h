@@ -44,7 +44,7 @@ void check_alpha(const Alpha& alpha, int64_t b, int64_t h, int64_t n, bool check
 /// Throws unless all queries of a piece share their α.
 void check_long_blocks(const Alpha& alpha);
 
-// Throw Error(invalid_argument). check_memory: look at data pointers and overlaps too.
+// Throw Error(invalid_argument). check_memory: look at data pointers too.
 MixProblem resolve(const MixForwardArgs& args);
 MixProblem resolve(const MixBackwardArgs& args, bool check_memory);
 MixProblem resolve(const MixSparseArgs& args);

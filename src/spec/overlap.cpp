@@ -61,11 +61,18 @@ void add_rows(Region& r, const int64_t* count, const int64_t* stride, int64_t el
   for (size_t i = 0; i < 3 && !empty(r); ++i) r.step[i] = count[i] > 1 ? stride[i] * element : 0;
 }
 
-Region region(const char* name, const StatsView& s, const Problem& p) {
-  Region r = line(name, s.data, sizeof(float));
-  const int64_t count[] = {p.b, p.h, p.nq};
+Region line(const char* name, const float* data, int64_t numbers) {
+  return line(name, static_cast<const void*>(data), numbers * static_cast<int64_t>(sizeof(float)));
+}
+
+Region region(const char* name, const StatsView& s, int64_t b, int64_t h, int64_t n) {
+  Region r = line(name, s.data, 1);
+  const int64_t count[] = {b, h, n};
   add_rows(r, count, s.stride.data(), sizeof(float));
   return r;
+}
+Region region(const char* name, const StatsView& s, const Problem& p) {
+  return region(name, s, p.b, p.h, p.nq);
 }
 
 void refuse(const Region& a, const Region& b) {
@@ -77,14 +84,13 @@ Region codes_region(const Problem& p, const AttentionArgs& a) {
   return line("codes", a.codes, a.codes == nullptr ? 0 : codes_layout(p).bytes);
 }
 
-Region alpha_region(const Problem& p, const Alpha& alpha) {
-  return line("alpha", alpha.data,
-              alpha.batches * p.h * alpha.rows * static_cast<int64_t>(sizeof(float)));
+Region alpha_region(int64_t heads, const Alpha& alpha) {
+  return line("alpha", alpha.data, alpha.batches * heads * alpha.rows);
 }
 void add_means(const Problem& p, const LinearArgs& a, std::vector<Region>& read) {
   if (!p.has_means) return;
-  const int64_t bytes = p.b * p.hk * p.d * static_cast<int64_t>(sizeof(float));
-  read.insert(read.end(), {line("k_mean", a.k_mean, bytes), line("v_mean", a.v_mean, bytes)});
+  const int64_t numbers = p.b * p.hk * p.d;
+  read.insert(read.end(), {line("k_mean", a.k_mean, numbers), line("v_mean", a.v_mean, numbers)});
 }
 Region averages_region(const Problem& p, const void* averages) {
   return line("averages", averages, p.has_averages ? AveragesLayout(p).bytes : 0);
@@ -103,13 +109,8 @@ void add_lists(const Problem& p, std::vector<Region>& read) {
       line("blocks.offset", l.offset, (rows + 1) * static_cast<int64_t>(sizeof(int64_t))));
 }
 
-void check(const Problem& p, const void* workspace, size_t bytes,
-           std::initializer_list<Region> written, std::vector<Region> read) {
-  const int64_t offsets =
-      p.packed() ? (p.documents.count + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0;
-  read.push_back(line("documents.cu_q", p.documents.cu_q, offsets));
-  read.push_back(line("documents.cu_k", p.documents.cu_k, offsets));
-  if (p.has_lists() && !p.blocks.on_device) add_lists(p, read);
+void check_apart(const void* workspace, size_t bytes, std::initializer_list<Region> written,
+                 const std::vector<Region>& read) {
   const Region space = line("workspace", workspace, static_cast<int64_t>(bytes));
   for (const Region* w = written.begin(); w != written.end(); ++w) {
     for (const Region& r : read) refuse(*w, r);
@@ -117,6 +118,20 @@ void check(const Problem& p, const void* workspace, size_t bytes,
     refuse(space, *w);
   }
   for (const Region& r : read) refuse(space, r);
+}
+
+void check(const Problem& p, const void* workspace, size_t bytes,
+           std::initializer_list<Region> written, std::vector<Region> read) {
+  const int64_t offsets =
+      p.packed() ? (p.documents.count + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0;
+  read.push_back(line("documents.cu_q", p.documents.cu_q, offsets));
+  read.push_back(line("documents.cu_k", p.documents.cu_k, offsets));
+  if (p.has_lists() && !p.blocks.on_device) add_lists(p, read);
+  check_apart(workspace, bytes, written, read);
+}
+
+std::vector<Region> mix_inputs(const MixProblem& p, const Alpha& alpha, const StatsView& norm) {
+  return {alpha_region(p.h, alpha), region("norm", norm, p.b, p.h, p.n)};
 }
 
 }  // namespace
@@ -158,7 +173,7 @@ bool overlap(const Region& a, const Region& b) {
 }
 
 void check_overlap(const Problem& p, const ForwardArgs& a, const void* workspace, size_t bytes) {
-  const int64_t logits = p.num_sequences() * p.h * static_cast<int64_t>(sizeof(float));
+  const int64_t logits = p.num_sequences() * p.h;
   check(p, workspace, bytes,
         {region("o", a.o), region("lse", a.lse, p), line("max_logit", a.max_logit, logits),
          codes_region(p, a)},
@@ -177,7 +192,7 @@ void check_overlap(const Problem& p, const LinearForwardArgs& a, const void* wor
                    size_t bytes) {
   std::vector<Region> read{region("q", a.q), region("k", a.k), region("v", a.v)};
   add_means(p, a, read);
-  if (p.mixes) read.insert(read.end(), {region("sparse", a.sparse), alpha_region(p, a.alpha)});
+  if (p.mixes) read.insert(read.end(), {region("sparse", a.sparse), alpha_region(p.h, a.alpha)});
   check(p, workspace, bytes,
         {region("o", a.o), region("norm", a.norm, p), averages_region(p, a.averages)},
         std::move(read));
@@ -195,14 +210,54 @@ void check_overlap(const Problem& p, const LinearBackwardArgs& a, const void* wo
   Region dalpha;
   if (p.mixes) {
     read.insert(read.end(), {region("dq_sparse", a.dq_sparse), region("dk_sparse", a.dk_sparse),
-                             region("dv_sparse", a.dv_sparse), alpha_region(p, a.alpha)});
+                             region("dv_sparse", a.dv_sparse), alpha_region(p.h, a.alpha)});
     Alpha written = a.alpha;
     written.data = a.dalpha;
-    dalpha = alpha_region(p, written);
+    dalpha = alpha_region(p.h, written);
     dalpha.name = "dalpha";
   }
   check(p, workspace, bytes, {region("dq", a.dq), region("dk", a.dk), region("dv", a.dv), dalpha},
         std::move(read));
+}
+
+void check_overlap(const MixProblem& p, const MixForwardArgs& a) {
+  std::vector<Region> read = mix_inputs(p, a.alpha, a.norm);
+  read.insert(read.end(), {region("sparse", a.sparse), region("linear", a.linear)});
+  check_apart(nullptr, 0, {region("out", a.out)}, read);
+}
+
+void check_overlap(const MixProblem& p, const MixBackwardArgs& a, const void* workspace,
+                   size_t bytes) {
+  std::vector<Region> read = mix_inputs(p, a.alpha, a.norm);
+  read.insert(read.end(),
+              {region("sparse", a.sparse), region("linear", a.linear), region("dout", a.dout)});
+  check_apart(workspace, bytes,
+              {region("dsparse", a.dsparse), region("dlinear", a.dlinear),
+               line("dalpha", a.dalpha, a.alpha.batches * p.h * a.alpha.rows)},
+              read);
+}
+
+void check_overlap(const MixProblem& p, const MixSparseArgs& a) {
+  std::vector<Region> read = mix_inputs(p, a.alpha, a.norm);
+  read.insert(read.end(), {region("sparse", a.sparse), region("dout", a.dout)});
+  check_apart(nullptr, 0,
+              {region("dsparse", a.dsparse), line("parts", a.parts, p.b * p.h * p.pieces())}, read);
+}
+
+void check_overlap(const MeansProblem& p, const BlockMeansArgs& a, const void* workspace,
+                   size_t bytes) {
+  check_apart(workspace, bytes,
+              {line("q_means", a.q_means, p.b * p.h * p.q_blocks * p.d),
+               line("k_means", a.k_means, p.k_numbers())},
+              {region("q", a.q), region("k", a.k)});
+}
+
+void check_overlap(const TopKArgs& a) {
+  constexpr int64_t kSize = sizeof(int32_t);
+  check_apart(
+      nullptr, 0,
+      {line("index", a.index, a.rows * a.k * kSize), line("count", a.count, a.rows * kSize)},
+      {line("scores", a.scores, a.rows * a.columns)});
 }
 
 }  // namespace sagebwd::spec

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "spec/mix.h"
 #include "spec/problem.h"
 
 namespace sagebwd::spec {
@@ -35,5 +36,12 @@ void check_overlap(const Problem& p, const LinearForwardArgs& args, const void* 
                    size_t bytes);
 void check_overlap(const Problem& p, const LinearBackwardArgs& args, const void* workspace,
                    size_t bytes);
+void check_overlap(const MixProblem& p, const MixForwardArgs& args);
+void check_overlap(const MixProblem& p, const MixBackwardArgs& args, const void* workspace,
+                   size_t bytes);
+void check_overlap(const MixProblem& p, const MixSparseArgs& args);
+void check_overlap(const MeansProblem& p, const BlockMeansArgs& args, const void* workspace,
+                   size_t bytes);
+void check_overlap(const TopKArgs& args);
 
 }  // namespace sagebwd::spec

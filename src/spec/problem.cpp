@@ -62,6 +62,12 @@ void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
   check_pointer("codes", a.codes, 16, bytes);
 }
 
+/// Without lists nobody has looked at their other fields. The linear branch still cuts its tokens
+/// into blocks, and takes the usual ones.
+void forget_unused_lists(Problem& p) {
+  if (!p.has_lists()) p.blocks = {};
+}
+
 /// Sizes, dtype and device; `Args` has q, k, v and a device.
 template <typename Args>
 Problem resolve_sizes(const Args& a, Direction direction) {
@@ -147,6 +153,7 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   p.recipe = a.recipe;
   p.blocks = a.blocks;
   check_lists(p, check_memory);
+  forget_unused_lists(p);
   if (p.has_lists()) p.recipe.pv16_tiles = p.blocks.lead;
   check_codes(a, p, check_memory);
   return p;
@@ -163,6 +170,7 @@ Problem resolve_linear(const LinearArgs& a, Direction direction, bool check_memo
   p.blocks = a.excluded;
   p.blocks.lead = 0;
   check_lists(p, check_memory, "excluded");
+  forget_unused_lists(p);
   SAGE_CHECK((a.k_mean == nullptr) == (a.v_mean == nullptr),
              "k_mean, v_mean: expected both or neither");
   p.has_means = a.k_mean != nullptr;

@@ -48,13 +48,16 @@ struct BenchOptions {
 void run(const BenchOptions& o, const std::string& command_line) {
   o.run.apply();
   std::vector<spec::AttnCase> cases;
-  for (const std::string& text : o.cases) cases.push_back(spec::AttnCase::parse(text));
+  for (const std::string& text : o.cases) {
+    cases.push_back(spec::AttnCase::parse(text));
+    check_memory(cases.back());
+  }
   const Benchmark b = run_benchmark(cases, o.settings, o.run.talk());
   std::fputs((bench_table(b) + "\n" + bench_note(b)).c_str(), stdout);
   if (o.json_path.empty()) return;
   nlohmann::json record = record_head(command_line);
   record.update(bench_json(b));
-  write_file(o.json_path, record.dump(1) + "\n");
+  write_file(o.json_path, json_text(record));
 }
 
 }  // namespace

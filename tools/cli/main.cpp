@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/suggest.h"
 #include "commands.h"
+#include "options.h"
 #include "sagebwd/attention.h"
 
 namespace {
@@ -61,7 +63,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
 }
 
 int complain(const std::string& message, int code) {
-  std::fprintf(stderr, "sagebwd: %s\n", one_line(message).c_str());
+  std::fprintf(stderr, "sagebwd: %s\n", sagebwd::cli::printable(one_line(message)).c_str());
   return code;
 }
 
@@ -90,6 +92,8 @@ int main(int argc, char** argv) {
     return complain(explain(e, app) + " (sagebwd --help lists what is expected)", kUserError);
   } catch (const sagebwd::Error& e) {
     return complain(e.what(), e.kind() == sagebwd::ErrorKind::internal ? kFailure : kUserError);
+  } catch (const std::length_error&) {  // a container that no memory holds
+    return complain("out of memory; try fewer heads or a shorter sequence", kFailure);
   } catch (const std::bad_alloc&) {
     return complain("out of memory; try fewer heads or a shorter sequence", kFailure);
   } catch (const std::exception& e) {

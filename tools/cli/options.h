@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "progress.h"
+#include "spec/attn_case.h"
 
 namespace CLI {
 class App;
@@ -30,6 +31,26 @@ void add_run_options(CLI::App& command, RunOptions& options);
 
 /// Version, command, date, CPU and threads: what a reader needs to repeat a result.
 nlohmann::json record_head(const std::string& command_line);
+
+/// A file of the command line.
+struct NamedFile {
+  const char* option;
+  std::string path;  // empty: not given
+};
+/// Throws an Error when a file that the command writes is another of its files, by whatever name.
+/// Asked before any work.
+void check_apart(const std::vector<NamedFile>& read, const std::vector<NamedFile>& written);
+
+/// Throws an Error when numbers of so many bytes cannot fit this machine's memory.
+void check_memory(const std::string& what, double bytes);
+/// The same for the tensors of a case.
+void check_memory(const spec::AttnCase& c);
+
+/// Text that may be printed: control characters, which a terminal would obey, as \\x1b and so on.
+std::string printable(const std::string& text);
+
+/// JSON as text. Bytes of file names that are not UTF-8 are replaced.
+std::string json_text(const nlohmann::json& record);
 
 /// An Error that names the file when it cannot be written.
 void write_file(const std::string& path, const std::string& text);

@@ -5,6 +5,8 @@
 
 #include <cstdio>
 
+#include "options.h"
+
 namespace sagebwd::cli {
 
 Progress::Progress(int steps, Talk talk)
@@ -16,7 +18,8 @@ Progress::~Progress() {
   if (rewrite_ && finished_ > 0) std::fputs("\r\033[K", stderr);
 }
 
-void Progress::done(const std::string& what) {
+void Progress::done(const std::string& given) {
+  const std::string what = printable(given);
   const std::lock_guard<std::mutex> lock(mutex_);
   ++finished_;
   if (rewrite_)

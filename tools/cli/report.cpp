@@ -50,6 +50,7 @@ TracePlan plan(const ReportOptions& o) {
                                : o.quick            ? "h1 n256 d64"
                                                     : "h4 n2048 d64");
   sweep.base.mask.causal |= o.causal;
+  check_memory(sweep.base);
   hard.base = sweep.base;
   sweep.yardstick = true;
   sweep.sigmas = {1, 3, 5, 8, 10};
@@ -108,6 +109,8 @@ Benchmark measure_speed(const ReportOptions& o) {
 
 void run(const ReportOptions& o, const std::string& command_line) {
   o.run.apply();
+  const std::string json_path = o.json_path.empty() ? beside(o.out) : o.json_path;
+  check_apart({}, {{"--html", o.out}, {"--json", json_path}});
   const TracePlan all = plan(o);
   const Benchmark speed = measure_speed(o);
   std::printf(
@@ -123,12 +126,11 @@ void run(const ReportOptions& o, const std::string& command_line) {
   print_gates(results);
   print(verdict_words(results));
 
-  const std::string json_path = o.json_path.empty() ? beside(o.out) : o.json_path;
   nlohmann::json record = trace_json(results, command_line);
   record["speed"] = bench_json(speed);
   write_file(o.out,
              trace_page(results, {"Accuracy of INT8 attention", command_line, true, &speed}));
-  write_file(json_path, record.dump(1) + "\n");
+  write_file(json_path, json_text(record));
   std::printf("\nWrote %s and %s\n", o.out.c_str(), json_path.c_str());
 }
 

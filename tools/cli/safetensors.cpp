@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/dispatch_dtype.h"
+#include "options.h"
 
 namespace sagebwd::cli {
 namespace {
@@ -179,6 +180,9 @@ Dtype SafeTensors::dtype(const std::string& name) const {
 std::vector<float> SafeTensors::read(const std::string& name) const {
   const TensorInfo& t = find(name);
   const Dtype type = dtype(name);
+  check_memory(
+      path_ + ": tensor \"" + name + "\"",
+      static_cast<double>(t.end - t.begin) * (1.0 + 4.0 / static_cast<double>(dtype_size(type))));
   std::vector<char> bytes(t.end - t.begin);
   file_.clear();
   file_.seekg(static_cast<std::streamoff>(data_begin_ + t.begin));

@@ -90,6 +90,7 @@ void resolve(TraceOptions& o) {
   if (o.seed) c.seed = *o.seed;
   if (o.causal) c.mask.causal = true;
   if (r.dtype) c.dtype = *r.dtype;
+  check_memory(c);
   if (!o.pv16_tiles.empty()) {
     RecipeSwitches& s = r.switches;
     s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16_tiles).recipe.pv16_tiles;
@@ -98,6 +99,7 @@ void resolve(TraceOptions& o) {
 
 void run(TraceOptions o, const std::string& command_line) {
   o.run.apply();
+  check_apart({{"--from", o.request.from}}, {{"--json", o.json_path}, {"--html", o.html_path}});
   resolve(o);
   std::unique_ptr<SafeTensors> file;
   if (!o.request.from.empty()) file = std::make_unique<SafeTensors>(o.request.from);
@@ -109,8 +111,7 @@ void run(TraceOptions o, const std::string& command_line) {
     std::fputs("\n", stdout);
     for (const std::string& line : lift_words(results)) std::puts(line.c_str());
   }
-  if (!o.json_path.empty())
-    write_file(o.json_path, trace_json(results, command_line).dump(1) + "\n");
+  if (!o.json_path.empty()) write_file(o.json_path, json_text(trace_json(results, command_line)));
   if (!o.html_path.empty())
     write_file(o.html_path, trace_page(results, {"Trace of INT8 attention", command_line, false}));
 }

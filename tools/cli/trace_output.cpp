@@ -60,7 +60,7 @@ std::string trace_table(const Results& results) {
   Table table(columns);
   std::string label;
   for (const TraceResult& r : results) {
-    if (r.source.label() != label) table.heading(label = r.source.label());
+    if (r.source.label() != label) table.heading(printable(label = r.source.label()));
     std::vector<std::string> cells{display_name(r.variant)};
     if (lifts) cells.push_back(r.variant.lift.empty() ? "-" : r.variant.lift);
     cells.push_back(std::to_string(r.tile_q) + "×" + std::to_string(r.tile_k));

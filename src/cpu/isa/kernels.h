@@ -201,8 +201,9 @@ struct Kernels {
   void (*softmax_rows)(float* x, int ld, int rows, int d);
   /// The way back: dphi becomes phi ∘ (dphi − phi·dphi), row by row.
   void (*softmax_rows_back)(const float* phi, float* dphi, int ld, int rows);
-  /// sum[i] += x[i] and sum[i] -= x[i].
+  /// sum[i] += x[i], sum[i] += |x[i]| and sum[i] -= x[i].
   void (*add_in_f64)(const float* x, int64_t n, double* sum);
+  void (*add_magnitudes_in_f64)(const float* x, int64_t n, double* sum);
   void (*subtract_in_f64)(const float* x, int64_t n, double* sum);
 };
 

@@ -38,6 +38,10 @@ inline void add_in_f64(const float* x, int64_t n, double* sum) {
   for (int64_t i = 0; i < n; ++i) sum[i] += static_cast<double>(x[i]);
 }
 
+inline void add_magnitudes_in_f64(const float* x, int64_t n, double* sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += static_cast<double>(std::fabs(x[i]));
+}
+
 inline void subtract_in_f64(const float* x, int64_t n, double* sum) {
   for (int64_t i = 0; i < n; ++i) sum[i] -= static_cast<double>(x[i]);
 }

@@ -39,5 +39,6 @@ constexpr Kernels make_table(const char* name, const char* (*unavailable)(),
           .softmax_rows = softmax_rows,
           .softmax_rows_back = softmax_rows_back,
           .add_in_f64 = add_in_f64,
+          .add_magnitudes_in_f64 = add_magnitudes_in_f64,
           .subtract_in_f64 = subtract_in_f64};
 }

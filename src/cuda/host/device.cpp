@@ -5,13 +5,14 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 
 #include "cuda/host/check.h"
 
 namespace sagebwd::cuda {
 namespace {
 
-/// An attribute of the devices, never 0. A small call would notice how often it is asked for, so
+/// An attribute of the devices, rarely 0. A small call would notice how often it is asked for, so
 /// the answer of each device is kept.
 class Attribute {
  public:
@@ -52,6 +53,25 @@ std::string decline_device(int least, int most, const char* only) {
   if (major < least)
     return "needs a GPU of compute capability " + std::to_string(least) + ".0 or later";
   return major > most ? only : "";
+}
+
+std::string slow_int8(int major, int minor) {
+  if (major != 10 || minor != 3) return "";
+  return "INT8 on this GPU (compute capability 10.3: B300, GB300) has 1/30 of the rate of FP8, so "
+         "INT8 attention would be slower than PyTorch's; SAGEBWD_IMPL=cuda-sm80 or cuda-plain runs "
+         "it all the same";
+}
+
+std::string decline_slow_int8() {
+  const char* pinned = std::getenv("SAGEBWD_IMPL");
+  if (pinned != nullptr && *pinned != '\0') return "";
+  static Attribute major_of(cudaDevAttrComputeCapabilityMajor),
+      minor_of(cudaDevAttrComputeCapabilityMinor);
+  int major = 0, minor = 0;
+  SAGE_CUDA(major_of.of_current_device(major));
+  if (major != 10) return "";
+  SAGE_CUDA(minor_of.of_current_device(minor));
+  return slow_int8(major, minor);
 }
 
 }  // namespace sagebwd::cuda

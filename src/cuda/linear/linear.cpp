@@ -36,8 +36,8 @@ struct Sizes {
   explicit Sizes(const Problem& p)
       : backward(p.direction == spec::Direction::backward),
         group(p.group()),
-        block_q(p.has_lists() ? p.blocks.block_q : 128),
-        block_k(p.has_lists() ? p.blocks.block_k : 64),
+        block_q(p.blocks.block_q),
+        block_k(p.blocks.block_k),
         q_blocks(ceil_div(p.nq, block_q)),
         k_blocks(ceil_div(p.nk, block_k)),
         query_words(words_of(k_blocks)),

@@ -226,7 +226,8 @@ struct Block {
       for_elements(result[part], [&](float& o, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.d) return;
-        const float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
+        float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
+        if (p.batch.dtype == Dtype::f16) value = numerics::within_f16(value);
         write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
       });
     if (blockIdx.y != 0) return;

@@ -32,7 +32,8 @@ std::string decline(const spec::Problem& p) {
   const Blocks blocks(p, kBlock);
   if (blocks.q * p.h > kMost || blocks.k * p.hk > kMost)
     return "takes up to 2^31 blocks of 64 tokens, over all heads";
-  return decline_device(8);
+  if (std::string reason = decline_device(8); !reason.empty()) return reason;
+  return decline_slow_int8();
 }
 
 }  // namespace

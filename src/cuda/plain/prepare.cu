@@ -162,9 +162,10 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
             ch >= d || poisoned[r] ? int8_t{0}
                                    : static_cast<int8_t>(numerics::code_nearest(row[ch], inverse));
       if (job.to.values != nullptr)
-        job.to.values[to * job.pitch + ch] = ch >= d               ? 0.0f
-                                             : job.mean == nullptr ? raw(r, ch)
-                                                                   : raw(r, ch) - mean[ch];
+        job.to.values[to * job.pitch + ch] =
+            ch >= d
+                ? 0.0f
+                : numerics::inf_as_nan(job.mean == nullptr ? raw(r, ch) : raw(r, ch) - mean[ch]);
     }
   }
 }

@@ -70,7 +70,8 @@ std::string decline(const spec::Problem& p) {
     s << "has tiles of " << t.q << "x" << t.k << " for this call";
     return s.str();
   }
-  return decline_device(8);
+  if (std::string reason = decline_device(8); !reason.empty()) return reason;
+  return decline_slow_int8();
 }
 
 }  // namespace

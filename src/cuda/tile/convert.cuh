@@ -6,6 +6,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "numerics/quantize.h"
 
 namespace sagebwd::cuda::tile {
 
@@ -21,6 +24,12 @@ template <>
 __device__ __forceinline__ uint32_t pack_16<__half>(float low, float high) {
   const __half2 v = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+/// A value of O as its type can hold it.
+template <typename T>
+__device__ __forceinline__ float of_output(float x) {
+  return std::is_same_v<T, __half> ? numerics::within_f16(x) : x;
 }
 
 /// Two neighbouring values. `vector`: their address is a multiple of 4 bytes.

@@ -141,6 +141,37 @@ TEST_P(NonFinite, InfinityIsNeverHidden) {
   }
 }
 
+/// A logit of -Inf would give P = 0 and a finite O, and the backward a NaN.
+TEST_P(NonFinite, InfinityCountsAsNanWhereSIsLifted) {
+  for (const char* lift : {"S", "S,S'", "S,S',dQ,dK"}) {
+    const AttentionProblem p = make_problem(std::string("b2 h2 n150 d32 f32 lift=") + lift);
+    for (Where where : {Where::q, Where::k})
+      for (float value : {kInf, -kInf}) {
+        const std::string what = std::string(kNames[static_cast<int>(where)]) + " " +
+                                 std::to_string(value) + ", " + p.describe();
+        const Spread want = spread_of(exact(planted(p, where, 70, std::nanf(""))), p.c.d);
+        const Spread got = spread_of(run(impl(), planted(p, where, 70, value)), p.c.d);
+        EXPECT_EQ(got.o, want.o) << what;
+        EXPECT_EQ(got.lse, want.lse) << what;
+      }
+  }
+}
+
+/// O is a mean of V; where the codes of P add up to more than 1 it must not leave FP16.
+TEST_P(NonFinite, ValuesAtTheEndOfFp16) {
+  for (const char* text : {"b2 h2 n200 d64 f16 paper", "b2 h2 n200 d64 f16 paper smooth_v=off",
+                           "b2 h2 n200 d64 f16", "b2 h2 n200 d64 f16 smooth_v=off"})
+    for (float sign : {1.0f, -1.0f}) {
+      AttentionProblem p = make_problem(text);
+      for (float& x : p.in.v) x = sign * 65504.0f;
+      for (float& x : p.in.dout) x *= 1e-4f;
+      const Results got = run(impl(), p);
+      for (const auto* x : {&got.o, &got.dq, &got.dk, &got.dv})
+        for (float value : *x) ASSERT_TRUE(std::isfinite(value)) << p.describe();
+      for (float value : got.o) ASSERT_NEAR(value * sign, 65504.0f, 1000.0f) << p.describe();
+    }
+}
+
 /// A lifted matmul also multiplies the zeros of masked pairs, so a NaN may reach the rest of its
 /// tile. It is never hidden and never leaves its head.
 TEST_P(NonFinite, LiftedMatmulsKeepItInItsHead) {

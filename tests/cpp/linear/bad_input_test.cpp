@@ -3,6 +3,7 @@
 // problems.
 #include <gtest/gtest.h>
 
+#include <climits>
 #include <functional>
 
 #include "linear/linear_problem.h"
@@ -164,6 +165,36 @@ TEST(LinearCalls, ServeThroughThePublicInterface) {
   const LinearAnswer got = p.results(), want = p.exact();
   for (size_t n = 0; n < want.o.size(); ++n) ASSERT_NEAR(got.o[n], want.o[n], 1e-5);
   for (size_t n = 0; n < want.dk.size(); ++n) ASSERT_NEAR(got.dk[n], want.dk[n], 1e-3);
+}
+
+/// Without lists nobody looks at the size of their blocks, whatever it is.
+TEST(LinearCalls, WithoutListsTheirBlocksMeanNothing) {
+  LinearProblem usual({.nq = 300, .nk = 300, .share = 0.0});
+  const auto answer = [](LinearProblem& p, int block_q, int block_k) {
+    const auto change = [&](LinearArgs& a) {
+      a.excluded = {};
+      a.excluded.block_q = block_q, a.excluded.block_k = block_k;
+    };
+    LinearForwardArgs f = p.forward_args();
+    change(f);
+    p.give_workspace(f, workspace_size(f));
+    linear_forward(f);
+    LinearBackwardArgs b = p.backward_args();
+    change(b);
+    p.give_workspace(b, workspace_size(b));
+    linear_backward(b);
+    return p.results();
+  };
+  const LinearAnswer want = answer(usual, 128, 64);
+  for (auto [block_q, block_k] :
+       {std::array<int, 2>{0, 0}, {64, -64}, {-64, -64}, {-1, -1}, {1, 1}, {INT_MAX, INT_MIN}}) {
+    LinearProblem p(usual.s);
+    const LinearAnswer got = answer(p, block_q, block_k);
+    EXPECT_EQ(got.o, want.o) << block_q << " " << block_k;
+    EXPECT_EQ(got.dq, want.dq) << block_q << " " << block_k;
+    EXPECT_EQ(got.dk, want.dk) << block_q << " " << block_k;
+    EXPECT_EQ(got.dv, want.dv) << block_q << " " << block_k;
+  }
 }
 
 TEST(LinearCalls, EmptyProblems) {

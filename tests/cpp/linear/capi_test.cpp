@@ -102,6 +102,25 @@ TEST(LinearC, DefaultsAreThoseOfCpp) {
   EXPECT_EQ(p.o.values(), want);
 }
 
+TEST(LinearC, WithoutListsTheirBlocksMeanNothing) {
+  for (int block : {0, -64, -1, 7}) {
+    LinearProblem p({.share = 0.0});
+    LinearForwardArgs args = p.forward_args();
+    args.excluded = {};
+    sagebwd_block_lists lists;
+    sagebwd_block_lists_init(&lists, sizeof lists);
+    lists.block_q = lists.block_k = block;
+    sagebwd_linear_forward_args c = to_c(args, &lists);
+    size_t bytes = 0;
+    ASSERT_EQ(sagebwd_linear_forward_workspace_size(&c, &bytes), SAGEBWD_OK) << block;
+    EXPECT_EQ(bytes, workspace_size(args)) << block;
+    p.give_workspace(c, bytes);
+    ASSERT_EQ(sagebwd_linear_forward(&c), SAGEBWD_OK) << sagebwd_last_error();
+    const std::vector<double> got = p.o.values(), want = p.exact().o;
+    for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << block;
+  }
+}
+
 TEST(LinearC, RefusesWhatMakesNoSense) {
   LinearProblem p({});
   const LinearForwardArgs args = p.forward_args();

@@ -61,6 +61,28 @@ TEST_P(Linear, IsAccurateForAnyShare) {
     }
 }
 
+/// Every channel keeps its accuracy where it is large in excluded blocks only and another channel
+/// is large everywhere.
+TEST_P(Linear, LargeExcludedValuesLeaveNothingBehind) {
+  for (float large : {1e4f, 1e8f, 1e12f, 1e16f, 1e30f}) {
+    LinearProblem problem({.h = 1, .nq = 128, .nk = 512, .d = 16, .share = 0.2});
+    problem.count.assign(problem.count.size(), 1);
+    for (size_t row = 0; row < problem.count.size(); ++row)
+      problem.index[row * (problem.index.size() / problem.count.size())] = 0;
+    problem.v.for_each([&](int64_t at, int64_t, int64_t, int64_t token, int64_t channel) {
+      if (channel == 0 || (channel == 1 && token < 64))
+        problem.v.set(at, static_cast<float>(problem.v.get(at)) * large);
+    });
+    const LinearAnswer got = run(problem), want = problem.exact();
+    for (size_t channel = 0; channel < 16; ++channel) {
+      std::vector<double> a, b;
+      for (size_t n = channel; n < want.o.size(); n += 16)
+        a.push_back(got.o[n]), b.push_back(want.o[n]);
+      EXPECT_LE(error(a, b), 2e-6) << "channel " << channel << ", V times " << large;
+    }
+  }
+}
+
 TEST_P(Linear, TakesEveryDtypeAndHeadDim) {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
     for (int64_t d : {8, 24, 64, 136}) {

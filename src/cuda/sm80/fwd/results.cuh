@@ -32,8 +32,10 @@ __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kC
     const int channel = c * 8 + static_cast<int>(2 * me.t());
     if (channel >= p.d) break;
     const float2 mean = at<float2>(me.shared + offsetof(SharedPlan<kConfig>, v_mean) + channel * 4);
-    tile::store_pair(out + channel, any ? sums.o[c][2 * r] * inverse + mean.x * rest : 0.0f,
-                     any ? sums.o[c][2 * r + 1] * inverse + mean.y * rest : 0.0f, p.o.vector);
+    const float low = sums.o[c][2 * r] * inverse + mean.x * rest,
+                high = sums.o[c][2 * r + 1] * inverse + mean.y * rest;
+    tile::store_pair(out + channel, any ? tile::of_output<T>(low) : 0.0f,
+                     any ? tile::of_output<T>(high) : 0.0f, p.o.vector);
   }
   if (me.t() != 0) return 0;
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);

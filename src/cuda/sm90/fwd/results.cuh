@@ -44,8 +44,9 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * part + j) + 2 * r;
         const float2 m = *reinterpret_cast<const float2*>(mean + 32 * part + 8 * j + lane % 4 * 2);
-        words[j] = tile::pack_16<T>(any ? fmaf(sums.o[i], inverse, m.x) : 0.0f,
-                                    any ? fmaf(sums.o[i + 1], inverse, m.y) : 0.0f);
+        words[j] =
+            tile::pack_16<T>(any ? tile::of_output<T>(fmaf(sums.o[i], inverse, m.x)) : 0.0f,
+                             any ? tile::of_output<T>(fmaf(sums.o[i + 1], inverse, m.y)) : 0.0f);
       }
       tile::store_quad(out + 32 * part, words, lane, p.o_chunks, real);
     }

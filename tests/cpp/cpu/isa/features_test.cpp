@@ -67,6 +67,9 @@ TEST_P(Features, SumsInFp64) {
   for (double value : sum) EXPECT_EQ(value, 1.0 + static_cast<double>(1e-9f));
   kernels().subtract_in_f64(x.data(), 36, sum.data());
   for (int i = 0; i < 37; ++i) EXPECT_EQ(sum[i] == 1.0, i < 36);
+  x.assign(37, -2.0f);
+  kernels().add_magnitudes_in_f64(x.data(), 36, sum.data());
+  for (int i = 0; i < 37; ++i) EXPECT_EQ(sum[i] == 3.0, i < 36);
 }
 
 SAGE_FOR_KERNEL_TABLES(Features);
