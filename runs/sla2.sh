@@ -14,7 +14,7 @@
 RESULTS=${RESULTS:-$(dirname "$0")/../results/sla2}
 source "$(dirname "$0")/model.sh"
 out=$1 status=0
-read -r -a size <<< "${SIZE:---frames 32 --pixels 128 --patch 8 --layers 8 --heads 6 --block 128 --batch 8 --dtype bfloat16 --lr 1e-3 --fit 80}"
+read -r -a size <<< "${SIZE:---frames 32 --pixels 128 --patch 8 --layers 8 --heads 6 --block 128 --batch 8 --dtype bfloat16 --lr 1e-3 --fit 80 --cells 0}"
 "$PYTHON" -m sagebwd.sla2.demo "${size[@]}" --out "$out" --resume --limit "$(left)" --steps "${STEPS:-1600}" --tune "${TUNE:-160}" \
   --arms "${ARMS:-full,sparse,v1,identity,sla2,sla2-16bit}" --keep "${KEEPS:-0.1,0.05}" --seed "${SEEDS:-0,1,2}" || status=$?
 ((status == 0 || status == 5)) || exit $status

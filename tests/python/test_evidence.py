@@ -370,3 +370,12 @@ def test_fine_tuning_begins_no_seed_beyond_its_time(tmp_path, monkeypatch, capsy
 def test_the_page_needs_records(tmp_path, capsys):
     assert program.main(["page", "--out", str(tmp_path)]) == 2
     assert "holds none of layers.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["layers", "gradients", "finetune"])
+@pytest.mark.parametrize("text", ["{}", "[]", "7", '{"model": 3, "rows": [], "arms": {}}'])
+def test_a_page_of_other_figures(tmp_path, capsys, part, text):
+    (tmp_path / f"{part}.json").write_text(text)
+    assert program.main(["page", "--out", str(tmp_path)]) == 2
+    assert f"{part}.json: figures are missing or damaged" in capsys.readouterr().err
+    assert not (tmp_path / "evidence.html").exists()

@@ -28,7 +28,7 @@ import torch
 from .. import peers
 from ..suggest import Parser
 from ..train.config import count
-from ..train.errors import BadInput, RunError, writing
+from ..train.errors import BadInput, exit_code, figures_of, writing
 from . import arms, finetune, gradients, layers, record
 from .model import load
 from .page import write_page
@@ -50,7 +50,8 @@ class Session:
         if args.device == "cuda" and not torch.cuda.is_available():
             raise BadInput("device: PyTorch finds no GPU here; use --device cpu")
         self.recipes = parse_recipes([*BASES, *args.recipe], taken=(arms.EXACT, arms.SIXTEEN))
-        self.out.mkdir(parents=True, exist_ok=True)
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
         if args.device == "cpu":
             _settle_bfloat16()
         self.stamp = record.stamp(arguments, args.device)
@@ -197,19 +198,26 @@ def main(arguments=None):
             setattr(args, name, size)
     if args.threads:
         torch.set_num_threads(args.threads)
-    try:
+
+    def work():
         if args.part != "page":
-            session = Session(args, arguments)
-            for part in [args.part] if args.part else RUNS:
-                RUNS[part](session)
+            run_parts(args, arguments)
         page = Path(args.out) / "evidence.html"
-        with writing(page):
-            write_page(record.read(Path(args.out)), page)
-    except (RunError, NotImplementedError) as error:
-        print(f"sagebwd.evidence: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
-    say(f"\nThe page is {page}.")
-    return 0
+        records = record.read(Path(args.out))
+        with writing(page), figures_of(f"{args.out}: {', '.join(f'{p}.json' for p in records)}"):
+            write_page(records, page)
+        say(f"\nThe page is {page}.")
+
+    return exit_code("sagebwd.evidence", work)
+
+
+def run_parts(args, arguments):
+    try:
+        session = Session(args, arguments)
+        for part in [args.part] if args.part else RUNS:
+            RUNS[part](session)
+    except NotImplementedError as error:  # a recipe that has no kernel here
+        raise BadInput(str(error)) from error
 
 
 if __name__ == "__main__":

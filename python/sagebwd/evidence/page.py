@@ -90,7 +90,7 @@ def _layers(record):
 
 def _gradients(record):
     arms = record["arms"]
-    css, kinds = _colours(arms), list(next(iter(arms.values()))["errors"])
+    css, kinds = _colours(arms), list([*arms.values()][0]["errors"])
     bars = Bars(
         "Gradients of all layers together, relative error",
         kinds,

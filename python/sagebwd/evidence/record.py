@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from ..bench import machine
 from ..train.errors import BadInput
-from ..train.files import write_text
+from ..train.files import read_text, write_text
 from ..train.json_text import dumps, load_figures
 
 PARTS = ("layers", "gradients", "finetune")
@@ -69,7 +69,7 @@ def read(out):
         file = out / f"{part}.json"
         try:
             if file.exists():
-                records[part] = load_figures(file.read_text(encoding="utf-8"))
+                records[part] = load_figures(read_text(file))
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: cannot be read ({error})") from None
     if not records:

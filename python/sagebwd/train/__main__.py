@@ -5,7 +5,7 @@
   python -m sagebwd.train --attention fpa                   the same in full precision
   python -m sagebwd.train --preset 124m --data fineweb/ --tokens-per-step 524K
   python -m sagebwd.train --compare fpa,paper,vectorwise    side by side, with a report
-  python -m sagebwd.train --report DIR DIR ...              a report of runs that are done
+  python -m sagebwd.train --report DIR DIR ... [--out DIR]  a report of runs that are done
   torchrun --nproc-per-node 8 -m sagebwd.train --parallel fsdp ...
 
 A run writes to the directory --out: config.json, log.jsonl (every number of every step),
@@ -27,7 +27,8 @@ from pathlib import Path
 
 from ..suggest import Parser
 from .config import FIELDS, check, from_dict
-from .errors import EXIT_CODES, BadInput, RunError, is_disk_error
+from .errors import EXIT_CODES, BadInput, exit_code
+from .files import read_text
 from .json_text import loads
 from .presets import PRESETS
 
@@ -87,8 +88,10 @@ def _help(f, kind):
 
 def _read_config(path):
     try:
-        values = loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+        values = loads(read_text(path))
+    except OSError as error:
+        raise BadInput(f"config: {path} cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
         raise BadInput(f"config: {path} cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise BadInput(f"config: {path} is not a JSON object of fields")
@@ -97,21 +100,35 @@ def _read_config(path):
 
 def _config(args):
     base = from_dict(_read_config(args.config) if args.config else PRESETS[args.preset])
-    given = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
-    config = from_dict(given, base)
+    config = from_dict(_given(args), base)
     check(config)
     return config
+
+
+def _given(args):
+    return {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
+
+
+def _report(args):
+    from .compare import report_runs
+
+    given = _given(args)
+    out = given.pop("out", None)
+    more = [n for n, there in (("compare", args.compare), ("config", args.config)) if there]
+    if more := [*given, *more]:
+        flags = ", ".join("--" + name.replace("_", "-") for name in more)
+        raise BadInput(f"report: takes directories and --out alone, not {flags}")
+    page = report_runs([Path(d) for d in args.report], Path(out) if out else None)
+    print(f"the report is {page}")
 
 
 def main(arguments=None):
     began = time.perf_counter()
     args = _parser().parse_args(arguments)
-    try:
-        if args.report:
-            from .compare import report_runs
 
-            print(f"the report is {report_runs([Path(d) for d in args.report])}")
-            return 0
+    def work():
+        if args.report:
+            return _report(args)
         config = _config(args)
         if args.compare:
             from .compare import compare
@@ -122,23 +139,8 @@ def main(arguments=None):
             from .loop import train
 
             train(config, began=began)
-    except RunError as error:
-        return _failed(error.exit_code, error)
-    except KeyboardInterrupt:
-        return _failed(130, "interrupted; what was saved before is kept")
-    except OSError as error:
-        if not is_disk_error(error):
-            raise
-        return _failed(4, f"{error.filename or 'a file'} could not be written: {error.strerror}")
-    return 0
 
-
-def _failed(code, words):
-    try:
-        print(f"sagebwd.train: {words}", file=sys.stderr)
-    except OSError:
-        pass  # the exit code is still there
-    return code
+    return exit_code("sagebwd.train", work)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ from . import checkpoint
 from .batch_plan import plan_batch
 from .compare import parse_arms
 from .config import count
-from .errors import RunError
+from .errors import BadInput, exit_code, writing
+from .files import write_text
 from .json_text import dumps
 from .load import load_model
 from .machine import describe_machine
@@ -208,7 +209,7 @@ def write_page(record, path):
             f"<dt>torch</dt><dd>{record['torch']}</dd></dl>",
         )
     )
-    Path(path).write_text(html.page("sagebwd bias", body), encoding="utf-8")
+    write_text(path, html.page("sagebwd bias", body))
 
 
 def main(arguments=None):
@@ -227,18 +228,29 @@ def main(arguments=None):
     args = parser.parse_args(arguments)
     given = {n: getattr(args, n) for n in ("data", "device", "threads", "micro_batch", "dtype")}
     changes = {name: value for name, value in given.items() if value is not None}
-    try:
-        tokens = sorted(count(t) for t in args.tokens.split(","))
+
+    def work():
+        tokens = _numbers(args.tokens)
         out = Path(args.out) if args.out else checkpoint.find(args.run).parent.parent
-        out.mkdir(parents=True, exist_ok=True)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
         for record in measure(args.run, args.recipes, tokens, changes):  # kept as it grows
-            (out / "bias.json").write_text(dumps(record, indent=1) + "\n")
-            write_page(record, out / "bias.html")
-    except RunError as error:
-        print(f"sagebwd.train.bias: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{verdict(record).replace('`', '')}\nThe page is {out / 'bias.html'}.")
-    return 0
+            with writing(out):
+                write_text(out / "bias.json", dumps(record, indent=1) + "\n")
+                write_page(record, out / "bias.html")
+        print(f"{verdict(record).replace('`', '')}\nThe page is {out / 'bias.html'}.")
+
+    return exit_code("sagebwd.train.bias", work)
+
+
+def _numbers(text):
+    try:
+        tokens = sorted(count(t) for t in text.split(","))
+    except (ValueError, OverflowError):
+        tokens = [0]
+    if tokens[0] < 1:
+        raise BadInput(f"tokens: expected numbers with commas, such as 16K,1M, got {text!r}")
+    return tokens
 
 
 if __name__ == "__main__":

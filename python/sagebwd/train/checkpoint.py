@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 from .errors import BadInput
-from .files import sync_directory, write_new
+from .files import read_bytes, sync_directory, write_new
 from .json_text import dumps, loads
 from .tensor_file import read_tensors, write_tensors
 
@@ -113,7 +113,7 @@ def read_state(path):
     """The state of a checkpoint, checked in itself and against the directory's name."""
     path = Path(path)
     try:
-        raw = (path / "state.json").read_bytes()
+        raw = read_bytes(path / "state.json")
     except OSError as error:
         raise BadInput(f"{path}: not a readable checkpoint ({error.strerror or error})") from None
     return parse_state(raw, path)
@@ -130,7 +130,7 @@ def parse_state(raw, path):
         if found != (_checksum(state) if state["format"] == FORMAT else None):
             raise BadInput(f"{file} is damaged: its checksum differs from its content")
         problem = _problem(state, path.name)
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         raise BadInput(f"{file} is damaged") from None
     if problem:
         raise BadInput(f"{file} is damaged, or the directory renamed: {problem}")

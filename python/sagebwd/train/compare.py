@@ -12,7 +12,8 @@ from ..diagnosis import diagnose
 from ..suggest import did_you_mean
 from .config import check, from_dict
 from .data import open_data
-from .errors import BadInput, NonFinite, writing
+from .errors import BadInput, NonFinite, figures_of, writing
+from .files import read_text, write_text
 from .json_text import dumps, load_figures
 from .loop import Trainer
 from .report import read_runs, write_report
@@ -92,7 +93,7 @@ def compare(config, arms, arguments=(), began=None):
             trainer.close()
     out = Path(config.out)
     with writing(out / "layers.json"):
-        (out / "layers.json").write_text(dumps(layers, indent=1) + "\n")
+        write_text(out / "layers.json", dumps(layers, indent=1) + "\n")
     command = " ".join(["python -m sagebwd.train", *map(str, arguments)])
     runs, page = make_report([Path(t.config.out) for t in trainers.values()], out, command)
     print(f"\n{plain_verdict(runs)}\n")
@@ -152,25 +153,32 @@ def diagnose_layers(trainers):
     return layers
 
 
-def make_report(directories, out, command):
-    """(runs, path) of a report on finished runs."""
+def make_report(directories, out, command, beside=None):
+    """(runs, path) of a report on finished runs. ``beside``: where instruments have left what they
+    found, if not in ``out``."""
     runs = read_runs(directories)
     parts = {}
-    for name in ("layers", "accuracy", "bias"):  # what instruments have left beside the runs
-        file = out / f"{name}.json"
+    for name in ("layers", "accuracy", "bias"):
+        file = (beside or out) / f"{name}.json"
         try:
-            parts[name] = load_figures(file.read_text()) if file.exists() else None
+            parts[name] = load_figures(read_text(file)) if file.exists() else None
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: cannot be read ({error})") from None
     page = out / "report.html"
-    write_report(runs, page, command=command, **parts)
+    names = ", ".join(map(str, directories))
+    with writing(page), figures_of(names):
+        write_report(runs, page, command=command, **parts)
     return runs, page
 
 
-def report_runs(directories):
-    """A report of runs that are done, in the directory above the first."""
-    words = " ".join(map(str, directories))
-    out = directories[0].resolve().parent
-    runs, page = make_report(directories, out, f"python -m sagebwd.train --report {words}")
+def report_runs(directories, out=None):
+    """A report of runs that are done, in ``out`` or in the directory above the first."""
+    words = " ".join(map(str, directories)) + (f" --out {out}" if out else "")
+    beside = directories[0].resolve().parent
+    out = out or beside
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    command = f"python -m sagebwd.train --report {words}"
+    runs, page = make_report(directories, out, command, beside)
     print(f"{plain_verdict(runs)}\n")
     return page

@@ -98,7 +98,9 @@ class Config:
         False, "data", "read token shards as the bytes they stand for (needs --tokenizer DIR)"
     )
     unpack_limit: float = _option(
-        4.0, "data", "gigabytes that one .xz file may unpack to, which stay in memory"
+        4.0,
+        "data",
+        "gigabytes of one text file, or that one .xz file may unpack to; they stay in memory",
     )
     eval_every: int = _option(50, "data", "steps between evaluations; 0: only at the end")
     eval_tokens: int = _option(65_536, "data", "tokens of an evaluation, always the same ones")

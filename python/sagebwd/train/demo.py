@@ -12,7 +12,6 @@ error of gradients grows or shrinks as they are added up over more tokens. FILE 
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -23,7 +22,10 @@ from .__main__ import main as train
 from .bias import measure
 from .compare import make_report
 from .config import count
-from .errors import BadInput, RunError
+from .errors import BadInput, exit_code, figures_of, writing
+from .files import read_text, write_text
+from .json_text import dumps, loads
+from .report.accuracy_card import accuracy_card
 from .report.bias_card import verdict
 
 ARMS = "fpa,fpa-again=fpa:seed=1:data_seed=1,paper,vectorwise"
@@ -53,31 +55,35 @@ def main(arguments=None):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     words = ["--compare", ARMS, "--out", str(args.out), *(_GPU if device == "cuda" else _CPU),
              "--overwrite", *rest]  # fmt: skip
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        for name in ("accuracy", "bias"):  # of an earlier demo
-            (args.out / f"{name}.json").unlink(missing_ok=True)
+
+    def work():
+        with writing(args.out):
+            args.out.mkdir(parents=True, exist_ok=True)
+            for name in ("accuracy", "bias"):  # of an earlier demo
+                (args.out / f"{name}.json").unlink(missing_ok=True)
         if args.accuracy:
             keep_accuracy(args.accuracy, args.out)
         code = train(words)
         if code:
             return code
         return add_bias(args.out, *_BIAS[device], " ".join(["python -m sagebwd.train", *words]))
-    except RunError as error:
-        print(f"sagebwd.train.demo: {error}", file=sys.stderr)
-        return error.exit_code
+
+    return exit_code("sagebwd.train.demo", work)
 
 
 def keep_accuracy(file, out):
     """Puts the record of ``sagebwd report`` beside the runs, with the way to its own page."""
     try:
-        record = json.loads(file.read_text())
+        record = loads(read_text(file))
     except (OSError, ValueError) as error:
         raise BadInput(f"accuracy: {file} cannot be read ({error})") from None
+    with figures_of(f"accuracy: {file}"):
+        accuracy_card(record)  # before the training that ends with it
     page = file.with_suffix(".html")
     if page.exists():
         record["page"] = Path(os.path.relpath(page, out)).as_posix()
-    (out / "accuracy.json").write_text(json.dumps(record) + "\n")
+    with writing(out):
+        write_text(out / "accuracy.json", dumps(record) + "\n")
 
 
 def add_bias(out, recipes, tokens, command):
@@ -85,7 +91,8 @@ def add_bias(out, recipes, tokens, command):
     print("\nDoes the gradient error average out over a batch?")
     for record in measure(out / "fpa", recipes, [count(t) for t in tokens.split(",")]):
         pass
-    (out / "bias.json").write_text(json.dumps(record, indent=1) + "\n")
+    with writing(out):
+        write_text(out / "bias.json", dumps(record, indent=1) + "\n")
     finished = [p.parent for p in sorted(out.glob("*/summary.json"))]
     names = [arm.split("=")[0] for arm in ARMS.split(",")]
     order = [out / n for n in names if out / n in finished]

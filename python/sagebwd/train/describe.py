@@ -5,6 +5,7 @@ import statistics
 
 import torch
 
+from .. import wait_policy
 from .machine import describe_machine
 from .schedule import describe_schedule
 
@@ -27,6 +28,9 @@ def introduction(trainer):
         f"writes   {c.out}"
         + (f"; goes on after step {trainer.step_count}" if trainer.step_count else ""),
     ]
+    spinning = wait_policy.note(torch.get_num_threads()) if trainer.device.type == "cpu" else ""
+    if spinning:
+        lines.append(f"threads  {spinning}")
     if c.init and not trainer.step_count:
         lines.append(f"weights  of {c.init}")
     return "\n".join(lines)

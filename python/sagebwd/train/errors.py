@@ -4,6 +4,7 @@ this table; ``--help`` prints it, and a test compares docs/training.md with it."
 
 import contextlib
 import errno
+import sys
 
 EXIT_CODES = {
     0: "done",
@@ -73,3 +74,42 @@ def writing(path):
             f"{path} could not be written: {error.strerror or error}; checkpoints saved before are "
             "as they were"
         ) from error
+
+
+@contextlib.contextmanager
+def figures_of(where):
+    """Inside this block figures that somebody else may have written are made use of: a record
+    without them, or with others, is the user's to repair."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise BadInput(
+            f"{where}: figures are missing or damaged ({type(error).__name__}: {error}); make them "
+            "again"
+        ) from error
+
+
+def exit_code(name, work):
+    """Calls ``work`` for the command ``name``. What the user can do something about becomes a
+    message and an exit code instead of a traceback."""
+    try:
+        return work() or 0
+    except RunError as error:
+        return _failed(name, error.exit_code, error)
+    except KeyboardInterrupt:
+        return _failed(name, 130, "interrupted; what was saved before is kept")
+    except MemoryError as error:
+        return _failed(name, 2, f"this does not fit into memory ({error or 'none is left'})")
+    except OSError as error:
+        if not is_disk_error(error):
+            raise
+        words = f"{error.filename or 'a file'} could not be written: {error.strerror}"
+        return _failed(name, 4, words)
+
+
+def _failed(name, code, words):
+    try:
+        print(f"{name}: {words}", file=sys.stderr)
+    except OSError:
+        pass  # the exit code is still there
+    return code

@@ -18,25 +18,33 @@ from pathlib import Path
 
 import torch
 
+from . import checkpoint
 from .data.text import byte_symbols
-from .errors import BadInput, RunError, writing
+from .errors import BadInput, exit_code, writing
 from .files import sync_directory, write_new
 from .json_text import dumps
 from .load import load_weights
 from .model import EPS
-from .tensor_file import write_tensors
+from .tensor_file import read_metadata, write_tensors
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _END = 50256  # <|endoftext|> of GPT-2
+#: In the header of the weights. A model that anything else has saved does not have it.
+_MADE_BY = {"made_by": "sagebwd.train.export"}
+_NAMES = {
+    "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+    "tokenizer_config.json", "vocab.json", "merges.txt",
+}  # fmt: skip
 
 
 def export(run, out=None, dtype="fp32", overwrite=False):
     """Writes the newest checkpoint of a run, or one checkpoint. Returns the directory."""
-    loaded = load_weights(run, device="cpu")
-    out = Path(out) if out else _default_out(loaded.path)
-    if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"out: {out} is there; name another with --out, or replace it (--overwrite)")
-    tensors = {name: t.to(_DTYPES[dtype]) for name, t in _weights(loaded.model).items()}
+    path = checkpoint.find(run)
+    out = Path(out) if out else _default_out(path)
+    place = Path(os.path.realpath(out))
+    _check_place(out, place, path, overwrite)
+    loaded = load_weights(path, device="cpu")
+    tensors = {name: _converted(name, t, dtype) for name, t in _weights(loaded.model).items()}
     config = _config(loaded, str(_DTYPES[dtype])[6:])
     texts = {"config.json": config, "generation_config.json": _generation(config)}
     files = {}
@@ -44,8 +52,64 @@ def export(run, out=None, dtype="fp32", overwrite=False):
         more, files = _tokenizer_files(loaded.tokenizer)
         texts |= more
     with writing(out):
-        _write(out, tensors, texts, files)
+        _write(place, tensors, texts, files)
     return out
+
+
+def _converted(name, t, dtype):
+    out = t.to(_DTYPES[dtype])
+    if not out.isfinite().all():
+        if not t.isfinite().all():
+            raise BadInput(f"{name} has values that are not finite: this model has gone wrong")
+        other = "bf16" if dtype == "fp16" else "fp32"
+        raise BadInput(
+            f"dtype: {name} has values up to {t.abs().max().item():.4g}, {dtype} ends at "
+            f"{torch.finfo(out.dtype).max:.6g}; take --dtype {other}"
+        )
+    return out
+
+
+def _check_place(out, place, path, overwrite):
+    """Raises unless a directory may be made at ``place``: nothing is there, or it is empty, or it
+    is an export that may be replaced. ``path``: the checkpoint."""
+    another = "name another directory with --out"
+    path = Path(os.path.realpath(path))
+    run = path.parent.parent if path.parent.name == "checkpoints" else path
+    for kept, words in ((run, "the run"), (Path.cwd(), "the directory you are in")):
+        if place == kept or place in kept.parents:
+            raise BadInput(f"out: {out} is or holds {words}; {another}")
+    if path == place or path in place.parents or run / "checkpoints" in (place, *place.parents):
+        raise BadInput(f"out: {out} is among the checkpoints of the run; {another}")
+    try:
+        if not place.exists():
+            return
+        if not place.is_dir():
+            raise BadInput(f"out: {out} is not a directory; {another}")
+        found = {p.name for p in place.iterdir()}
+    except OSError as error:
+        raise BadInput(f"out: {out} cannot be read ({error.strerror or error})") from None
+    if not found:
+        return
+    if not overwrite:
+        raise BadInput(f"out: {out} is there; {another}, or replace it (--overwrite)")
+    if not _is_export(place, found):
+        more = sorted(found - _NAMES)
+        what = f"holds {more[0]}" if more else "was not made by this command"
+        raise BadInput(
+            f"out: {out} {what}; --overwrite replaces what an earlier export has made and nothing "
+            f"else: {another}, or remove it yourself"
+        )
+
+
+def _is_export(place, found):
+    """Every file is one of ours. One that the user has put there is the user's."""
+    weights = place / "model.safetensors"
+    if not found <= _NAMES or not weights.is_file():
+        return False
+    try:
+        return _MADE_BY.items() <= read_metadata(weights).items()
+    except (OSError, BadInput):
+        return False
 
 
 def _default_out(checkpoint):
@@ -55,22 +119,32 @@ def _default_out(checkpoint):
 
 
 def _write(out, tensors, texts, files):
-    """Writes under a temporary name and renames last, so that the final name means complete."""
+    """Writes under a temporary name and renames last, so that the final name means complete. An
+    older export stays whole until the new one is."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    older = out.with_name(f".{out.name}.{os.getpid()}.old.tmp")
     try:
         temporary.mkdir(parents=True)
-        write_tensors(temporary / "model.safetensors", tensors, {"format": "pt"})
+        metadata = {"format": "pt", **_MADE_BY}
+        write_tensors(temporary / "model.safetensors", tensors, metadata)
         for name, content in texts.items():
             write_new(temporary / name, dumps(content, indent=2) + "\n")
         for name, source in files.items():
             shutil.copyfile(source, temporary / name)
         sync_directory(temporary)
-        if out.is_dir():
-            shutil.rmtree(out)
-        os.rename(temporary, out)
+        if out.exists():
+            os.rename(out, older)
+        try:
+            os.rename(temporary, out)
+        except BaseException:
+            if older.exists():
+                os.rename(older, out)
+            raise
+        sync_directory(out.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    shutil.rmtree(older, ignore_errors=True)
 
 
 # --- the model ------------------------------------------------------------------------------------
@@ -187,15 +261,14 @@ def main(arguments=None):
     parser.add_argument("run", help="directory of a run, or one checkpoint")
     parser.add_argument("--out", metavar="DIR", help="directory to make (default: RUN/export)")
     parser.add_argument("--dtype", choices=_DTYPES, default="fp32", help="default fp32")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is at DIR")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     args = parser.parse_args(arguments)
-    try:
+
+    def work():
         out = export(args.run, args.out, args.dtype, args.overwrite)
-    except RunError as error:
-        print(f"sagebwd.train.export: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{out}: read it with transformers.AutoModelForCausalLM.from_pretrained")
-    return 0
+        print(f"{out}: read it with transformers.AutoModelForCausalLM.from_pretrained")
+
+    return exit_code("sagebwd.train.export", work)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ..diagnosis import diagnose
 from ..suggest import Parser
 from .compare import parse_arms
 from .data import Batches, evaluation_windows
-from .errors import RunError
+from .errors import exit_code
 from .load import load_model
 
 
@@ -52,14 +52,13 @@ def main(arguments=None):
     parser.add_argument("--data", help="instead of the run's own")
     args = parser.parse_args(arguments)
     changes = {} if args.data is None else {"data": args.data}
-    try:
+
+    def work():
         reports = layer_errors(args.run, args.arms, args.tokens, args.captures, **changes)
-    except RunError as error:
-        print(f"sagebwd.train.layers: {error}", file=sys.stderr)
-        return error.exit_code
-    for name, report in reports.items():
-        print(f"{name}\n{report}\n")
-    return 0
+        for name, report in reports.items():
+            print(f"{name}\n{report}\n")
+
+    return exit_code("sagebwd.train.layers", work)
 
 
 if __name__ == "__main__":

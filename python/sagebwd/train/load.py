@@ -12,7 +12,7 @@ from .data import Batches, Source, open_data
 from .data.text import make_tokenizer
 from .errors import BadInput
 from .loop import run_dtype
-from .model import Llama, build
+from .model import Llama, build, parameter_count
 
 
 @dataclass
@@ -58,6 +58,14 @@ def load_weights(run, **changes):
     device = torch.device("cuda" if use_gpu else "cpu")
     if config.threads:
         torch.set_num_threads(config.threads)
+    # Before a model is made: a damaged configuration may describe one of any size.
+    there = sum(t.numel() for t in tensors["weights"].values())
+    expected = parameter_count(config, saved["vocab"])
+    if there != expected:
+        raise BadInput(
+            f"{path}: its weights are {there} numbers, the model that its configuration describes "
+            f"has {expected}; state.json is not the one they were saved with"
+        )
     model = build(config, saved["vocab"], device)
     try:
         state.restore_weights(model, tensors["weights"])

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from .errors import BadInput, writing
-from .files import write_text
+from .files import read_bytes, write_text
 from .json_text import dumps, load_figures
+
+_LONGEST = 4 << 30  # bytes of a log: millions of steps
 
 
 class Log:
@@ -89,7 +91,11 @@ def read_log(path):
     """The entries of a log.jsonl. Incomplete lines, which a killed process or a crash of the
     machine may leave, are ignored."""
     entries = []
-    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        raw = read_bytes(path, _LONGEST)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
+    for line in raw.decode("utf-8", errors="replace").splitlines():
         try:
             entry = load_figures(line)
         except ValueError:

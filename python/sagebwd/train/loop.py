@@ -19,7 +19,7 @@ from .config import check
 from .data import Batches, evaluation_windows, open_data
 from .describe import introduction, summary
 from .distributed import World
-from .errors import BadInput, NonFinite, NotSaved, Stopped
+from .errors import BadInput, NonFinite, NotSaved, Stopped, figures_of
 from .generate import encode_prompt, sample
 from .json_text import loads
 from .log import Log
@@ -110,10 +110,11 @@ class Trainer:
 
     def _remember(self, entries):
         """What the summary says of steps before an interruption."""
-        steps = [e for e in entries if e["kind"] == "step"]
-        self.speeds = [e["tokens_per_second"] for e in steps]
-        if steps:
-            self.last["loss"] = steps[-1]["loss"]
+        with figures_of(self.log.path):
+            steps = [e for e in entries if e["kind"] == "step"]
+            self.speeds = [float(e["tokens_per_second"]) for e in steps]
+            if steps:
+                self.last["loss"] = float(steps[-1]["loss"])
 
     # --- where it stands --------------------------------------------------------------------------
 

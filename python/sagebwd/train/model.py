@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .attend import Clock, make_attend
+from .errors import BadInput
 from .head import head_loss, slice_loss
+from .machine import memory
 
 EPS = 1e-5  # of RMSNorm
 
@@ -91,7 +93,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config, self.vocab = config, vocab
         self.clock = Clock()
-        padded = -(-vocab // 64) * 64  # a round number of columns: matmuls are faster
+        padded = _padded(vocab)
         self.embedding = nn.Embedding(padded, config.width)
         self.blocks = nn.ModuleList(Block(config, i, self.clock) for i in range(config.layers))
         self.norm = RMSNorm(config.width)
@@ -149,8 +151,29 @@ def rope_tables(config):
     return angle.cos().float(), angle.sin().float()
 
 
+def parameter_count(config, vocab):
+    """Of the model that ``build`` makes, without making it."""
+    c, d = config, config.head_dim
+    attention = c.width * d * (2 * c.heads + 2 * (c.kv_heads or c.heads))
+    norms = 2 * c.width + (2 * d if c.qk_norm else 0)
+    embedding = _padded(vocab) * c.width * (1 if c.tied else 2)
+    return embedding + c.layers * (attention + 3 * c.width * c.ffn + norms) + c.width
+
+
+def _padded(vocab):
+    """A round number of columns: matmuls are faster."""
+    return -(-vocab // 64) * 64
+
+
 def build(config, vocab, device):
     """The model with its initial weights on the device. Compiling and sharding come after."""
+    need = 4 * (parameter_count(config, vocab) + config.context * config.head_dim)
+    if need > memory():
+        raise BadInput(
+            f"model: {config.layers} layers of width {config.width}, with {vocab} token ids and "
+            f"context {config.context}, take {need / 1e9:.1f} GB; this machine has "
+            f"{memory() / 1e9:.1f} GB"
+        )
     model = Llama(config, vocab)
     model.init_weights(config.seed)
     model.cos, model.sin = model.cos.to(device), model.sin.to(device)

@@ -2,14 +2,16 @@
 """The directory of a run. One process at a time writes to it. What an earlier run has left there is
 kept unless the user says otherwise."""
 
+import errno
 import fcntl
 import os
 import platform
+import stat
 from pathlib import Path
 
 from . import checkpoint
 from .errors import BadInput, InUse, NotSaved, is_disk_error, writing
-from .files import write_text
+from .files import read_text, write_text
 from .json_text import dumps, load_figures
 
 
@@ -20,41 +22,57 @@ class RunDirectory:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self._summary = self.path / "summary.json"
-        self._lock = None
+        self._lock = self._handle = None
 
     # --- one process at a time --------------------------------------------------------------------
 
     def claim(self, say=print):
-        """Makes the directory and locks it. The lock ends with the process, however it ends; the
-        file stays, because removing it would let two processes lock two files."""
+        """Makes the directory and locks it, until ``release`` or the end of the process, however it
+        ends. Locked are the directory itself, which nobody can replace unnoticed, and a file in it
+        that names the holder, because a network file system may lock files alone."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "a+")
+            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._check_links()
+            self._lock = _open_own(self.path / "lock")
         except OSError as error:
+            self.release()
             kind = NotSaved if is_disk_error(error) else BadInput
             words = error.strerror or error
             raise kind(f"out: {self.path} cannot be written to ({words})") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
+        except BadInput:
+            self.release()
+            raise
+        problems = [_try_lock(handle) for handle in (self._handle, self._lock)]
+        if any(isinstance(p, BlockingIOError) for p in problems):
             holder = self._lock.read(200).strip() or "another process"
             self.release()
             raise InUse(
                 f"out: {holder} is at work in {self.path}; wait for it, end it, or name another "
                 "directory with --out"
-            ) from None
-        except OSError as error:
-            say(f"{self.path} cannot be locked ({error.strerror}): start no second run in it")
+            )
+        if all(problems):
+            say(f"{self.path} cannot be locked ({problems[1].strerror}): start no second run in it")
         with writing(self._lock.name):
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()} on {platform.node()}\n")
             self._lock.flush()
 
+    def _check_links(self):
+        """The run writes and removes below these. A link would have it do that elsewhere."""
+        for path in (self.checkpoints, self.path / "tensorboard"):
+            if path.is_symlink():
+                raise BadInput(
+                    f"out: {path} is a symbolic link, which a run does not follow; move the whole "
+                    "run and give its place as --out (that may be a link)"
+                )
+
     def release(self):
         if self._lock is not None:
             self._lock.close()
-            self._lock = None
+        if self._handle is not None:
+            os.close(self._handle)
+        self._lock = self._handle = None
 
     # --- what a former run has left ---------------------------------------------------------------
 
@@ -94,7 +112,33 @@ class RunDirectory:
     def read_summary(self, step):
         """The summary of a run that ended at ``step``. None: it did not, or the file is damaged."""
         try:
-            summary = load_figures(self._summary.read_text())
+            summary = load_figures(read_text(self._summary))
         except (OSError, ValueError):
             return None
         return summary if isinstance(summary, dict) and summary.get("steps") == step else None
+
+
+def _open_own(path):
+    """A file of ours to read and write, made if need be; nothing that leads to another place."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise BadInput(f"out: {path} is a link or a socket, no file of a run; remove it") from None
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(handle)
+        raise BadInput(
+            f"out: {path} is a pipe or a second name of another file, no file of a run; remove it"
+        )
+    return open(handle, "r+", encoding="utf-8", errors="replace")
+
+
+def _try_lock(handle):
+    """None, or why it is not locked: a BlockingIOError if another process has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error
+    return None

@@ -13,7 +13,7 @@ import math
 import sys
 
 from .compare import BASES
-from .errors import RunError
+from .errors import exit_code
 from .generate import sample
 from .load import load_weights
 
@@ -67,12 +67,7 @@ def main(arguments=None):
     parser.add_argument("--tokenizer", metavar="DIR", help="instead of the run's own")
     args = vars(parser.parse_args(arguments))
     options = {name: value for name, value in args.items() if value is not None}
-    try:
-        print(sample_run(**options))
-    except RunError as error:
-        print(f"sagebwd.train.sample: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code("sagebwd.train.sample", lambda: print(sample_run(**options)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ import os
 import torch
 
 from .errors import BadInput
+from .files import check_regular
 from .json_text import dumps, loads
+from .machine import memory
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
@@ -19,6 +21,8 @@ _DTYPES = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LONGEST_HEADER = 100_000_000
+#: What parsing a file that is not sound may raise.
+_UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
 def write_tensors(path, tensors, metadata=None):
@@ -54,15 +58,52 @@ def _bytes_of(t):
 def read_tensors(path, sha256=None):
     """The tensors of a file by name. Raises BadInput unless its bytes have the checksum, where one
     is given, and its header fits them exactly."""
-    raw = bytearray(os.path.getsize(path))
-    with open(path, "rb") as file:
-        complete = file.readinto(raw) == len(raw)
-    if sha256 is not None and (not complete or hashlib.sha256(raw).hexdigest() != sha256):
+    raw = _read(path)
+    if sha256 is not None and hashlib.sha256(raw).hexdigest() != sha256:
         raise BadInput(f"{path}: damaged, its checksum differs from the one in state.json")
     try:
         return _parse(raw)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+    except _UNSOUND as error:
         raise BadInput(f"{path}: not a sound safetensors file ({error})") from None
+    except MemoryError:
+        raise _too_large(path, len(raw)) from None
+
+
+def read_metadata(path):
+    """The words that ``write_tensors`` was given; only the header is read."""
+    with open(path, "rb") as file:
+        check_regular(file.fileno(), path)
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_LONGEST_HEADER, os.fstat(file.fileno()).st_size):
+            raise BadInput(f"{path}: the header is longer than the file")
+        head = file.read(length)
+    try:
+        return dict(loads(head).get("__metadata__") or {})
+    except _UNSOUND as error:
+        raise BadInput(f"{path}: not a sound safetensors file ({error})") from None
+
+
+def _read(path):
+    """All bytes, as something that tensors can be made of."""
+    check_regular(path, path)  # before it is opened: a pipe would wait for a writer
+    size = os.path.getsize(path)
+    if size > memory():
+        raise _too_large(path, size)
+    try:
+        raw = bytearray(size)
+    except MemoryError:
+        raise _too_large(path, size) from None
+    with open(path, "rb") as file:
+        got = file.readinto(raw)
+    del raw[got:]
+    return raw
+
+
+def _too_large(path, size):
+    return BadInput(
+        f"{path}: {size / 1e9:.1f} GB do not fit into the memory of this machine "
+        f"({memory() / 1e9:.1f} GB)"
+    )
 
 
 def _parse(raw):

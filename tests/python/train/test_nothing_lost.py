@@ -65,14 +65,12 @@ def _other_format(path, monkeypatch):
 
 
 def _io_error(path, monkeypatch):
-    real = Path.read_bytes
-
-    def read(self):
-        if self.parent == path:
+    def read(file):
+        if file.parent == path:
             raise OSError(errno.EIO, "Input/output error")
-        return real(self)
+        return file.read_bytes()
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(checkpoint, "read_bytes", read)
 
 
 def _cut_off(path, monkeypatch):

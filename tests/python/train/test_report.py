@@ -224,3 +224,23 @@ def test_bars_grow_with_their_values():
         for w in re.findall(r'rect class="bar".*? width="([\d.]+)"', svg.bars_to_svg(chart))
     ]
     assert widths[1] == pytest.approx(2 * widths[0])
+
+
+# --- labels of charts -----------------------------------------------------------------------------
+
+
+def test_neighbouring_ticks_have_different_labels():
+    axes = [(4.1551, 4.1649), (-0.00012, 0.00013), (0, 3e-9), (1.23456e6, 1.23458e6), (5, 5)]
+    for values in (*(svg.ticks(*ends) for ends in axes), svg.log_ticks(0.01, 3)):
+        labels = list(svg.tick_labels(values).values())
+        assert len(set(labels)) == len(values), labels
+    assert list(svg.tick_labels([4.16, 4.162, 4.164]).values()) == ["4.160", "4.162", "4.164"]
+    assert list(svg.tick_labels([0, 0.5, 1]).values()) == ["0", "0.5", "1"]
+
+
+def test_labels_of_bars_are_inside_the_picture():
+    names = ["sink", "delimiters everywhere", "outliers everywhere, and more of them"]
+    text = svg.bars_to_svg(svg.Bars("t", names, [("a", "fpa", [0.1, 0.2, 0.3])]))
+    for name in names:
+        (place,) = re.findall(rf'x="([\d.]+)" y="[\d.]+" text-anchor="end">{name}<', text)
+        assert float(place) >= 6.5 * len(name), "12 px letters are up to 6.5 wide on average"

@@ -3,6 +3,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import tiny
-from sagebwd.train import checkpoint, train
+from sagebwd.train import checkpoint, tensor_file, train
 from sagebwd.train.data.text import byte_symbols
 from sagebwd.train.errors import BadInput, NotSaved
 from sagebwd.train.export import export
@@ -192,10 +193,73 @@ def test_export_on_the_command_line(run, tmp_path, capsys):
     (out / "mine").write_text("x")
     assert export_main([run, "--out", str(out)]) == 2
     assert "--overwrite" in capsys.readouterr().err and (out / "mine").exists()
-    assert export_main([run, "--out", str(out), "--overwrite"]) == 0
-    assert not (out / "mine").exists()
+    assert export_main([run, "--out", str(out), "--overwrite"]) == 2, "it is the user's"
+    assert "holds mine" in capsys.readouterr().err and (out / "mine").exists()
+    (out / "mine").unlink()
+    before = (out / "model.safetensors").stat().st_ino
+    assert export_main([run, "--out", str(out), "--overwrite", "--dtype", "bf16"]) == 0
+    assert (out / "model.safetensors").stat().st_ino != before
+    assert [p.name for p in tmp_path.iterdir()] == ["there"], "the older one is gone"
     assert export_main([str(tmp_path)]) == 2
     assert "neither a checkpoint nor a run" in capsys.readouterr().err
+
+
+def files_below(directory):
+    return {p: p.read_bytes() for p in Path(directory).rglob("*") if p.is_file()}
+
+
+def test_export_replaces_exports_alone(run, tmp_path, capsys, monkeypatch):
+    """Whatever is given as --out: a run, what is in it or above it, another's files."""
+    copy = tmp_path / "runs" / "a"
+    shutil.copytree(run, copy)
+    model = tmp_path / "model"  # as another program has saved it, under the very same names
+    export(copy, model)
+    tensors = tensor_file.read_tensors(model / "model.safetensors")
+    tensor_file.write_tensors(model / "model.safetensors", tensors, {"format": "pt"})
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(copy)
+    newest = checkpoint.find(copy)
+    before = files_below(tmp_path)
+    monkeypatch.chdir(tmp_path / "runs")
+    for out in (copy, copy.parent, copy / "checkpoints", newest, copy / "checkpoints/step-00000099",
+                ".", "..", "/", model, tmp_path / "file", tmp_path / "link"):  # fmt: skip
+        assert export_main([str(copy), "--out", str(out), "--overwrite"]) == 2, out
+        said = capsys.readouterr().err
+        assert said.startswith("sagebwd.train.export: out: ") and "--out" in said
+    assert files_below(tmp_path) == before
+    assert export(copy, tmp_path / "link" / "made") == tmp_path / "link" / "made"
+    assert (copy / "made" / "config.json").exists(), "a link on the way is no danger"
+
+
+def test_an_export_that_fails_leaves_the_older_one(run, tmp_path, monkeypatch):
+    out = export(run, tmp_path / "out")
+    before, rename = files_below(out), os.rename
+
+    def fails(a, b):
+        if Path(b) == out and ".old." not in str(a):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(a, b)
+
+    monkeypatch.setattr("os.rename", fails)
+    with pytest.raises(NotSaved, match="Input/output"):
+        export(run, out, "bf16", overwrite=True)
+    assert files_below(out) == before and list(tmp_path.iterdir()) == [out]
+
+
+def test_weights_beyond_the_range_of_fp16(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = checkpoint.find(tmp_path / "run")
+    state, tensors = checkpoint.load(path)
+    tensors["weights"]["norm.gain"][3] = 1e6
+    for name in ("format", "step", "sha256"):
+        state.pop(name)
+    checkpoint.save(path.parent, 40, tensors, state, keep=1)
+    with pytest.raises(BadInput, match="norm.weight has values up to 1e.06, fp16 .* --dtype bf16"):
+        export(tmp_path / "run", dtype="fp16")
+    assert not (tmp_path / "run" / "export").exists()
+    for dtype in ("bf16", "fp32"):
+        weights = export(tmp_path / "run", dtype=dtype, overwrite=True) / "model.safetensors"
+        assert all(t.isfinite().all() for t in tensor_file.read_tensors(weights).values())
 
 
 def test_export_to_a_full_disk(run, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ UNFINISHED = 5
 
 #: Options that say where and how long, not what.
 _OUTSIDE = ("out", "resume", "limit", "device")
+_SIZES = ("frames", "pixels", "patch", "layers", "heads")
 
 
 def _list_of(kind):
@@ -64,8 +65,9 @@ def main(arguments=None):
     number("lr", 3e-3, "learning rate; a fifth of it after the change")
     number("measured", 8, "held-out batches")
     size = Size()
-    for name in ("frames", "pixels", "patch", "layers", "heads"):
+    for name in _SIZES:
         number(name, getattr(size, name), "of the model")
+    number("cells", size.cells, "colours along a side of a texture; 0: one for every 4 pixels")
     number("block", 64, "queries of a block: 64 or 128")
     args = parser.parse_args(arguments)
     kinds = args.arms.split(",")
@@ -75,7 +77,7 @@ def main(arguments=None):
     size = replace(
         size,
         block_q=args.block,
-        **{n: getattr(args, n) for n in ("frames", "pixels", "patch", "layers", "heads")},
+        **{n: getattr(args, n) for n in (*_SIZES, "cells")},
     )
     say = lambda words: print(f"[{time.monotonic() - began:6.1f} s] {words}", flush=True)
     settings = {n: value for n, value in vars(args).items() if n not in _OUTSIDE}

@@ -16,9 +16,11 @@ def _texture(count, size, cells, generator):
     return interpolate(colours, size=(size, size), mode="bilinear", align_corners=False)
 
 
-def clips(count, frames, size, generator, discs=2):
-    """[count, 3, frames, size, size] with values from -1 to 1, on the device of the generator."""
-    cells, device = size // 4, generator.device
+def clips(count, frames, size, generator, discs=2, cells=0):
+    """[count, 3, frames, size, size] with values from -1 to 1, on the device of the generator.
+    ``cells``: colours along a side of a texture; 0: one for every four pixels, which looks like
+    noise to people."""
+    cells, device = cells or size // 4, generator.device
     video = _texture(count, size, cells, generator)[:, :, None].repeat(1, 1, frames, 1, 1)
     place = torch.arange(size, device=device)
     time = torch.arange(frames, device=device)

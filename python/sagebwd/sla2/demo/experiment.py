@@ -178,7 +178,7 @@ class Experiment:
 
 def shown_clip(size, device):
     """The clip of the page, [1, 3, frames, pixels, pixels]."""
-    return clips(1, size.frames, size.pixels, seeded(device, 7))
+    return clips(1, size.frames, size.pixels, seeded(device, 7), cells=size.cells)
 
 
 def _look(masks, name):

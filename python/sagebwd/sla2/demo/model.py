@@ -15,6 +15,7 @@ class Size:
     frames: int = 8
     given: int = 2  # frames that the model is told
     pixels: int = 64  # of a side
+    cells: int = 5  # colours along a side of a texture; see clips
     patch: int = 4
     layers: int = 3
     heads: int = 2

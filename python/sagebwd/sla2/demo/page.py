@@ -108,7 +108,8 @@ def _chosen(arm, clip, tensors, model, most=12):
     masks = list(tensors["masks"].items())
     some = masks[:: -(-len(masks) // most)]
     cells = "".join(
-        f"<figure>{html.paragraph(name)}{image(matrix(mask), name, '100%')}</figure>\n"
+        f"<figure>{html.paragraph(name)}"
+        f"{image(matrix(mask), name, '100%', squares=True)}</figure>\n"
         for name, mask in some
     )
     mask = some[-1][1]

@@ -21,13 +21,14 @@ def png(pixels):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def image(pixels, alt, width):
-    """An <img> of values from -1 to 1, [3, h, w]; every value is a square."""
+def image(pixels, alt, width, squares=False):
+    """An <img> of values from -1 to 1, [3, h, w]. ``squares``: each of them is drawn as a square;
+    otherwise the browser smooths."""
     pixels = ((pixels.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).cpu()
     data = base64.b64encode(png(pixels)).decode()
     return (
         f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}" '
-        f'style="width:{width};image-rendering:pixelated;display:block">'
+        f'style="width:{width};display:block{";image-rendering:pixelated" if squares else ""}">'
     )
 
 

@@ -44,7 +44,7 @@ class Plan:
 
     def inputs(self, size, step, device):
         generator = seeded(device, self.seed * 1_000_003 + step)
-        video = clips(self.batch, size.frames, size.pixels, generator)
+        video = clips(self.batch, size.frames, size.pixels, generator, cells=size.cells)
         at = torch.rand(self.batch, generator=generator, device=device)
         return (*noisy(video, at, size.given, generator), at)
 
@@ -129,7 +129,7 @@ def measure(model, count, batch, dtype=None):
     size, losses, errors = model.size, [], []
     for i in range(count):
         generator = seeded(device, _HELD_OUT + i)
-        video = clips(batch, size.frames, size.pixels, generator)
+        video = clips(batch, size.frames, size.pixels, generator, cells=size.cells)
         at = ((torch.arange(batch) + 0.5 + i * batch) / (count * batch)).to(device)
         losses.append(float(loss_of(model, *noisy(video, at, size.given, generator), at, dtype)))
         errors.append(float(predict(model, video, generator, dtype)[1]))

@@ -11,8 +11,12 @@ import bisect
 import numpy as np
 import torch
 
+from ..errors import BadInput
+
 #: Data up to this size moves to the GPU as a whole; more stays where it is (memory-mapped files).
 _ON_DEVICE = 8 << 30
+#: Of one run. Nobody reads the same data so often; a number beyond it is a mistake.
+_EPOCHS = 100_000
 
 
 class Batches:
@@ -25,6 +29,7 @@ class Batches:
         self.tokens = _to_device(self.shards, device)
         self._steps = torch.arange(context + 1, device=device)
         self._epoch = (-1, None)
+        self._ends = [0]  # sequences before epoch 0, 1, ...
 
     def rows(self, first, count):
         """Sequences first, first + 1, ... of the endless order: [count, context + 1] int64."""
@@ -52,11 +57,15 @@ class Batches:
 
     def _locate(self, index):
         """(epoch, place in it). Offsets differ by epoch, so the number of windows may too."""
-        epoch = 0
-        while index >= self._size(epoch):
-            index -= self._size(epoch)
-            epoch += 1
-        return epoch, index
+        if index > _EPOCHS * self._size(0):
+            raise BadInput(
+                f"data: sequence {index} would be beyond {_EPOCHS} epochs of this data, which has "
+                f"{self._size(0)} sequences of {self.context} tokens; give more data or fewer steps"
+            )
+        while index >= self._ends[-1]:
+            self._ends.append(self._ends[-1] + self._size(len(self._ends) - 1))
+        epoch = bisect.bisect_right(self._ends, index) - 1
+        return epoch, index - self._ends[epoch]
 
     def _offset(self, epoch):
         # The first epoch begins at 0. The others begin anywhere that leaves every shard a window.

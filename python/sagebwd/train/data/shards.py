@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import BadInput
+from ..files import check_regular
 
 GPT2_VOCAB, LLAMA3_VOCAB = 50257, 128256
 _HEADER = 1024  # bytes
@@ -31,6 +32,7 @@ def is_shard(path):
 
 def read_shard(path, unpack_limit):
     """``unpack_limit``: gigabytes that a compressed file may hold."""
+    check_regular(path, path)
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
@@ -68,7 +70,13 @@ def _read_bin(path, size):
                 f"{path}: neither an llm.c shard (no magic number) nor nanoGPT's uint16 tokens "
                 f"({size} bytes is odd)"
             )
-        return Shard(str(path), _map(path, "<u2", 0, size // 2), GPT2_VOCAB)
+        tokens = _map(path, "<u2", 0, size // 2)
+        if _is_uint32(tokens):
+            raise BadInput(
+                f"{path}: looks like 32-bit token ids without a header; nanoGPT's files have "
+                "16-bit ids, and 32-bit ids need the header of llm.c (magic 20240801, Llama 3)"
+            )
+        return Shard(str(path), tokens, GPT2_VOCAB)
     version, dtype, vocab = _LLM_C[int(head[0])]
     if size < _HEADER:
         raise BadInput(f"{path}: an llm.c shard whose header is cut off at {size} bytes")
@@ -79,6 +87,12 @@ def _read_bin(path, size):
     if count < 0 or count != there:
         raise BadInput(f"{path}: the header announces {count} tokens, the file holds {there:g}")
     return Shard(str(path), _map(path, dtype, _HEADER, count), vocab)
+
+
+def _is_uint32(tokens):
+    """Every second number is the upper half of an id, which is 0 or 1 for less than 131072 ids."""
+    start = tokens[:4096]
+    return len(start) >= 64 and (start[1::2] <= 1).all() and (start[::2] > 1).any()
 
 
 def _map(path, dtype, offset, count):

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the data of a run: finds the files, reads and checks them, splits off what is held out."""
 
+import errno
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import BadInput
+from ..files import check_regular
 from .shards import is_shard, read_shard
 from .stdlib import read_stdlib
 from .text import make_tokenizer, read_text, to_bytes
 
 #: Share of the data held out when no other held-out data is there.
 _HELD_OUT = 0.05
+#: Vocabularies as they are called in the names of files.
+_VOCABULARIES = re.compile(r"gpt[-_]?[24]|llama[-_]?[234]|mistral|qwen|gemma|phi[-_]?3")
 
 
 @dataclass
@@ -33,6 +38,7 @@ def open_data(config):
     read = lambda path: _read(path, config, tokenizer)
     train = [read(path) for path in train_paths] if train_paths else [read_stdlib(tokenizer)]
     val = [read(path) for path in val_paths]
+    _check_one_vocabulary(train + val)
     vocab = config.vocab or max(s.vocab for s in train + val)
     for shard in train + val:
         _check_ids(shard, vocab)
@@ -53,8 +59,8 @@ def open_data(config):
 
 
 def _find(config):
-    train = [path for part in _parts(config.data) for path in _expand(part, "data")]
-    val = [path for part in _parts(config.val) for path in _expand(part, "val")]
+    train = [path for part in _parts(config.data, "data") for path in _expand(part, "data")]
+    val = [path for part in _parts(config.val, "val") for path in _expand(part, "val")]
     if train and not val:
         held_out = [p for p in train if "val" in p.name]
         if held_out and len(held_out) < len(train):
@@ -62,17 +68,24 @@ def _find(config):
     return train, val
 
 
-def _parts(text):
-    return [Path(part.strip()).expanduser() for part in text.split(",") if part.strip()]
+def _parts(text, name):
+    parts = [Path(part.strip()).expanduser() for part in text.split(",") if part.strip()]
+    if text and not parts:
+        raise BadInput(f"{name}: expected files or directories, with commas between, got {text!r}")
+    return parts
 
 
 def _expand(path, name):
-    if not path.exists():
-        raise BadInput(f"{name}: {path} does not exist")
-    if not path.is_dir():
-        return [path]
-    shards = sorted(p for p in path.iterdir() if is_shard(p))
-    found = shards or sorted(p for p in path.iterdir() if p.suffix == ".txt")
+    try:
+        if not path.is_dir():
+            check_regular(path, path)
+            return [path]
+        inside = sorted(path.iterdir())
+    except FileNotFoundError:
+        raise BadInput(f"{name}: {path} does not exist") from None
+    except OSError as error:
+        raise BadInput(f"{name}: {path} cannot be read ({error.strerror or error})") from None
+    found = [p for p in inside if is_shard(p)] or [p for p in inside if p.suffix == ".txt"]
     if not found:
         raise BadInput(f"{name}: {path} holds no .bin, .u16.xz or .txt files")
     return found
@@ -81,11 +94,35 @@ def _expand(path, name):
 def _read(path, config, tokenizer):
     try:
         if not is_shard(path):
-            return read_text(path, make_tokenizer("bytes") if config.as_bytes else tokenizer)
+            tokenizer = make_tokenizer("bytes") if config.as_bytes else tokenizer
+            return read_text(path, tokenizer, config.unpack_limit)
         shard = read_shard(path, config.unpack_limit)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
+        more = "; if that is right, raise --unpack-limit" if error.errno == errno.EFBIG else ""
+        raise BadInput(f"{path}: cannot be read ({error.strerror or error}){more}") from None
     return to_bytes(shard, tokenizer) if config.as_bytes else shard
+
+
+def _check_one_vocabulary(shards):
+    """The same id stands for different text in different vocabularies, and nothing would say so.
+    A format tells them apart; where it does not, the files' names may."""
+    for kind in (lambda s: f"{s.vocab} ids", _named_vocabulary):
+        found = {}
+        for shard in shards:
+            found.setdefault(kind(shard), shard.path)
+        found.pop("", None)
+        if len(found) > 1:
+            (one, here), (other, there), *_ = found.items()
+            raise BadInput(
+                f"data: {here} has tokens of one vocabulary ({one}), {there} of another ({other}); "
+                "a model can read one of them: give files of one kind as --data and --val"
+            )
+
+
+def _named_vocabulary(shard):
+    path = Path(shard.path)
+    named = _VOCABULARIES.search(path.name.lower()) if is_shard(path) else None
+    return re.sub(r"[-_ ]", "", named[0]) if named else ""
 
 
 def _check_ids(shard, vocab):

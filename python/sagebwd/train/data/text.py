@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import files
 from ..errors import BadInput
 from ..json_text import loads
-from .shards import Shard
+from .shards import GPT2_VOCAB, Shard
 
 #: Files of one tokenizer, under the names they are published by.
 _FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 _PIECE = 1 << 20  # characters tokenised at a time
+TEXT_LIMIT = 4.0  # gigabytes
 
 
 class ByteTokenizer:
@@ -72,7 +74,7 @@ class Gpt2Tokenizer:
         for."""
         symbols = {symbol: byte for byte, symbol in byte_symbols().items()}
         try:
-            words = loads(self.files[0].read_text(encoding="utf-8"))
+            words = loads(files.read_text(self.files[0]))
             if sorted(words.values()) != list(range(len(words))):
                 raise ValueError("its ids are not 0, 1, 2 and so on")
             by_id = [b""] * len(words)
@@ -108,8 +110,9 @@ def make_tokenizer(name):
     return ByteTokenizer() if name == "bytes" else Gpt2Tokenizer(name)
 
 
-def read_text(path, tokenizer):
-    raw = path.read_bytes()
+def read_text(path, tokenizer, limit=TEXT_LIMIT):
+    """``limit``: gigabytes. Text is held in memory, as characters and as tokens."""
+    raw = files.read_bytes(path, int(limit * 1e9))
     if not raw:
         raise BadInput(f"{path}: the file is empty")
     if b"\0" in raw[:4096]:
@@ -122,6 +125,8 @@ def to_bytes(shard, tokenizer):
     """A shard of GPT-2 tokens as the bytes they stand for."""
     if not isinstance(tokenizer, Gpt2Tokenizer):
         raise BadInput("as_bytes: needs --tokenizer DIR with the vocabulary of the shards")
+    if shard.vocab != GPT2_VOCAB:
+        raise BadInput(f"as_bytes: {shard.path} has ids of Llama 3, which are not those of GPT-2")
     table, offsets = tokenizer.byte_table()
     top = int(shard.tokens.max())
     if top + 1 >= len(offsets):

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from ..config import FIELDS
+from ..files import write_text
 from ..json_text import dumps
 from . import html
 from .accuracy_card import accuracy_card
@@ -58,9 +59,9 @@ def write_report(
         + _samples(runs, css)
         + _provenance(runs, command)
     )
-    Path(path).write_text(html.page(title, body), encoding="utf-8")
+    write_text(path, html.page(title, body))
     figures = _figures(runs, layers, said, accuracy, bias)
-    Path(path).with_suffix(".json").write_text(dumps(figures) + "\n")
+    write_text(Path(path).with_suffix(".json"), dumps(figures) + "\n")
     return said
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput
+from ..files import read_text
 from ..json_text import load_figures
 from ..log import read_log
 
@@ -58,8 +59,8 @@ def read_runs(directories):
     runs = []
     for directory in map(Path, directories):
         try:
-            config = load_figures((directory / "config.json").read_text())
-            summary = load_figures((directory / "summary.json").read_text())
+            config = load_figures(read_text(directory / "config.json"))
+            summary = load_figures(read_text(directory / "summary.json"))
         except (OSError, ValueError) as error:
             raise BadInput(f"{directory}: not the directory of a finished run ({error})") from None
         runs.append(Run(directory.name, config, summary, read_log(directory / "log.jsonl")))

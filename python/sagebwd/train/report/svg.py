@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 _WIDTH, _HEIGHT = 480, 300
+_LETTER = 6.6  # units of a letter of the labels, at most on average
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, _WIDTH - 12, 34, _HEIGHT - 44
 
 
@@ -69,15 +70,26 @@ def log_ticks(low, high):
     return all_[first : last + 1]
 
 
-def number(value):
+def number(value, digits=3):
     if value == 0:
         return "0"
     if abs(value) >= 10_000:
         for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
             if abs(value) >= size:
-                return f"{value / size:.4g}{unit}"
-    text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return text.replace("-", "−") if value < 0 else text
+                return f"{value / size:.{digits + 1}g}{unit}".replace("-", "−")
+    return f"{value:.{max(digits, 4) if abs(value) >= 1000 else digits}g}".replace("-", "−")
+
+
+def tick_labels(values):
+    """{value: text} with as many digits as it takes to tell neighbours apart."""
+    for digits in range(3, 17):
+        texts = [number(v, digits) for v in values]
+        if len(set(texts)) == len(texts):
+            break
+    places = max((len(t.partition(".")[2]) for t in texts), default=0)
+    if digits > 3 and all(abs(v) < 10_000 for v in values):
+        texts = [f"{v:.{places}f}".replace("-", "−") for v in values]
+    return dict(zip(values, texts))
 
 
 def share(value):
@@ -119,14 +131,14 @@ def to_svg(chart):
     x = _Axis([p[0] for p in points], chart.log_x, _LEFT, _RIGHT, tight=True)
     if chart.whole_x:
         x.ticks = [t for t in x.ticks if t == round(t)]
-    x_ticks = chart.x_ticks or {t: number(t) for t in x.ticks}
+    x_ticks = chart.x_ticks or tick_labels(x.ticks)
     heights = list(chart.y_range) or [p[1] for p in points] + edges
     y = _Axis(heights, chart.log_y, _BOTTOM, _TOP, chart.zero)
     out = [_open(_WIDTH, _HEIGHT, chart.title), _text(0, 18, "start", chart.title, "title")]
-    for t in y.ticks:
+    for t, text in tick_labels(y.ticks).items():
         kind = "axis" if chart.zero and t == 0 else "grid"
         out.append(_rule(_LEFT, y.at(t), _RIGHT, y.at(t), kind))
-        out.append(_text(_LEFT - 8, y.at(t) + 4, "end", number(t)))
+        out.append(_text(_LEFT - 8, y.at(t) + 4, "end", text))
     out.append(_rule(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, "axis"))
     for t, text in x_ticks.items():
         out.append(_rule(x.at(t), _BOTTOM, x.at(t), _BOTTOM + 4, "axis"))
@@ -141,7 +153,8 @@ def to_svg(chart):
 
 
 def bars_to_svg(chart):
-    width, left, right, top, bar, gap = 480, 118, 62, 34, 20, 22
+    width, right, top, bar, gap = _WIDTH, 62, 34, 20, 22
+    left = 16 + _LETTER * max(map(len, chart.clusters))
     tall = len(chart.bars) * (bar + 3) - 3 + gap
     bottom = top + tall * len(chart.clusters)
     most = max((v for *_, values in chart.bars for v in values if math.isfinite(v)), default=1.0)
