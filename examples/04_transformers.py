@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
     print("\nError of INT8 attention in each layer, relative to exact attention:")
     tokens = batch(0)
-    sagebwd.diagnose(model, dict(input_ids=tokens, labels=tokens))
+    print(sagebwd.diagnose(model, dict(input_ids=tokens, labels=tokens)))
 
     start = torch.tensor([[3, 6, 9, 12, 15, 18]])
     print(

@@ -15,8 +15,14 @@ frameworks are in ``sagebwd.integrations`` and act only when called.
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from . import _library
+from . import wait_policy as _wait_policy
+
+_wait_policy.settle()
+
+from . import _library  # noqa: E402
 
 _library.load()
 
@@ -38,9 +44,13 @@ from .kv_cache import flash_attn_with_kvcache  # noqa: E402
 from .linear import linear_attention  # noqa: E402
 from .recipe import Recipe  # noqa: E402
 
+if _TYPE_CHECKING:
+    from . import integrations, sla2
+    from .diagnosis import diagnose
+
 flops.register()
 
-__version__ = _library.version()
+__version__: str = _library.version()
 
 __all__ = [
     "BlockLists",
@@ -66,7 +76,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+def __getattr__(name: str) -> _Any:
     # Loaded on first use: none of them is needed to compute attention.
     if name == "diagnose":
         return _import_module(".diagnosis", __name__).diagnose

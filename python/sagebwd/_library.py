@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds and loads the compiled operators, and finds the C++ package of the same build."""
 
+import ctypes
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
+_CORE = "libsagebwd.so"
 _NAME = "libsagebwd_torch.so"
 
 #: Where autograd of eager calls runs, in words.
@@ -24,8 +27,11 @@ def load():
     for root in install_roots():
         path = root / "lib" / _NAME
         if path.exists():
+            # By its full path, so that no other directory of the loader can replace it.
+            ctypes.CDLL(str(path.with_name(_CORE)))
             torch.ops.load_library(str(path))
             _load_autograd(path.parent)
+            _check_package()
             return
     raise ImportError(
         f"sagebwd: {_NAME} is not beside the Python files (looked in "
@@ -44,6 +50,23 @@ def _load_autograd(directory):
     except OSError as error:
         why = error.__cause__ or error if path.exists() else "built with another PyTorch"
         autograd = f"Python ({why}; install sagebwd again for C++, which is faster)"
+
+
+def _check_package():
+    """Refuses Python files and libraries of different versions: a half-finished installation."""
+    try:
+        package = metadata.distribution("sagebwd")
+    except metadata.PackageNotFoundError:
+        return
+    place = Path(package.locate_file("sagebwd")).resolve()
+    if place not in [root.resolve() for root in install_roots()]:
+        return  # the metadata are of another copy
+    python, compiled = package.version.partition("+")[0], version()
+    if python != compiled:
+        raise ImportError(
+            f"sagebwd: the Python package is version {python}, but its libraries are "
+            f"{compiled}; install the package again"
+        )
 
 
 def version():

@@ -3,12 +3,12 @@
 inputs of every attention layer, and compares INT8 with exact attention on them."""
 
 import math
-import sys
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
 import torch
 
+from . import padding
 from .attention import attention, is_supported
 from .capture import Capture, save
 from .recipe import as_recipe
@@ -27,7 +27,7 @@ class LayerReport:
     verdict: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     layers: list
 
@@ -41,10 +41,13 @@ class Report:
             lines.append(f"{layer.index:5} {cells}  {layer.max_logit:9.2f}  {layer.verdict}")
         return "\n".join(lines)
 
+    __repr__ = __str__
 
-def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file=sys.stdout):
+
+def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file=None):
     """Runs ``model`` on ``batch`` forward and backward with its own attention, and reports for
-    every layer the error that INT8 attention would have had.
+    every layer the error that INT8 attention would have had. ``print`` shows the
+    :class:`Report` that it returns as a table.
 
     batch
         A dict (``model(**batch)``), a tuple (``model(*batch)``) or a single argument.
@@ -54,7 +57,7 @@ def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file
     save_to
         File for the captured tensors (safetensors), as ``sagebwd trace`` reads them.
     file
-        Where the table is printed; None: nowhere.
+        Where to print the table as well, such as ``sys.stdout``.
 
     It finds attention that goes through ``F.scaled_dot_product_attention`` (transformers:
     ``attn_implementation="sdpa"``), ``nn.MultiheadAttention`` or this library. Masks may describe
@@ -231,8 +234,8 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
     Q-smoothing."""
     if recipe.smooth_q:
         return None
-    q, (k, _) = layer.q.float(), _repeat(layer)
-    k = k.float()
+    k, v = _repeat(layer)
+    q, k, *_ = padding.to_one_head_dim(layer.q.float(), k.float(), v, None)  # as it was rotated
     mean = (
         k.double().mean(2, keepdim=True).float()
         if recipe.smooth_k

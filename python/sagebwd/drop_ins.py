@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention under the names, argument orders, layouts and causal alignments of other libraries.
 
-Each function takes exactly its original's arguments. A value this library does not support raises
-NotImplementedError; nothing is accepted and ignored.
+Each function takes exactly its original's arguments, those of FlashAttention also its later names
+for attention sinks: ``s_aux`` (3) and ``learnable_sink`` (4). A value this library does not support
+raises NotImplementedError; nothing is accepted and ignored.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import arguments
 from .attention import attention, attention_varlen
@@ -33,6 +38,13 @@ def refuse(**unsupported):
             raise NotImplementedError(f"sagebwd: {name}{shown} is not supported; {_REMEDIES[name]}")
 
 
+def sinks_of(s_aux, learnable_sink):
+    """The sinks of a call: FlashAttention 3 and 4 have a name each for them."""
+    if s_aux is not None and learnable_sink is not None:
+        raise ValueError("s_aux, learnable_sink: expected one of them, two names of one argument")
+    return learnable_sink if s_aux is None else s_aux
+
+
 def _unpacked(name, packed, axis, parts):
     """The tensors that are stacked along an axis, as views of one unbind: autograd then stacks
     their gradients once."""
@@ -48,18 +60,21 @@ def _unpacked(name, packed, axis, parts):
 
 
 def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's: q [b, s, h, d], causal mask at the bottom right. ``return_attn_probs``
     gives (out, lse, None) as the original does without dropout. ``deterministic=False`` follows
     PyTorch's global flag."""
@@ -72,6 +87,7 @@ def flash_attn_func(
         causal=causal,
         softmax_scale=softmax_scale,
         window_size=window_size,
+        sinks=sinks_of(s_aux, learnable_sink),
         deterministic=deterministic or None,
         return_lse=True,
     )
@@ -79,23 +95,26 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's packed form: q [t, h, d], int32 offsets, lse [h, t]."""
     refuse(
         dropout_p=(dropout_p, 0.0),
@@ -115,6 +134,7 @@ def flash_attn_varlen_func(
         causal=causal,
         softmax_scale=softmax_scale,
         window_size=window_size,
+        sinks=sinks_of(s_aux, learnable_sink),
         deterministic=deterministic or None,
         return_lse=True,
     )
@@ -122,16 +142,19 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_qkvpacked_func(
-    qkv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's with q, k and v stacked: qkv [b, s, 3, h, d]."""
     return flash_attn_func(
         *_unpacked("qkv", qkv, 2, 3),
@@ -143,21 +166,26 @@ def flash_attn_qkvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        s_aux=s_aux,
+        learnable_sink=learnable_sink,
     )
 
 
 def flash_attn_kvpacked_func(
-    q,
-    kv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's with k and v stacked: kv [b, sk, 2, hk, d]."""
     return flash_attn_func(
         q,
@@ -170,22 +198,27 @@ def flash_attn_kvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        s_aux=s_aux,
+        learnable_sink=learnable_sink,
     )
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv,
-    cu_seqlens,
-    max_seqlen,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's packed form with q, k and v stacked: qkv [t, 3, h, d]."""
     return flash_attn_varlen_func(
         *_unpacked("qkv", qkv, 1, 3),
@@ -201,25 +234,30 @@ def flash_attn_varlen_qkvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        s_aux=s_aux,
+        learnable_sink=learnable_sink,
     )
 
 
 def flash_attn_varlen_kvpacked_func(
-    q,
-    kv,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's packed form with k and v stacked: kv [tk, 2, hk, d]."""
     return flash_attn_varlen_func(
         q,
@@ -236,21 +274,23 @@ def flash_attn_varlen_kvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        s_aux=s_aux,
+        learnable_sink=learnable_sink,
     )
 
 
 def sageattn(
-    q,
-    k,
-    v,
-    tensor_layout="HND",
-    is_causal=False,
-    sm_scale=None,
-    return_lse=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    return_lse: bool = False,
     *,
-    attn_mask=None,
-    smooth_k=True,
-):
+    attn_mask: Tensor | None = None,
+    smooth_k: bool = True,
+) -> Any:
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``). The
     original defines a causal mask only for as many keys as queries, and so does this. An attn_mask
     has the form that :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may
@@ -289,17 +329,17 @@ def sageattn(
 
 
 def sageattn_varlen(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    is_causal=False,
-    sm_scale=None,
-    smooth_k=True,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    smooth_k: bool = True,
+) -> Tensor:
     """SageAttention's packed form, with gradients: q [t, h, d]. With a causal mask, every document
     needs as many keys as queries, that is, the offsets must be the same. Compiled code cannot read
     the offsets and compares only the longest lengths."""
@@ -331,15 +371,15 @@ def _same_lengths(cu_q, cu_k, max_q, max_k):
 
 
 def scaled_dot_product_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    scale=None,
-    enable_gqa=False,
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """PyTorch's: [b, h, s, d] or [h, s, d], causal mask at the top left. An attn_mask may describe
     padding, a causal mask, a window, documents or few sets of queries that see the same keys. Its
     values are read, so a GPU is waited for."""

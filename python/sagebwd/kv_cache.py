@@ -1,38 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashAttention's call for decoding, over a cache of keys and values."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from . import arguments
-from .attention import attention, attention_varlen, check_heads, check_tensors
-from .drop_ins import refuse
+from . import sinks as sink_logits
+from .attention import attention, attention_varlen
+from .call import check_heads, check_tensors
+from .drop_ins import refuse, sinks_of
 
 
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    block_table=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    rotary_interleaved=True,
-    alibi_slopes=None,
-    num_splits=0,
-    return_softmax_lse=False,
-):
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: int | Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Any:
     """FlashAttention's function for decoding: q [b, s, h, d] over caches [b, length, hk, d]. Row i
     of a cache holds the tokens from ``cache_leftpad[i]`` up to ``cache_seqlens[i]``. k and v, if
-    given, are first written behind them, in place. Causal masks and windows are aligned at the
+    given, are first written after them, in place. Causal masks and windows are aligned at the
     bottom right.
 
     Like the original it has no backward. Rotary embeddings and paged caches are refused.
@@ -51,17 +61,20 @@ def flash_attn_with_kvcache(
         causal=arguments.flag("causal", causal),
         softmax_scale=arguments.scale("softmax_scale", softmax_scale),
         window_size=arguments.window("window_size", window_size),
+        sinks=sinks_of(s_aux, learnable_sink),
         return_lse=True,
     )
     return_softmax_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
-    check_tensors(q, k_cache, v_cache, dims=4)
+    check_tensors(q, k_cache, v_cache, 4, any_head_dim=True)
     check_heads(q.shape[2], k_cache.shape[2])
     if k_cache.dtype != q.dtype or v_cache.dtype != q.dtype:
         raise ValueError(f"k_cache, v_cache: expected q's {q.dtype}, got {k_cache.dtype}")
-    _refuse_gradients(q, k_cache, v_cache, k, v)
+    if options["sinks"] is not None:
+        sink_logits.check(options["sinks"], q.shape[2], q.device)
+    _refuse_gradients(q, k_cache, v_cache, k, v, options["sinks"])
     b, capacity = q.shape[0], k_cache.shape[1]
     rows = _rows(cache_batch_idx, b, k_cache.shape[0], q.device)
-    new = _new_tokens(k, v, k_cache, b, cache_seqlens)
+    new = _new_tokens(k, v, k_cache, v_cache, b, cache_seqlens)
     lengths = _lengths("cache_seqlens", cache_seqlens, capacity, capacity - new, b)
     starts = _lengths("cache_leftpad", cache_leftpad, 0, capacity, b)
 
@@ -94,7 +107,7 @@ def _ragged(q, k, v, starts, ends, options):
     )
     flat = (t.flatten(0, 1) for t in (q, k, v))
     out, lse = attention_varlen(*flat, *offsets, **options)
-    return out.view(q.shape), lse.view(q.shape[2], b, s).transpose(0, 1)
+    return out.view(b, s, *out.shape[1:]), lse.view(q.shape[2], b, s).transpose(0, 1)
 
 
 def _refuse_gradients(*tensors):
@@ -126,7 +139,7 @@ def _rows(cache_batch_idx, b, cached, device):
     return cache_batch_idx.to(device, torch.int64)
 
 
-def _new_tokens(k, v, cache, b, cache_seqlens):
+def _new_tokens(k, v, k_cache, v_cache, b, cache_seqlens):
     """How many tokens are written."""
     if k is None and v is None:
         return 0
@@ -134,7 +147,7 @@ def _new_tokens(k, v, cache, b, cache_seqlens):
         raise ValueError("k, v: expected both or neither")
     if cache_seqlens is None:
         raise ValueError("cache_seqlens: expected where to write k and v in the cache, got None")
-    for name, t in (("k", k), ("v", v)):
+    for name, t, cache in (("k", k, k_cache), ("v", v, v_cache)):
         expected = (b, k.shape[1], *cache.shape[2:])
         if tuple(t.shape) != expected or t.dtype != cache.dtype or t.device != cache.device:
             raise ValueError(

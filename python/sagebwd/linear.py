@@ -2,7 +2,7 @@
 """The linear branch of sparse-linear attention: what block lists leave out, at linear cost."""
 
 from . import arguments, block_lists, ops
-from .attention import dense_tensors, readable
+from .call import dense_tensors, readable
 
 
 def linear_attention(

@@ -14,8 +14,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import ops
-from .attention import _dense
+from . import padding
+from .call import dense
 from .recipe import as_recipe
 
 # Additive masks hide a key by -inf or by a large negative number: -10000 (-9984 in bfloat16) or the
@@ -103,7 +103,7 @@ def _pack(t, where):
 def attention_with_mask(q, k, v, mask, *, is_causal=False, softmax_scale=None, recipe="vectorwise"):
     """(out, lse) of q [b, h, s, d] over the keys that a mask shows, see :func:`read`. Queries that
     see no key give 0 and -inf. On the meta device only shapes are computed."""
-    options, (q, k, v) = _dense(
+    options, (q, k, v) = dense(
         q, k, v, False, softmax_scale, (-1, -1), "bhsd", "bottom_right", recipe, "int8"
     )
     documents = read(spelled_out(mask, q.device), q, k, is_causal)
@@ -118,9 +118,9 @@ def forward(q, k, v, options, documents=None, *, save_codes=True):
         deterministic=torch.are_deterministic_algorithms_enabled(), save_codes=save_codes
     )
     if documents is None or documents.cu_q is None:
-        return ops.forward(q, k, v, options, **switches)[:2]
+        return padding.forward(q, k, v, options, **switches)[:2]
     packed = (documents.pack_q(q), documents.pack_k(k), documents.pack_k(v))
-    out, lse, _ = ops.forward(*packed, options, **switches)
+    out, lse, _ = padding.forward(*packed, options, **switches)
     return documents.unpack_q(out), documents.unpack_rows(lse)
 
 
@@ -130,11 +130,11 @@ def backward(dout, q, k, v, out, lse, options, documents=None):
         options = documents.options(options)
     deterministic = torch.are_deterministic_algorithms_enabled()
     if documents is None or documents.cu_q is None:
-        return ops.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
+        return padding.backward(dout, q, k, v, out, lse, None, options, deterministic=deterministic)
     dout, q, out = (documents.pack_q(t) for t in (dout, q, out))
     k, v = documents.pack_k(k), documents.pack_k(v)
     packed = (dout, q, k, v, out, documents.pack_rows(lse), None)
-    dq, dk, dv = ops.backward(*packed, options, deterministic=deterministic)
+    dq, dk, dv = padding.backward(*packed, options, deterministic=deterministic)
     return documents.unpack_q(dq), documents.unpack_k(dk), documents.unpack_k(dv)
 
 

@@ -379,7 +379,8 @@ def _stand_in(like, shape, strides):
 def _bwd_backward(ctx, *grads):
     raise NotImplementedError(
         "sagebwd: the backward of attention cannot be differentiated again (double backward: "
-        "create_graph=True, gradient penalties, Hessians)"
+        "create_graph=True, gradient penalties, Hessians); compute such a term with "
+        "F.scaled_dot_product_attention under sdpa_kernel(SDPBackend.MATH)"
     )
 
 

@@ -119,6 +119,14 @@ class Recipe:
                     f"recipe high_precision: expected names of {tuple(MATMULS)}, got {name!r}"
                 )
 
+    def __setstate__(self, state):
+        """Checks a pickle or a copy like arguments. One of an older version has fewer fields."""
+        if not isinstance(state, dict) or not state.keys() <= self.__dataclass_fields__.keys():
+            raise ValueError(f"recipe: expected a pickle of sagebwd.Recipe, got {state!r}")
+        for key, value in state.items():
+            object.__setattr__(self, key, value)
+        self.__post_init__()
+
     @staticmethod
     def paper(**changes):
         """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""

@@ -29,7 +29,12 @@ DEVICE = os.environ.get("SAGEBWD_TEST_DEVICE", "cpu")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "cpu_only: says nothing about a GPU")
+    for marker in (
+        "cpu_only: says nothing about a GPU",
+        "slow: left out by `make check`",
+        "long: run by `make test-all` alone",
+    ):
+        config.addinivalue_line("markers", marker)
 
 
 @pytest.fixture(autouse=True)

@@ -627,3 +627,65 @@ def test_bench_runs_a_pinned_implementation(tmp_path):
     out = tmp_path / "b.json"
     run("bench", "n64 d32", "--impl", "ref", "--reps", 1, "--json", out)
     assert json.loads(out.read_text())["results"][0]["impl"] == "ref"
+
+
+def test_files_are_not_overwritten_by_others(tmp_path):
+    captured = tmp_path / "captured.safetensors"
+    capture(captured)
+    before = captured.read_bytes()
+    (tmp_path / "link").symlink_to(captured)
+    os.link(captured, tmp_path / "hard")
+    for name in ("captured.safetensors", "link", "hard", "./captured.safetensors"):
+        words = refused("trace", "--from", captured, "--full", "--json", f"{tmp_path}/{name}")
+        assert "--json" in words and "--from" in words
+        assert captured.read_bytes() == before
+    new, away = tmp_path / "new", tmp_path / "away"
+    away.symlink_to("new")  # a link to a file that is not there yet
+    for second in (new, away, tmp_path / "." / "new"):
+        words = refused("trace", "--n", 64, "--json", new, "--html", second)
+        assert "--html" in words and "--json" in words
+    assert "--json" in refused("report", "--quick", "--html", new, "--json", new)
+    assert not new.exists()
+    run("trace", "--n", 64, "--json", "/dev/null", "--html", "/dev/null")
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff\xfe.json"
+    done = subprocess.run([BINARY, "trace", "--n", "64", "--json", path], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    with open(path, encoding="utf-8") as file:
+        assert "\ufffd" in json.load(file)["command"]
+
+
+def test_what_memory_cannot_hold_is_refused_in_words(tmp_path):
+    for case in ("h65536 n16777216 d256", "b1000 h1000 n1000000 d128"):
+        for command in (("bench", case), ("trace", "--case", case)):
+            assert "GiB of memory" in refused(*command)
+    size = 2**41
+    shape = [1, size // 256, 64]
+    tensors, at = {}, 0
+    for name in ("q", "k", "v", "dout"):
+        tensors[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    header = json.dumps(tensors).encode()
+    sparse = tmp_path / "sparse.safetensors"
+    with open(sparse, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        try:
+            file.truncate(8 + len(header) + at)
+        except OSError:
+            pytest.skip("the file system has no files of that size")
+    assert "GiB of memory" in refused("trace", "--from", sparse, "--full")
+
+
+def test_control_characters_of_tensors_stay_off_the_terminal(tmp_path):
+    path = tmp_path / "hostile.safetensors"
+    rng = np.random.default_rng(0)
+    prefix = "layer\x1b[2J\x9b31m\x07."
+    save_file(
+        {prefix + t: rng.normal(size=(1, 64, 32)).astype(np.float32) for t in "qkv"}, str(path)
+    )
+    done = run("trace", "--from", path, "--full", "-v", check=False)
+    shown = done.stdout + done.stderr
+    assert r"\x1b[2J" in shown
+    assert not any(c in shown for c in "\x1b\x9b\x07"), shown

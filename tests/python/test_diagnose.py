@@ -157,14 +157,25 @@ def test_batch_sizes_that_differ_are_said():
     assert "batch sizes that differ" in report.layers[0].verdict
 
 
-def test_head_dims_that_cannot_be_compared_are_said():
-    class Odd(torch.nn.Linear):
-        def forward(self, x):
-            q = super().forward(x)[:, None]
-            return sdpa(q, q, q)
+class Odd(torch.nn.Linear):
+    def forward(self, x):
+        q = super().forward(x)[:, None]
+        return sdpa(q, q, q)
 
-    report = _report(Odd(32, 12), torch.randn(1, 20, 32))
-    assert "head dim: expected a multiple of 8" in report.layers[0].verdict
+
+def test_head_dims_that_cannot_be_compared_are_said():
+    report = _report(Odd(32, 257), torch.randn(1, 20, 32))
+    assert "head dim: expected 1 to 256" in report.layers[0].verdict
+
+
+def test_p_of_padded_head_dims_is_that_of_the_kernels():
+    tensors = (torch.randn(1, 2, 40, d) for d in (12, 12, 20))
+    layer = Layer(*tensors, None, None, False, False, (-1, -1))
+    recipe = sagebwd.Recipe()
+    _, lse = sagebwd.attention(layer.q, layer.k, layer.v, layout="bhsd", return_lse=True)
+    rows = diagnosis._rebuilt_p(layer, recipe, lse).sum(-1)
+    assert (rows - 1).abs().max() < 1e-4  # its logits are those that lse was made from
+    assert _report(Odd(32, 12), torch.randn(1, 20, 32)).layers[0].verdict == "fine"
 
 
 def _padded(side):
@@ -345,3 +356,10 @@ def test_refusals():
         sagebwd.diagnose(
             torch.nn.Linear(4, 4), torch.randn(1, 4), loss=lambda y: y.mean(), file=None
         )
+
+
+def test_diagnose_prints_nothing_unless_asked(capsys):
+    loss = lambda y: y.square().mean()
+    report = sagebwd.diagnose(Tiny(sdpa), torch.randn(1, 20, 32), loss=loss)
+    assert capsys.readouterr().out == ""
+    assert repr(report) == str(report) and "verdict" in str(report)

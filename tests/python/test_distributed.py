@@ -213,3 +213,36 @@ def dtensor(rank):
 
 def test_dtensor():
     ranks.run("test_distributed", "dtensor")
+
+
+def _refused_inside_context_parallel(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    mesh = init_device_mesh("cpu", (2,))
+    q, buffer = torch.randn(1, 32, 2, 16), torch.randn(1, 64)
+    flat, cu = q[0], torch.tensor([0, 32], dtype=torch.int32)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    compiled = torch.compile(lambda q: sagebwd.attention(q, q, q), backend="eager")
+    calls = (
+        lambda: sagebwd.attention(q, q, q),
+        lambda: compiled(q),
+        lambda: sagebwd.attention_varlen(flat, flat, flat, cu, cu),
+        lambda: sagebwd.flash_attn_func(q, q, q),
+        lambda: sagebwd.scaled_dot_product_attention(q, q, q, attn_mask=mask),
+        lambda: sagebwd.linear_attention(q, q, q),
+    )
+    calls[1]()  # compiled outside: the graph must not be taken inside
+    with context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[1]):
+        for call in calls:
+            with pytest.raises(NotImplementedError, match="context_parallel.ring_attention"):
+                call()
+        assert "ring_attention" in sagebwd.is_supported(q, q, q).reason
+        group = mesh.get_group()
+        out = ring.ring_attention(*(q.transpose(1, 2),) * 3, group)
+        assert out.shape == (1, 2, 32, 16)
+    sagebwd.attention(q, q, q)
+
+
+def test_attention_of_part_of_a_sequence_is_refused():
+    ranks.run("test_distributed", "_refused_inside_context_parallel")

@@ -42,7 +42,10 @@ ORIGINALS = {
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_signature(name):
-    assert str(inspect.signature(getattr(sagebwd, name))) == f"({ORIGINALS[name]})"
+    later = ", *, s_aux=None, learnable_sink=None" if name.startswith("flash") else ""
+    signature = inspect.signature(getattr(sagebwd, name))
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == f"({ORIGINALS[name]}{later})"
 
 
 @pytest.mark.parametrize("sq, sk", [(50, 50), (30, 80), (80, 30)])

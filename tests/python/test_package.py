@@ -65,3 +65,53 @@ def test_one_binary_for_every_python():
             assert not foreign, foreign
             return
     raise AssertionError("no library")
+
+
+def installed_binaries():
+    from sagebwd import _library
+
+    found = [
+        path
+        for root in _library.install_roots()
+        for path in [*root.glob("lib/*.so"), *root.glob("bin/sagebwd")]
+    ]
+    assert found
+    return found
+
+
+def test_binaries_do_not_tell_where_they_were_built():
+    import torch
+
+    places = [ROOT, Path(torch.__file__).parent]
+    for path in installed_binaries():
+        for place in places:
+            assert os.fsencode(f"{place}/") not in path.read_bytes(), (path, place)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_another_core_library_on_the_search_path_is_not_used(tmp_path):
+    (tmp_path / "empty.c").write_text("")
+    fake = tmp_path / "libsagebwd.so"
+    run("cc", "-shared", "-Wl,-soname,libsagebwd.so", "-o", fake, tmp_path / "empty.c")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    out = run(
+        sys.executable, "-c", "import sagebwd; print(open('/proc/self/maps').read())", env=env
+    )
+    assert "libsagebwd.so" in out and str(fake) not in out
+    for program in (p for p in installed_binaries() if p.parent.name == "bin"):
+        assert run(program, "--version", env=env)
+
+
+def test_versions_that_differ_are_refused(monkeypatch):
+    import sagebwd
+    from sagebwd import _library
+
+    class Other:
+        version = "0.0.1"
+
+        def locate_file(self, name):
+            return _library.install_roots()[0]
+
+    monkeypatch.setattr(_library.metadata, "distribution", lambda name: Other())
+    with pytest.raises(ImportError, match=f"0.0.1.*{sagebwd.__version__}.*install"):
+        _library._check_package()

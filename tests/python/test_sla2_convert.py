@@ -236,3 +236,30 @@ def test_masks_and_context_parallelism_are_refused():
     layer.processor._parallel_config = object()
     with pytest.raises(NotImplementedError, match="context parallelism"):
         layer(x)
+
+
+@pytest.mark.parametrize("order", ["raster", "cube"])
+def test_saved_and_loaded(tmp_path, order):
+    model = wan()
+    sla2.convert(model, keep=0.3, order=order, rows=3, alpha="block", block_q=64)
+    for name, p in model.named_parameters():
+        if "sla2" in name:
+            torch.nn.init.normal_(p)
+    sla2.save(model, tmp_path)
+    twin = sla2.load(type(model), tmp_path)
+    assert torch.equal(twin(**video()).sample, model(**video()).sample)
+    with pytest.raises(FileNotFoundError, match="sla2.save"):
+        sla2.load(type(model), tmp_path / "other")
+    with pytest.raises(ValueError, match="sla2.convert"):
+        sla2.save(wan(), tmp_path)
+
+
+@pytest.mark.parametrize("order", ["raster", "cube"])
+def test_reverted(order):
+    model = wan()
+    sla2.convert(model, keep=0.3, order=order)
+    model = copy.deepcopy(model)
+    assert sla2.revert(model) == SELF
+    assert set(model.state_dict()) == set(wan().state_dict())
+    assert torch.equal(model(**video()).sample, wan()(**video()).sample)
+    assert sla2.convert(model, keep=0.3) == SELF

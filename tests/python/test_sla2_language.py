@@ -147,3 +147,17 @@ def test_checkpoints_are_strict():
     twin.load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match="converted already"):
         sla2.convert(twin)
+
+
+def test_saved_loaded_and_reverted(tmp_path):
+    model = model_of()
+    sla2.convert(model, keep=0.2, where="*.1.*", recipe=EXACT, rows=5)
+    for name, p in model.named_parameters():
+        if "sla2" in name:
+            torch.nn.init.normal_(p)
+    want = model(ids()).logits
+    sla2.save(model, tmp_path)
+    assert torch.equal(sla2.load(type(model), tmp_path)(ids()).logits, want)
+    assert sla2.revert(model) == LAYERS[1:]
+    assert model.config._attn_implementation == model_of().config._attn_implementation
+    assert torch.equal(model(ids()).logits, model_of()(ids()).logits)

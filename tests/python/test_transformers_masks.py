@@ -159,7 +159,7 @@ def test_chunks():
 
 
 def test_blocks_that_see_each_other():
-    """Image tokens inside a causal mask are refused; text alone is plain causal."""
+    """Tokens of a block see each other; text alone is plain causal; other unions are refused."""
     from transformers.masking_utils import create_causal_mask
 
     model = model_of("Llama")
@@ -172,8 +172,11 @@ def test_blocks_that_see_each_other():
     assert create_causal_mask(**options, block_sequence_ids=text).causal
     image = text.clone()
     image[0, 2:5] = 0
-    with pytest.raises(NotImplementedError, match="both ways.*sdpa"):
-        create_causal_mask(**options, block_sequence_ids=image)
+    assert create_causal_mask(**options, block_sequence_ids=text).later is None
+    assert create_causal_mask(**options, block_sequence_ids=image).later is not None
+    with pytest.raises(NotImplementedError, match="images.*one document a row"):
+        packed = torch.arange(6).repeat(2).expand(B, S)
+        create_causal_mask(**options, block_sequence_ids=image, position_ids=packed)
     with pytest.raises(NotImplementedError, match="sdpa"):
         create_causal_mask(**options, or_mask_function=lambda b, h, q, k: k < 3)
     with pytest.raises(NotImplementedError, match="sdpa"):
@@ -497,3 +500,151 @@ def test_head_dims_of_any_size():
         q, k, v, is_causal=True, enable_gqa=True
     )
     assert rel(out.transpose(1, 2), want) < GATE
+
+
+# --- documents by positions, with a cache and beside padding --------------------------------------
+
+
+PACKED = {
+    "Llama": {}, "Mistral": {}, "Persimmon": {}, "Llama4": dict(config="Llama4TextConfig"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", ["no cache", "dynamic", "static"])
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_documents_are_alone_or_refused(kind, padding, cache):
+    """Positions that start again, whether or not a model hands them to its attention."""
+    model, ids = model_of(kind, **PACKED[kind]), tokens(13)[:1]
+    model.set_attn_implementation(NAME)
+    alone = torch.cat([model(ids[:, :6]).logits, model(ids[:, 6:]).logits], 1)
+    positions = torch.cat([torch.arange(6), torch.arange(7)])[None]
+    sides = {None: (0, 0), "left": (3, 0), "right": (0, 3)}[padding]
+    pad = lambda x: torch.nn.functional.pad(x, sides)
+    inputs = dict(input_ids=pad(ids), position_ids=pad(positions), use_cache=cache != "no cache")
+    if padding:
+        inputs["attention_mask"] = pad(torch.ones_like(ids))
+    if cache == "static":
+        inputs["past_key_values"] = transformers.StaticCache(config=model.config, max_cache_len=20)
+    chunked = kind == "Llama4" and (padding or cache != "no cache")
+    if chunked or (cache == "static" and kind != "Mistral"):
+        with pytest.raises(NotImplementedError, match="use_cache=False"):
+            model(**inputs)
+        return
+    try:
+        got = model(**inputs).logits[:, sides[0] : sides[0] + 13]
+    except NotImplementedError as error:
+        assert cache == "static" and "use_cache=False" in str(error)
+    else:
+        assert rel(got, alone) < GATE
+
+
+def test_the_first_token_after_padding_starts_no_document():
+    """Left padding has any positions, also 0, and a cache may be filled in pieces."""
+    model, ids, mask = model_of("Llama"), tokens(), ones_but(1, slice(0, 7))
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+
+    def pieces(m):
+        cache = transformers.DynamicCache(config=m.config)
+        parts = [
+            m(ids[:, a:b], position_ids=positions[:, a:b], attention_mask=mask[:, :b],
+              past_key_values=cache).logits
+            for a, b in ((0, 5), (5, 9), (9, S))
+        ]  # fmt: skip
+        return torch.cat(parts, 1)[mask.bool()]
+
+    with torch.no_grad():
+        got, want = both(model, pieces)
+    assert rel(got, want) < GATE
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def gemma3():
+    vision = dict(hidden_size=144, intermediate_size=96, num_hidden_layers=1,
+                  num_attention_heads=2, image_size=56, patch_size=14)  # fmt: skip
+    text = tiny(transformers.Gemma3TextConfig)
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=transformers.SiglipVisionConfig(**vision),
+        mm_tokens_per_image=4, image_token_id=110,
+    )  # fmt: skip
+    return build(transformers.Gemma3ForConditionalGeneration, config)
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_token_types_of_text(side):
+    """The processor of Gemma 3 always gives token types; without images the mask is causal."""
+    model, ids = gemma3(), tokens()
+    mask = torch.ones_like(ids) if side is None else ones_but(1, HIDDEN[side])
+    inputs = dict(input_ids=ids, token_type_ids=torch.zeros_like(ids), attention_mask=mask)
+    got, want = both(model, lambda m: m(**inputs).logits[mask.bool()])
+    assert rel(got, want) < GATE
+
+
+def with_image(ids, at, row=None):
+    ids = ids.clone()
+    ids[slice(None) if row is None else row, at : at + 4] = 110
+    return ids
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_images(side):
+    """Tokens of an image see each other both ways, in full and in sliding layers (window 6)."""
+    model, ids = gemma3(), with_image(with_image(tokens(16), 4), 10, row=0)
+    mask = torch.ones_like(ids)
+    if side:
+        mask[1, slice(0, 3) if side == "left" else slice(-3, None)] = 0
+    pixels = torch.randn(3, 3, 56, 56)
+    types = (ids == 110).long()
+    inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=pixels)
+
+    def logits_and_grads(m, types=types):
+        m.zero_grad()
+        logits = m(**inputs, token_type_ids=types).logits[mask.bool()]
+        logits.square().mean().backward()
+        grads = [p.grad.flatten() for n, p in m.named_parameters() if "k_proj" in n and "lang" in n]
+        return logits.detach(), torch.cat(grads)
+
+    got, want = both(model, logits_and_grads)
+    assert rel(got[0], want[0]) < GATE and rel(got[1], want[1]) < 1e-3
+    causal = logits_and_grads(model, torch.zeros_like(types))
+    assert rel(causal[0], want[0]) > 0.01, "seeing both ways matters here"
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "pieces", "no cache"])
+def test_generate_after_an_image(cache):
+    model, ids = gemma3(), with_image(tokens(16), 4)
+    inputs = dict(pixel_values=torch.randn(2, 3, 56, 56), token_type_ids=(ids == 110).long())
+    run = lambda m: generated(m, ids, **inputs, **CACHES[cache])
+    try:
+        got, want = both(model, run)
+    except NotImplementedError as error:
+        assert cache == "static" and "sdpa" in str(error)
+    else:
+        assert rel(got, want) < GATE
+
+
+def test_a_block_in_several_parts():
+    """Molmo and PaliGemma give one number to all tokens that see each other."""
+    from transformers.masking_utils import create_causal_mask
+
+    config = tiny(transformers.LlamaConfig)
+    blocks = torch.full((B, S), -1)
+    blocks[0, [1, 2, 6, 7, 11]] = 0
+    blocks[1, [0, 5]] = 3
+    blocks[1, 7] = 1
+    visible = ones_but(0, slice(6, 7)).bool()
+    given = dict(config=config, inputs_embeds=torch.zeros(B, S, 64), attention_mask=visible,
+                 past_key_values=None, block_sequence_ids=blocks)  # fmt: skip
+    q, k, v = (torch.randn(B, 4, S, 16, requires_grad=True) for _ in range(3))
+    config._attn_implementation = "eager"
+    mask = create_causal_mask(**given)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    want = want.transpose(1, 2)[visible]
+    config._attn_implementation = NAME
+    call = transformers.AttentionInterface._global_mapping[NAME]
+    got = call(torch.nn.Module(), q, k, v, create_causal_mask(**given))[0][visible]
+    assert rel(got, want) < GATE
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (got, want))):
+        assert rel(a, b) < 1e-3

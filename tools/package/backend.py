@@ -8,8 +8,10 @@ first, and make it a build requirement only if it is missing.
 """
 
 import importlib.util
+import os
 import re
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from scikit_build_core import build as _scikit
@@ -57,7 +59,12 @@ def get_requires_for_build_editable(config_settings=None):
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    return _scikit.build_wheel(wheel_directory, _with_torch(config_settings), metadata_directory)
+    settings = _with_torch(config_settings)
+    if os.access(".", os.W_OK):  # a build inside the source tree, where the next one finds it
+        return _scikit.build_wheel(wheel_directory, settings, metadata_directory)
+    with tempfile.TemporaryDirectory(prefix="sagebwd-build-") as directory:
+        settings.setdefault("build-dir", directory)
+        return _scikit.build_wheel(wheel_directory, settings, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):

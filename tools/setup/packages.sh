@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the packages of packages.txt that are missing: by apt where that is allowed, else it says what to install.
+# INSTALL=no in the environment: only names them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -35,6 +36,10 @@ find_missing
 
 root=()
 if [ "$(id -u)" -ne 0 ]; then root=(sudo -n); fi
+if [ "${INSTALL:-yes}" = no ]; then
+  printf 'Missing: %s  (names as in Debian and Ubuntu). INSTALL=no: nothing was installed.\n' "${missing[*]}" >&2
+  exit 1
+fi
 if ! command -v apt-get > /dev/null || { [ ${#root[@]} -gt 0 ] && ! sudo -n true 2> /dev/null; }; then
   cat >&2 << END
 Missing: ${missing[*]}  (names as in Debian and Ubuntu)
@@ -45,7 +50,7 @@ END
   exit 1
 fi
 
-echo "setup: installing ${missing[*]}"
+echo "setup: installing ${missing[*]} with apt-get; INSTALL=no only names what is missing"
 apt=(${root[@]+"${root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Acquire::Retries=3 -o Dpkg::Use-Pty=0)
 "${apt[@]}" update
 "${apt[@]}" install --no-install-recommends "${missing[@]}"

@@ -176,7 +176,7 @@ def _reason(tensors, dropout_p, extra):
     for name, value in extra.items():
         if value is not None and value is not False:
             return f"{name} is not supported: leave it out"
-    return sdpa_call.strict_tensor_reason(*tensors)
+    return sdpa_call.kernel_reason(*tensors)
 
 
 def _flash_out_variant(*args, **kwargs):

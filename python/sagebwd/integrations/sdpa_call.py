@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from .. import masks, ops
-from ..attention import BACKWARD_MATMULS, check_tensors, readable
+from .. import masks, ops, sharded
+from ..call import BACKWARD_MATMULS, check_tensors, readable
 from ..recipe import as_recipe
 
 
@@ -80,29 +80,24 @@ def tensor_reason(q, k, v):
     return None
 
 
-def strict_tensor_reason(q, k, v):
-    """:func:`tensor_reason` where nothing is padded or reshaped first."""
+def kernel_reason(q, k, v):
+    """:func:`tensor_reason` for an operator, whose results have the shapes that PyTorch knows."""
     reason = tensor_reason(q, k, v)
-    if reason is None:
-        try:
-            check_tensors(q, k, v, dims=q.dim())
-        except (ValueError, NotImplementedError) as error:
-            reason = f"{error}; code that is compiled inside the block pads and reshapes"
-    return reason
+    if reason is not None:
+        return reason
+    try:
+        check_tensors(q, k, v, q.dim(), any_head_dim=True)
+    except (ValueError, NotImplementedError) as error:
+        return str(error).removeprefix("sagebwd: ")
+    if v.shape[-1] != q.shape[-1]:
+        return (
+            f"head dim of v: expected that of q ({q.shape[-1]}), got {v.shape[-1]}; code that is "
+            "compiled inside the block pads"
+        )
+    return None
 
 
 # --- the form the kernels take --------------------------------------------------------------------
-
-
-def padded(q, k, v, scale):
-    """q, k, v padded to one head dim that is a multiple of 8, and the scale of their original head
-    dim. Channels of zeros change no logit, and the result is cut to v's width again."""
-    width = -(-max(t.shape[-1] for t in (q, k, v)) // 8) * 8
-    if scale is None and width != q.shape[-1]:
-        scale = q.shape[-1] ** -0.5
-    pad = torch.nn.functional.pad
-    q, k, v = (t if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
-    return q, k, v, scale
 
 
 def as_heads(q, k, v, mask, enable_gqa):
@@ -141,14 +136,13 @@ def run(settings, q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=Fa
         raise NotImplementedError(
             "scale=0.0 is not supported: such attention is the mean of the visible values"
         )
-    width = v.shape[-1]
-    q, k, v, scale = padded(q, k, v, scale)
+    sharded.refuse(q)
     q, k, v, mask, lead = as_heads(q, k, v, mask, enable_gqa)
     q, k, v = readable(q, k, v)
     options = settings.options(scale, is_causal, top_left=True)
     documents = masks.read(mask, q, k, is_causal)
     out, lse = masks.forward(q, k, v, options, documents, save_codes=settings.save_codes)
-    return out[..., :width].reshape(*lead, q.shape[2], width), lse.reshape(*lead, q.shape[2])
+    return out.reshape(*lead, *out.shape[2:]), lse.reshape(*lead, q.shape[2])
 
 
 def rows(t):

@@ -48,7 +48,7 @@ import torch.nn.functional as F
 from torch.library import Library
 from torch.overrides import has_torch_function
 
-from .. import masks, ops
+from .. import masks, ops, padding
 from . import sdpa_call
 from .flash_kernels import Kernels
 from .report import Report
@@ -195,7 +195,7 @@ def _routed(activation, q, k, v, mask, is_causal, scale, enable_gqa):
     reason = _not_for_flash(q, k, v, mask, is_causal)
     if reason is None:
         *heads, heads_mask, lead = sdpa_call.as_heads(q, k, v, mask, enable_gqa)
-        *heads, heads_scale = sdpa_call.padded(*heads, scale)
+        *heads, heads_scale = padding.to_one_head_dim(*heads, scale)
         args = (*heads, heads_mask, 0.0, is_causal)
         _here.went_to_math = False
         out = _call_original(name, q, args, kwargs | {"scale": heads_scale}, passing=False)

@@ -15,12 +15,13 @@ models.
 import inspect
 import math
 import os
+import sys
 import threading
 import weakref
 
 import torch
-import torch.nn.functional as F
 
+from .. import sinks
 from ..attention import attention, attention_varlen
 from ..recipe import MATMULS, as_recipe
 from . import transformers_masks as masks
@@ -90,12 +91,21 @@ def register(
         return _forward(settings, packed, module, query, key, value, attention_mask, **kwargs)
 
     def mask(*args, **kwargs):
-        return masks.mask(*args, packed=packed, **kwargs)
+        positions = None if torch.compiler.is_compiling() else _positions_of(sys._getframe(1))
+        return masks.mask(*args, packed=packed, position_ids=positions, **kwargs)
 
     _registered.add(name)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
     return name
+
+
+def _positions_of(frame):
+    """The position_ids that transformers makes a mask with. With a cache it looks at them for
+    nothing and does not hand them on; some models (Llama 4) do not give them to attention
+    either."""
+    positions = frame.f_locals.get("position_ids")
+    return positions if isinstance(positions, torch.Tensor) else None
 
 
 def is_registered(name):
@@ -185,13 +195,14 @@ def _forward(
     """The call of transformers: query [b, h, s, d], result ([b, s, h, d], None)."""
     _refuse_options(module, dropout, softcap, output_attentions, kwargs)
     query, key, value = _one_dtype(query, key, value)
-    d, dv = query.shape[-1], value.shape[-1]
+    d = query.shape[-1]
     scaling = 1 / math.sqrt(d) if scaling is None else scaling
-    query, key, value = _pad_channels(query, key, value)
+    _refuse_wide_heads(query, value)
 
     query, key, value = _one_batch(query, key, value)
     pattern = _pattern(attention_mask, module, query, key, is_causal, sliding_window)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        _refuse_images_of_documents(pattern, True)
         rows = _given_rows(pattern, cu_seq_lens_q, cu_seq_lens_k)
     else:
         rows = _with_documents(pattern, position_ids, seq_idx, packed).rows()
@@ -215,11 +226,11 @@ def _forward(
         out = out.transpose(1, 2)
     else:
         out, lse = _by_rows(query, key, value, rows, options)
+    if pattern.later is not None:
+        out, lse = _with_later(out, lse, query, key, value, pattern.later, options)
     if s_aux is not None:
-        # A sink is a key without a value: it only takes its share of each row.
-        share = torch.sigmoid(lse - s_aux.float().view(1, -1, 1)).transpose(1, 2)[..., None]
-        out = out * share.to(out.dtype)
-    return out[..., :dv].contiguous(), None
+        out, _ = sinks.add(out, lse, s_aux)
+    return out.contiguous(), None
 
 
 def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
@@ -262,7 +273,7 @@ def _refuse_beside_sla2(layer, pattern, rows, scale, s_aux, deterministic):
             "give sequences of one length, one a row (a compiled graph cannot see that they are: "
             "register(packed=False) promises it)"
         )
-    elif not pattern.causal or pattern.window != (-1, -1):
+    elif not pattern.causal or pattern.window != (-1, -1) or pattern.later is not None:
         wrong, remedy = "a mask that is not causal alone", "convert other layers"
     elif s_aux is not None:
         wrong, remedy = "attention sinks", "convert another model"
@@ -300,15 +311,12 @@ def _one_batch(*tensors):
     return tuple(t.expand(b, -1, -1, -1) if t.shape[0] == 1 else t for t in tensors)
 
 
-def _pad_channels(*tensors):
-    """Head dims made equal and a multiple of 8. Exact: zeros add nothing to a logit, and those of
-    the values are cut off again."""
-    d = -(-max(t.shape[-1] for t in tensors) // 8) * 8
+def _refuse_wide_heads(query, value):
+    d = max(query.shape[-1], value.shape[-1])
     if d > 256:
         raise NotImplementedError(
             f"sagebwd: a head dim of {d} is not supported, 256 is the largest; {masks.REMEDY}"
         )
-    return tuple(F.pad(t, (0, d - t.shape[-1])) if t.shape[-1] < d else t for t in tensors)
 
 
 # --- patterns and documents -----------------------------------------------------------------------
@@ -421,17 +429,26 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
     names another document."""
     b, _, s, kv = pattern.shape
     known_ids = pattern.documents
-    if s == 1 or (known_ids is not None and seq_idx is None):
+    if s == 1:
         return pattern
+    if position_ids is None:
+        position_ids = pattern.position_ids
     if pattern.known and pattern.known[0] is position_ids and pattern.known[1] is seq_idx:
         return pattern.known[2]
     starts = None if known_ids is None else masks.starts(known_ids)
-    positions_count = packed is not False and pattern.causal and s == kv
-    if starts is None and positions_count and position_ids is not None:
-        # Several position axes, as vision models have, say nothing about documents.
+    # Several position axes, as vision models have, say nothing about documents.
+    if packed is not False and pattern.causal and position_ids is not None:
         if position_ids.dim() == 2 and position_ids.shape[1] == s:
-            # Only a position of 0 starts a document; a gap between positions does not.
-            starts = F.pad(position_ids[:, 1:] == 0, (1, 0))
+            again = _start_again(pattern, position_ids)
+            _refuse_chunks_of_rows(pattern, again, "position_ids")
+            if s != kv:
+                _refuse_restart_beside_cache(again)
+            elif starts is None:
+                starts = again
+    if known_ids is not None and seq_idx is None:
+        if not masks.traced(known_ids):
+            pattern.known = (position_ids, seq_idx, pattern)
+        return pattern
     if seq_idx is not None:
         if s != kv:
             raise NotImplementedError(
@@ -442,9 +459,9 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
         _refuse_chunks_of_rows(pattern, other, "seq_idx")
         starts = other if starts is None else starts | other
     split = pattern
-    if starts is not None and (
-        known_ids is not None or masks.traced(starts) or (pattern.visible is None and starts.any())
-    ):
+    if pattern.later is not None and starts is not None:
+        _refuse_images_of_documents(pattern, starts.any())
+    if starts is not None and (known_ids is not None or masks.traced(starts) or starts.any()):
         # packed=False speaks of positions alone.
         room = masks.room_for(b, s, packed or True) + (0 if known_ids is None else pattern.count)
         split = pattern.split(starts, min(b * s, room))
@@ -453,14 +470,65 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
     return split
 
 
+def _start_again(pattern, position_ids):
+    """Where a document starts after another one of the same row, bool [b, s]. Only a position of 0
+    starts one; a gap between positions does not, nor does the first token after padding."""
+    b, _, s, kv = pattern.shape
+    zero = (position_ids == 0).expand(b, s)
+    first = 0 if pattern.first is None else pattern.first
+    slots = first + torch.arange(s, device=zero.device)
+    if pattern.visible is None:
+        return zero & (slots > 0)
+    before = pattern.visible.cumsum(1) > 1  # this one and another
+    return zero & (pattern.visible & before)[:, slots]
+
+
+def _refuse_images_of_documents(pattern, packed):
+    if pattern.later is not None and packed:
+        raise NotImplementedError(
+            "sagebwd: tokens that see each other both ways (images) in packed documents are not "
+            f"supported; give one document a row, or {masks.REMEDY}"
+        )
+
+
+def _refuse_restart_beside_cache(again):
+    masks.refuse(
+        again.any(),
+        "sagebwd: position_ids that start again (packed documents) beside a cache that holds other "
+        "tokens, or room for them, are not supported; pass use_cache=False, or a cache per "
+        "document; register(packed=False) says that they are one document",
+    )
+
+
 def _by_rows(query, key, value, rows, options):
     """Attention within documents. (out [b, s, h, d], lse [b, h, s]); tokens of none give 0."""
-    b, h, s, d = query.shape
-    flat = [t.transpose(1, 2).reshape(-1, t.shape[1], d) for t in (query, key, value)]
-    orders = (rows.order_q, rows.order_k, rows.order_k)
-    flat = [t if order is None else t.index_select(0, order) for t, order in zip(flat, orders)]
-    out, lse = attention_varlen(*flat, rows.cu_q, rows.cu_k, **options)
+    b, h, s = query.shape[:3]
+    out, lse = _packed_attention(query, key, value, rows, options)
     if rows.order_q is not None:
         out = torch.empty_like(out).index_copy(0, rows.order_q, out)
         lse = torch.empty_like(lse).index_copy(1, rows.order_q, lse)
+    return out.view(b, s, h, -1), lse.view(h, b, s).transpose(0, 1)
+
+
+def _packed_attention(query, key, value, rows, options):
+    """(out [t, h, d], lse [h, t]) of the queries in the order of the rows."""
+    flat = [t.transpose(1, 2).flatten(0, 1) for t in (query, key, value)]
+    orders = (rows.order_q, rows.order_k, rows.order_k)
+    flat = [t if order is None else t.index_select(0, order) for t, order in zip(flat, orders)]
+    return attention_varlen(*flat, rows.cu_q, rows.cu_k, **options)
+
+
+def _with_later(out, lse, query, key, value, rows, options):
+    """Attention of all tokens, joined with that of some of them over later keys. Each has its share
+    of the sum of exponentials, which is what the log-sum-exp tells."""
+    b, s, h, d = out.shape
+    options = dict(options, causal=True, window_size=(-1, -1))
+    more, more_lse = _packed_attention(query, key, value, rows, options)
+    out, lse = out.reshape(b * s, h, d), lse.transpose(0, 1).reshape(h, b * s)
+    these, these_lse = out.index_select(0, rows.order_q), lse.index_select(1, rows.order_q)
+    share = torch.sigmoid(these_lse - more_lse)
+    weight = share.transpose(0, 1)[..., None]
+    joined = torch.lerp(more.float(), these.float(), weight).to(out.dtype)
+    out = out.index_copy(0, rows.order_q, joined)
+    lse = lse.index_copy(1, rows.order_q, torch.logaddexp(these_lse, more_lse))
     return out.view(b, s, h, d), lse.view(h, b, s).transpose(0, 1)

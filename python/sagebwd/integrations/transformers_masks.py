@@ -62,6 +62,8 @@ class Pattern:
         self.visible, self.first = visible, first
         self.documents, self.count = documents, shape[0] if count is None else count
         self._rows = self.known = None
+        self.later = None  # Rows of tokens that also see later ones, as those of an image do
+        self.position_ids = None  # those of the queries, if known
         self.chunks_of_rows = False  # the documents are chunks, counted from the start of a row
 
     def to(self, device, **_):
@@ -72,6 +74,8 @@ class Pattern:
                                                               self.documents)), self.count
         )  # fmt: skip
         moved.chunks_of_rows = self.chunks_of_rows
+        moved.position_ids = move(self.position_ids)
+        moved.later = None if self.later is None else Rows(*map(move, vars(self.later).values()))
         return moved
 
     def contiguous(self):
@@ -123,13 +127,9 @@ class Pattern:
     def split(self, starts, room):
         """This pattern with one more document at every True of ``starts``, bool [b, s].
 
-        As in transformers' flash attention, positions that start again mean documents only where
-        there is no padding. A compiled graph cannot see whether there is any, so the device
-        decides.
+        Padding belongs to no document, wherever it lies.
         """
         b, _, s, kv = self.shape
-        if self.visible is not None:
-            starts = starts & self.visible.all()
         starts = starts.expand(b, s).clone()
         starts[:, 0] = True
         ids = starts.flatten().cumsum(0).view(b, s) - 1
@@ -167,24 +167,26 @@ def _sorted(ids, count):
 
 def mask(
     batch_size,
-    q_length,
-    kv_length,
+    q_length=None,
+    kv_length=None,
     q_offset=0,
     kv_offset=0,
     *,
     mask_function,
+    cache_position=None,
     attention_mask=None,
     packed=True,
     device=None,
-    use_vmap=False,
+    position_ids=None,
     **_,
 ):
     """The pattern of a mask; NotImplementedError for patterns that documents cannot express."""
     if isinstance(attention_mask, Pattern):
         return attention_mask  # generate() makes the masks of static caches ahead of the model
-    kind = _Kind(mask_function)
-    if use_vmap:
-        raise _unsupported("a function of the caller")
+    if cache_position is not None:  # older transformers: the slots of the queries
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
+        q_offset = int(q_offset) if _readable(q_offset) else q_offset
+    kind = _Kind(mask_function)  # knows every function in it, so that it need not be evaluated
     shape = (batch_size, 1, q_length, kv_length)
     first = q_offset - kv_offset
     visible = None
@@ -205,6 +207,10 @@ def mask(
                 "sagebwd: padding between tokens of one row cannot be combined with a sliding "
                 "window; pad on one side, or use the 'sdpa' implementation")  # fmt: skip
     pattern = Pattern(shape, kind.causal, window, visible, first)
+    pattern.position_ids = position_ids
+    if kind.blocks is not None:
+        blocks = kind.blocks[:, kv_offset : kv_offset + kv_length]
+        pattern.later = _later(pattern, blocks, kind)
     chunks = None
     if kind.chunk is not None:
         slots = torch.arange(kv_length, device=kind.left_padding.device) + kv_offset
@@ -220,8 +226,11 @@ def mask(
             room, begin = room_for(batch_size, q_length, packed), starts(kind.packed)
             if chunks is None:
                 return pattern.split(begin, room)
-            if kind.positions is not None:
-                chunks = _chunks(kind, kind.positions)
+            # Chunks belong to a document. Older transformers count them from the start of the row.
+            positions = position_ids if kind.positions is None else kind.positions
+            if positions is None:
+                raise _unsupported("chunks of packed documents, counted from the start of a row")
+            chunks = _chunks(kind, positions.expand(batch_size, -1))
             room = min(batch_size * q_length, room + batch_size * (kv_length // kind.chunk + 1))
             return pattern.split(begin | starts(chunks), room)
     return pattern if chunks is None else _within(pattern, chunks, kind, kv_offset)
@@ -232,7 +241,7 @@ class _Kind:
 
     def __init__(self, function):
         self.causal, self.window = False, (-1, -1)
-        self.chunk = self.left_padding = self.packed = self.positions = None
+        self.chunk = self.left_padding = self.packed = self.positions = self.blocks = None
         for name, leaf in _leaves(function):
             if name == "causal_mask_function":
                 self.causal = True
@@ -247,6 +256,8 @@ class _Kind:
                 self.packed = _captured(leaf, "packed_sequence_mask")
             elif name.startswith("remap_positions_for_packed_sequence."):
                 self.positions = _captured(leaf, "position_ids")
+            elif name.startswith("blockwise_overlay."):
+                self.blocks = _captured(leaf, "block_sequence_ids")
             elif name.startswith("chunked_overlay."):
                 self.chunk = _captured(leaf, "chunk_size")
                 self.left_padding = _captured(leaf, "left_padding")
@@ -266,16 +277,12 @@ def _leaves(function):
     if name.startswith("and_masks."):
         return [leaf for part in _captured(function, "mask_functions") for leaf in _leaves(part)]
     if name.startswith("or_masks."):
-        # One part may be blocks that see each other both ways, as images do. If the batch has no
-        # such blocks, only the other part counts.
+        # One part may be blocks that see each other both ways, as images do.
         parts = _captured(function, "mask_functions")
         rest = [f for f in parts if not f.__qualname__.startswith("blockwise_overlay.")]
         if len(rest) == 1 and len(parts) == 2:
             (blocks,) = [f for f in parts if f is not rest[0]]
-            refuse((_captured(blocks, "block_sequence_ids") >= 0).any(),
-                    "sagebwd: tokens that see each other both ways inside a causal mask (images) "
-                    f"are not supported; {REMEDY}")  # fmt: skip
-            return _leaves(rest[0])
+            return [(blocks.__qualname__, blocks), *_leaves(rest[0])]
         raise _unsupported("a union of patterns")
     return [(name, function)]
 
@@ -339,8 +346,52 @@ def _within(pattern, chunks, kind, kv_offset):
         visible = torch.ones_like(chunks, dtype=torch.bool)
     ids = torch.arange(b, device=chunks.device)[:, None] * count + chunks
     chunked = Pattern(pattern.shape, True, (-1, -1), visible, pattern.first, ids, b * count)
-    chunked.chunks_of_rows = True
+    chunked.chunks_of_rows, chunked.position_ids = True, pattern.position_ids
     return chunked
+
+
+def _later(pattern, blocks, kind):
+    """The blocks of a mask as documents in which a token sees the later ones, and only those. None
+    if no token does.
+
+    Documents lie backwards here, so that a causal mask shows the later tokens. The first token of a
+    block is nobody's later one. Without it among the keys, the last query, which is aligned with
+    the last key, sees all of them, and each one before it one less: never itself.
+    """
+    message = "sagebwd: tokens that see each other both ways inside a causal mask (images) "
+    if not _readable(blocks) or isinstance(pattern.first, torch.Tensor):
+        refuse((blocks >= 0).any(), f"{message}in a compiled graph are not supported; {REMEDY}")
+        return None
+    b, _, s, kv = pattern.shape
+    if blocks.shape != (b, kv):
+        raise NotImplementedError(
+            f"{message}are given for {list(blocks.shape)} tokens, but there are {[b, kv]} keys"
+        )
+    # Earlier tokens of a cache ask nothing, and are no later token of any that does.
+    slots = torch.arange(kv, device=blocks.device)
+    inside = (blocks >= 0) & (slots >= pattern.first) & (slots < pattern.first + s)
+    if pattern.visible is not None:
+        inside &= pattern.visible
+    if not inside.any():
+        return None
+    if not pattern.causal or kind.packed is not None or kind.chunk is not None:
+        raise NotImplementedError(
+            f"{message}beside packed documents or chunks are not supported; give one document a "
+            f"row, or {REMEDY}"
+        )
+    row, slot = inside.nonzero(as_tuple=True)
+    row, slot = row.flip(0), slot.flip(0)
+    ids = torch.unique(torch.stack((row, blocks[row, slot])), dim=1, return_inverse=True)[1]
+    count = int(ids.max()) + 1
+    order = torch.argsort(ids, stable=True)
+    ids, row, slot = ids[order], row[order], slot[order]
+    seen = F.pad(ids.diff() == 0, (0, 1))  # not the last of its document, which is its first token
+    return Rows(
+        _offsets(ids, count),
+        _offsets(ids[seen], count),
+        row * s + slot - pattern.first,
+        (row * kv + slot)[seen],
+    )
 
 
 def starts(ids):

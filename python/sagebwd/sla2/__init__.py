@@ -10,8 +10,9 @@ docs/sla2.md has the method and what to expect.
 """
 
 from .attention import Attention
+from .checkpoint import load, revert, save
 from .convert import convert
 from .fit import fit
 from .soft_top_k import soft_top_k
 
-__all__ = ["Attention", "convert", "fit", "soft_top_k"]
+__all__ = ["Attention", "convert", "fit", "load", "revert", "save", "soft_top_k"]

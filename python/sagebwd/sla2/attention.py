@@ -86,6 +86,15 @@ class Attention(nn.Module):
             raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
         place = {"device": device, "dtype": dtype}
         self.keep = keep
+        self.options = dict(  # what else convert needs to make this module again
+            alpha=alpha,
+            rows=rows,
+            block_q=block_q,
+            block_k=block_k,
+            always=list(always),
+            backward=backward,
+            deterministic=deterministic,
+        )
         self.causal = arguments.flag("causal", causal)
         router = CausalRouter if self.causal else Router
         self.router = router(heads, head_dim, block_q, block_k, always, **place)

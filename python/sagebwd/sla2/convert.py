@@ -30,8 +30,8 @@ def convert(model, keep=0.05, where="*", *, order="raster", box=(4, 4, 4), **opt
         recipe, backward, deterministic.
 
     The new parameters (``….sla2.alpha.*``, ``….sla2.router.*``) have the dtype and device of the
-    layer. They are in ``state_dict``: to load a converted checkpoint, make the model, convert it
-    with the same options and call ``load_state_dict``. A model that is not converted refuses it.
+    layer. They are in ``state_dict``. :func:`save` and :func:`load` keep a converted model on disk;
+    a plain ``from_pretrained`` knows nothing of them. :func:`revert` undoes the conversion.
 
     A language model runs with ``attn_implementation="sagebwd"`` from then on; layers that `where`
     leaves out have INT8 attention.
@@ -64,7 +64,7 @@ def convert(model, keep=0.05, where="*", *, order="raster", box=(4, 4, 4), **opt
         door.attach(model)
     model.sla2_order = box
     for name, layer in layers.items():
-        layer.sla2 = made[name]
+        layer.sla2, layer.sla2_before = made[name], layer.processor
         layer.set_processor(Processor())
     return list(layers)
 

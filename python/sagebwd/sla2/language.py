@@ -58,12 +58,13 @@ def attach(model, layers):
             )
         if not sage.is_registered("sagebwd"):
             sage.register()
+        model.sla2_before = model.config._attn_implementation
         model.set_attn_implementation("sagebwd")
     for layer in layers.values():
-        layer.register_forward_pre_hook(_guard)
+        layer.register_forward_pre_hook(guard)
 
 
-def _guard(module, args):
+def guard(module, args):
     from ..integrations import transformers as sage
 
     name = module.config._attn_implementation
