@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Two doors: `make demo` and `make test`. Each sets up what it needs; a second run does no work twice.
+# The doors: `make demo`, and the tests in three tiers. Each sets up what it needs; a second run does no work twice.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -12,14 +12,17 @@ export JOBS
 help:
 	@echo 'make demo               build, report accuracy and speed here (build/report.html), then train a small Llama with'
 	@echo '                        full-precision and INT8 attention side by side (build/demo/report.html)'
-	@echo 'make test               build, and run all tests: C++, Python, sanitizers, installed package'
+	@echo 'make check              the quick tests: style, C++, Python (about 6 minutes on two cores, 2 when built)'
+	@echo 'make test               and CUDA kernels on an emulator, hooks, trainer, address sanitizer, nvcc (about 12)'
+	@echo 'make test-all           and everything else: other targets, thread sanitizer, frameworks, long fuzz (about 35)'
 	@echo 'make build              library, tool and tests in build/'
 	@echo 'make bench ARGS=…       build, and run the benchmark'
 	@echo 'make wheel              a wheel for any Linux in dist/, for the CPU; make wheel-cuda: for the CPU and every GPU'
-	@echo 'make fuzz CASES=10000   the long fuzz run (FUZZ=10000 make test: the same within the tests)'
+	@echo 'make fuzz CASES=10000   the long fuzz run'
 	@echo 'make setup              only what is missing: system packages, virtual environment'
 	@echo 'make clean              remove the build directories; make distclean: the virtual environment too'
 	@echo 'JOBS=n                  compile jobs, now $(JOBS)'
+	@echo 'INSTALL=no              name missing system packages instead of installing them with apt-get'
 
 .PHONY: packages setup
 packages:
@@ -35,9 +38,9 @@ build/build.ninja: CMakePresets.json | packages
 build: build/build.ninja
 	@cmake --build build -j $(JOBS)
 
-.PHONY: test
-test: packages
-	@tools/run_tests.sh
+.PHONY: check test test-all
+check test test-all: packages
+	@tools/run_tests.sh $@
 
 .PHONY: demo
 demo: setup build/build.ninja

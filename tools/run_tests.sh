@@ -1,19 +1,33 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `make test`: every part runs even when an earlier one failed; a summary closes the log.
-# JOBS: compile jobs. FUZZ: number of cases of an additional, long fuzz run.
+# `make check`, `make test` and `make test-all`: each tier runs what the one before it runs, and more.
+# Every part runs even when an earlier one failed; a summary closes the log.
+#   run_tests.sh check|test|test-all        JOBS: compile jobs
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+tier=${1:-test}
+case $tier in
+  check) level=0 usual='6 minutes, 2 when everything is built' ;;
+  test) level=1 usual='12 minutes' ;;
+  test-all) level=2 usual='35 minutes' ;;
+  *) echo "run_tests.sh: expected check, test or test-all, got \"$tier\"" >&2; exit 2 ;;
+esac
 jobs=${JOBS:-$(nproc)}
 start=$SECONDS
 summary=()
 failed=()
+# Threads that wait by spinning take the cores from those they wait for, five to ten times over on a busy machine.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+if command -v ccache > /dev/null; then
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+fi
 
-# part NAME COMMAND...: runs the command under a headline and notes how it went.
+# part SECONDS NAME COMMAND...: runs the command under a headline and notes how it went. SECONDS: what it usually takes
+# from a fresh clone, on two cores.
 part() {
-  local name=$1 began=$SECONDS result=ok
-  shift
-  printf '\n== %s\n' "$name"
+  local usually=$1 name=$2 began=$SECONDS result=ok
+  shift 2
+  printf '\n== %s (%d s so far; this part usually takes about %d s)\n' "$name" $((SECONDS - start)) "$usually"
   if ! "$@"; then
     result=FAILED
     failed+=("$name")
@@ -27,41 +41,40 @@ if setarch "$(uname -m)" -R true 2> /dev/null; then fixed_addresses=(setarch "$(
 
 build() { cmake --preset "$1" > /dev/null && cmake --build "$2" -j "$jobs" "${@:3}"; }
 run_ctest() { ctest --test-dir "$1" --output-on-failure --no-tests=error "${@:2}"; }
-# These tests keep one core busy, mostly; so the trainer's run beside the others.
-python_tests() {
-  local log=build/trainer_tests.log result=0 trainer
-  .venv/bin/python -m pytest tests/python/train > "$log" 2>&1 &
-  trainer=$!
-  .venv/bin/python -m pytest tests/python --ignore=tests/python/train || result=1
-  wait "$trainer" || result=1
-  cat "$log"
-  return "$result"
-}
+python_tests() { .venv/bin/python -m pytest -n 2 -q "$@"; }
 sanitizer() {
   build "$1" "build-$1" --target sagebwd_tests &&
     ${fixed_addresses[@]+"${fixed_addresses[@]}"} ctest --test-dir "build-$1" --output-on-failure --no-tests=error
 }
-# With a GPU its tests run; with only a compiler the kernels are compiled for the target they are tuned on, where a
-# tuned kernel that spills is an error, and so are products of a warpgroup that ptxas serialises.
+# Compiles the kernels for these targets. A tuned kernel that spills is an error, and so are products of a warpgroup
+# that ptxas serialises.
 has_nvcc() { type -P nvcc > /dev/null || type -P /usr/local/cuda/bin/nvcc > /dev/null; }
+compile_kernels() {
+  cmake -S . -B build-cuda -G Ninja -DSAGEBWD_CUDA=ON -DSAGEBWD_WERROR=ON "-DCMAKE_CUDA_ARCHITECTURES=$1" \
+    -DSAGEBWD_BUILD_TOOLS=OFF -DSAGEBWD_BUILD_TESTS=OFF > /dev/null &&
+    cmake --build build-cuda -j "$jobs" --target sagebwd_cuda_kernels sagebwd_cuda_sm90 sagebwd_cuda_host
+}
 cuda() {
   if tools/setup/has_gpu.sh; then
     .venv/bin/python tools/gpu_check tests frontend
-  elif has_nvcc; then
-    cmake -S . -B build-cuda -G Ninja -DSAGEBWD_CUDA=ON -DSAGEBWD_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=90-real \
-      -DSAGEBWD_BUILD_TOOLS=OFF -DSAGEBWD_BUILD_TESTS=OFF > /dev/null &&
-      cmake --build build-cuda -j "$jobs" --target sagebwd_cuda_kernels sagebwd_cuda_sm90 sagebwd_cuda_host &&
-      .venv/bin/python tools/gpu_check --stale
+    return
+  fi
+  if has_nvcc; then
+    compile_kernels "$1" || return
   else
     echo 'no nvcc here: the CUDA code was not compiled'
-    .venv/bin/python tools/gpu_check --stale
   fi
+  .venv/bin/python tools/gpu_check --stale
 }
-fuzz() { SAGEBWD_FUZZ_CASES=$FUZZ build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
+long_fuzz() { SAGEBWD_FUZZ_CASES=3000 build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
+
+echo "make $tier: from a fresh clone this usually takes $usual on two idle cores"
 
 # Fetching packages leaves the cores idle, so it goes on beside the build.
 mkdir -p build
-tools/setup/venv.sh .venv tests/requirements.txt > build/venv.log 2>&1 &
+requirements=(tests/requirements.txt)
+[ $level -ge 2 ] && requirements+=(tests/requirements-frameworks.txt)
+tools/setup/venv.sh .venv "${requirements[@]}" > build/venv.log 2>&1 &
 venv=$!
 virtual_environment() {
   local result=0
@@ -70,25 +83,39 @@ virtual_environment() {
   return "$result"
 }
 
-part build build release build
-part "virtual environment" virtual_environment
-part style tools/check_style.sh .venv
+targets=(--target sagebwd_tests bin/sagebwd)
+[ $level -ge 1 ] && targets+=(emulated_tests)
+[ $level -ge 2 ] && targets=()
+usually=(100 230 420)
+part "${usually[level]}" build build release build ${targets[@]+"${targets[@]}"}
+part 30 "virtual environment" virtual_environment
+part 5 style tools/check_style.sh .venv
 if [ -x build/bin/sagebwd_tests ]; then
-  part "C++ tests" run_ctest build -j2 -LE 'package|emulator'
-  part "Python package" tools/setup/package.sh .venv
-  part "Python tests" python_tests
-  [ -n "${FUZZ:-}" ] && part "fuzz, $FUZZ cases" fuzz
-  part "CUDA kernels on CPU" run_ctest build -j2 -L emulator
-  part "CUDA code" cuda
-  part "address, undefined" sanitizer asan
-  part "thread" sanitizer tsan
-  part "installed package" run_ctest build -L package
+  part 20 "C++ tests" run_ctest build -j2 -LE 'package|emulator'
+  part 120 "Python package" tools/setup/package.sh .venv
+  case $level in
+    0) part 100 "Python tests" python_tests -m 'not slow and not long' ;;
+    1) part 200 "Python tests" python_tests -m 'not long' ;;
+    2) part 500 "Python tests" python_tests ;;
+  esac
+  if [ $level -ge 1 ]; then
+    emulated='^emulator$' gpus=90-real
+    [ $level -ge 2 ] && emulated=emulator gpus='80-real;89-real;90-real;100-real;120-real'
+    part 120 "CUDA kernels on CPU" run_ctest build -j2 -L "$emulated"
+    part 150 "CUDA code" cuda "$gpus"
+    part 80 "address, undefined" sanitizer asan
+  fi
+  if [ $level -ge 2 ]; then
+    part 60 "long fuzz" long_fuzz
+    part 90 "thread" sanitizer tsan
+    part 20 "installed package" run_ctest build -L package
+  fi
 fi
 
 printf '\n'
 printf '  %s\n' "${summary[@]}"
 if [ ${#failed[@]} -gt 0 ]; then
-  printf 'make test: FAILED (%s) after %d s\n' "$(IFS=,; echo "${failed[*]}")" $((SECONDS - start))
+  printf 'make %s: FAILED (%s) after %d s\n' "$tier" "$(IFS=,; echo "${failed[*]}")" $((SECONDS - start))
   exit 1
 fi
-printf 'make test: all passed in %d s\n' $((SECONDS - start))
+printf 'make %s: all passed in %d s\n' "$tier" $((SECONDS - start))
