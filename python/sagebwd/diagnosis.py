@@ -3,15 +3,17 @@
 inputs of every attention layer, and compares INT8 with exact attention on them."""
 
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Optional
+from typing import Any, Optional, TextIO
 
 import torch
 
 from . import padding
 from .attention import attention, is_supported
 from .capture import Capture, save
-from .recipe import as_recipe
+from .recipe import Recipe, as_recipe
 
 #: Relative errors up to which a layer is called fine, and usable.
 FINE, USABLE = 0.06, 0.15
@@ -44,7 +46,15 @@ class Report:
     __repr__ = __str__
 
 
-def diagnose(model, batch, *, loss=None, recipe="vectorwise", save_to=None, file=None):
+def diagnose(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    recipe: str | Recipe = "vectorwise",
+    save_to: str | os.PathLike | None = None,
+    file: TextIO | None = None,
+) -> "Report":
     """Runs ``model`` on ``batch`` forward and backward with its own attention, and reports for
     every layer the error that INT8 attention would have had. ``print`` shows the
     :class:`Report` that it returns as a table.

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linear branch of sparse-linear attention: what block lists leave out, at linear cost."""
 
+from torch import Tensor
+
 from . import arguments, block_lists, ops
 from .call import dense_tensors, readable
 
 
 def linear_attention(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    exclude=None,
-    feature_map="softmax",
-    mean_free_keys=True,
-    causal=False,
-    layout="bshd",
-    return_norm=False,
-):
+    exclude: block_lists.BlockLists | None = None,
+    feature_map: str = "softmax",
+    mean_free_keys: bool = True,
+    causal: bool = False,
+    layout: str = "bshd",
+    return_norm: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Linear attention of each block of queries over the key blocks that its list does **not**
     have: out = Σ (φ(q)·φ(k)) v / n with n = Σ φ(q)·φ(k), sums over the keys that are left.
 

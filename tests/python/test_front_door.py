@@ -124,6 +124,16 @@ def test_a_build_asks_for_torch_only_where_none_is_new_enough(backend, monkeypat
     assert backend.find_torch() == place
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_read_only_source_tree_is_built_elsewhere(backend, monkeypatch, writable):
+    given = []
+    monkeypatch.setattr(backend.os, "access", lambda path, mode: writable)
+    monkeypatch.setattr(backend._scikit, "build_wheel", lambda *a: given.append(a[1]) or "x.whl")
+    assert backend.build_wheel("wheels") == "x.whl"
+    place = given[0].get("build-dir")
+    assert place is None if writable else ROOT not in Path(place).parents
+
+
 def test_version_and_label(monkeypatch):
     spec = importlib.util.spec_from_file_location("version", ROOT / "tools/package/version.py")
     module = importlib.util.module_from_spec(spec)
