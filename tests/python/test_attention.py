@@ -324,12 +324,9 @@ def test_seeds_of_64_bits():
     [
         (lambda q, k, v: (q.double(), k.double(), v.double()), NotImplementedError, "float64"),
         (lambda q, k, v: (q.bfloat16(), k, v), ValueError, "one dtype"),
-        (
-            lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]),
-            NotImplementedError,
-            "multiple of 8",
-        ),
-        (lambda q, k, v: (q, k, v[..., :32]), NotImplementedError, "head dim of v"),
+        (lambda q, k, v: (q[..., :0], k[..., :0], v), NotImplementedError, "head dim: .*got 0"),
+        (lambda q, k, v: (q, k, v.repeat(1, 1, 1, 5)), NotImplementedError, "head dim of v"),
+        (lambda q, k, v: (q, k[..., :32], v), ValueError, "one for q and k"),
         (lambda q, k, v: (q, k[:, :, :1], v), ValueError, "one shape"),
         (lambda q, k, v: (q[0], k, v), ValueError, "4 dimensions"),
         (lambda q, k, v: (q.repeat(1, 1, 2, 1)[:, :, :3], k, v), ValueError, "multiple of k"),
