@@ -167,21 +167,30 @@ def _grads(model):
     return {n: p.grad for n, p in model.named_parameters() if n.endswith(names)}
 
 
-def tensor_parallel(rank, backend, hooked):
-    """A model on two ranks against the same on one. Without the hook it is torchtitan's own
-    attention, which shows that the comparison itself is right."""
+def tensor_parallel(rank):
+    """All of torchtitan's backends, in one run: importing torchtitan takes longer than the test."""
     import torchtitan.distributed.parallel_dims as dims
-    import torchtitan.distributed.utils as utils
     import torchtitan.tools.utils as tools
-    from torch.distributed.tensor import DTensor
-    from torchtitan.distributed.full_dtensor import parallelize_inputs
-    from torchtitan.models.llama3 import sharding
 
     tools.device_type, tools.device_module = "cpu", torch.cpu
     dims.device_type = "cpu"
     titan.ScaledDotProductAttention.sdpa_backends = [torch.nn.attention.SDPBackend.MATH]
+    for backend in ("partial_dtensor", "full_dtensor", "spmd_types"):
+        for hooked in (False, True):
+            _tensor_parallel(rank, backend, hooked)
+
+
+def _tensor_parallel(rank, backend, hooked):
+    """A model on two ranks against the same on one. Without the hook it has torchtitan's own
+    attention, which shows that the comparison itself is right."""
+    import torchtitan.distributed.utils as utils
+    from torch.distributed.tensor import DTensor
+    from torchtitan.distributed.full_dtensor import parallelize_inputs
+    from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.models.llama3 import sharding
+
     utils.set_spmd_backend(backend)
-    parallel = dims.ParallelDims(
+    parallel = ParallelDims(
         dp_replicate=1, dp_shard=1, cp=1, tp=ranks.RANKS, pp=1, ep=1, world_size=ranks.RANKS,
         spmd_backend=backend,
     )  # fmt: skip
@@ -230,7 +239,6 @@ def tensor_parallel(rank, backend, hooked):
         sage.convert(model)
 
 
-@pytest.mark.parametrize("hooked", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.parametrize("backend", ["partial_dtensor", "spmd_types", "full_dtensor"])
-def test_tensor_parallel(backend, hooked):
-    ranks.run("test_torchtitan", "tensor_parallel", backend, hooked)
+@pytest.mark.long
+def test_tensor_parallel():
+    ranks.run("test_torchtitan", "tensor_parallel")
