@@ -377,8 +377,8 @@ def model(build, monkeypatch):
             gradient_accumulation_fusion=False, masked_softmax_fusion=False,
         )  # fmt: skip
         if latent:
-            options |= dict(q_lora_rank=32, kv_lora_rank=32, qk_head_dim=32, rope_type="rope",
-                            qk_pos_emb_head_dim=16, v_head_dim=24, multi_latent_attention=True)  # fmt: skip
+            options |= dict(q_lora_rank=32, kv_lora_rank=32, qk_head_dim=32, v_head_dim=24)
+            options |= dict(qk_pos_emb_head_dim=16, rope_type="rope", multi_latent_attention=True)
         else:
             options |= dict(num_query_groups=2, kv_channels=32, apply_rope_fusion=False)
         config = (MLATransformerConfig if latent else TransformerConfig)(**options | changes)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 import ranks
-import sagebwd
 from reference import check, exact, grads_of, rel
 from sagebwd.integrations import torchtitan as sage
 
@@ -256,6 +255,18 @@ def tensor_parallel(rank):
             _tensor_parallel(rank, backend, hooked)
 
 
+def _check_types():
+    """Out and LSE are sharded as q for torchtitan's type checker, here over heads."""
+    import spmd_types as spmd
+
+    q = torch.randn(2, 40, 4, 32)
+    spmd.assert_type(q, {"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.S(2)})
+    seen = []
+    module = torchtitan_override.varlen(titan.VarlenAttention.Config()).build()
+    module(q, q, q, attention_masks=DOCUMENTS, out_transform=lambda *both: seen.extend(both))
+    assert [spmd.get_local_type(t) for t in seen] == [spmd.get_local_type(q)] * 2
+
+
 def _tensor_parallel(rank, backend, hooked):
     """A model on two ranks against the same on one. Without the hook it has torchtitan's own
     attention, which shows that the comparison itself is right."""
@@ -263,6 +274,7 @@ def _tensor_parallel(rank, backend, hooked):
     from torch.distributed.tensor import DTensor
     from torchtitan.distributed.full_dtensor import parallelize_inputs
     from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.distributed.spmd_types import annotate_input_spmd_types
     from torchtitan.models.llama3 import sharding
 
     utils.set_spmd_backend(backend)
@@ -295,10 +307,15 @@ def _tensor_parallel(rank, backend, hooked):
         ids, _, extra = parallelize_inputs(parallel, ids, ids, {"positions": positions})
         positions = extra["positions"]
     # Only inside of its context does spmd_types sum over ranks.
-    with utils.get_spmd_context(parallel_dims=parallel)():
+    checked = backend == "spmd_types"
+    if checked:
+        annotate_input_spmd_types(parallel, ids, ids.clone(), {"positions": positions})
+    with utils.get_spmd_context(parallel_dims=parallel, spmd_typechecking=checked)():
         out = model(ids, positions, documents)
         out = out.full_tensor() if isinstance(out, DTensor) else out
         out.square().sum().backward()
+        if checked:
+            _check_types()
     if out.shape != want.shape:  # the vocabulary is sharded
         want = want.chunk(ranks.RANKS, -1)[rank]
     check(backend, out, want, 1e-4)
