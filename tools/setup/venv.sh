@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes the virtual environment DIR with the packages of REQUIREMENTS. Does nothing when it holds them already; further
-# requirements are added to what it holds.
+# requirements are added to what it holds. A file named *-frameworks.txt changes nothing that is there.
 #   venv.sh DIR REQUIREMENTS...
 set -euo pipefail
 dir=$1
@@ -21,6 +21,9 @@ for requirements in "$@"; do
   key=$(sha256sum < "$requirements")
   if [ "$(cat "$stamp" 2> /dev/null)" = "$key" ]; then continue; fi
   echo "setup: Python packages of $requirements"
-  "$dir/bin/python" -m pip --disable-pip-version-check --no-input install -q -r "$requirements"
+  options=()
+  case $requirements in *-frameworks.txt) options=(--no-deps --ignore-requires-python) ;; esac
+  "$dir/bin/python" -m pip --disable-pip-version-check --no-input install -q ${options[@]+"${options[@]}"} \
+    -r "$requirements"
   echo "$key" > "$stamp"
 done

@@ -71,7 +71,7 @@ def attend(q, k, v, documents, window, scale, enable_gqa, recipe, backward):
             raise NotImplementedError(
                 f"sagebwd: a causal mask of {q.shape[1]} queries and {k.shape[1]} keys is not "
                 "supported in torchtitan: with context parallelism use ScaledDotProductAttention "
-                "and the partial_dtensor or spmd_types backend"
+                "and the partial_dtensor backend"
             )
         out, lse = attention(q, k, v, **options)
         return out[..., :width], lse.transpose(1, 2)

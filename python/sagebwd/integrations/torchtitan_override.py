@@ -15,6 +15,7 @@ import torch
 from spmd_types.runtime import get_partition_spec
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive, override
+from torchtitan.distributed.spmd_types import current_spmd_mesh
 from torchtitan.distributed.utils import get_spmd_backend
 from torchtitan.models.common.attention import ScaledDotProductAttention, VarlenAttention
 
@@ -40,7 +41,29 @@ def _typed_like(q, *results):
             spmd.assert_type(t, kind, cut)
 
 
-class SageVarlenAttention(VarlenAttention):
+class _OnMesh:
+    """Refuses what torchtitan lets pass: without its mesh, the backend ``spmd_types`` leaves out
+    the sums over ranks, and every layer of the model is wrong."""
+
+    _needs_mesh = False
+
+    def parallelize(self, parallel_dims):
+        sharded = parallel_dims.tp > 1 or parallel_dims.cp > 1
+        self._needs_mesh = sharded and parallel_dims.spmd_backend == "spmd_types"
+        super().parallelize(parallel_dims)
+
+    def _check_mesh(self):
+        if self._needs_mesh and current_spmd_mesh() is None:
+            raise RuntimeError(
+                "sagebwd: this model is parallelized with spmd_types, but runs outside of its "
+                "mesh, where torchtitan leaves out the sums over ranks: call it inside of "
+                "torchtitan.distributed.utils.get_spmd_context(parallel_dims=...)(), and for "
+                "activation checkpointing also torch.autograd.set_multithreading_enabled(False), "
+                "as torchtitan's trainer does"
+            )
+
+
+class SageVarlenAttention(_OnMesh, VarlenAttention):
     """Packed documents."""
 
     @dataclass(kw_only=True, slots=True)
@@ -66,6 +89,7 @@ class SageVarlenAttention(VarlenAttention):
         **unknown,
     ):
         _refuse_keywords(unknown)
+        self._check_mesh()
         if attention_masks is None:
             raise ValueError("attention_masks: expected VarlenMetadata, got None")
         with spmd.no_typecheck():
@@ -77,7 +101,7 @@ class SageVarlenAttention(VarlenAttention):
         return out if out_transform is None else out_transform(out, lse)
 
 
-class SageScaledDotProductAttention(ScaledDotProductAttention):
+class SageScaledDotProductAttention(_OnMesh, ScaledDotProductAttention):
     """Batches without documents, causal or full."""
 
     @dataclass(kw_only=True, slots=True)
@@ -102,6 +126,7 @@ class SageScaledDotProductAttention(ScaledDotProductAttention):
         **unknown,
     ):
         _refuse_keywords(unknown)
+        self._check_mesh()
         if attention_masks is not None:
             raise ValueError(
                 "attention_masks: expected None for scaled dot-product attention; use "
