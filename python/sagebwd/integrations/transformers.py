@@ -537,8 +537,9 @@ def _refuse_restart_beside_cache(again):
         again.any(),
         "position_ids that start again (packed documents) beside a cache that holds other tokens, "
         "or room for them, are not supported",
-        "pass use_cache=False, or a cache per document; register(packed=False) says that they are "
-        "one document",
+        "pass use_cache=False, or a cache per document; if the call gave no position_ids, this model "
+        "counts from 0 in every call: give them; register(packed=False) says that they are one "
+        "document",
         elsewhere=False,
     )
 
@@ -575,7 +576,7 @@ def _refuse_unseen_documents(
             "packed documents that PyTorch's attention does not know of",
             "transformers looks for them in position_ids alone, where neither attention_mask nor a "
             "cache is given: pass position_ids that start again with each document, and "
-            "use_cache=False",
+            "use_cache=False; for models that do not look at all (gpt-oss), give one document a row",
             elsewhere=False,
         )
     if source and not any(masks.traced(x) for x in starts):

@@ -67,6 +67,8 @@ class Call:
             else:
                 mask = _dense(mask, query)
                 mask = mask if self.name == "sdpa" else _added(mask, query.dtype)
+        if mask is not None and mask.shape[-1] not in (1, key.shape[2]):
+            self._refuse(f"a mask of {mask.shape[-1]} keys beside {key.shape[2]} in the call")
         return self.function(self.module, *self.tensors, mask, **kwargs)
 
     def _drawn(self, mask, query):
@@ -105,12 +107,14 @@ def _reads(eager, keyword):
 
 
 def _has_sdpa(module):
-    """Whether the models of a module's file say that sdpa serves them."""
+    """Whether the models that have such a module say that sdpa serves them."""
     from transformers import PreTrainedModel
 
-    own = inspect.unwrap(type(module).forward).__globals__
-    models = [c for c in own.values() if isinstance(c, type) and issubclass(c, PreTrainedModel)]
-    return all(c._supports_sdpa for c in models if c is not PreTrainedModel)
+    names = inspect.unwrap(type(module).forward).__globals__.values()
+    models = [c for c in names if isinstance(c, type) and issubclass(c, PreTrainedModel)]
+    models = [c for c in models if c is not PreTrainedModel]
+    own = [c for c in models if c.config_class is type(getattr(module, "config", None))]
+    return all(c._supports_sdpa for c in own or models)
 
 
 def _dense(pattern, query):
