@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that fall back on transformers' own attention equal it, on every option; what that does
-not do right either is refused. Matmuls stay in floating point, so that only a wrong mask differs."""
+"""Layers that fall back on transformers' own attention equal it, on every option; what it does not
+do right either is refused. Matmuls stay in floating point, so that only a wrong mask differs."""
 
 import contextlib
+import gc
 import warnings
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from transformers_tiny import build, tiny  # noqa: E402
+
 import sagebwd  # noqa: E402
 from reference import rel  # noqa: E402
 from sagebwd.integrations import transformers as sage  # noqa: E402
-from transformers_tiny import build, tiny  # noqa: E402
 
 pytestmark = pytest.mark.cpu_only
 B, S, NAME = 2, 12, "sage-fallback"
@@ -51,14 +53,14 @@ def model_of(kind, **changes):
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     config = tiny(config_class, **changes)
     model = build(getattr(transformers, names[kind]), config)
-    other = "sdpa" if model._supports_sdpa else "eager"
+    other = "sdpa" if model._supports_sdpa and kind != "gemma2" else "eager"
     model.set_attn_implementation(other)
     return model, other
 
 
 # Some layers fall back in the second, all in the others.
 FAMILIES = {
-    "gemma2": dict(),  # soft capping, windows: eager
+    "gemma2": dict(attn_logit_softcapping=1.0),  # and windows; sdpa may leave the capping out
     "gemma4_text": dict(),  # a head dim of 512 in the global layers, windows in the others
     "llama": dict(head_dim=264),
     "gpt_oss": dict(head_dim=264),  # sinks, which sdpa would leave out
@@ -99,11 +101,17 @@ CASES = {
 }
 
 
+REMAPS = hasattr(transformers.masking_utils, "remap_positions_for_packed_sequence")
+
+
 def cases_of(model):
-    """gpt-oss does not tell its mask of documents, so that its own attention mixes them."""
-    cases = dict(CASES)
-    if model.config.model_type == "gpt_oss":
+    """gpt-oss does not tell its mask of documents, and older versions of transformers count chunks
+    on from one document to the next: their own attention mixes documents."""
+    cases, kind = dict(CASES), model.config.model_type
+    if kind == "gpt_oss" or (kind == "llama4_text" and not REMAPS):
         del cases["packed"]
+        with attention(model, NAME), pytest.raises(NotImplementedError, match="one document a row"):
+            model(IDS, **CASES["packed"])
     return cases
 
 
@@ -124,7 +132,10 @@ def test_generate(family, cache):
     model, _ = family
     for mask in (torch.ones_like(IDS), padding("left")):
         options = dict(attention_mask=mask, cache_implementation=cache)
-        (want,) = generated(model, **options)
+        try:
+            (want,) = generated(model, **options)
+        except TypeError:  # Llama 4 with a static cache in transformers 5.18
+            pytest.skip("transformers itself fails")
         with attention(model, NAME):
             (got,) = generated(model, **options)
         assert rel(got, want) < 1e-5
@@ -153,7 +164,9 @@ def test_layers_that_share_keys():
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_dropout_draws_the_same(kind):
     model, _ = model_of(kind)
-    for config in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():
+    for config in {
+        id(m.config): m.config for m in model.modules() if hasattr(m, "config")
+    }.values():
         config.attention_dropout = 0.3
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
@@ -278,9 +291,6 @@ def test_documents_that_transformers_does_not_see_are_refused():
             with pytest.raises(NotImplementedError, match="use_cache=False"):
                 model(IDS, **inputs)
         got = model(IDS, position_ids=PACKED, use_cache=False, **offsets).logits
-        mixing, _ = model_of("gpt_oss", head_dim=264)
-        with attention(mixing, NAME), pytest.raises(NotImplementedError, match="one document a row"):
-            mixing(IDS, position_ids=PACKED, use_cache=False)
     assert torch.equal(got, model(IDS, position_ids=PACKED, use_cache=False).logits)
 
 
@@ -324,6 +334,7 @@ def test_sparse_linear_layers_do_not_fall_back():
 
 def test_one_warning_lists_the_layers():
     model, _ = model_of("llama", head_dim=264, num_hidden_layers=3)
+    gc.collect()  # patterns of other tests that were refused: exceptions hold them
     with attention(model, NAME), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model(IDS)

@@ -45,6 +45,8 @@ _UNSUPPORTED = {
     "cache": "a paged cache (continuous batching)",
 }
 
+_OLDEST = (5, 18)  # the oldest transformers that is tested; pyproject.toml names it too
+
 _registered = {}  # name: notes of what fell back
 
 
@@ -81,6 +83,7 @@ def register(
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    _refuse_old_transformers()
     int8 = dict(recipe=as_recipe(recipe), backward=backward)
     exact = dict(
         recipe=as_recipe(recipe).vectorwise(high_precision=tuple(MATMULS)), backward=backward
@@ -104,14 +107,14 @@ def register(
             # Another attention would leave out the sparse-linear one of this layer.
             if fallback is None or not error.elsewhere or hasattr(module, "sla2"):
                 raise
-            why = error
+            what = error.what
         call = fallbacks_.Call(fallback, module, query, key, value, kwargs, set(own) - _KNOWN)
         pattern = attention_mask
         if pattern is None:
             known = (own.get(name) for name in ("is_causal", "sliding_window"))
             pattern = _pattern(None, module, query, key, *known)
         _refuse_unseen_documents(pattern, packed, **own)
-        notes.add(why.what, call.name, module, pattern)
+        notes.add(what, call.name, module, pattern)
         return call.run(pattern)
 
     def mask(*args, **kwargs):
@@ -125,6 +128,18 @@ def register(
     return name
 
 
+def _refuse_old_transformers():
+    """Masks are read by the names of transformers' functions, which older versions lack."""
+    import transformers
+
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < _OLDEST:
+        raise ImportError(
+            f"sagebwd: expected transformers {'.'.join(map(str, _OLDEST))} or newer, got "
+            f"{transformers.__version__}; run pip install -U transformers"
+        )
+
+
 def _positions_of(frame):
     """The position_ids that transformers makes a mask with. With a cache it looks at them for
     nothing and does not hand them on; some models (Llama 4) do not give them to attention
@@ -134,7 +149,7 @@ def _positions_of(frame):
 
 
 def fallbacks(name="sagebwd"):
-    """{reason: layers} of what ran on PyTorch's attention so far, for ``register(fallback=...)``."""
+    """{reason: layers} of what ``register(fallback=...)`` ran on PyTorch's attention so far."""
     return _registered[name].layers()
 
 
@@ -265,9 +280,7 @@ def _forward(
 
 def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
     if dropout:
-        raise Unsupported(
-            f"attention dropout {dropout} is not supported", _dropout_remedy(module)
-        )
+        raise Unsupported(f"attention dropout {dropout} is not supported", _dropout_remedy(module))
     if softcap is not None:
         raise Unsupported(
             "soft capping of logits is not supported",
@@ -358,7 +371,7 @@ def _pattern(attention_mask, module, query, key, is_causal, sliding_window):
     b, s, kv = query.shape[0], query.shape[2], key.shape[2]
     if isinstance(attention_mask, masks.Pattern):
         if attention_mask.why is not None:
-            raise attention_mask.why
+            raise Unsupported(*attention_mask.why)
         mb, _, ms, mkv = attention_mask.shape
         free = attention_mask.visible is None and attention_mask.documents is None
         if free and not attention_mask.causal and attention_mask.window == (-1, -1):
@@ -423,8 +436,8 @@ def _refuse_chunks_of_rows(pattern, starts, keyword):
     if pattern.chunks_of_rows:
         masks.refuse(
             starts[:, 1:].any(),
-            f"documents given as {keyword} cannot be combined with chunks that are counted from the "
-            "start of a row",
+            f"documents given as {keyword} cannot be combined with chunks that are counted from "
+            "the start of a row",
             "pass position_ids that start again with each document, and use_cache=False",
             elsewhere=False,
         )
@@ -474,7 +487,7 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
     if position_ids is None:
         position_ids = pattern.position_ids
     if pattern.known and pattern.known[0] is position_ids and pattern.known[1] is seq_idx:
-        return pattern.known[2]
+        return pattern if pattern.known[2] is None else pattern.known[2]
     starts = None if known_ids is None else masks.starts(known_ids)
     # Several position axes, as vision models have, say nothing about documents.
     if packed is not False and pattern.causal and position_ids is not None:
@@ -487,7 +500,7 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
                 starts = again
     if known_ids is not None and seq_idx is None:
         if not masks.traced(known_ids):
-            pattern.known = (position_ids, seq_idx, pattern)
+            pattern.known = (position_ids, seq_idx, None)  # itself
         return pattern
     if seq_idx is not None:
         if s != kv:
@@ -506,7 +519,8 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
         room = masks.room_for(b, s, packed or True) + (0 if known_ids is None else pattern.count)
         split = pattern.split(starts, min(b * s, room))
     if starts is None or not masks.traced(starts):
-        pattern.known = (position_ids, seq_idx, split)  # every layer of a model asks the same
+        known = None if split is pattern else split
+        pattern.known = (position_ids, seq_idx, known)  # every layer of a model asks the same
     return split
 
 
@@ -537,9 +551,9 @@ def _refuse_restart_beside_cache(again):
         again.any(),
         "position_ids that start again (packed documents) beside a cache that holds other tokens, "
         "or room for them, are not supported",
-        "pass use_cache=False, or a cache per document; if the call gave no position_ids, this model "
-        "counts from 0 in every call: give them; register(packed=False) says that they are one "
-        "document",
+        "pass use_cache=False, or a cache per document; if the call gave no position_ids, this "
+        "model counts from 0 in every call: give them; register(packed=False) says that they are "
+        "one document",
         elsewhere=False,
     )
 
@@ -555,9 +569,9 @@ def _refuse_unseen_documents(
     b, _, s = pattern.shape[:3]
     if s == 1:
         return
-    if position_ids is None and not drawn:
-        position_ids = pattern.position_ids
     source = None if drawn else pattern.source
+    if position_ids is None and source:
+        position_ids = source.position_ids
     given = (position_ids, seq_idx, cu_seq_lens_q)
     if source and source.checked and all(x is y for x, y in zip(source.checked, given)):
         return
@@ -576,7 +590,8 @@ def _refuse_unseen_documents(
             "packed documents that PyTorch's attention does not know of",
             "transformers looks for them in position_ids alone, where neither attention_mask nor a "
             "cache is given: pass position_ids that start again with each document, and "
-            "use_cache=False; for models that do not look at all (gpt-oss), give one document a row",
+            "use_cache=False; for models that do not look at all (gpt-oss), give one document a "
+            "row",
             elsewhere=False,
         )
     if source and not any(masks.traced(x) for x in starts):

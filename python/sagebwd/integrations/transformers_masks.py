@@ -28,6 +28,7 @@ class Unsupported(NotImplementedError):
         more = ", or register(fallback='sdpa') to run such layers on PyTorch's attention"
         super().__init__(f"sagebwd: {what}; {remedy}{more if elsewhere else ''}")
         self.what, self.elsewhere = what, elsewhere
+        self.parts = (what, remedy, elsewhere)  # a kept exception would keep the tensors it passed
 
 
 class Rows:
@@ -76,7 +77,7 @@ class Pattern:
         self.position_ids = None  # those of the queries, if known
         self.chunks_of_rows = False  # the documents are chunks, counted from the start of a row
         self.source = None  # how transformers makes its own mask, for layers that fall back
-        self.why = None  # Unsupported: only the source knows what this mask hides
+        self.why = None  # parts of Unsupported: only the source knows what this mask hides
 
     def to(self, device, **_):
         """A copy on another device, for models that are spread over several."""
@@ -188,10 +189,14 @@ class Source:
         self.args = tuple(still(x, "q_offset" if i == 3 else "") for i, x in enumerate(args))
         self.kwargs = {name: still(x, name) for name, x in kwargs.items()}
         self.start, self._made = start, {}
+        self.position_ids = None  # those of the queries, if known
         self.checked = None  # documents that were compared with those of the mask
 
     def cut(self, start):
-        return Source(self.args, self.kwargs, self.start + start)
+        cut = Source(self.args, self.kwargs, self.start + start)
+        if self.position_ids is not None:
+            cut.position_ids = self.position_ids[..., start:]
+        return cut
 
     def tensor(self, name, device):
         """The mask for ``attn_implementation=name``; None where it does without."""
@@ -211,11 +216,15 @@ class Source:
 
     def documents(self):
         """Which document each token belongs to, as transformers found it in position_ids; None: it
-        found none, or did not look."""
-        for name, leaf in _all_leaves(self.kwargs["mask_function"]):
-            if name.startswith("packed_sequence_mask_function."):
-                return _captured(leaf, "packed_sequence_mask")
-        return None
+        found none, or did not look, or counts chunks on from document to document, as
+        older versions do."""
+        leaves = dict(_all_leaves(self.kwargs["mask_function"]))
+        kinds = {name.split(".")[0]: leaf for name, leaf in leaves.items()}
+        if "packed_sequence_mask_function" not in kinds:
+            return None
+        if "chunked_overlay" in kinds and "remap_positions_for_packed_sequence" not in kinds:
+            return None
+        return _captured(kinds["packed_sequence_mask_function"], "packed_sequence_mask")
 
 
 _COUNTERS = ("q_offset", "cache_position")
@@ -255,9 +264,10 @@ def mask(*args, packed=True, position_ids=None, fallback=False, **kwargs):
         if not (fallback and why.elsewhere):
             raise
         pattern = _unread(*args, **kwargs)
-        pattern.why, pattern.position_ids = why, position_ids
+        pattern.why, pattern.position_ids = why.parts, position_ids
     if fallback:
         pattern.source = Source(args, kwargs)
+        pattern.source.position_ids = position_ids
     return pattern
 
 
@@ -336,7 +346,9 @@ def _read(
             # Chunks belong to a document. Older transformers count them from the start of the row.
             positions = position_ids if kind.positions is None else kind.positions
             if positions is None:
-                what = "chunks of packed documents, counted from the start of a row, are not supported"
+                what = (
+                    "chunks of packed documents, counted from the start of a row, are not supported"
+                )
                 raise Unsupported(what, "give one document a row", elsewhere=False)
             chunks = _chunks(kind, positions.expand(batch_size, -1))
             room = min(batch_size * q_length, room + batch_size * (kv_length // kind.chunk + 1))
@@ -399,7 +411,7 @@ def _all_leaves(function):
     """As :func:`_leaves`, of any function."""
     name = function.__qualname__
     if name.startswith("remap_positions_for_packed_sequence."):
-        return _all_leaves(_captured(function, "mask_function"))
+        return [(name, function), *_all_leaves(_captured(function, "mask_function"))]
     if name.startswith(("and_masks.", "or_masks.")):
         parts = _captured(function, "mask_functions")
         return [leaf for part in parts for leaf in _all_leaves(part)]

@@ -24,8 +24,10 @@ class SavePretrained:
         kind = type(self.model)
         done = kind.save_pretrained(self.model, save_directory, *args, **kwargs)
         # The processes of a distributed run may all come here; one of them writes.
-        if inspect.signature(self).bind(save_directory, *args, **kwargs).arguments.get(
-            "is_main_process", True
+        if (
+            inspect.signature(self)
+            .bind(save_directory, *args, **kwargs)
+            .arguments.get("is_main_process", True)
         ):
             write(self.model, save_directory)
             warnings.warn(
