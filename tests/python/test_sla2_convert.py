@@ -2,6 +2,8 @@
 """sagebwd.sla2.convert: Wan models of diffusers with sparse-linear attention."""
 
 import copy
+import inspect
+import warnings
 
 import pytest
 import torch
@@ -171,7 +173,8 @@ def test_checkpoints_are_strict(tmp_path):
     with pytest.raises(RuntimeError, match="Missing key.*sla2"):
         twin.load_state_dict(wan().state_dict())
     # What diffusers saves has everything.
-    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="sla2.load"):
+        model.save_pretrained(tmp_path)
     saved = pytest.importorskip("safetensors.torch").load_file(
         tmp_path / "diffusion_pytorch_model.safetensors"
     )
@@ -252,6 +255,33 @@ def test_saved_and_loaded(tmp_path, order):
         sla2.load(type(model), tmp_path / "other")
     with pytest.raises(ValueError, match="sla2.convert"):
         sla2.save(wan(), tmp_path)
+
+
+def test_save_pretrained_loses_nothing_without_a_word(tmp_path):
+    model = wan()
+    options = inspect.signature(model.save_pretrained).parameters
+    sla2.convert(model, keep=0.3, order="cube")
+    assert inspect.signature(model.save_pretrained).parameters == options  # pipelines look
+    torch.save(model, tmp_path / "whole.pt")
+    copies = [
+        model,
+        copy.deepcopy(model),
+        torch.load(tmp_path / "whole.pt", weights_only=False),
+    ]
+    for i, each in enumerate(copies):
+        for name, p in each.named_parameters():
+            if "sla2" in name:
+                torch.nn.init.normal_(p)  # its own, not those of the model it was copied from
+        with pytest.warns(UserWarning, match=r"sla2.load\(WanTransformer3DModel"):
+            each.save_pretrained(tmp_path / str(i))
+        twin = sla2.load(type(each), tmp_path / str(i))
+        assert torch.equal(twin(**video()).sample, each(**video()).sample)
+    sla2.revert(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.save_pretrained(tmp_path / "reverted")
+        copies[1].save_pretrained(tmp_path / "elsewhere", is_main_process=False)
+    assert not (tmp_path / "reverted" / "sla2.json").exists()
 
 
 @pytest.mark.parametrize("order", ["raster", "cube"])

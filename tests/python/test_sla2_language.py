@@ -158,6 +158,9 @@ def test_saved_loaded_and_reverted(tmp_path):
     want = model(ids()).logits
     sla2.save(model, tmp_path)
     assert torch.equal(sla2.load(type(model), tmp_path)(ids()).logits, want)
+    with pytest.warns(UserWarning, match="from_pretrained would leave out.*sla2.load"):
+        model.save_pretrained(tmp_path / "plain")
+    assert torch.equal(sla2.load(type(model), tmp_path / "plain")(ids()).logits, want)
     assert sla2.revert(model) == LAYERS[1:]
     assert model.config._attn_implementation == model_of().config._attn_implementation
     assert torch.equal(model(ids()).logits, model_of()(ids()).logits)

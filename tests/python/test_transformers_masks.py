@@ -144,18 +144,26 @@ def test_windows_both_ways():
     assert rel(got, want) < GATE
 
 
+def alone(model, ids, lengths):
+    """Logits of the documents of a row, each by itself: older transformers count the chunks of
+    packed documents from the start of the row."""
+    return torch.cat([model(part, use_cache=False).logits for part in ids.split(lengths, 1)], 1)
+
+
 def test_chunks():
     """Llama 4 attends within chunks, which are packed documents, also through a cache."""
     model, ids = model_of("Llama4", config="Llama4TextConfig"), tokens()
     mask = ones_but(1, HIDDEN["left"])
-    restart = torch.cat([torch.arange(7), torch.arange(5)]).expand(B, S)
     for function in (
         lambda m: m(ids, attention_mask=mask).logits[mask.bool()],
-        lambda m: m(ids, position_ids=restart, use_cache=False).logits,
         lambda m: generated(m, ids, attention_mask=mask),
     ):
         got, want = both(model, function)
         assert rel(got, want) < GATE
+    restart = torch.cat([torch.arange(7), torch.arange(5)]).expand(B, S)
+    got, _ = both(model, lambda m: m(ids, position_ids=restart, use_cache=False).logits)
+    _, want = both(model, lambda m: alone(m, ids, [7, 5]))
+    assert rel(got, want) < GATE
 
 
 def test_blocks_that_see_each_other():
@@ -253,7 +261,8 @@ def test_offsets_beside_chunks():
     rows = [dict(input_ids=torch.randint(3, 19, (n,)).tolist()) for n in (8, 13)]
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     batch = {name: x for name, x in collate(rows).items() if name != "labels"}
-    got, want = both(model, lambda m: m(**batch, use_cache=False).logits)
+    got, _ = both(model, lambda m: m(**batch, use_cache=False).logits)
+    _, want = both(model, lambda m: alone(m, batch["input_ids"], [8, 13]))
     assert rel(got, want) < GATE
 
 
@@ -648,3 +657,9 @@ def test_a_block_in_several_parts():
     assert rel(got, want) < GATE
     for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (got, want))):
         assert rel(a, b) < 1e-3
+
+
+def test_old_transformers_is_refused(monkeypatch):
+    monkeypatch.setattr(sage, "_OLDEST", (99, 1))
+    with pytest.raises(ImportError, match="99.1 or newer, got 5.*pip install"):
+        sage.register("sage-old")

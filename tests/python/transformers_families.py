@@ -49,9 +49,10 @@ KINDS = [
 ]
 
 
-def register():
-    sage.register(EXACT, recipe=sagebwd.Recipe(high_precision=tuple(sagebwd.recipe.MATMULS)))
-    sage.register(INT8)
+def register(fallback=None):
+    exact = sagebwd.Recipe(high_precision=tuple(sagebwd.recipe.MATMULS))
+    sage.register(EXACT, recipe=exact, fallback=fallback)
+    sage.register(INT8, fallback=fallback)
 
 
 class Calls:
@@ -155,6 +156,8 @@ def in_steps(model, ids, **cache):
     """Logits of a prompt fed in three pieces through a cache."""
     outs, start = [], 0
     for n in (5, 4, 3):
+        if _takes(model, "position_ids"):  # without them, Bamba counts from 0 in every call
+            cache["position_ids"] = torch.arange(start, start + n)[None]
         out = model(input_ids=ids[:, start : start + n], use_cache=True, **cache)
         cache["past_key_values"] = out.past_key_values
         outs.append(out.logits.float())
@@ -292,14 +295,14 @@ def clear(error):
     )
 
 
-def try_family(family):
+def try_family(family, fallback=None):
     """{family, class, kind, verdict, cases: {name: what happened}}"""
     result = dict(family=family, model="", kind="", verdict="not tried", cases={}, why="")
     kind, model_class = class_of(family)
     if model_class is None:
         return dict(result, verdict="part")
     result.update(model=model_class.__name__, kind=kind)
-    register()
+    register(fallback)
     calls = Calls()
     try:
         config = tiny(transformers.CONFIG_MAPPING[family])

@@ -8,8 +8,8 @@
 Padding on any side, packed sequences (``position_ids`` that start again, ``seq_idx`` or
 ``cu_seq_lens_*``), sliding windows, chunks, caches of every kind, cross-attention, grouped queries
 and attention sinks work as in the other implementations. Dropout, biases, soft capping and masks of
-other kinds raise NotImplementedError. docs/transformers.md lists what was tried with each family of
-models.
+other kinds raise NotImplementedError, or run on PyTorch's attention with
+``register(fallback="sdpa")``. docs/transformers.md lists what was tried with each family of models.
 """
 
 import inspect
@@ -24,7 +24,9 @@ import torch
 from .. import sinks
 from ..attention import attention, attention_varlen
 from ..recipe import MATMULS, as_recipe
+from . import transformers_fallback as fallbacks_
 from . import transformers_masks as masks
+from .transformers_masks import Unsupported
 
 # Keywords that reach every attention call and do not concern it.
 _HARMLESS = frozenset(
@@ -43,7 +45,9 @@ _UNSUPPORTED = {
     "cache": "a paged cache (continuous batching)",
 }
 
-_registered = set()  # names
+_OLDEST = (5, 18)  # the oldest transformers that is tested; pyproject.toml names it too
+
+_registered = {}  # name: notes of what fell back
 
 
 def register(
@@ -54,6 +58,7 @@ def register(
     exact_layers=(),
     packed=True,
     ignore=(),
+    fallback=None,
 ):
     """Makes ``attn_implementation=name`` available, for attention and for masks. Returns the name.
 
@@ -68,11 +73,17 @@ def register(
         which saves both. Offsets given as ``cu_seq_lens_*`` are always obeyed.
     ignore
         Names of further keywords that reach the attention call and do not concern it.
+    fallback
+        ``"sdpa"`` runs layers that are not supported (head dims over 256, soft capping, dropout,
+        biases, other masks) on the ``sdpa`` implementation of transformers, or on the model's eager
+        one where ``sdpa`` does not do it either; ``"eager"`` runs them on the latter. One warning
+        for each reason lists the layers; :func:`fallbacks` returns them. None refuses.
 
     Several names with different settings may be registered.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    _refuse_old_transformers()
     int8 = dict(recipe=as_recipe(recipe), backward=backward)
     exact = dict(
         recipe=as_recipe(recipe).vectorwise(high_precision=tuple(MATMULS)), backward=backward
@@ -83,21 +94,50 @@ def register(
     if changing := sorted(_UNSUPPORTED.keys() & set(ignore)):
         raise ValueError(f"ignore: {changing[0]!r} changes attention ({_UNSUPPORTED[changing[0]]})")
     harmless = _HARMLESS.union(ignore)
+    if fallback not in (None, *fallbacks_.NAMES):
+        raise ValueError(f"fallback: expected None, 'sdpa' or 'eager', got {fallback!r}")
+    notes = fallbacks_.Notes()
 
     def forward(module, query, key, value, attention_mask, **kwargs):
         settings = exact if exact_layers and _layer(module, exact_layers) in exact_layers else int8
-        for keyword in harmless:
-            kwargs.pop(keyword, None)
-        return _forward(settings, packed, module, query, key, value, attention_mask, **kwargs)
+        own = {keyword: x for keyword, x in kwargs.items() if keyword not in harmless}
+        try:
+            return _forward(settings, packed, module, query, key, value, attention_mask, **own)
+        except Unsupported as error:
+            # Another attention would leave out the sparse-linear one of this layer.
+            if fallback is None or not error.elsewhere or hasattr(module, "sla2"):
+                raise
+            what = error.what
+        call = fallbacks_.Call(fallback, module, query, key, value, kwargs, set(own) - _KNOWN)
+        pattern = attention_mask
+        if pattern is None:
+            known = (own.get(name) for name in ("is_causal", "sliding_window"))
+            pattern = _pattern(None, module, query, key, *known)
+        _refuse_unseen_documents(pattern, packed, **own)
+        notes.add(what, call.name, module, pattern)
+        return call.run(pattern)
 
     def mask(*args, **kwargs):
         positions = None if torch.compiler.is_compiling() else _positions_of(sys._getframe(1))
-        return masks.mask(*args, packed=packed, position_ids=positions, **kwargs)
+        options = dict(packed=packed, position_ids=positions, fallback=fallback is not None)
+        return masks.mask(*args, **options, **kwargs)
 
-    _registered.add(name)
+    _registered[name] = notes
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
     return name
+
+
+def _refuse_old_transformers():
+    """Masks are read by the names of transformers' functions, which older versions lack."""
+    import transformers
+
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < _OLDEST:
+        raise ImportError(
+            f"sagebwd: expected transformers {'.'.join(map(str, _OLDEST))} or newer, got "
+            f"{transformers.__version__}; run pip install -U transformers"
+        )
 
 
 def _positions_of(frame):
@@ -106,6 +146,11 @@ def _positions_of(frame):
     either."""
     positions = frame.f_locals.get("position_ids")
     return positions if isinstance(positions, torch.Tensor) else None
+
+
+def fallbacks(name="sagebwd"):
+    """{reason: layers} of what ``register(fallback=...)`` ran on PyTorch's attention so far."""
+    return _registered[name].layers()
 
 
 def is_registered(name):
@@ -117,7 +162,7 @@ def unregister(name="sagebwd"):
     """Removes a registered name. Models that use it must be switched to another one first."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    _registered.discard(name)
+    _registered.pop(name, None)
     AttentionInterface._global_mapping.pop(name, None)
     AttentionMaskInterface._global_mapping.pop(name, None)
 
@@ -235,32 +280,30 @@ def _forward(
 
 def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
     if dropout:
-        raise NotImplementedError(
-            f"sagebwd: attention dropout {dropout} is not supported; {_dropout_remedy(module)}"
-        )
+        raise Unsupported(f"attention dropout {dropout} is not supported", _dropout_remedy(module))
     if softcap is not None:
-        raise NotImplementedError(
-            "sagebwd: soft capping of logits is not supported; use attn_implementation='eager' for "
-            "this model (config.attn_logit_softcapping = None turns it off, which changes the "
-            "model)"
+        raise Unsupported(
+            "soft capping of logits is not supported",
+            "use attn_implementation='eager' for this model (config.attn_logit_softcapping = None "
+            "turns it off, which changes the model)",
         )
     if output_attentions:
-        raise NotImplementedError(
-            "sagebwd: output_attentions is not supported, the weights are never stored; call "
-            "model.set_attn_implementation('eager') to look at them"
+        raise Unsupported(
+            "output_attentions is not supported, the weights are never stored",
+            "call model.set_attn_implementation('eager') to look at them",
         )
     for name, given in kwargs.items():
         if given is None:
             continue
         if name in _UNSUPPORTED:
-            raise NotImplementedError(
-                f"sagebwd: {name} ({_UNSUPPORTED[name]}) is not supported; use "
-                "attn_implementation='sdpa' for this model"
+            raise Unsupported(
+                f"{name} ({_UNSUPPORTED[name]}) is not supported",
+                "use attn_implementation='sdpa' for this model",
             )
-        raise NotImplementedError(
-            f"sagebwd: the attention keyword {name!r} is not supported; use "
-            "attn_implementation='sdpa' for this model, or, if the keyword does not change "
-            f"attention, register(ignore=({name!r},))"
+        raise Unsupported(
+            f"the attention keyword {name!r} is not supported",
+            "use attn_implementation='sdpa' for this model, or, if the keyword does not change "
+            f"attention, register(ignore=({name!r},))",
         )
 
 
@@ -314,9 +357,10 @@ def _one_batch(*tensors):
 def _refuse_wide_heads(query, value):
     d = max(query.shape[-1], value.shape[-1])
     if d > 256:
-        raise NotImplementedError(
-            f"sagebwd: a head dim of {d} is not supported, 256 is the largest; {masks.REMEDY}"
-        )
+        raise Unsupported(f"a head dim of {d} is not supported, 256 is the largest", masks.REMEDY)
+
+
+_KNOWN = frozenset(inspect.signature(_forward).parameters)  # other keywords may mean anything
 
 
 # --- patterns and documents -----------------------------------------------------------------------
@@ -326,39 +370,37 @@ def _pattern(attention_mask, module, query, key, is_causal, sliding_window):
     """The pattern that the model was given for its mask; without a mask, what the call says."""
     b, s, kv = query.shape[0], query.shape[2], key.shape[2]
     if isinstance(attention_mask, masks.Pattern):
+        if attention_mask.why is not None:
+            raise Unsupported(*attention_mask.why)
         mb, _, ms, mkv = attention_mask.shape
         free = attention_mask.visible is None and attention_mask.documents is None
         if free and not attention_mask.causal and attention_mask.window == (-1, -1):
             return masks.Pattern((b, 1, s, kv), False)  # everything is seen, however much there is
         if (ms, mkv) != (s, kv) or not (free or mb == b):
-            raise NotImplementedError(
-                f"sagebwd: the mask is one of {ms} queries and {mkv} keys in {mb} rows, but the "
-                f"call has {s} and {kv} in {b}; use attn_implementation='sdpa' for this model"
+            raise Unsupported(
+                f"the mask is one of {ms} queries and {mkv} keys in {mb} rows, but the call has "
+                f"{s} and {kv} in {b}",
+                "use attn_implementation='sdpa' for this model",
             )
         return attention_mask
     if attention_mask is not None:
-        raise NotImplementedError(
-            "sagebwd: attention masks drawn by the model or by the caller "
-            f"({_describe(attention_mask)}) are not supported; give a padding mask [batch, tokens] "
-            "to the model, or use attn_implementation='sdpa'"
+        raise Unsupported(
+            "attention masks drawn by the model or by the caller are not supported "
+            f"({masks.describe(attention_mask)})",
+            "give a padding mask [batch, tokens] to the model, or use attn_implementation='sdpa'",
         )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", None)
         if is_causal is None or (is_causal and s > 1):
             # Eager attention would see every key, sdpa would not.
-            raise NotImplementedError(
-                f"sagebwd: {type(module).__name__} gives no mask and does not say in the call "
-                "whether attention is causal; use attn_implementation='eager' for this model, or "
-                "for this part of it"
+            raise Unsupported(
+                f"{type(module).__name__} gives no mask and does not say in the call whether "
+                "attention is causal",
+                "use attn_implementation='eager' for this model, or for this part of it",
+                elsewhere=False,
             )
     window = (-1, -1) if sliding_window is None else (sliding_window - 1,) * 2
     return masks.Pattern((b, 1, s, kv), bool(is_causal), window, first=kv - s)
-
-
-def _describe(mask):
-    if isinstance(mask, torch.Tensor):
-        return f"{str(mask.dtype).removeprefix('torch.')} of shape {list(mask.shape)}"
-    return type(mask).__name__
 
 
 def _given_rows(pattern, cu_q, cu_k):
@@ -372,14 +414,21 @@ def _given_rows(pattern, cu_q, cu_k):
     # The mask has documents too, such as the chunks of Llama 4: split at both.
     b, _, s, kv = pattern.shape
     if s != kv:
-        raise NotImplementedError(
-            "sagebwd: cu_seq_lens_q with a cache is not supported here; pass use_cache=False"
+        raise Unsupported(
+            "cu_seq_lens_q with a cache is not supported here",
+            "pass use_cache=False",
+            elsewhere=False,
         )
-    given = torch.zeros(b * s + 1, dtype=torch.bool, device=cu_q.device)
-    given = given.index_fill(0, cu_q.long(), True)[:-1].view(b, s)
+    given = _starts_at(cu_q, b, s)
     _refuse_chunks_of_rows(pattern, given, "cu_seq_lens_q")
     room = min(b * s, pattern.count + cu_q.numel())
     return pattern.split(given | masks.starts(pattern.documents), room).rows()
+
+
+def _starts_at(cu_q, b, s):
+    """Where documents start, bool [b, s], by their offsets in the flattened batch."""
+    starts = torch.zeros(b * s + 1, dtype=torch.bool, device=cu_q.device)
+    return starts.index_fill(0, cu_q.long(), True)[:-1].view(b, s)
 
 
 def _refuse_chunks_of_rows(pattern, starts, keyword):
@@ -387,9 +436,10 @@ def _refuse_chunks_of_rows(pattern, starts, keyword):
     if pattern.chunks_of_rows:
         masks.refuse(
             starts[:, 1:].any(),
-            f"sagebwd: documents given as {keyword} cannot be combined with chunks that are "
-            "counted from the start of a row; pass position_ids that start again with each "
-            "document, and use_cache=False",
+            f"documents given as {keyword} cannot be combined with chunks that are counted from "
+            "the start of a row",
+            "pass position_ids that start again with each document, and use_cache=False",
+            elsewhere=False,
         )
 
 
@@ -407,9 +457,11 @@ def _check_offsets(shape, cu_q, cu_k):
             return
     masks.refuse(
         (cu_q[-1] != b * s) | (cu_k[-1] != b * kv),
-        f"sagebwd: cu_seq_lens_q and cu_seq_lens_k must end at {b * s} and {b * kv}, the tokens of "
-        f"all {b} rows; they are those of one row, or of another part of the model, or padding has "
-        "no document (give it one)",
+        f"cu_seq_lens_q and cu_seq_lens_k must end at {b * s} and {b * kv}, the tokens of all {b} "
+        "rows",
+        "they are those of one row, or of another part of the model, or padding has no document "
+        "(give it one)",
+        elsewhere=False,
     )
     if call is not None:
         _checked.last = (weakref.ref(cu_q), weakref.ref(cu_k), call)
@@ -419,8 +471,9 @@ def _refuse_padding(pattern, keyword):
     if pattern.visible is not None:
         masks.refuse(
             ~pattern.visible.all(),
-            f"sagebwd: documents given as {keyword} cannot be combined with padding or a static "
-            "cache; leave attention_mask out",
+            f"documents given as {keyword} cannot be combined with padding or a static cache",
+            "leave attention_mask out",
+            elsewhere=False,
         )
 
 
@@ -434,7 +487,7 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
     if position_ids is None:
         position_ids = pattern.position_ids
     if pattern.known and pattern.known[0] is position_ids and pattern.known[1] is seq_idx:
-        return pattern.known[2]
+        return pattern if pattern.known[2] is None else pattern.known[2]
     starts = None if known_ids is None else masks.starts(known_ids)
     # Several position axes, as vision models have, say nothing about documents.
     if packed is not False and pattern.causal and position_ids is not None:
@@ -447,12 +500,12 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
                 starts = again
     if known_ids is not None and seq_idx is None:
         if not masks.traced(known_ids):
-            pattern.known = (position_ids, seq_idx, pattern)
+            pattern.known = (position_ids, seq_idx, None)  # itself
         return pattern
     if seq_idx is not None:
         if s != kv:
-            raise NotImplementedError(
-                "sagebwd: seq_idx with a cache is not supported; pass use_cache=False"
+            raise Unsupported(
+                "seq_idx with a cache is not supported", "pass use_cache=False", elsewhere=False
             )
         _refuse_padding(pattern, "seq_idx")
         other = masks.starts(seq_idx)
@@ -466,7 +519,8 @@ def _with_documents(pattern, position_ids, seq_idx, packed):
         room = masks.room_for(b, s, packed or True) + (0 if known_ids is None else pattern.count)
         split = pattern.split(starts, min(b * s, room))
     if starts is None or not masks.traced(starts):
-        pattern.known = (position_ids, seq_idx, split)  # every layer of a model asks the same
+        known = None if split is pattern else split
+        pattern.known = (position_ids, seq_idx, known)  # every layer of a model asks the same
     return split
 
 
@@ -485,19 +539,63 @@ def _start_again(pattern, position_ids):
 
 def _refuse_images_of_documents(pattern, packed):
     if pattern.later is not None and packed:
-        raise NotImplementedError(
-            "sagebwd: tokens that see each other both ways (images) in packed documents are not "
-            f"supported; give one document a row, or {masks.REMEDY}"
+        raise Unsupported(
+            "tokens that see each other both ways (images) in packed documents are not supported",
+            f"give one document a row, or {masks.REMEDY}",
+            elsewhere=False,
         )
 
 
 def _refuse_restart_beside_cache(again):
     masks.refuse(
         again.any(),
-        "sagebwd: position_ids that start again (packed documents) beside a cache that holds other "
-        "tokens, or room for them, are not supported; pass use_cache=False, or a cache per "
-        "document; register(packed=False) says that they are one document",
+        "position_ids that start again (packed documents) beside a cache that holds other tokens, "
+        "or room for them, are not supported",
+        "pass use_cache=False, or a cache per document; if the call gave no position_ids, this "
+        "model counts from 0 in every call: give them; register(packed=False) says that they are "
+        "one document",
+        elsewhere=False,
     )
+
+
+def _refuse_unseen_documents(
+    pattern, packed, position_ids=None, seq_idx=None, cu_seq_lens_q=None, **_
+):
+    """PyTorch's attention knows only the documents that are in transformers' mask. Those it finds
+    in position_ids, where neither a cache nor a padding mask is given."""
+    drawn = not isinstance(pattern, masks.Pattern)  # then its author saw to position_ids
+    if drawn and seq_idx is None and cu_seq_lens_q is None:
+        return
+    b, _, s = pattern.shape[:3]
+    if s == 1:
+        return
+    source = None if drawn else pattern.source
+    if position_ids is None and source:
+        position_ids = source.position_ids
+    given = (position_ids, seq_idx, cu_seq_lens_q)
+    if source and source.checked and all(x is y for x, y in zip(source.checked, given)):
+        return
+    starts = [] if seq_idx is None else [masks.starts(seq_idx).expand(b, s)]
+    if cu_seq_lens_q is not None:
+        starts.append(_starts_at(cu_seq_lens_q, b, s))
+    elif packed is not False and not drawn and pattern.causal and position_ids is not None:
+        if position_ids.dim() == 2 and position_ids.shape[1] == s:
+            starts.append(_start_again(pattern, position_ids))
+    seen = None if source is None else source.documents()
+    for unseen in starts:
+        if seen is not None:
+            unseen = unseen & ~masks.starts(seen)
+        masks.refuse(
+            unseen[:, 1:].any(),
+            "packed documents that PyTorch's attention does not know of",
+            "transformers looks for them in position_ids alone, where neither attention_mask nor a "
+            "cache is given: pass position_ids that start again with each document, and "
+            "use_cache=False; for models that do not look at all (gpt-oss), give one document a "
+            "row",
+            elsewhere=False,
+        )
+    if source and not any(masks.traced(x) for x in starts):
+        source.checked = given
 
 
 def _by_rows(query, key, value, rows, options):

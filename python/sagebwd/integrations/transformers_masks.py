@@ -20,6 +20,17 @@ REMEDY = (
 )
 
 
+class Unsupported(NotImplementedError):
+    """What this hook does not do. ``elsewhere``: PyTorch's attention in transformers does it, so
+    that ``register(fallback=...)`` helps."""
+
+    def __init__(self, what, remedy, elsewhere=True):
+        more = ", or register(fallback='sdpa') to run such layers on PyTorch's attention"
+        super().__init__(f"sagebwd: {what}; {remedy}{more if elsewhere else ''}")
+        self.what, self.elsewhere = what, elsewhere
+        self.parts = (what, remedy, elsewhere)  # a kept exception would keep the tensors it passed
+
+
 class Rows:
     """Which tokens make up which document, for ``attention_varlen``.
 
@@ -65,6 +76,8 @@ class Pattern:
         self.later = None  # Rows of tokens that also see later ones, as those of an image do
         self.position_ids = None  # those of the queries, if known
         self.chunks_of_rows = False  # the documents are chunks, counted from the start of a row
+        self.source = None  # how transformers makes its own mask, for layers that fall back
+        self.why = None  # parts of Unsupported: only the source knows what this mask hides
 
     def to(self, device, **_):
         """A copy on another device, for models that are spread over several."""
@@ -75,6 +88,7 @@ class Pattern:
         )  # fmt: skip
         moved.chunks_of_rows = self.chunks_of_rows
         moved.position_ids = move(self.position_ids)
+        moved.source, moved.why = self.source, self.why
         moved.later = None if self.later is None else Rows(*map(move, vars(self.later).values()))
         return moved
 
@@ -87,7 +101,19 @@ class Pattern:
         raise _MaskIsRead(f"reads the {name!r} of its attention mask")
 
     def __getitem__(self, index):
-        raise _MaskIsRead("cuts its attention mask")
+        """The last queries alone, which Gemma 4 asks for where layers share keys."""
+        b, _, s, kv = self.shape
+        plain = self.documents is None and self.later is None and self.first is not None
+        if not (plain and _cuts_queries_alone(index)):
+            raise _MaskIsRead("cuts its attention mask")
+        start = index[2].indices(s)[0]
+        cut = Pattern((b, 1, s - start, kv), self.causal, self.window, self.visible,
+                      self.first + start)  # fmt: skip
+        if self.position_ids is not None and self.position_ids.shape[-1] == s:
+            cut.position_ids = self.position_ids[..., start:]
+        cut.source = None if self.source is None else self.source.cut(start)
+        cut.why = self.why
+        return cut
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -143,6 +169,67 @@ class Pattern:
         return Pattern(self.shape, self.causal, self.window, self.visible, self.first, ids, count)
 
 
+def _cuts_queries_alone(index):
+    whole = slice(None)
+    if not isinstance(index, tuple) or len(index) != 4:
+        return False
+    *others, rows = index[0], index[1], index[3], index[2]
+    return all(i == whole for i in others) and (
+        isinstance(rows, slice) and rows.stop is None and rows.step is None
+    )
+
+
+class Source:
+    """How transformers makes the mask of one of its own implementations: its mask function and
+    arguments. The tensor is made when a layer needs it, and once for all layers."""
+
+    def __init__(self, args, kwargs, start=0):
+        # A static cache counts on in the tensor that it gave as an offset.
+        still = lambda x, name: x.clone() if name in _COUNTERS and torch.is_tensor(x) else x
+        self.args = tuple(still(x, "q_offset" if i == 3 else "") for i, x in enumerate(args))
+        self.kwargs = {name: still(x, name) for name, x in kwargs.items()}
+        self.start, self._made = start, {}
+        self.position_ids = None  # those of the queries, if known
+        self.checked = None  # documents that were compared with those of the mask
+
+    def cut(self, start):
+        cut = Source(self.args, self.kwargs, self.start + start)
+        if self.position_ids is not None:
+            cut.position_ids = self.position_ids[..., start:]
+        return cut
+
+    def tensor(self, name, device):
+        """The mask for ``attn_implementation=name``; None where it does without."""
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+        if name in self._made:
+            return self._made[name]
+        given = self.kwargs
+        if self.start:  # causality is no longer told by the lengths
+            given = dict(given, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        made = ALL_MASK_ATTENTION_FUNCTIONS[name](*self.args, **given)
+        if made is not None:
+            made = made[:, :, self.start :].to(device)
+        if made is None or not traced(made):
+            self._made[name] = made
+        return made
+
+    def documents(self):
+        """Which document each token belongs to, as transformers found it in position_ids; None: it
+        found none, or did not look, or counts chunks on from document to document, as
+        older versions do."""
+        leaves = dict(_all_leaves(self.kwargs["mask_function"]))
+        kinds = {name.split(".")[0]: leaf for name, leaf in leaves.items()}
+        if "packed_sequence_mask_function" not in kinds:
+            return None
+        if "chunked_overlay" in kinds and "remap_positions_for_packed_sequence" not in kinds:
+            return None
+        return _captured(kinds["packed_sequence_mask_function"], "packed_sequence_mask")
+
+
+_COUNTERS = ("q_offset", "cache_position")
+
+
 def room_for(b, s, packed):
     """How many documents a compiled graph has room for. Each costs up to a tile of memory."""
     if packed is not True:
@@ -165,7 +252,46 @@ def _sorted(ids, count):
 # --- what transformers calls ----------------------------------------------------------------------
 
 
-def mask(
+def mask(*args, packed=True, position_ids=None, fallback=False, **kwargs):
+    """The pattern of a mask. One that documents cannot express raises Unsupported; with fallback it
+    is a pattern that has the reason and the source."""
+    if isinstance(kwargs.get("attention_mask"), Pattern):
+        # generate() makes the masks of static caches ahead of the model
+        return kwargs["attention_mask"]
+    try:
+        pattern = _read(*args, packed=packed, position_ids=position_ids, **kwargs)
+    except Unsupported as why:
+        if not (fallback and why.elsewhere):
+            raise
+        pattern = _unread(*args, **kwargs)
+        pattern.why, pattern.position_ids = why.parts, position_ids
+    if fallback:
+        pattern.source = Source(args, kwargs)
+        pattern.source.position_ids = position_ids
+    return pattern
+
+
+def _unread(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, *, mask_function,
+            cache_position=None, attention_mask=None, **_):  # fmt: skip
+    """What is known of a mask whose function is not."""
+    if cache_position is not None:
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
+    causal = any(name == "causal_mask_function" for name, _ in _all_leaves(mask_function))
+    visible = _visible(attention_mask, kv_offset, kv_length)
+    shape = (batch_size, 1, q_length, kv_length)
+    return Pattern(shape, causal, (-1, -1), visible, q_offset - kv_offset)
+
+
+def _visible(attention_mask, kv_offset, kv_length):
+    """bool [b, kv] of a padding mask; None if nothing is hidden."""
+    if attention_mask is None:
+        return None
+    missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
+    visible = F.pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
+    return None if _readable(visible) and visible.all() else visible
+
+
+def _read(
     batch_size,
     q_length=None,
     kv_length=None,
@@ -180,21 +306,13 @@ def mask(
     position_ids=None,
     **_,
 ):
-    """The pattern of a mask; NotImplementedError for patterns that documents cannot express."""
-    if isinstance(attention_mask, Pattern):
-        return attention_mask  # generate() makes the masks of static caches ahead of the model
     if cache_position is not None:  # older transformers: the slots of the queries
         q_length, q_offset = cache_position.shape[0], cache_position[0]
         q_offset = int(q_offset) if _readable(q_offset) else q_offset
     kind = _Kind(mask_function)  # knows every function in it, so that it need not be evaluated
     shape = (batch_size, 1, q_length, kv_length)
     first = q_offset - kv_offset
-    visible = None
-    if attention_mask is not None:
-        missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
-        visible = F.pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
-        if _readable(visible) and visible.all():
-            visible = None
+    visible = _visible(attention_mask, kv_offset, kv_length)
     window = kind.window
     if kind.causal:
         visible = _seen(visible, first, shape, device)
@@ -203,9 +321,8 @@ def mask(
     else:
         first = None  # full attention: which slots the queries have does not matter
     if visible is not None and _shorter(window, kv_length):
-        refuse(_has_holes(visible),
-                "sagebwd: padding between tokens of one row cannot be combined with a sliding "
-                "window; pad on one side, or use the 'sdpa' implementation")  # fmt: skip
+        what = "padding between tokens of one row cannot be combined with a sliding window"
+        refuse(_has_holes(visible), what, "pad on one side")
     pattern = Pattern(shape, kind.causal, window, visible, first)
     pattern.position_ids = position_ids
     if kind.blocks is not None:
@@ -229,7 +346,10 @@ def mask(
             # Chunks belong to a document. Older transformers count them from the start of the row.
             positions = position_ids if kind.positions is None else kind.positions
             if positions is None:
-                raise _unsupported("chunks of packed documents, counted from the start of a row")
+                what = (
+                    "chunks of packed documents, counted from the start of a row, are not supported"
+                )
+                raise Unsupported(what, "give one document a row", elsewhere=False)
             chunks = _chunks(kind, positions.expand(batch_size, -1))
             room = min(batch_size * q_length, room + batch_size * (kv_length // kind.chunk + 1))
             return pattern.split(begin | starts(chunks), room)
@@ -287,15 +407,24 @@ def _leaves(function):
     return [(name, function)]
 
 
+def _all_leaves(function):
+    """As :func:`_leaves`, of any function."""
+    name = function.__qualname__
+    if name.startswith("remap_positions_for_packed_sequence."):
+        return [(name, function), *_all_leaves(_captured(function, "mask_function"))]
+    if name.startswith(("and_masks.", "or_masks.")):
+        parts = _captured(function, "mask_functions")
+        return [leaf for part in parts for leaf in _all_leaves(part)]
+    return [(name, function)]
+
+
 def _captured(function, name):
     """A variable that a nested function holds."""
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
 def _unsupported(what):
-    return NotImplementedError(
-        f"sagebwd: attention masks of the kind {what!r} are not supported; {REMEDY}"
-    )
+    return Unsupported(f"attention masks of the kind {what!r} are not supported", REMEDY)
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -309,9 +438,10 @@ def _seen(visible, first, shape, device):
         if used == kv:
             return visible
         if used > kv:
-            raise NotImplementedError(
-                f"sagebwd: queries at slots {first} to {used - 1} behind the last of {kv} keys are "
-                f"not supported; {REMEDY}"
+            raise Unsupported(
+                f"queries at slots {first} to {used - 1} behind the last of {kv} keys are not "
+                "supported",
+                REMEDY,
             )
         used = torch.full((), used, device=device)  # a tensor: a compiled decoding step stays valid
     written = (torch.arange(kv, device=used.device) < used).expand(b, kv)
@@ -326,9 +456,10 @@ def _two_sided(window, first, s, kv):
             return window, first
         if max(first + s - 1, kv - 1 - first) <= window[0]:
             return (-1, -1), None
-    raise NotImplementedError(
-        f"sagebwd: a window to both sides of queries that do not end with the last key ({s} "
-        f"queries, {kv} keys) is not supported; {REMEDY}"
+    raise Unsupported(
+        "a window to both sides of queries that do not end with the last key is not supported "
+        f"({s} queries, {kv} keys)",
+        REMEDY,
     )
 
 
@@ -358,14 +489,16 @@ def _later(pattern, blocks, kind):
     block is nobody's later one. Without it among the keys, the last query, which is aligned with
     the last key, sees all of them, and each one before it one less: never itself.
     """
-    message = "sagebwd: tokens that see each other both ways inside a causal mask (images) "
+    message = "tokens that see each other both ways inside a causal mask (images) "
     if not _readable(blocks) or isinstance(pattern.first, torch.Tensor):
-        refuse((blocks >= 0).any(), f"{message}in a compiled graph are not supported; {REMEDY}")
+        what = "in a compiled graph or with a static cache are not supported"
+        refuse((blocks >= 0).any(), f"{message}{what}", REMEDY)
         return None
     b, _, s, kv = pattern.shape
     if blocks.shape != (b, kv):
-        raise NotImplementedError(
-            f"{message}are given for {list(blocks.shape)} tokens, but there are {[b, kv]} keys"
+        raise Unsupported(
+            f"{message}are given for other tokens ({list(blocks.shape)}) than the keys ({[b, kv]})",
+            REMEDY,
         )
     # Earlier tokens of a cache ask nothing, and are no later token of any that does.
     slots = torch.arange(kv, device=blocks.device)
@@ -375,9 +508,9 @@ def _later(pattern, blocks, kind):
     if not inside.any():
         return None
     if not pattern.causal or kind.packed is not None or kind.chunk is not None:
-        raise NotImplementedError(
-            f"{message}beside packed documents or chunks are not supported; give one document a "
-            f"row, or {REMEDY}"
+        raise Unsupported(
+            f"{message}beside packed documents or chunks are not supported",
+            f"give one document a row, or {REMEDY}",
         )
     row, slot = inside.nonzero(as_tuple=True)
     row, slot = row.flip(0), slot.flip(0)
@@ -392,6 +525,12 @@ def _later(pattern, blocks, kind):
         row * s + slot - pattern.first,
         (row * kv + slot)[seen],
     )
+
+
+def describe(mask):
+    if isinstance(mask, torch.Tensor):
+        return f"{str(mask.dtype).removeprefix('torch.')} of shape {list(mask.shape)}"
+    return type(mask).__name__
 
 
 def starts(ids):
@@ -418,9 +557,10 @@ def _readable(t):
     return not (traced(t) or t.device.type == "meta")
 
 
-def refuse(condition, message):
-    """NotImplementedError if a tensor holds True. A compiled graph raises when it runs."""
+def refuse(condition, what, remedy, elsewhere=True):
+    """Unsupported if a tensor holds True. A compiled graph raises when it runs."""
     if traced(condition):
-        torch._assert_async(~condition, message)
+        # A graph cannot choose another attention by what it reads.
+        torch._assert_async(~condition, str(Unsupported(what, remedy, elsewhere=False)))
     elif _readable(condition) and condition:
-        raise NotImplementedError(message)
+        raise Unsupported(what, remedy, elsewhere)

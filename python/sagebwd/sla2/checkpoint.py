@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converted models on disk, and back to what they were before."""
 
-import dataclasses
 import json
 import pathlib
 
 from ..recipe import Recipe
-from . import language
-from .attention import Attention
+from . import language, saving
 from .convert import convert
+from .saving import FILE
+from .saving import layers as _layers
 from .token_order import RASTER, TokenOrder
-
-FILE = "sla2.json"
 
 
 def save(model, directory):
     """Saves a converted model with ``save_pretrained``, and beside it what :func:`load` needs to
     convert it again (``sla2.json``)."""
-    layers = _layers(model)
-    record = {
-        "order": list(getattr(model, "sla2_order", RASTER)),
-        "layers": {name: _written(layer.sla2) for name, layer in layers.items()},
-    }
-    model.save_pretrained(directory)
-    (pathlib.Path(directory) / FILE).write_text(json.dumps(record, indent=1) + "\n")
+    _layers(model)  # raises if there are none
+    type(model).save_pretrained(model, directory)
+    saving.write(model, directory)
 
 
 def load(kind, directory, **options):
@@ -34,7 +28,10 @@ def load(kind, directory, **options):
 
     directory = pathlib.Path(directory)
     if not (directory / FILE).is_file():
-        raise FileNotFoundError(f"{directory / FILE}: expected a directory that sla2.save wrote")
+        raise FileNotFoundError(
+            f"{directory / FILE}: expected a directory that sla2.save wrote, or "
+            "save_pretrained of a converted model"
+        )
     record = json.loads((directory / FILE).read_text())
     model = kind.from_pretrained(directory, **options)
     box = tuple(record["order"])
@@ -56,6 +53,7 @@ def revert(model):
     """Undoes :func:`convert`: the attention that was there before, without the parameters of sla2.
     What training did to other weights stays. Returns the names of the layers."""
     layers = _layers(model)
+    saving.detach(model)
     for layer in layers.values():
         del layer.sla2
         if hasattr(layer, "sla2_before"):  # a processor of diffusers
@@ -73,19 +71,3 @@ def revert(model):
         model.set_attn_implementation(model.sla2_before)
         del model.sla2_before
     return list(layers)
-
-
-def _layers(model):
-    found = {
-        n: m for n, m in model.named_modules() if isinstance(getattr(m, "sla2", None), Attention)
-    }
-    if not found:
-        raise ValueError(
-            f"model: expected one that sla2.convert changed, got {type(model).__name__}"
-        )
-    return found
-
-
-def _written(layer):
-    options = dict(layer.options, keep=layer.keep)
-    return dict(options, recipe=dataclasses.asdict(layer.call["recipe"]))

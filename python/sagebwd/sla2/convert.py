@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from . import language
+from . import language, saving
 from .attention import Attention
 from .language import is_language_attention
 from .token_order import RASTER, TokenOrder
@@ -31,7 +31,8 @@ def convert(model, keep=0.05, where="*", *, order="raster", box=(4, 4, 4), **opt
 
     The new parameters (``….sla2.alpha.*``, ``….sla2.router.*``) have the dtype and device of the
     layer. They are in ``state_dict``. :func:`save` and :func:`load` keep a converted model on disk;
-    a plain ``from_pretrained`` knows nothing of them. :func:`revert` undoes the conversion.
+    ``save_pretrained`` writes the same and warns, because a plain ``from_pretrained`` knows nothing
+    of them. :func:`revert` undoes the conversion.
 
     A language model runs with ``attn_implementation="sagebwd"`` from then on; layers that `where`
     leaves out have INT8 attention.
@@ -66,6 +67,7 @@ def convert(model, keep=0.05, where="*", *, order="raster", box=(4, 4, 4), **opt
     for name, layer in layers.items():
         layer.sla2, layer.sla2_before = made[name], layer.processor
         layer.set_processor(Processor())
+    saving.attach(model)
     return list(layers)
 
 
@@ -83,6 +85,7 @@ def _convert_language(model, layers, keep, options):
     language.attach(model, layers)
     for name, layer in layers.items():
         layer.sla2 = made[name]
+    saving.attach(model)
     return list(layers)
 
 
