@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any head dims from 1 to 256. The operators take multiples of 8, v of another one than q and k. For
-other calls channels of zeros are added before and cut off after. That is exact: zeros add nothing
-to a logit, and those of v give zeros in out.
+"""Any head dims from 1 to 256. The operators take multiples of 8, and v of another one than q and
+k. For other calls channels of zeros are added before and cut off after. That is exact: zeros add
+nothing to a logit, and those of v give zeros in out.
 
 Where GPU kernels that are tuned serve one head dim alone, v is padded to that of q and k, or these
 to v's: they are several times faster than the plain kernels that would serve the call as it is.
