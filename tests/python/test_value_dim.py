@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of another head dim than queries and keys go to the kernels as they are: results, what is
-kept, shapes without data, refusals. test_padding.py has the fronts and head dims that are padded."""
+kept, shapes without data, refusals. test_padding.py has the fronts, and what is padded."""
 
 import pytest
 import torch
