@@ -425,6 +425,25 @@ Tensor new_like(const Tensor& t) {
   return new_strided(t, sizes.data(), spread.data(), dims, dtype);
 }
 
+Tensor new_like(const Tensor& t, int64_t channels) {
+  const int64_t dims = t.dim(), last = dims - 1;
+  if (channels == t.size(last)) return new_like(t);
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  const auto sizes = t.sizes(), strides = t.strides();
+  std::array<int64_t, 4> order{}, shape{}, dense{};
+  for (int64_t dim = 0; dim < last; ++dim) order[dim] = last - 1 - dim, shape[dim] = sizes[dim];
+  std::stable_sort(order.begin(), order.begin() + last,
+                   [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+  shape[last] = channels, dense[last] = 1;
+  int64_t span = channels;
+  for (int64_t i = 0; i < last; ++i) {
+    dense[order[i]] = span;
+    span *= shape[order[i]];
+  }
+  return new_strided(t, shape.data(), dense.data(), dims, dtype);
+}
+
 Tensor with_unit_channel_stride(const Tensor& t) {
   return t.stride(t.dim() - 1) == 1 ? t : torch::stable::contiguous(t);
 }

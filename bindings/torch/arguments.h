@@ -124,6 +124,10 @@ Tensor new_int(const Tensor& like, std::initializer_list<int64_t> shape);
 /// of another.
 Tensor new_like(const Tensor& t);
 
+/// The same with another number of channels, next to each other; the other dimensions keep their
+/// order in memory.
+Tensor new_like(const Tensor& t, int64_t channels);
+
 /// `t` with the channels next to each other. A gradient may be an expanded scalar.
 Tensor with_unit_channel_stride(const Tensor& t);
 

@@ -20,13 +20,14 @@ void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
 
 /// Memory for the codes of a call. Tokens behind the last document count too, so that the size
 /// follows from the shapes of the tensors alone.
-Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k,
+Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
                  const Packing& packing) {
   const bool packed = packing.packed();
   const int64_t batches = packed ? 1 : q.size(0);
   const CodesLayout layout({.h = packing.heads(q),
                             .hk = packing.heads(k),
                             .d = q.size(q.dim() - 1),
+                            .dv = v.size(v.dim() - 1),
                             .queries = batches * packing.tokens(q),
                             .keys = batches * packing.tokens(k),
                             .sequences = packed ? packing.num_documents() : batches,
@@ -53,7 +54,7 @@ Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, con
     const Lists lists(options, q, packing);
     fill_shared(args, q, k, v, options, packing, lists);
     const int64_t heads = packing.heads(q);
-    Results r{new_like(q),
+    Results r{new_like(q, v.size(v.dim() - 1)),
               packing.packed() ? new_float(q, {heads, q.size(0)})
                                : new_float(q, {q.size(0), heads, packing.tokens(q)}),
               std::nullopt, std::nullopt};
@@ -65,7 +66,7 @@ Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, con
       if (rows * heads > 0) args.max_logit = static_cast<float*>(r.max_logit->mutable_data_ptr());
     }
     if (save_codes) {
-      r.codes = new_codes(args, q, k, packing);
+      r.codes = new_codes(args, q, k, v, packing);
       set_codes(args, *r.codes, packing);
     }
     run(args, q, [](const ForwardArgs& a) { forward(a); });

@@ -22,6 +22,7 @@
 #include <string_view>
 
 #include "attention.h"
+#include "sagebwd/build.h"
 #include "sagebwd/error.h"
 
 namespace sagebwd::binding {
@@ -125,22 +126,34 @@ bool is_cast(const at::Tensor& t) {
          at::autocast::get_autocast_dtype(device) != t.scalar_type();
 }
 
+/// Whether python/sagebwd/padding.py pads a call with values of another head dim.
+bool is_padded(const at::Tensor& q, int64_t dv) {
+  const int64_t d = q.size(-1);
+  if (dv == d || !q.is_cuda()) return false;
+  const Dtype dtype = q.scalar_type() == at::kFloat      ? Dtype::f32
+                      : q.scalar_type() == at::kBFloat16 ? Dtype::bf16
+                                                         : Dtype::f16;
+  return std::max(d, dv) <= tuned_head_dim(dtype);
+}
+
 /// Whether q, k and v need nothing before the library takes them, and nothing is wrong with them
 /// that python/sagebwd/attention.py has a message for.
 bool fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool packed,
          bool tokens_first) {
   const auto alike = [&](const at::Tensor& t) {
     return t.scalar_type() == q.scalar_type() && t.device() == q.device() && t.dim() == q.dim() &&
-           t.size(-1) == q.size(-1) && t.stride(-1) == 1;
+           t.stride(-1) == 1;
   };
+  const auto takes = [](int64_t d) { return d % 8 == 0 && d >= 8 && d <= 256; };
   const bool known_dtype = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16 ||
                            q.scalar_type() == at::kHalf;
   if (!known_dtype || q.dim() != (packed ? 3 : 4) || !alike(q) || !alike(k) || !alike(v) ||
-      k.sizes() != v.sizes() || is_cast(q))
+      k.sizes().slice(0, k.dim() - 1) != v.sizes().slice(0, v.dim() - 1) || is_cast(q))
     return false;
-  const int64_t heads = !packed && tokens_first ? 2 : 1, d = q.size(-1);
-  return d % 8 == 0 && d >= 8 && d <= 256 && (packed || q.size(0) == k.size(0)) &&
-         k.size(heads) > 0 && q.size(heads) % k.size(heads) == 0;
+  const int64_t heads = !packed && tokens_first ? 2 : 1, d = q.size(-1), dv = v.size(-1);
+  return takes(d) && k.size(-1) == d && takes(dv) && !is_padded(q, dv) &&
+         (packed || q.size(0) == k.size(0)) && k.size(heads) > 0 &&
+         q.size(heads) % k.size(heads) == 0;
 }
 
 // --- forward and backward ------------------------------------------------------------------------
@@ -157,7 +170,7 @@ Results run_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   });
 }
 
-/// For k and v beside codes: only their shape is looked at, and the order of strides, which the
+/// For q, k and v beside codes: only their shape is looked at, and the order of strides, which the
 /// gradients take over. There is one element per token and head.
 at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef shape, at::IntArrayRef strides) {
   std::vector<int64_t> order(shape.size() - 1), compact(shape.size(), 0);
@@ -234,7 +247,7 @@ struct Attention : torch::autograd::Function<Attention> {
     const Results r = run_forward(q, k, v, *request, request->save_codes);
     if (r.max_logit) *max_logit = plain(*r.max_logit);
     c10::impl::GenericList kept(c10::AnyType::get());
-    kept.reserve(parts->size() + 2);
+    kept.reserve(parts->size() + 6);
     for (const IValue& part : *parts) kept.push_back(part);
     // What the caller gets is what is kept, so that PyTorch sees if someone writes to it.
     variable_list results = {plain(r.out)}, saved = {results[0], plain(r.lse)};
@@ -244,10 +257,16 @@ struct Attention : torch::autograd::Function<Attention> {
       saved.insert(saved.end(), {q, k, v});
     } else {
       saved.push_back(plain(*r.codes));
-      // Otherwise out stands in for k, as it does for q: it has the shape and the strides of q.
-      if (k.sizes() != q.sizes() || k.strides() != q.strides()) {
-        kept.push_back(k.sizes());
-        kept.push_back(k.strides());
+      // Otherwise out stands in for k, as it does for q: it has the shape and the strides of q,
+      // unless values have another head dim.
+      const auto keep_shape = [&](const at::Tensor& t) {
+        kept.push_back(t.sizes());
+        kept.push_back(t.strides());
+      };
+      if (v.size(-1) != q.size(-1)) {
+        for (const at::Tensor& t : {q, k, v}) keep_shape(t);
+      } else if (k.sizes() != q.sizes() || k.strides() != q.strides()) {
+        keep_shape(k);
       }
     }
     ctx->save_for_backward(std::move(saved));
@@ -276,8 +295,13 @@ struct Attention : torch::autograd::Function<Attention> {
       s.q = saved[6], s.k = saved[7], s.v = saved[8];
     } else {
       s.codes = saved[6];
-      if (kept.size() > 3)
-        s.k = s.v = stand_in(s.out, kept.get(3).toIntVector(), kept.get(4).toIntVector());
+      const auto stand_in_at = [&](size_t at) {
+        return stand_in(s.out, kept.get(at).toIntVector(), kept.get(at + 1).toIntVector());
+      };
+      if (kept.size() == 5)
+        s.k = s.v = stand_in_at(3);
+      else if (kept.size() == 9)
+        s.q = stand_in_at(3), s.k = stand_in_at(5), s.v = stand_in_at(7);
     }
     if (!s.dout.defined()) s.dout = at::zeros_like(s.out);
     const bool direct = !at::GradMode::is_enabled() &&

@@ -4,7 +4,8 @@
 // kernels too.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
-// Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v).
+// Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v). v and out may
+// have another head dim than q and k.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -87,11 +88,14 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
       ForwardArgs args;
       const Lists lists(options, q, packing);
       fill_shared(args, q, k, v, options, packing, lists);
-      args.o = args.q;
+      const auto& shape = args.q.shape;
+      args.o =
+          contiguous(args.q.data, args.q.dtype, {shape[0], shape[1], shape[2], args.v.shape[3]});
       if (!is_backward) return describe(args, packing);
       BackwardArgs back;
       static_cast<AttentionArgs&>(back) = args;
-      back.dout = back.dq = args.q;
+      back.dout = args.o;
+      back.dq = args.q;
       back.dk = args.k;
       back.dv = args.v;
       return describe(back, packing);
@@ -154,6 +158,11 @@ std::string library_version() {
   return core;
 }
 std::string library_build() { return describe_build(); }
+int64_t largest_tuned(std::string dtype) {
+  for (Dtype t : {Dtype::f32, Dtype::bf16, Dtype::f16})
+    if (dtype == dtype_name(t)) return tuned_head_dim(t);
+  throw std::runtime_error("tuned_head_dim: expected f32, bf16 or f16, got " + dtype);
+}
 
 }  // namespace
 }  // namespace sagebwd::binding
@@ -189,6 +198,7 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
               .c_str());
   m.def("version() -> str");
   m.def("build() -> str");
+  m.def("tuned_head_dim(str dtype) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
@@ -211,4 +221,5 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&sagebwd::binding::library_version));
   m.impl("build", TORCH_BOX(&sagebwd::binding::library_build));
+  m.impl("tuned_head_dim", TORCH_BOX(&sagebwd::binding::largest_tuned));
 }

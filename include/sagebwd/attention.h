@@ -37,9 +37,9 @@ struct Mask {
   int64_t window_right = -1;
 };
 
-/// Packed batches: q is [1, h, total_q, d], k and v are [1, hk, total_k, d], and document t holds
-/// tokens [cu_q[t], cu_q[t+1]) and keys [cu_k[t], cu_k[t+1]). Both arrays have count + 1 entries.
-/// Empty documents are fine.
+/// Packed batches: q is [1, h, total_q, d], k [1, hk, total_k, d], v [1, hk, total_k, dv], and
+/// document t holds tokens [cu_q[t], cu_q[t+1]) and keys [cu_k[t], cu_k[t+1]). Both arrays have
+/// count + 1 entries. Empty documents are fine.
 ///
 /// A CUDA call reads the arrays on the host, or with `on_device` on the GPU: then it waits for
 /// nothing, can be captured into a graph, and a replay takes the offsets that are there at that
@@ -87,8 +87,8 @@ struct BlockLists {
 struct AttentionArgs {
   TensorView q;   // [b, h,  nq, d]
   TensorView k;   // [b, hk, nk, d], h a multiple of hk
-  TensorView v;   // [b, hk, nk, d]
-  TensorView o;   // [b, h,  nq, d]; written by forward, read by backward
+  TensorView v;   // [b, hk, nk, dv]; dv may be smaller or larger than d
+  TensorView o;   // [b, h,  nq, dv]; written by forward, read by backward
   StatsView lse;  // [b, h, nq], natural log of the true scaled logits; written by forward, read by
                   // backward
 
@@ -117,10 +117,10 @@ struct ForwardArgs : AttentionArgs {
 };
 
 struct BackwardArgs : AttentionArgs {
-  TensorView dout;             // [b, h,  nq, d]
+  TensorView dout;             // [b, h,  nq, dv]
   TensorView dq;               // [b, h,  nq, d], written
   TensorView dk;               // [b, hk, nk, d], written
-  TensorView dv;               // [b, hk, nk, d], written
+  TensorView dv;               // [b, hk, nk, dv], written
   StatsView dlse;              // optional gradient of lse
   bool partial_kv = false;     // k, v are part of the keys and lse is of all of them (a ring step)
   bool deterministic = false;  // dQ bit-equal from run to run; always so on a CPU
@@ -131,8 +131,8 @@ struct BackwardArgs : AttentionArgs {
 SAGEBWD_API size_t workspace_size(const ForwardArgs& args);
 SAGEBWD_API size_t workspace_size(const BackwardArgs& args);
 
-/// Bytes of codes: about 3 per channel and token, where q, k and v have 6 in 16 bits. Refuses a
-/// recipe whose codes do not stand for its inputs.
+/// Bytes of codes: about one per channel and token of q, k and v, which have two in 16 bits.
+/// Refuses a recipe whose codes do not stand for its inputs.
 SAGEBWD_API size_t codes_size(const ForwardArgs& args);
 
 SAGEBWD_API void forward(const ForwardArgs& args);

@@ -2,6 +2,7 @@
 // What this build of the library can run, and the GPUs it sees.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,11 @@ SAGEBWD_API bool has_cuda();
 
 /// The backends, in words: "CPU", or "CPU and CUDA (nvcc 13.0.88, for 80-real 90-real 80-virtual)".
 SAGEBWD_API std::string describe_build();
+
+/// The largest head dim that kernels tuned for GPUs serve in this dtype, if v has that of q and k;
+/// 0: none does. Where v has another, plain kernels serve the call, and it pays to pad the smaller
+/// one up to this size with zeros.
+SAGEBWD_API int64_t tuned_head_dim(Dtype dtype);
 
 /// One line per GPU, with the driver; or a single line that says why there is none to use.
 SAGEBWD_API std::vector<std::string> describe_gpus();

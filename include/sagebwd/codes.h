@@ -19,7 +19,8 @@ namespace sagebwd {
 inline constexpr int8_t kPoisonedCode = -128;
 
 struct CodesShape {
-  int64_t h, hk, d;
+  int64_t h, hk;
+  int64_t d, dv = 0;      // head dim of q and k; of v, 0: the same
   int64_t queries, keys;  // tokens of all sequences
   int64_t sequences;      // batch entries, or documents of a packed batch
   bool packed;
@@ -36,19 +37,20 @@ struct CodesShape {
 /// Where each part starts, in bytes from the start of the memory.
 struct CodesLayout {
   explicit CodesLayout(const CodesShape& s) : key_blocks(s.key_blocks()) {
-    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys, means = s.sequences * s.hk * s.d;
-    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * s.d);
+    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys, means = s.sequences * s.hk;
+    const int64_t dv = s.dv == 0 ? s.d : s.dv;
+    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * dv);
     q_scale = take(queries * 4), mean_logit = take(queries * 4), v_scale = take(keys * 4);
     k_scale = take((s.k_per_token ? keys : s.hk * key_blocks) * 4);
-    k_mean = take(means * 4), v_mean = take(means * 4);
+    k_mean = take(means * s.d * 4), v_mean = take(means * dv * 4);
   }
   int64_t key_blocks;
   int64_t bytes = 0;
-  int64_t q8, k8, v8;           // INT8: [h][queries][d], [hk][keys][d], [hk][keys][d]
+  int64_t q8, k8, v8;           // INT8: [h][queries][d], [hk][keys][d], [hk][keys][dv]
   int64_t q_scale, mean_logit;  // FP32: [h][queries]; mean_logit is c·q·mean(K)
   int64_t v_scale;              // FP32: [hk][keys]
   int64_t k_scale;              // FP32: [hk][key_blocks], or [hk][keys] with k_per_token
-  int64_t k_mean, v_mean;       // FP32: [sequences][hk][d]
+  int64_t k_mean, v_mean;       // FP32: [sequences][hk][d], [sequences][hk][dv]
 
  private:
   int64_t take(int64_t size) {

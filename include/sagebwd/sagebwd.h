@@ -138,8 +138,8 @@ typedef struct sagebwd_forward_args {
   int32_t device;
   sagebwd_tensor q;  /* [b, h,  nq, d] */
   sagebwd_tensor k;  /* [b, hk, nk, d], h a multiple of hk */
-  sagebwd_tensor v;  /* [b, hk, nk, d] */
-  sagebwd_tensor o;  /* [b, h,  nq, d], written */
+  sagebwd_tensor v;  /* [b, hk, nk, dv]; dv may be smaller or larger than d */
+  sagebwd_tensor o;  /* [b, h,  nq, dv], written */
   sagebwd_stats lse; /* [b, h, nq], written: natural log of the true scaled logits; -inf where no
                         key is visible */
   /* Optional from here on. */
@@ -178,10 +178,10 @@ typedef struct sagebwd_backward_args {
   sagebwd_tensor v;
   sagebwd_tensor o;
   sagebwd_stats lse;
-  sagebwd_tensor dout; /* [b, h,  nq, d] */
+  sagebwd_tensor dout; /* [b, h,  nq, dv] */
   sagebwd_tensor dq;   /* [b, h,  nq, d], written */
   sagebwd_tensor dk;   /* [b, hk, nk, d], written */
-  sagebwd_tensor dv;   /* [b, hk, nk, d], written */
+  sagebwd_tensor dv;   /* [b, hk, nk, dv], written */
   /* Optional from here on. */
   const sagebwd_recipe* recipe;
   float scale;

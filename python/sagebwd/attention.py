@@ -102,8 +102,9 @@ def attention(
 
     q is [b, s, h, d] and k, v are [b, sk, hk, d] (``layout="bshd"``), or both with heads before
     tokens (``"bhsd"``). h is a multiple of hk (grouped queries). Head dims go to 256, and v may
-    have another one than q and k. Tensors are read in place if their last stride is 1 and they have
-    one head dim that is a multiple of 8; others are copied. The result has q's layout and dtype.
+    have another one than q and k, which the result takes over. Tensors are read in place if their
+    last stride is 1 and head dims are multiples of 8 (on a GPU 16-bit ones up to 128 have to be
+    equal, too); others are copied. The result has q's layout and dtype.
 
     causal, window_size, align
         Query i sees keys ``i + shift - left <= j <= i + shift + right``; -1 leaves a side open,

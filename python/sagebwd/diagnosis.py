@@ -245,7 +245,8 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
     if recipe.smooth_q:
         return None
     k, v = _repeat(layer)
-    q, k, *_ = padding.to_one_head_dim(layer.q.float(), k.float(), v, None)  # as it was rotated
+    q, k, *_ = padding.padded(layer.q, k, v, None)  # as it was rotated
+    q, k = q.float(), k.float()
     mean = (
         k.double().mean(2, keepdim=True).float()
         if recipe.smooth_k

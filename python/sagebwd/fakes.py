@@ -8,7 +8,7 @@ import torch
 from . import ops
 
 
-def check_shapes(q, k, v, options):
+def check_shapes(q, k, v, options, one_head_dim=False):
     cu_seqlens_q, cu_seqlens_k = options.cu_seqlens_q, options.cu_seqlens_k
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ValueError("cu_seqlens_q, cu_seqlens_k: expected both or neither")
@@ -20,11 +20,17 @@ def check_shapes(q, k, v, options):
             raise ValueError(
                 f"{name}: expected q's {q.dtype} on {q.device}, got {t.dtype} on {t.device}"
             )
-    if k.shape != v.shape or k.shape[-1] != q.shape[-1] or (dims == 4 and k.shape[0] != q.shape[0]):
+    if (
+        k.shape[:-1] != v.shape[:-1]
+        or k.shape[-1] != q.shape[-1]
+        or (dims == 4 and k.shape[0] != q.shape[0])
+    ):
         raise ValueError(
-            "q, k, v: expected one head dim and batch size and one shape of k and v, got "
-            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            "q, k, v: expected one head dim of q and k, one batch size, and one shape of k and v "
+            f"but for the head dim, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
+    if one_head_dim and v.shape[-1] != q.shape[-1]:
+        raise ValueError(f"head dim of v: expected that of q ({q.shape[-1]}), got {v.shape[-1]}")
     for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if cu is not None and cu.device.type != "cpu" and cu.device != q.device:
             raise ValueError(f"{name}: expected q's device {q.device} or the CPU, got {cu.device}")
@@ -68,7 +74,7 @@ def _fwd_fake(q, k, v, *rest):
     options = ops.Options(*options)
     cu_seqlens_q = options.cu_seqlens_q
     check_shapes(q, k, v, options)
-    out = torch.empty_like(q)
+    out = ops.empty_out(q, v)
     if cu_seqlens_q is None:
         rows, heads = q.shape[0], q.shape[1]
         lse = q.new_empty((rows, heads, q.shape[2]), dtype=torch.float32)
@@ -76,7 +82,7 @@ def _fwd_fake(q, k, v, *rest):
         rows, heads = cu_seqlens_q.shape[0] - 1, q.shape[1]
         lse = q.new_empty((heads, q.shape[0]), dtype=torch.float32)
     max_logit = q.new_empty((rows, heads) if return_max_logit else (0,), dtype=torch.float32)
-    size = ops.codes_bytes(q, k, cu_seqlens_q, options.recipe) if save_codes else 0
+    size = ops.codes_bytes(q, k, v, cu_seqlens_q, options.recipe) if save_codes else 0
     return out, lse, max_logit, q.new_empty((size,), dtype=torch.uint8)
 
 
@@ -86,9 +92,12 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, *rest):
     for name, t in (("dout", dout), ("out", out), ("lse", lse), ("dlse", dlse)):
         if t is not None and t.device != q.device:
             raise ValueError(f"{name}: expected q's device {q.device}, got {t.device}")
+    wanted = (*q.shape[:-1], v.shape[-1])
     for name, t in (("dout", dout), ("out", out)):
-        if t.shape != q.shape:
-            raise ValueError(f"{name}: expected q's shape {tuple(q.shape)}, got {tuple(t.shape)}")
+        if t.shape != wanted:
+            raise ValueError(
+                f"{name}: expected q's shape with the head dim of v, {wanted}, got {tuple(t.shape)}"
+            )
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
@@ -105,4 +114,5 @@ def _linear_bwd_fake(dout, dnorm, q, k, v, *options):
 
 
 def _check_linear_shapes(q, k, v, options):
-    check_shapes(q, k, v, ops.Options(list_index=options.list_index, list_count=options.list_count))
+    lists = ops.Options(list_index=options.list_index, list_count=options.list_count)
+    check_shapes(q, k, v, lists, one_head_dim=True)

@@ -56,12 +56,13 @@ class _Finder:
 
 
 def _forward(q, k, v, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
-    return 2 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)  # S, O
+    channels = q.shape[-1] + v.shape[-1]  # S, O
+    return 2 * channels * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)
 
 
 def _backward(dout, q, k, v, out, lse, dlse, cu_q, cu_k, max_q, max_k, *rest, **kwargs):
-    # S', dV, dP, dQ, dK
-    return 5 * 2 * q.shape[-1] * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)
+    channels = 3 * q.shape[-1] + 2 * v.shape[-1]  # S', dQ, dK; dV, dP
+    return 2 * channels * _pairs(q, k, cu_q, cu_k, max_q, max_k, *rest)
 
 
 def _linear_forward(q, k, *rest, **kwargs):

@@ -5,8 +5,9 @@ sparse-linear attention, and sla2_ops.py with both branches as one.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
 v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward
-made of q, k and v, 3 bytes per channel, and autograd keeps them instead of q, k and v. The backward
-gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets.
+made of q, k and v, a byte per channel, and autograd keeps them instead of q, k and v. The backward
+gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets; v and
+out may have another head dim than q and k.
 
 ``sagebwd::linear_fwd`` gives (out, norm) of the linear branch and ``sagebwd::linear_bwd`` gives
 (dq, dk, dv) from q, k, v and the gradients of both.
@@ -235,9 +236,9 @@ def codes_suffice(recipe):
     return scheme == "vectorwise" and lifted & ~(MATMULS["dV"] | MATMULS["dP"]) == 0
 
 
-def codes_bytes(q, k, cu_seqlens_q, recipe):
+def codes_bytes(q, k, v, cu_seqlens_q, recipe):
     """Size of the codes of a call, from shapes alone: sagebwd/codes.h has the layout."""
-    h, hk, d = q.shape[1], k.shape[1], q.shape[-1]
+    h, hk, d, dv = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     if cu_seqlens_q is None:
         sequences, queries, keys = q.shape[0], q.shape[0] * q.shape[2], k.shape[0] * k.shape[2]
         blocks = sequences * ((k.shape[2] + 127) // 128)
@@ -245,9 +246,9 @@ def codes_bytes(q, k, cu_seqlens_q, recipe):
         sequences, queries, keys = cu_seqlens_q.shape[0] - 1, q.shape[0], k.shape[0]
         blocks = keys // 128 + sequences
     scales = hk * (keys if "k_per_token=1" in recipe.split() else blocks)
-    parts = [h * queries * d, hk * keys * d, hk * keys * d]
+    parts = [h * queries * d, hk * keys * d, hk * keys * dv]
     parts += [4 * n for n in (h * queries, h * queries, hk * keys, scales)]
-    parts += [4 * sequences * hk * d] * 2
+    parts += [4 * sequences * hk * d, 4 * sequences * hk * dv]
     return sum((part + 15) // 16 * 16 for part in parts)
 
 
@@ -283,6 +284,19 @@ def linear_forward(q, k, v, options):
     if not torch.compiler.is_compiling():
         _refuse_transforms()
     return _call(_ops.linear_fwd.default, q, k, v, *options)
+
+
+#: By dtype: see :func:`tuned_head_dim`. Asked once, because compilers cannot follow the question.
+_TUNED = {
+    dtype: _ops.tuned_head_dim(name)
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32"))
+}
+
+
+def tuned_head_dim(q):
+    """The largest head dim that tuned kernels serve for tensors like q, all of one head dim; 0
+    where a call with values of another head dim is as fast as it is."""
+    return _TUNED.get(q.dtype, 0) if q.device.type == "cuda" else 0
 
 
 def explain(q, k, v, options, *, is_backward=False):
@@ -341,7 +355,11 @@ def _save(ctx, q, k, v, *rest):
     for i in _TENSORS:
         options[i] = None
     ctx.options, ctx.deterministic = options, deterministic
-    ctx.keys = (k.shape, k.stride()) if save_codes else None
+    ctx.shapes = None
+    if save_codes:
+        # out has the shape and the strides of q, unless values have another head dim.
+        one_head_dim = q.shape[-1] == v.shape[-1]
+        ctx.shapes = [(t.shape, t.stride()) for t in ((k,) if one_head_dim else (q, k, v))]
     # An unused lse gives None for dlse instead of zeros, so that the backward knows that rows of dS
     # sum to zero.
     ctx.set_materialize_grads(False)
@@ -357,23 +375,37 @@ def _gradients(ctx, dout, dlse):
         options[i] = kept.pop(0)
     if dout is None:
         dout = torch.zeros_like(out)
-    if ctx.keys is None:
+    if ctx.shapes is None:
         (q, k, v), codes = kept, None
     else:
-        # out has the shape and the strides of q.
-        (codes,), q = kept, out
-        k = v = _stand_in(out, *ctx.keys)
+        (codes,) = kept
+        found = [_stand_in(out, *shape) for shape in ctx.shapes]
+        q, k, v = found if len(found) == 3 else (out, *found, *found)
     return _backward(dout, q, k, v, out, lse, dlse, *options, ctx.deterministic, False, codes)
 
 
 def _stand_in(like, shape, strides):
-    """For k and v beside codes: only their shape is looked at, and the order of strides, which the
-    gradients take over. There is one element per token and head."""
-    compact, size = [0] * len(shape), 1
+    """For q, k and v beside codes: only their shape is looked at, and the order of strides, which
+    the gradients take over. There is one element per token and head."""
+    return like.new_empty_strided(shape, [*_in_order(shape, strides, 1), 0])
+
+
+def _in_order(shape, strides, size):
+    """Strides of all dimensions but the last, which takes ``size`` elements: dense, in the order
+    that they have in memory."""
+    dense = [0] * (len(shape) - 1)
     for dim in sorted(range(len(shape) - 2, -1, -1), key=strides.__getitem__):
-        compact[dim] = size
+        dense[dim] = size
         size *= shape[dim]
-    return like.new_empty_strided(shape, compact)
+    return dense
+
+
+def empty_out(q, v):
+    """The result of a call without its values: like q, with the head dim of v."""
+    if q.shape[-1] == v.shape[-1]:
+        return torch.empty_like(q)
+    shape = (*q.shape[:-1], v.shape[-1])
+    return q.new_empty_strided(shape, [*_in_order(shape, q.stride(), v.shape[-1]), 1])
 
 
 def _bwd_backward(ctx, *grads):

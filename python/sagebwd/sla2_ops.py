@@ -206,7 +206,7 @@ for _device in ("CPU", "CUDA"):
 
 
 def _check(q, k, v, alpha, options):
-    fakes.check_shapes(q, k, v, options.sparse())
+    fakes.check_shapes(q, k, v, options.sparse(), one_head_dim=True)
     fakes.check_lists(q, options.excluded_index, options.excluded_count)
     block = options.alpha_block
     rows = (q.shape[2] + block - 1) // block
@@ -229,7 +229,7 @@ def _forward_fake(q, k, v, alpha, *rest):
     options = Options(*options)
     _check(q, k, v, alpha, options)
     floats = lambda: q.new_empty(q.shape[:3], dtype=torch.float32)
-    codes = ops.codes_bytes(q, k, None, options.recipe) if save_codes else 0
+    codes = ops.codes_bytes(q, k, v, None, options.recipe) if save_codes else 0
     averages = averages_bytes(q, k, options.block_q) if save_averages else 0
     return (
         *(torch.empty_like(q), torch.empty_like(q), floats(), floats()),

@@ -33,41 +33,43 @@ struct GradientBlock {
   int32_t* dk_start = nullptr;              // [dl] accumulator start of dK
   int8_t* do8 = nullptr;                    // quads along queries
   float* do_scale = nullptr;                // [bq]
-  float* dot = nullptr;                     // [dl][bq] dOᵀ
-  bf16* dot_bf16 = nullptr;                 // pairs along d, where plan.dp_bf16
+  float* dot = nullptr;                     // [vl][bq] dOᵀ
+  bf16* dot_bf16 = nullptr;                 // pairs along dv, where plan.dp_bf16
   float *lse2 = nullptr, *delta = nullptr;  // [bq]
   float* q_rows = nullptr;                  // [bq][dl] when dK is lifted
-  float* do_rows = nullptr;                 // [bq][dl] when dV is lifted
+  float* do_rows = nullptr;                 // [bq][vl] when dV is lifted
 
   void place(Arena& arena, const Plan& plan) {
     const int64_t blocks = plan.p.h * plan.q_blocks;
     const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
+    const int64_t value_tile = static_cast<int64_t>(plan.bq) * plan.vl;
     q8_dk = arena.take<int8_t>(blocks * tile);
     dk_start = arena.take<int32_t>(blocks * plan.dl);
-    do8 = arena.take<int8_t>(blocks * tile);
+    do8 = arena.take<int8_t>(blocks * value_tile);
     do_scale = arena.take<float>(blocks * plan.bq);
     if (plan.dp_bf16)
-      dot_bf16 = arena.take<bf16>(blocks * tile);
+      dot_bf16 = arena.take<bf16>(blocks * value_tile);
     else
-      dot = arena.take<float>(blocks * tile);
+      dot = arena.take<float>(blocks * value_tile);
     lse2 = arena.take<float>(blocks * plan.bq);
     delta = arena.take<float>(blocks * plan.bq);
     if (plan.p.lifted(kMatmulDK)) q_rows = arena.take<float>(blocks * tile);
-    if (plan.p.lifted(kMatmulDV)) do_rows = arena.take<float>(blocks * tile);
+    if (plan.p.lifted(kMatmulDV)) do_rows = arena.take<float>(blocks * value_tile);
   }
   GradientBlock at(const Plan& plan, int64_t block) const {
     const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
+    const int64_t value_tile = static_cast<int64_t>(plan.bq) * plan.vl;
     GradientBlock b = *this;
     b.q8_dk += block * tile;
     b.dk_start += block * plan.dl;
-    b.do8 += block * tile;
+    b.do8 += block * value_tile;
     b.do_scale += block * plan.bq;
-    if (dot != nullptr) b.dot += block * tile;
-    if (dot_bf16 != nullptr) b.dot_bf16 += block * tile;
+    if (dot != nullptr) b.dot += block * value_tile;
+    if (dot_bf16 != nullptr) b.dot_bf16 += block * value_tile;
     b.lse2 += block * plan.bq;
     b.delta += block * plan.bq;
     if (q_rows != nullptr) b.q_rows += block * tile;
-    if (do_rows != nullptr) b.do_rows += block * tile;
+    if (do_rows != nullptr) b.do_rows += block * value_tile;
     return b;
   }
 };
@@ -81,7 +83,7 @@ struct Scratch {
   float *p_scale = nullptr, *ds_key_scale = nullptr, *key_sum = nullptr, *bias = nullptr;  // [bk]
   float* ds_query_scale = nullptr;                                                         // [bq]
   int32_t *ds_query_start = nullptr, *begin = nullptr, *end = nullptr;                     // [bq]
-  float *dk = nullptr, *dv = nullptr;  // [bk][dl]
+  float *dk = nullptr, *dv = nullptr;  // [bk][dl], [bk][vl]
 
   void place(Arena& arena, const Plan& plan) {
     const int64_t tile = plan.slots * static_cast<int64_t>(plan.bk) * plan.bq;
@@ -94,8 +96,8 @@ struct Scratch {
     ds_query_scale = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
     for (int32_t** x : {&ds_query_start, &begin, &end})
       *x = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
-    for (float** x : {&dk, &dv})
-      *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dl);
+    dk = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk * plan.dl);
+    dv = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bk * plan.vl);
   }
   Scratch at(const Plan& plan, int64_t slot) const {
     const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
@@ -107,7 +109,8 @@ struct Scratch {
     for (float** x : {&t.p_scale, &t.ds_key_scale, &t.key_sum, &t.bias}) *x += slot * plan.bk;
     t.ds_query_scale += slot * plan.bq;
     for (int32_t** x : {&t.ds_query_start, &t.begin, &t.end}) *x += slot * plan.bq;
-    for (float** x : {&t.dk, &t.dv}) *x += slot * plan.bk * plan.dl;
+    t.dk += slot * plan.bk * plan.dl;
+    t.dv += slot * plan.bk * plan.vl;
     return t;
   }
 };
@@ -193,6 +196,7 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   const QueryScratch scratch = buffers.query_scratch.at(plan, slot);
   const GradientBlock g = buffers.gradient.at(plan, item);
   const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
+  const int64_t value_tile = static_cast<int64_t>(plan.bq) * plan.vl;
   const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
   // Where dP is made from the codes of V it lacks dO·mean(V), and D has to lack it too. Elsewhere
   // this mean is zero.
@@ -206,12 +210,12 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
 
   float* rows = scratch.rows;
   float* out = scratch.smooth;
-  load_query_rows(kernels, plan, a.dout, b, h, rows);
-  load_query_rows(kernels, plan, a.o, b, h, out);
+  load_query_rows(kernels, plan, a.dout, b, h, rows, plan.vl);
+  load_query_rows(kernels, plan, a.o, b, h, out, plan.vl);
   std::fill(g.lse2, g.lse2 + plan.bq, kInf);
   std::fill(g.delta, g.delta + plan.bq, 0.0f);
   double dot[256];  // bq at most
-  kernels.row_dots(rows, plan.dl, b.rows, out, plan.dl, mu_v, dot);
+  kernels.row_dots(rows, plan.vl, b.rows, out, plan.vl, mu_v, dot);
   for (int i = 0; i < b.rows; ++i) {
     const int64_t n = b.seq.q_begin + b.first + i;
     const double lse = static_cast<double>(*stat_at(a.lse, b.seq.batch, h, n));
@@ -225,15 +229,15 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   if (plan.dp_bf16) {
     // A pair of BF16 values takes the place of four codes.
     auto* pairs = reinterpret_cast<int8_t*>(scratch.smooth);
-    const int row_bytes = 2 * plan.dl;
-    kernels.store_rows(Dtype::bf16, pairs, plan.dl, plan.bq, plan.dl, rows, plan.dl, 1.0f);
+    const int row_bytes = 2 * plan.vl;
+    kernels.store_rows(Dtype::bf16, pairs, plan.vl, plan.bq, plan.vl, rows, plan.vl, 1.0f);
     kernels.pack_along_rows(pairs, row_bytes, plan.bq, row_bytes, g.dot_bf16);
   } else {
-    kernels.transpose_f32(rows, plan.dl, plan.bq, plan.dl, g.dot, plan.bq);
+    kernels.transpose_f32(rows, plan.vl, plan.bq, plan.vl, g.dot, plan.bq);
   }
-  if (g.do_rows != nullptr) std::copy(rows, rows + tile, g.do_rows);
-  encode_queries(kernels, plan, rows, b.rows, g.do_scale, scratch.codes);
-  kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.do8);
+  if (g.do_rows != nullptr) std::copy(rows, rows + value_tile, g.do_rows);
+  encode_queries(kernels, plan, rows, plan.vl, b.rows, g.do_scale, scratch.codes, plan.vk);
+  kernels.pack_along_columns(scratch.codes, plan.vk, plan.bq, plan.vl, g.do8);
 }
 
 /// dV, dK and dQ of one tile from its codes (or from FP32 where lifted).
@@ -244,11 +248,11 @@ void Backward::products(const QueryBlock& q, const GradientBlock& g, int64_t key
   const int64_t key_tile = key_at * plan.bk * plan.dl;
   if (p.lifted(kMatmulDV))
     kernels.add_f32(
-        {keys, plan.dl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.dl}, t.dv,
-        plan.dl);
+        {keys, plan.vl, plan.bq, static_cast<const float*>(t.s), plan.bq, g.do_rows, plan.vl}, t.dv,
+        plan.vl);
   else
-    kernels.row_us({keys, plan.dl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv,
-                   plan.dl);
+    kernels.row_us({keys, plan.vl, plan.bq, t.p8, plan.bq, g.do8, nullptr}, t.p_scale, t.dv,
+                   plan.vl);
 
   if (p.lifted(kMatmulDK)) {
     kernels.add_f32({keys, plan.dl, plan.bq, t.dp, plan.bq, g.q_rows, plan.dl}, t.dk, plan.dl);
@@ -278,7 +282,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
   const int keys = keys_in_use(plan, qb, kb);
   const int64_t at = h * plan.q_blocks + plan.q_start[qb.sequence] + qb.index;
   const int64_t key_at = (h / p.group()) * plan.k_blocks + plan.k_start[kb.sequence] + kb.index;
-  const int64_t key_tile = key_at * plan.bk * plan.dl;
+  const int64_t key_tile = key_at * plan.bk * plan.dl, value_tile = key_at * plan.bk * plan.vl;
   const QueryBlock q = buffers.query.at(plan, at);
   const GradientBlock g = buffers.gradient.at(plan, at);
   const bool lifted = p.lifted(kMatmulSRecompute);
@@ -293,10 +297,10 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
                       kernels.flip != 0 ? q.start : nullptr},
                      static_cast<int32_t*>(t.s), plan.bq);
   if (plan.dp_bf16)
-    kernels.store_bf16({keys, plan.bq, plan.dl, data.v_bf16 + key_tile, plan.dl, g.dot_bf16}, t.dp,
-                       plan.bq);
+    kernels.store_bf16({keys, plan.bq, plan.vl, data.v_bf16 + value_tile, plan.vl, g.dot_bf16},
+                       t.dp, plan.bq);
   else
-    kernels.store_f32({keys, plan.bq, plan.dl, data.v_rows + key_tile, plan.dl, g.dot, plan.bq},
+    kernels.store_f32({keys, plan.bq, plan.vl, data.v_rows + value_tile, plan.vl, g.dot, plan.bq},
                       t.dp, plan.bq);
 
   const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
@@ -356,23 +360,21 @@ void Backward::key_chunk(int64_t sequence, int64_t hk, int64_t chunk, const Quer
   const int64_t q_begin = plan.q_start[sequence];
   const int64_t h_begin = hk * plan.p.group(), h_end = h_begin + plan.p.group();
   sums.clear(plan);
-  const int64_t tile_size = static_cast<int64_t>(plan.bk) * plan.dl;
   for (int64_t k = plan.k_start[sequence] + chunk; k < plan.k_start[sequence + 1];
        k += plan.chunks) {
     const Block kb = plan.key_block(k);
-    std::fill(t.dk, t.dk + tile_size, 0.0f);
-    std::fill(t.dv, t.dv + tile_size, 0.0f);
+    std::fill_n(t.dk, static_cast<int64_t>(plan.bk) * plan.dl, 0.0f);
+    std::fill_n(t.dv, static_cast<int64_t>(plan.bk) * plan.vl, 0.0f);
     for (int64_t h = h_begin; h < h_end; ++h)
       walk_queries(plan, h, kb).for_each([&](int64_t block, int64_t) {
         tile(plan.query_block(q_begin + block), kb, h, sums.at(plan, h - h_begin, block), t);
       });
     const int64_t n = kb.seq.k_begin + kb.first;
-    const int d = static_cast<int>(plan.p.d);
     turn_back(kMatmulDK, t.dk, kb.rows);
-    kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows, d,
-                       t.dk, plan.dl, plan.p.scale);
-    kernels.store_rows(a.dv.dtype, row_at(a.dv, kb.seq.batch, hk, n), a.dv.stride[2], kb.rows, d,
-                       t.dv, plan.dl, 1.0f);
+    kernels.store_rows(a.dk.dtype, row_at(a.dk, kb.seq.batch, hk, n), a.dk.stride[2], kb.rows,
+                       static_cast<int>(plan.p.d), t.dk, plan.dl, plan.p.scale);
+    kernels.store_rows(a.dv.dtype, row_at(a.dv, kb.seq.batch, hk, n), a.dv.stride[2], kb.rows,
+                       static_cast<int>(plan.p.dv), t.dv, plan.vl, 1.0f);
   }
 }
 

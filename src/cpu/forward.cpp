@@ -23,7 +23,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 struct Scratch {
   void* s = nullptr;                                                    // [bk][bq]
   void* p8 = nullptr;                                                   // [bk][bq]
-  float* ot = nullptr;                                                  // [dl][bq]
+  float* ot = nullptr;                                                  // [vl][bq]
   float *m = nullptr, *l = nullptr, *alpha = nullptr, *beta = nullptr;  // [bq]
   float* logit_max = nullptr;                                           // [bq]
   int32_t *begin = nullptr, *end = nullptr;                             // [bq]
@@ -45,7 +45,7 @@ struct Buffers {
     const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
     t.s = static_cast<float*>(t.s) + slot * tile;
     t.p8 = static_cast<int8_t*>(t.p8) + slot * tile;
-    t.ot += slot * plan.dl * plan.bq;
+    t.ot += slot * plan.vl * plan.bq;
     for (float** x : {&t.m, &t.l, &t.alpha, &t.beta, &t.logit_max}) *x += slot * plan.bq;
     t.begin += slot * plan.bq;
     t.end += slot * plan.bq;
@@ -81,7 +81,7 @@ Buffers::Buffers(Plan& plan, Arena& arena) {
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;
   scratch.s = arena.take<float>(plan.slots * tile);
   scratch.p8 = arena.take<int8_t>(plan.slots * tile);
-  scratch.ot = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.dl * plan.bq);
+  scratch.ot = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.vl * plan.bq);
   for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta, &scratch.logit_max})
     *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.begin = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
@@ -125,7 +125,7 @@ void Forward::scores(const QueryBlock& q, int64_t key_at, int keys, const Scratc
 /// out.
 void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
                               const Scratch& t) const {
-  const int d = static_cast<int>(plan.p.d);
+  const int d = static_cast<int>(plan.p.dv);
   const float* mean = buffers.keys.mean_v(plan, kb.sequence, hk);
   const float* p = static_cast<const float*>(t.s);
   float v[256];
@@ -147,7 +147,7 @@ void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
 void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
                      const isa::ForwardTile& tile) const {
   const KeyData& keys = buffers.keys;
-  const int64_t at = key_at * plan.bk * plan.dl;
+  const int64_t at = key_at * plan.bk * plan.vl;
   if (keys.v_poisoned[key_at]) {
     poisoned_values(qb, kb, hk, t);
     return;
@@ -158,11 +158,11 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
       (block_scale ? keys.v_scale[key_at * plan.bk] : 1.0f) / (tile.p_float ? 1.0f : plan.p_levels);
   for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
   if (tile.p_float) {
-    kernels.blend_f32({plan.dl, plan.bq, tile.tile_k, keys.vt_rows + at, plan.bk,
+    kernels.blend_f32({plan.vl, plan.bq, tile.tile_k, keys.vt_rows + at, plan.bk,
                        static_cast<const float*>(t.s), plan.bq},
                       t.alpha, t.beta, t.ot, plan.bq);
   } else {
-    kernels.blend_su({plan.dl, plan.bq, tile.tile_k, keys.v8t + at, plan.bk, t.p8, nullptr},
+    kernels.blend_su({plan.vl, plan.bq, tile.tile_k, keys.v8t + at, plan.bk, t.p8, nullptr},
                      t.alpha, t.beta, t.ot, plan.bq);
   }
 }
@@ -183,7 +183,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
   std::fill(t.m, t.m + plan.bq, -kInf);
   std::fill(t.l, t.l + plan.bq, 0.0f);
   std::fill(t.logit_max, t.logit_max + plan.bq, -kInf);
-  std::fill(t.ot, t.ot + static_cast<int64_t>(plan.dl) * plan.bq, 0.0f);
+  std::fill(t.ot, t.ot + static_cast<int64_t>(plan.vl) * plan.bq, 0.0f);
   const int64_t unquantised = unquantised_tiles(plan.p);
   walk_keys(plan, h, qb).for_each([&](int64_t tile_k, int64_t place) {
     const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
@@ -246,16 +246,16 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
   }
   buffers.block_max[item] =
       poisoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(largest);
-  kernels.transpose_f32(t.ot, plan.bq, plan.dl, plan.bq, q.rows, plan.dl);
+  kernels.transpose_f32(t.ot, plan.bq, plan.vl, plan.bq, q.rows, plan.vl);
   for (int i = 0; i < qb.rows; ++i) {
-    float* row = q.rows + static_cast<int64_t>(i) * plan.dl;
-    for (int c = 0; c < plan.dl; ++c) row[c] = row[c] * t.alpha[i] + mean_v[c] * t.beta[i];
+    float* row = q.rows + static_cast<int64_t>(i) * plan.vl;
+    for (int c = 0; c < plan.vl; ++c) row[c] = row[c] * t.alpha[i] + mean_v[c] * t.beta[i];
   }
   if (a.o.dtype == Dtype::f16)
-    for (int64_t n = 0; n < static_cast<int64_t>(qb.rows) * plan.dl; ++n)
+    for (int64_t n = 0; n < static_cast<int64_t>(qb.rows) * plan.vl; ++n)
       q.rows[n] = numerics::within_f16(q.rows[n]);
   kernels.store_rows(a.o.dtype, row_at(a.o, qb.seq.batch, h, qb.seq.q_begin + qb.first),
-                     a.o.stride[2], qb.rows, static_cast<int>(plan.p.d), q.rows, plan.dl, 1.0f);
+                     a.o.stride[2], qb.rows, static_cast<int>(plan.p.dv), q.rows, plan.vl, 1.0f);
 }
 
 void reduce_max_logit(const Plan& plan, const Buffers& buffers, float* out) {

@@ -16,11 +16,11 @@ struct KeyNeeds {
 
 struct KeyData {
   KeyNeeds needs;
-  float *mu_k = nullptr, *mu_v = nullptr;  // [num_sequences][hk][dl]
+  float *mu_k = nullptr, *mu_v = nullptr;  // [num_sequences][hk][dl], and [vl] of V
   int8_t* k8 = nullptr;                    // [bk][dk] a block, left operand
   float* k_scale = nullptr;                // [bk] a block
   int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand
-  int8_t* v8t = nullptr;                   // [dl][bk] a block, left operand
+  int8_t* v8t = nullptr;                   // [vl][bk] a block, left operand
   float* v_scale = nullptr;                // [bk] a block; NaN for a token that is not finite
   // [bk] a block: what P is multiplied with, as a logarithm, and its inverse. Zeros and ones where
   // V's scale is not folded into P.
@@ -28,18 +28,19 @@ struct KeyData {
   uint8_t* v_poisoned = nullptr;  // one a block: it holds NaN or Inf, codes are no use
   float* k_float = nullptr;       // [bk][dl] a block, mean removed
   float* kt_float = nullptr;      // [dl][bk] a block, mean removed
-  float* v_rows = nullptr;        // [bk][dl] a block: codes of V, or V as given
+  float* v_rows = nullptr;        // [bk][vl] a block: codes of V, or V as given
   bf16* v_bf16 = nullptr;         // the same where plan.dp_bf16
-  float* vt_rows = nullptr;       // [dl][bk] a block: codes of V, or V with its mean removed
-  float* rows = nullptr;          // [slots][2][bk][dl] scratch: a block, and one that it looks at
-  int8_t* codes = nullptr;        // [slots][bk][dk] scratch
+  float* vt_rows = nullptr;       // [vl][bk] a block: codes of V, or V with its mean removed
+  // Scratch, long enough for K or V: a block, and one that it looks at.
+  float* rows = nullptr;    // [slots][2][bk][longest_l]
+  int8_t* codes = nullptr;  // [slots][bk][longest_k]
 
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
   const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {
     return mu_k + (sequence * plan.p.hk + hk) * plan.dl;
   }
   const float* mean_v(const Plan& plan, int64_t sequence, int64_t hk) const {
-    return mu_v + (sequence * plan.p.hk + hk) * plan.dl;
+    return mu_v + (sequence * plan.p.hk + hk) * plan.vl;
   }
 };
 

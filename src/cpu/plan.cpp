@@ -29,6 +29,8 @@ Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(proble
   bq = tiles.q, bk = tiles.k, p_levels = static_cast<float>(tiles.p_levels);
   dl = static_cast<int>(round_up(p.d, isa::kPanel));
   dk = static_cast<int>(round_up(p.d, isa::kContract));
+  vl = static_cast<int>(round_up(p.dv, isa::kPanel));
+  vk = static_cast<int>(round_up(p.dv, isa::kContract));
   dp_bf16 = kernels.store_bf16 != nullptr && p.dtype == Dtype::bf16;
   num_sequences = p.num_sequences();
   int64_t most_key_blocks = 0;

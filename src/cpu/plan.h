@@ -49,8 +49,8 @@ struct Plan {
   const spec::Problem& p;
   int bq, bk;
   float p_levels;  // of the codes of P
-  int dl;          // head dim padded to whole vectors
-  int dk;          // head dim padded to an INT8 contraction
+  int dl, dk;      // head dim of q and k, padded to whole vectors and to an INT8 contraction
+  int vl, vk;      // head dim of v and o, likewise
   bool dp_bf16;    // backward: dP multiplies BF16, which both V (or its codes) and dO are exact in
   int64_t num_sequences, q_blocks, k_blocks;
   int64_t most_query_blocks = 0;  // of one sequence
@@ -62,6 +62,9 @@ struct Plan {
   int64_t* scale_start = nullptr;  // [num_sequences + 1] likewise, of blocks of kKeysPerScale keys
   ListTables lists;
 
+  /// Of scratch rows that hold either kind.
+  int longest_l() const { return dl > vl ? dl : vl; }
+  int longest_k() const { return dk > vk ? dk : vk; }
   void place_tables(Arena& arena);
   void fill_tables();
   Block query_block(int64_t block) const { return find(q_start, block, bq, true); }

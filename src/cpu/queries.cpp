@@ -33,35 +33,36 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
 }
 
 void QueryScratch::place(Arena& arena, const Plan& plan) {
-  rows = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.dl);
-  smooth = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.dl);
-  codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bq * plan.dk);
+  rows = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_l());
+  smooth = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_l());
+  codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_k());
   shift = arena.take<double>(static_cast<int64_t>(plan.slots) * plan.bq);
 }
 
 QueryScratch QueryScratch::at(const Plan& plan, int64_t slot) const {
-  return {rows + slot * plan.bq * plan.dl, smooth + slot * plan.bq * plan.dl,
-          codes + slot * plan.bq * plan.dk, shift + slot * plan.bq};
+  const int64_t tile = static_cast<int64_t>(plan.bq) * plan.longest_l();
+  return {rows + slot * tile, smooth + slot * tile, codes + slot * plan.bq * plan.longest_k(),
+          shift + slot * plan.bq};
 }
 
 void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
-                     const Block& b, int64_t h, float* rows) {
+                     const Block& b, int64_t h, float* rows, int ld) {
   kernels.load_rows(x.dtype, row_at(x, b.seq.batch, h, b.seq.q_begin + b.first), x.stride[2],
-                    b.rows, static_cast<int>(plan.p.d), rows, plan.dl);
-  std::fill(rows + static_cast<int64_t>(b.rows) * plan.dl,
-            rows + static_cast<int64_t>(plan.bq) * plan.dl, 0.0f);
+                    b.rows, static_cast<int>(x.shape[3]), rows, ld);
+  std::fill(rows + static_cast<int64_t>(b.rows) * ld, rows + static_cast<int64_t>(plan.bq) * ld,
+            0.0f);
 }
 
-void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int count,
-                    float* scale, int8_t* codes) {
-  std::memset(codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
+void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int ld,
+                    int count, float* scale, int8_t* codes, int ldc) {
+  std::memset(codes, 0, static_cast<size_t>(plan.bq) * ldc);
   std::fill(scale, scale + plan.bq, 0.0f);
-  kernels.row_magnitudes(rows, plan.dl, count, scale);
+  kernels.row_magnitudes(rows, ld, count, scale);
   if (plan.p.recipe.scheme == Scheme::vectorwise)
     scale_tokens(scale, count);
   else
     scale_together(scale, count, largest_finite(scale, count));
-  kernels.encode_rows(rows, plan.dl, count, scale, codes, plan.dk);
+  kernels.encode_rows(rows, ld, count, scale, codes, ldc);
 }
 
 namespace {
@@ -72,7 +73,7 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
                       const QueryScratch& scratch) {
   const int d = static_cast<int>(plan.p.d);
   const Recipe& recipe = plan.p.recipe;
-  load_query_rows(kernels, plan, a.q, b, h, scratch.rows);
+  load_query_rows(kernels, plan, a.q, b, h, scratch.rows, plan.dl);
   constexpr float kZeros[256] = {};
   kernels.row_dots(scratch.rows, plan.dl, b.rows, mu_k, 0, kZeros, scratch.shift);
   for (int i = 0; i < b.rows; ++i)  // in FP32, as a backward gets it that takes saved codes
@@ -89,7 +90,7 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
     kernels.rotate_rows(out.turned_mean, plan.dl, 1, d);
     kernels.rotate_rows(scratch.smooth, plan.dl, b.rows, d);
   }
-  encode_queries(kernels, plan, scratch.smooth, b.rows, out.scale, scratch.codes);
+  encode_queries(kernels, plan, scratch.smooth, plan.dl, b.rows, out.scale, scratch.codes, plan.dk);
 }
 
 }  // namespace

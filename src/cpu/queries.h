@@ -24,6 +24,7 @@ struct QueryBlock {
 
 /// Scratch of prepare_queries, one per slot.
 struct QueryScratch {
+  // Long enough for rows of dO and O as well.
   float* rows = nullptr;    // [bq][dl]: the queries as given, afterwards
   float* smooth = nullptr;  // [bq][dl]: mean removed, rotated
   int8_t* codes = nullptr;  // [bq][dk]
@@ -37,14 +38,14 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
                      const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
                      const QueryScratch& scratch);
 
-/// Codes [bq][dk] and scales [bq] of the first `count` rows of a block of Q or dO; zero behind
-/// them.
-void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int count,
-                    float* scale, int8_t* codes);
+/// Codes [bq][ldc] and scales [bq] of the first `count` rows [ld] of a block of Q or dO; zero
+/// behind them.
+void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* rows, int ld,
+                    int count, float* scale, int8_t* codes, int ldc);
 
-/// Loads bq rows of a query-shaped tensor, padding queries zero.
+/// Loads bq rows [ld] of Q, dO or O, padding queries zero.
 void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
-                     const Block& b, int64_t h, float* rows);
+                     const Block& b, int64_t h, float* rows, int ld);
 
 /// Logits of the mean query for each key of a block, in log2 units (smooth_q).
 void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias);

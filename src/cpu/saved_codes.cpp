@@ -8,15 +8,15 @@
 
 namespace sagebwd::cpu {
 
-void SavedCodes::write_rows(int8_t* to, const int8_t* codes, int rows) const {
-  for (int r = 0; r < rows; ++r)
-    std::copy_n(codes + static_cast<int64_t>(r) * plan_.dk, plan_.p.d, to + r * plan_.p.d);
+namespace {
+
+/// Copies d codes of each row from rows [ld_from] to rows [ld_to].
+void copy_rows(const int8_t* from, int64_t ld_from, int8_t* to, int64_t ld_to, int rows,
+               int64_t d) {
+  for (int r = 0; r < rows; ++r) std::copy_n(from + r * ld_from, d, to + r * ld_to);
 }
 
-void SavedCodes::read_rows(const int8_t* from, int8_t* codes, int rows) const {
-  for (int r = 0; r < rows; ++r)
-    std::copy_n(from + r * plan_.p.d, plan_.p.d, codes + static_cast<int64_t>(r) * plan_.dk);
-}
+}  // namespace
 
 float& SavedCodes::k_scale(const Block& b, int64_t hk, int row) const {
   if (plan_.p.recipe.k_per_token) return view_.k_scale()[key_at(b, hk) + row];
@@ -27,7 +27,8 @@ float& SavedCodes::k_scale(const Block& b, int64_t hk, int row) const {
 void SavedCodes::write_queries(const Block& b, int64_t h, const int8_t* codes, const float* scale,
                                const double* mean_logit) const {
   const int64_t at = query_at(b, h);
-  write_rows(view_.q8() + at * plan_.p.d, codes, b.rows);
+  const int64_t d = plan_.p.d;
+  copy_rows(codes, plan_.dk, view_.q8() + at * d, d, b.rows, d);
   std::copy_n(scale, b.rows, view_.q_scale() + at);
   for (int i = 0; i < b.rows; ++i) view_.mean_logit()[at + i] = static_cast<float>(mean_logit[i]);
 }
@@ -35,17 +36,19 @@ void SavedCodes::write_queries(const Block& b, int64_t h, const int8_t* codes, c
 void SavedCodes::read_queries(const Block& b, int64_t h, int8_t* codes, float* scale,
                               double* mean_logit) const {
   const int64_t at = query_at(b, h);
-  read_rows(view_.q8() + at * plan_.p.d, codes, b.rows);
+  const int64_t d = plan_.p.d;
+  copy_rows(view_.q8() + at * d, d, codes, plan_.dk, b.rows, d);
   std::copy_n(view_.q_scale() + at, b.rows, scale);
   for (int i = 0; i < b.rows; ++i) mean_logit[i] = static_cast<double>(view_.mean_logit()[at + i]);
 }
 
 void SavedCodes::write_k(const Block& b, int64_t hk, const int8_t* codes,
                          const float* scale) const {
-  int8_t* to = view_.k8() + key_at(b, hk) * plan_.p.d;
-  write_rows(to, codes, b.rows);
+  const int64_t d = plan_.p.d;
+  int8_t* to = view_.k8() + key_at(b, hk) * d;
+  copy_rows(codes, plan_.dk, to, d, b.rows, d);
   for (int r = 0; r < b.rows; ++r) {
-    if (std::isnan(scale[r])) to[r * plan_.p.d] = kPoisonedCode;
+    if (std::isnan(scale[r])) to[r * d] = kPoisonedCode;
     if (plan_.p.recipe.k_per_token) k_scale(b, hk, r) = scale[r];
   }
 }
@@ -56,7 +59,8 @@ void SavedCodes::write_k_scale(const Block& b, int64_t hk, int row, float scale)
 }
 
 void SavedCodes::read_k(const Block& b, int64_t hk, int8_t* codes, float* scale) const {
-  read_rows(view_.k8() + key_at(b, hk) * plan_.p.d, codes, b.rows);
+  const int64_t d = plan_.p.d;
+  copy_rows(view_.k8() + key_at(b, hk) * d, d, codes, plan_.dk, b.rows, d);
   for (int r = 0; r < b.rows; ++r) {
     int8_t& first = codes[static_cast<int64_t>(r) * plan_.dk];
     const bool poisoned = first == kPoisonedCode;
@@ -67,12 +71,14 @@ void SavedCodes::read_k(const Block& b, int64_t hk, int8_t* codes, float* scale)
 
 void SavedCodes::write_v(const Block& b, int64_t hk, const int8_t* codes,
                          const float* scale) const {
-  write_rows(view_.v8() + key_at(b, hk) * plan_.p.d, codes, b.rows);
+  const int64_t dv = plan_.p.dv;
+  copy_rows(codes, plan_.vk, view_.v8() + key_at(b, hk) * dv, dv, b.rows, dv);
   std::copy_n(scale, b.rows, view_.v_scale() + key_at(b, hk));
 }
 
 void SavedCodes::read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const {
-  read_rows(view_.v8() + key_at(b, hk) * plan_.p.d, codes, b.rows);
+  const int64_t dv = plan_.p.dv;
+  copy_rows(view_.v8() + key_at(b, hk) * dv, dv, codes, plan_.vk, b.rows, dv);
   std::copy_n(view_.v_scale() + key_at(b, hk), b.rows, scale);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantised inputs that a forward hands to a backward (spec/codes.h), as blocks of this
-// backend: codes [rows][dk] with zeros behind d, scales [rows].
+// backend: codes [rows][dk] of Q and K and [rows][vk] of V with zeros behind d and dv, scales
+// [rows].
 #pragma once
 
 #include "cpu/plan.h"
@@ -26,12 +27,12 @@ class SavedCodes {
   void write_v(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
   void read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
 
-  /// Means of K and V, [d], of a key head of a sequence.
+  /// Means of K, [d], and of V, [dv], of a key head of a sequence.
   float* k_mean(int64_t sequence, int64_t hk) const {
     return view_.k_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
   }
   float* v_mean(int64_t sequence, int64_t hk) const {
-    return view_.v_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
+    return view_.v_mean() + (sequence * plan_.p.hk + hk) * plan_.p.dv;
   }
 
  private:
@@ -42,8 +43,6 @@ class SavedCodes {
     return (hk * plan_.p.b + b.seq.batch) * plan_.p.nk + b.seq.k_begin + b.first;
   }
   float& k_scale(const Block& b, int64_t hk, int row) const;
-  void write_rows(int8_t* to, const int8_t* codes, int rows) const;
-  void read_rows(const int8_t* from, int8_t* codes, int rows) const;
 
   const Plan& plan_;
   spec::CodesView view_;

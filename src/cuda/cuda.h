@@ -13,6 +13,9 @@ namespace sagebwd::cuda {
 /// Best first.
 std::vector<const backend::Implementation*> implementations();
 
+/// What sagebwd::tuned_head_dim says.
+int64_t tuned_head_dim(Dtype dtype);
+
 const backend::Mix& mix_calls();
 
 /// One line per GPU, with the driver; or a single line that says why there is none.

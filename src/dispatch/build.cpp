@@ -16,12 +16,14 @@ namespace sagebwd {
 
 bool has_cuda() { return true; }
 std::string describe_build() { return "CPU and CUDA (" SAGEBWD_CUDA_BUILD ")"; }
+int64_t tuned_head_dim(Dtype dtype) { return cuda::tuned_head_dim(dtype); }
 std::vector<std::string> describe_gpus() { return cuda::describe_devices(); }
 
 #else
 
 bool has_cuda() { return false; }
 std::string describe_build() { return "CPU"; }
+int64_t tuned_head_dim(Dtype) { return 0; }
 std::vector<std::string> describe_gpus() {
   std::error_code ignored;
   int count = 0;

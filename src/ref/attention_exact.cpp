@@ -48,30 +48,29 @@ class Block {
   double* row(double* stripe, int64_t r) const { return stripe + r * head_.nk; }
 
   /// out[r, j] = factor · Σ_c x[r, c]·yt[c, j] over the visible keys j, yt being [d, nk].
-  void scores(double factor, const double* x, const double* yt, double* out) const {
+  void scores(double factor, int64_t d, const double* x, const double* yt, double* out) const {
     for_key_blocks([&](int64_t r, int64_t begin, int64_t end) {
       double* to = row(out, r);
       std::fill(to + begin, to + end, 0.0);
-      add_products(head_.d, x + (first_ + r) * head_.d, yt + begin, head_.nk, end - begin,
-                   to + begin);
+      add_products(d, x + (first_ + r) * d, yt + begin, head_.nk, end - begin, to + begin);
       for (int64_t j = begin; j < end; ++j) to[j] *= factor;
     });
   }
 
   /// out[r, :] += Σ_j w[r, j]·y[j, :] over the visible keys, y being [nk, d].
-  void gather(const double* w, const double* y, double* out) const {
+  void gather(int64_t d, const double* w, const double* y, double* out) const {
     for_key_blocks([&](int64_t r, int64_t begin, int64_t end) {
-      add_products(end - begin, w + r * head_.nk + begin, y + begin * head_.d, head_.d, head_.d,
-                   out + (first_ + r) * head_.d);
+      add_products(end - begin, w + r * head_.nk + begin, y + begin * d, d, d,
+                   out + (first_ + r) * d);
     });
   }
 
   /// out[j, :] += w[r, j]·x[r, :] for the visible keys, out being [nk, d].
-  void scatter(const double* w, const double* x, double* out) const {
+  void scatter(int64_t d, const double* w, const double* x, double* out) const {
     for_key_blocks([&](int64_t r, int64_t begin, int64_t end) {
-      const double* from = x + (first_ + r) * head_.d;
+      const double* from = x + (first_ + r) * d;
       for (int64_t j = begin; j < end; ++j)
-        for (int64_t c = 0; c < head_.d; ++c) out[j * head_.d + c] += w[r * head_.nk + j] * from[c];
+        for (int64_t c = 0; c < d; ++c) out[j * d + c] += w[r * head_.nk + j] * from[c];
     });
   }
 
@@ -123,47 +122,47 @@ double softmax(const double* s, double* p, const std::vector<Span>& seen, double
 
 ExactResult attention_exact(const ExactHead& head,
                             const std::function<void(const ExactRow&)>& tap) {
-  const int64_t d = head.d;
+  const int64_t d = head.d, dv = head.value_dim();
   const auto size = [](int64_t n) { return static_cast<size_t>(n); };
   const bool backward = head.dout != nullptr;
 
   ExactResult out;
   out.max_logit = -kInf;
-  out.o.assign(size(head.nq * d), 0.0);
+  out.o.assign(size(head.nq * dv), 0.0);
   out.lse.assign(size(head.nq), -kInf);
   if (backward) {
     out.delta.assign(size(head.nq), 0.0);
     out.dq.assign(size(head.nq * d), 0.0);
     out.dk.assign(size(head.nk * d), 0.0);
-    out.dv.assign(size(head.nk * d), 0.0);
+    out.dv.assign(size(head.nk * dv), 0.0);
   }
 
   const std::vector<double> kt = transposed(head.k, head.nk, d);
-  const std::vector<double> vt = transposed(head.v, head.nk, backward ? d : 0);
+  const std::vector<double> vt = transposed(head.v, head.nk, backward ? dv : 0);
   std::vector<double> memory;
   for (int64_t first = 0; first < head.nq; first += kBlock) {
     const Block b(head, first, memory);
-    b.scores(head.scale, head.q, kt.data(), b.s);
+    b.scores(head.scale, d, head.q, kt.data(), b.s);
     for (int64_t r = 0; r < b.rows(); ++r)
       if (!b.seen[r].empty())
         out.lse[first + r] = softmax(b.row(b.s, r), b.row(b.p, r), b.seen[r], out.max_logit);
-    b.gather(b.p, head.v, out.o.data());
+    b.gather(dv, b.p, head.v, out.o.data());
 
     if (backward) {
-      b.scores(1.0, head.dout, vt.data(), b.dp);
+      b.scores(1.0, dv, head.dout, vt.data(), b.dp);
       for (int64_t r = 0; r < b.rows(); ++r) {
         const int64_t i = first + r;
         if (b.seen[r].empty()) continue;
         double delta = head.dlse != nullptr ? -head.dlse[i] : 0.0;
-        for (int64_t c = 0; c < d; ++c) delta += head.dout[i * d + c] * out.o[i * d + c];
+        for (int64_t c = 0; c < dv; ++c) delta += head.dout[i * dv + c] * out.o[i * dv + c];
         out.delta[i] = delta;
         const double *p = b.row(b.p, r), *dp = b.row(b.dp, r);
         double* ds = b.row(b.ds, r);
         for_keys(b.seen[r], [&](int64_t j) { ds[j] = p[j] * (dp[j] - delta); });
       }
-      b.gather(b.ds, head.k, out.dq.data());
-      b.scatter(b.ds, head.q, out.dk.data());
-      b.scatter(b.p, head.dout, out.dv.data());
+      b.gather(d, b.ds, head.k, out.dq.data());
+      b.scatter(d, b.ds, head.q, out.dk.data());
+      b.scatter(dv, b.p, head.dout, out.dv.data());
     }
 
     if (!tap) continue;
@@ -180,14 +179,14 @@ ExactResult attention_exact(const ExactHead& head,
 
 ExactTile exact_tile(const ExactHead& head, const ExactResult& result, int64_t q0, int64_t rows,
                      int64_t k0, int64_t cols) {
-  const int64_t d = head.d;
-  const auto kt = transposed(head.k + k0 * d, cols, d), vt = transposed(head.v + k0 * d, cols, d);
+  const int64_t d = head.d, dv = head.value_dim();
+  const auto kt = transposed(head.k + k0 * d, cols, d), vt = transposed(head.v + k0 * dv, cols, dv);
   const std::vector<double> zeros(static_cast<size_t>(rows * cols), 0.0);
   ExactTile t{zeros, zeros, zeros, zeros};
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t i = q0 + r;
     add_products(d, head.q + i * d, kt.data(), cols, cols, &t.s[r * cols]);
-    add_products(d, head.dout + i * d, vt.data(), cols, cols, &t.dp[r * cols]);
+    add_products(dv, head.dout + i * dv, vt.data(), cols, cols, &t.dp[r * cols]);
     for (int64_t at = r * cols; at < (r + 1) * cols; ++at) {
       t.s[at] *= head.scale;
       t.p[at] = std::exp(t.s[at] - result.lse[i]);

@@ -18,14 +18,17 @@
 namespace sagebwd::ref {
 
 struct ExactHead {
-  int64_t nq = 0, nk = 0, d = 0;
+  int64_t nq = 0, nk = 0;
+  int64_t d = 0, dv = 0;         // head dim of q and k; of v and o, 0: d
   const double* q = nullptr;     // [nq, d]
   const double* k = nullptr;     // [nk, d]
-  const double* v = nullptr;     // [nk, d]
-  const double* dout = nullptr;  // [nq, d]; null: forward only
+  const double* v = nullptr;     // [nk, dv]
+  const double* dout = nullptr;  // [nq, dv]; null: forward only
   const double* dlse = nullptr;  // [nq]; null: zero
   double scale = 1.0;
   Visibility visible;
+
+  int64_t value_dim() const { return dv == 0 ? d : dv; }
 };
 
 /// One row of the score matrices, for a span of visible keys begin … end - 1. dp and ds are null in
@@ -36,9 +39,9 @@ struct ExactRow {
 };
 
 struct ExactResult {
-  std::vector<double> o, lse;  // [nq, d], [nq]
+  std::vector<double> o, lse;  // [nq, dv], [nq]
   std::vector<double> delta, dq, dk,
-      dv;                // [nq], [nq, d], [nk, d], [nk, d]; empty in a forward-only run
+      dv;                // [nq], [nq, d], [nk, d], [nk, dv]; empty in a forward-only run
   double max_logit = 0;  // -inf if no key is visible, NaN if a visible logit is
 };
 

@@ -45,17 +45,17 @@ const float* scale_or_null(const TileCodes& t) {
 
 /// One query block on its way through the key tiles.
 struct ForwardBlock {
-  ForwardBlock(int64_t rows, int64_t d)
+  ForwardBlock(int64_t rows, int64_t dv)
       : top(size(rows), -kInf),
         sum(size(rows), 0.0f),
-        acc(size(rows * d), 0.0f),
+        acc(size(rows * dv), 0.0f),
         max_logit(size(rows), -kInf),
         seen(size(rows), false),
         nan_logit(size(rows), false) {}
   // [rows]: the largest exponent so far (a logit plus the logarithm of a folded scale), and the sum
   // of exp2(logit - top).
   std::vector<float> top, sum;
-  std::vector<float> acc;        // [rows, d]
+  std::vector<float> acc;        // [rows, dv]
   std::vector<float> max_logit;  // [rows]
   std::vector<bool> seen, nan_logit;
 };
@@ -79,7 +79,7 @@ std::vector<float> folded_scales(const RecipeHead& head, const RecipeInputs& in,
 /// leading: P is not quantised.
 KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile, bool leading,
                       const std::vector<float>& bias, ForwardBlock& block) {
-  const int64_t d = head.d;
+  const int64_t dv = head.value_dim();
   const Tile& t = tile;
   std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulS));
   const auto is_nan = [](float scale) { return std::isnan(scale); };
@@ -99,7 +99,7 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
 
   const bool has_codes = !lifted(head, kMatmulO) && !poisoned;
   const std::vector<float>& values = has_codes ? x.v8 : x.v_smooth;
-  std::vector<float> part(size(t.rows * d), 0.0f);
+  std::vector<float> part(size(t.rows * dv), 0.0f);
   std::vector<int16_t> p8;
   const float levels = p_levels(head);
   // What a block's scale of V, or the levels of P, still have to multiply.
@@ -107,15 +107,15 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   if (leading || !has_codes) {
     for (int64_t i = 0; i < t.rows; ++i) {
       const auto [begin, end] = t.seen[i];  // masked values stay out, whatever they hold
-      matmul_add(1, d, end - begin, weight.data() + i * t.cols + begin, 0, 1,
-                 values.data() + (t.k0 + begin) * d, d, &part[i * d], d);
+      matmul_add(1, dv, end - begin, weight.data() + i * t.cols + begin, 0, 1,
+                 values.data() + (t.k0 + begin) * dv, dv, &part[i * dv], dv);
     }
   } else {
     const Rounder round(head, t, kMatmulO, DitherOperand::p_forward, levels);
     p8.assign(t.size(), 0);
     t.for_visible(
         [&](int64_t i, int64_t j, int64_t at) { p8[at] = round(weight[at], levels, i, j); });
-    matmul_add(t.rows, d, t.cols, p8.data(), t.cols, 1, &values[t.k0 * d], d, part.data(), d);
+    matmul_add(t.rows, dv, t.cols, p8.data(), t.cols, 1, &values[t.k0 * dv], dv, part.data(), dv);
     unit /= levels;
   }
 
@@ -128,8 +128,8 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
     const float alpha = block.seen[i] ? std::exp2(block.top[i] - top) : 0.0f;
     const float beta = std::exp2(tile_top[i] - top);
     block.sum[i] = block.sum[i] * alpha + tile_sum * beta;
-    for (int64_t c = 0; c < d; ++c)
-      block.acc[i * d + c] = block.acc[i * d + c] * alpha + part[i * d + c] * (beta * unit);
+    for (int64_t c = 0; c < dv; ++c)
+      block.acc[i * dv + c] = block.acc[i * dv + c] * alpha + part[i * dv + c] * (beta * unit);
     block.top[i] = top;
     block.seen[i] = true;
   }
@@ -157,11 +157,12 @@ void show_forward_tile(const RecipeHead& head, const KeptTile& kept, const Forwa
 
 void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_t q0,
                           const ForwardBlock& block, RecipeForward& out) {
+  const int64_t dv = head.value_dim();
   for (int64_t r = 0; r < static_cast<int64_t>(block.top.size()); ++r) {
     if (!block.seen[r]) continue;
     const int64_t i = q0 + r;
-    for (int64_t c = 0; c < head.d; ++c)
-      out.o[i * head.d + c] = block.acc[r * head.d + c] / block.sum[r] + in.mu_v[c];
+    for (int64_t c = 0; c < dv; ++c)
+      out.o[i * dv + c] = block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
     const double mean = in.mean_logit[i];
     out.lse[i] = static_cast<float>(
         numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);
@@ -186,20 +187,19 @@ struct BackwardState {
 BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
                              const RecipeInputs& inputs, RecipeBackward& out) {
   BackwardState s;
+  const int64_t dv = head.value_dim();
   const bool per_token = head.recipe.scheme == Scheme::vectorwise;
-  s.dout = quantize_tokens(in.dout, head.nq, head.d, per_token ? 1 : head.recipe.tile_q);
+  s.dout = quantize_tokens(in.dout, head.nq, dv, per_token ? 1 : head.recipe.tile_q);
   s.dout8 = as_floats(s.dout.codes);
   s.row_sum.assign(size(head.nq), 0.0);
   for (int64_t i = 0; i < head.nq; ++i) {
     const bool active = in.lse[i] != -kInf;
     const double log2e = 1.0 / numerics::kLn2, lse = in.lse[i];
-    const double delta =
-        dot(in.dout + i * head.d, in.o + i * head.d, head.d) - (in.dlse ? in.dlse[i] : 0.0f);
+    const double delta = dot(in.dout + i * dv, in.o + i * dv, dv) - (in.dlse ? in.dlse[i] : 0.0f);
     s.active.push_back(active);
-    s.mean_dp.push_back(
-        spec::folds_v(head.recipe)
-            ? static_cast<float>(dot(in.dout + i * head.d, inputs.mu_v.data(), head.d))
-            : 0.0f);
+    s.mean_dp.push_back(spec::folds_v(head.recipe)
+                            ? static_cast<float>(dot(in.dout + i * dv, inputs.mu_v.data(), dv))
+                            : 0.0f);
     s.log2_lse.push_back(active ? static_cast<float>((lse - inputs.mean_logit[i]) * log2e) : 0.0f);
     out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
   }
@@ -224,25 +224,25 @@ void add_by_key(const Tile& t, const std::vector<float>& w, const float* x, int6
 
 /// The same in INT8: values already carry the token scale of x8. Returns the codes for the tap.
 TileCodes add_by_key_int8(const RecipeHead& head, const Tile& t, const std::vector<float>& values,
-                          const std::vector<float>& x8, Matmul matmul, DitherOperand operand,
-                          float levels, float* to) {
+                          const std::vector<float>& x8, int64_t d, Matmul matmul,
+                          DitherOperand operand, float levels, float* to) {
   TileCodes codes = quantize_tile(head, t, values, Axis::key, matmul, operand, levels);
-  std::vector<float> part(size(t.cols * head.d), 0.0f);
-  matmul_add(t.cols, head.d, t.rows, codes.codes.data(), 1, t.cols, &x8[t.q0 * head.d], head.d,
-             part.data(), head.d);
-  add_scaled(part, codes.scale, head.d, to + t.k0 * head.d);
+  std::vector<float> part(size(t.cols * d), 0.0f);
+  matmul_add(t.cols, d, t.rows, codes.codes.data(), 1, t.cols, &x8[t.q0 * d], d, part.data(), d);
+  add_scaled(part, codes.scale, d, to + t.k0 * d);
   return codes;
 }
 
 void backward_tile(const RecipeHead& head, const RecipeOperands& x, const RecipeBackwardIn& in,
                    const Tile& t, const std::vector<float>& bias, BackwardState& s,
                    RecipeBackward& out, const RecipeTap& tap) {
-  const int64_t d = head.d;
+  const int64_t d = head.d, dv = head.value_dim();
   const RecipeInputs& inputs = x.inputs;
   const std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulSRecompute));
   std::vector<float> p(t.size(), 0.0f), dp(t.size(), 0.0f), ds(t.size(), 0.0f);
   std::vector<float> p_fold(t.size(), 0.0f), ds_fold_q(t.size(), 0.0f), ds_fold_k(t.size(), 0.0f);
-  matmul_add(t.rows, t.cols, d, in.dout + t.q0 * d, d, 1, &x.v_t[t.k0], head.nk, dp.data(), t.cols);
+  matmul_add(t.rows, t.cols, dv, in.dout + t.q0 * dv, dv, 1, &x.v_t[t.k0], head.nk, dp.data(),
+             t.cols);
   t.for_visible([&](int64_t r, int64_t c, int64_t at) {
     const int64_t i = t.q0 + r, j = t.k0 + c;
     p[at] = std::exp2(s2[at] - s.log2_lse[i]);
@@ -260,15 +260,15 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
 
   TileCodes p_codes, key_codes, query_codes;
   if (lifted(head, kMatmulDV))
-    add_by_key(t, p, in.dout, d, out.dv.data());
+    add_by_key(t, p, in.dout, dv, out.dv.data());
   else
-    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, kMatmulDV, DitherOperand::p_backward,
+    p_codes = add_by_key_int8(head, t, p_fold, s.dout8, dv, kMatmulDV, DitherOperand::p_backward,
                               p_levels(head), out.dv.data());
 
   if (lifted(head, kMatmulDK)) {
     add_by_key(t, ds, head.q, d, out.dk.data());
   } else {
-    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, kMatmulDK, DitherOperand::ds_key,
+    key_codes = add_by_key_int8(head, t, ds_fold_q, x.q8, d, kMatmulDK, DitherOperand::ds_key,
                                 numerics::kLevels, out.dk.data());
     if (head.recipe.smooth_q)  // the codes are of Q - mu_q
       for (int64_t r = 0; r < t.rows; ++r) {
@@ -311,13 +311,13 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
 RecipeForward recipe_forward(const RecipeHead& head, const RecipeTap& tap) {
   RecipeOperands x = make_operands(head);
   RecipeForward out;
-  out.o.assign(size(head.nq * head.d), 0.0f);
+  out.o.assign(size(head.nq * head.value_dim()), 0.0f);
   out.lse.assign(size(head.nq), -kInf);
   out.max_logit = -kInf;
   const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q);
   for (int64_t qt = 0; qt < q_tiles; ++qt) {
     const int64_t q0 = qt * head.recipe.tile_q;
-    ForwardBlock block(std::min<int64_t>(head.recipe.tile_q, head.nq - q0), head.d);
+    ForwardBlock block(std::min<int64_t>(head.recipe.tile_q, head.nq - q0), head.value_dim());
     const std::vector<float> bias = logit_bias(head, x, qt, lifted(head, kMatmulS));
     std::vector<KeptTile> kept;
     const KeyWalk walk(head, qt);
@@ -340,7 +340,7 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
   RecipeBackward out;
   out.dq.assign(size(head.nq * d), 0.0f);
   out.dk.assign(size(head.nk * d), 0.0f);
-  out.dv.assign(size(head.nk * d), 0.0f);
+  out.dv.assign(size(head.nk * head.value_dim()), 0.0f);
   BackwardState s = start_backward(head, in, x.inputs, out);
 
   const int64_t q_tiles = ceil_div(head.nq, head.recipe.tile_q);

@@ -15,26 +15,29 @@ namespace sagebwd::ref {
 
 /// The quantised inputs: made once, the same for forward and backward.
 struct RecipeInputs {
-  std::vector<int8_t> q8, k8, v8;       // [nq, d], [nk, d], [nk, d]
+  std::vector<int8_t> q8, k8, v8;       // [nq, d], [nk, d], [nk, dv]
   std::vector<float> q_scale, k_scale;  // per token (a block's scale repeated)
   // Per token, a block's scale repeated; NaN for a token that holds NaN or Inf. Never zero where it
   // is folded into P.
   std::vector<float> v_scale;
-  std::vector<float> mu_k, mu_v;  // [d], zero when smoothing is off
+  std::vector<float> mu_k, mu_v;  // [d] and [dv], zero when smoothing is off
   std::vector<float> mu_q;        // [query tiles, d]
   std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
 };
 
 struct RecipeHead {
-  int64_t nq = 0, nk = 0, d = 0;
+  int64_t nq = 0, nk = 0;
+  int64_t d = 0, dv = 0;                // head dim of q and k; of v and o, 0: d
   const float* q = nullptr;             // [nq, d]
   const float* k = nullptr;             // [nk, d]
-  const float* v = nullptr;             // [nk, d]
+  const float* v = nullptr;             // [nk, dv]
   const RecipeInputs* codes = nullptr;  // in a backward, instead: what the forward made of them
   float scale = 1.0f;
   Visibility visible;
   Recipe recipe;                   // tile sizes filled in
   int64_t sequence = 0, head = 0;  // key of the dither
+
+  int64_t value_dim() const { return dv == 0 ? d : dv; }
 };
 
 /// One tile as the forward or the backward saw it, row-major [rows, cols]; rows are queries.
@@ -61,15 +64,15 @@ struct RecipeTile {
 
 struct RecipeForward {
   RecipeInputs inputs;
-  std::vector<float> o, lse;  // [nq, d] not rounded to the input dtype, [nq]
+  std::vector<float> o, lse;  // [nq, dv] not rounded to the input dtype, [nq]
   float max_logit = 0;
 };
 
 struct RecipeBackwardIn {
   const float* o =
-      nullptr;  // [nq, d], as the caller hands it to the backward (rounded to the input dtype)
+      nullptr;  // [nq, dv], as the caller hands it to the backward (rounded to the input dtype)
   const float* lse = nullptr;   // [nq]
-  const float* dout = nullptr;  // [nq, d]
+  const float* dout = nullptr;  // [nq, dv]
   const float* dlse = nullptr;  // [nq] or null
   bool partial_kv = false;
 };
@@ -79,7 +82,7 @@ struct RecipeBackward {
   std::vector<int8_t> do8;
   std::vector<float> do_scale;    // per token
   std::vector<float> delta;       // D, [nq]
-  std::vector<float> dq, dk, dv;  // [nq, d], [nk, d], [nk, d]
+  std::vector<float> dq, dk, dv;  // [nq, d], [nk, d], [nk, dv]
 };
 
 using RecipeTap = std::function<void(const RecipeTile&)>;

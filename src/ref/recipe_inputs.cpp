@@ -112,7 +112,7 @@ namespace {
 
 /// Quantises the inputs, and keeps what matmuls out of INT8 take.
 void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
-  const int64_t nq = head.nq, nk = head.nk, d = head.d;
+  const int64_t nq = head.nq, nk = head.nk, d = head.d, dv = head.value_dim();
   const Recipe& recipe = head.recipe;
   const bool per_token = recipe.scheme == Scheme::vectorwise;
   const auto turned = [&](const std::vector<float>& rows) {
@@ -140,11 +140,11 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   TokenCodes q = quantize_tokens(turned(q_smooth).data(), nq, d, per_token ? 1 : recipe.tile_q);
   in.q8 = std::move(q.codes), in.q_scale = std::move(q.scale);
 
-  x.v_smooth.assign(head.v, head.v + nk * d);
-  in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, d) : std::vector<float>(size(d), 0.0f);
+  x.v_smooth.assign(head.v, head.v + nk * dv);
+  in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, dv) : std::vector<float>(size(dv), 0.0f);
   subtract(x.v_smooth.data(), nk, in.mu_v);
-  TokenCodes v = per_token ? quantize_values(x.v_smooth.data(), nk, d)
-                           : quantize_tokens(x.v_smooth.data(), nk, d, recipe.tile_k);
+  TokenCodes v = per_token ? quantize_values(x.v_smooth.data(), nk, dv)
+                           : quantize_tokens(x.v_smooth.data(), nk, dv, recipe.tile_k);
   in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
 
   for (int64_t i = 0; i < nq; ++i) {
@@ -154,7 +154,7 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   }
   x.k_smooth_t = transposed(x.k_smooth, nk, d);
   if (!spec::folds_v(recipe))
-    x.v_t = transposed(std::vector<float>(head.v, head.v + nk * d), nk, d);
+    x.v_t = transposed(std::vector<float>(head.v, head.v + nk * dv), nk, dv);
 }
 
 }  // namespace
@@ -168,7 +168,7 @@ RecipeOperands make_operands(const RecipeHead& head) {
     quantize_inputs(head, x);
   x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
   x.k8_t = transposed(x.k8, head.nk, head.d);
-  if (spec::folds_v(head.recipe)) x.v_t = transposed(x.v8, head.nk, head.d);
+  if (spec::folds_v(head.recipe)) x.v_t = transposed(x.v8, head.nk, head.value_dim());
   return x;
 }
 

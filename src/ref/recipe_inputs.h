@@ -25,7 +25,7 @@ struct RecipeOperands {
   std::vector<float> q8, k8, v8;          // codes; of rotated Q and K where the recipe says so
   std::vector<float> k8_t, k_smooth_t;    // [d, nk]
   std::vector<float> mu_q;                // RecipeInputs::mu_q, rotated as Q is
-  std::vector<float> v_t;                 // [d, nk]: what dP multiplies dO with, V or its codes
+  std::vector<float> v_t;                 // [dv, nk]: what dP multiplies dO with, V or its codes
 };
 RecipeOperands make_operands(const RecipeHead& head);
 

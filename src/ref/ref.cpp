@@ -99,7 +99,7 @@ struct Inputs {
       k = keys(args.k, sequence, h / p.group()).read();
       v = keys(args.v, sequence, h / p.group()).read();
     }
-    head.nq = sequence.nq, head.nk = sequence.nk, head.d = p.d;
+    head.nq = sequence.nq, head.nk = sequence.nk, head.d = p.d, head.dv = p.dv;
     head.q = q.data(), head.k = k.data(), head.v = v.data();
     head.scale = p.scale;
     head.visible = visibility_of(p, t, h);
@@ -137,7 +137,8 @@ void backward(const Problem& p, const BackwardArgs& args, void*) {
   parallel_for(args.parallel_for, p.num_sequences() * p.hk, [&](int64_t item) {
     const int64_t t = item / p.hk, hk = item % p.hk;
     const Sequence s = p.sequence(t);
-    std::vector<float> dk(static_cast<size_t>(s.nk * p.d), 0.0f), dv(dk);
+    std::vector<float> dk(static_cast<size_t>(s.nk * p.d), 0.0f);
+    std::vector<float> dv(static_cast<size_t>(s.nk * p.dv), 0.0f);
     for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
       const Inputs in(p, args, t, h);
       const std::vector<float> o = queries(args.o, s, h).read(),
@@ -149,7 +150,8 @@ void backward(const Problem& p, const BackwardArgs& args, void*) {
           in.head,
           {o.data(), lse.data(), dout.data(), p.has_dlse ? dlse.data() : nullptr, p.partial_kv});
       queries(args.dq, s, h).write(out.dq);
-      for (size_t n = 0; n < dk.size(); ++n) dk[n] += out.dk[n], dv[n] += out.dv[n];
+      for (size_t n = 0; n < dk.size(); ++n) dk[n] += out.dk[n];
+      for (size_t n = 0; n < dv.size(); ++n) dv[n] += out.dv[n];
     }
     keys(args.dk, s, hk).write(dk);
     keys(args.dv, s, hk).write(dv);

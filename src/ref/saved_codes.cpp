@@ -18,7 +18,7 @@ struct Place {
     query = h * p.b * p.nq + s.batch * p.nq + s.q_begin;
     key = hk * p.b * p.nk + s.batch * p.nk + s.k_begin;
     block = hk * view.layout.key_blocks + spec::first_key_block(p, t);
-    mean = (t * p.hk + hk) * p.d;
+    mean = t * p.hk + hk;
     writes_keys = h % p.group() == 0;
   }
   /// The scale of key j is at k_scale[scale_of_key(j)].
@@ -28,7 +28,7 @@ struct Place {
   const spec::Problem& p;
   spec::CodesView view;
   spec::Sequence s;
-  int64_t query, key, block, mean;
+  int64_t query, key, block, mean;  // the first of each
   bool writes_keys;
 };
 
@@ -42,10 +42,10 @@ void write_codes(const spec::Problem& p, void* codes, int64_t t, int64_t h,
   std::copy(in.mean_logit.begin(), in.mean_logit.end(), at.view.mean_logit() + at.query);
   if (!at.writes_keys) return;
   std::copy(in.k8.begin(), in.k8.end(), at.view.k8() + at.key * p.d);
-  std::copy(in.v8.begin(), in.v8.end(), at.view.v8() + at.key * p.d);
+  std::copy(in.v8.begin(), in.v8.end(), at.view.v8() + at.key * p.dv);
   std::copy(in.v_scale.begin(), in.v_scale.end(), at.view.v_scale() + at.key);
-  std::copy(in.mu_k.begin(), in.mu_k.end(), at.view.k_mean() + at.mean);
-  std::copy(in.mu_v.begin(), in.mu_v.end(), at.view.v_mean() + at.mean);
+  std::copy(in.mu_k.begin(), in.mu_k.end(), at.view.k_mean() + at.mean * p.d);
+  std::copy(in.mu_v.begin(), in.mu_v.end(), at.view.v_mean() + at.mean * p.dv);
   for (int64_t j = 0; j < at.s.nk; ++j) {
     float& scale = at.view.k_scale()[at.scale_of_key(j)];
     const bool poisoned = std::isnan(in.k_scale[j]);
@@ -66,10 +66,10 @@ RecipeInputs read_codes(const spec::Problem& p, void* codes, int64_t t, int64_t 
   copy(in.q_scale, at.view.q_scale() + at.query, at.s.nq);
   copy(in.mean_logit, at.view.mean_logit() + at.query, at.s.nq);
   copy(in.k8, at.view.k8() + at.key * p.d, at.s.nk * p.d);
-  copy(in.v8, at.view.v8() + at.key * p.d, at.s.nk * p.d);
+  copy(in.v8, at.view.v8() + at.key * p.dv, at.s.nk * p.dv);
   copy(in.v_scale, at.view.v_scale() + at.key, at.s.nk);
-  copy(in.mu_k, at.view.k_mean() + at.mean, p.d);
-  copy(in.mu_v, at.view.v_mean() + at.mean, p.d);
+  copy(in.mu_k, at.view.k_mean() + at.mean * p.d, p.d);
+  copy(in.mu_v, at.view.v_mean() + at.mean * p.dv, p.dv);
   for (int64_t j = 0; j < at.s.nk; ++j) {
     int8_t& first = in.k8[static_cast<size_t>(j * p.d)];
     const bool poisoned = first == kPoisonedCode;

@@ -88,6 +88,7 @@ class Parser {
       if (!word(t) && !assignment(t) && !size(t)) unknown(t);
     }
     if (!given_.contains("hk")) case_.hk = case_.h;
+    if (case_.dv == case_.d) case_.dv = 0;
     SAGE_CHECK(case_.h % case_.hk == 0,
                "case: expected h to be a multiple of hk, got h" << case_.h << " hk" << case_.hk);
     for (const char* name : {"blocks", "lead", "lists"})
@@ -105,8 +106,8 @@ class Parser {
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos)
       for (const char* name :
-           {"align", "window", "tile", "p_levels", "smooth_k", "smooth_q", "smooth_v", "rotate",
-            "k_per_token", "rounding", "pv16", "lift", "keep", "blocks", "lead", "lists"})
+           {"dv", "align", "window", "tile", "p_levels", "smooth_k", "smooth_q", "smooth_v",
+            "rotate", "k_per_token", "rounding", "pv16", "lift", "keep", "blocks", "lead", "lists"})
         known.push_back(name + std::string(token.substr(equals)));
     else if (digits != std::string_view::npos)
       for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})
@@ -147,6 +148,8 @@ class Parser {
           value == "top_left" || value == "bottom_right",
           "case token \"" << t << "\": expected top_left or bottom_right, got \"" << value << "\"");
       case_.mask.align = value == "top_left" ? Align::top_left : Align::bottom_right;
+    } else if (name == "dv") {
+      case_.dv = number<int64_t>(value, t, 1, kMaxSize);
     } else if (name == "window") {
       const auto sides = split(value, ",");
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected window=<left>,<right>");
@@ -285,8 +288,9 @@ AttnCase AttnCase::parse(std::string_view text) { return Parser().parse(text); }
 
 std::string AttnCase::to_string() const {
   std::ostringstream s;
-  s << "b" << b << " h" << h << " hk" << hk << " nq" << nq << " nk" << nk << " d" << d
-    << (mask.causal ? " causal" : " full");
+  s << "b" << b << " h" << h << " hk" << hk << " nq" << nq << " nk" << nk << " d" << d;
+  if (value_dim() != d) s << " dv=" << dv;
+  s << (mask.causal ? " causal" : " full");
   if (mask.align == Align::top_left) s << " align=top_left";
   if (mask.window_left >= 0 || mask.window_right >= 0)
     s << " window=" << mask.window_left << "," << mask.window_right;
@@ -316,9 +320,10 @@ std::string AttnCase::to_string() const {
   return s.str();
 }
 
-TensorView AttnCase::view(void* data, int64_t heads, int64_t n) const {
-  if (layout == Layout::bhsd) return contiguous(data, dtype, {b, heads, n, d});
-  return {data, dtype, {b, heads, n, d}, {n * heads * d, d, heads * d, 1}};
+TensorView AttnCase::view(void* data, int64_t heads, int64_t n, int64_t channels) const {
+  if (layout == Layout::bhsd) return contiguous(data, dtype, {b, heads, n, channels});
+  return {
+      data, dtype, {b, heads, n, channels}, {n * heads * channels, channels, heads * channels, 1}};
 }
 
 float AttnCase::logit_scale() const {
@@ -328,7 +333,7 @@ float AttnCase::logit_scale() const {
 Problem AttnCase::problem() const {
   Problem p{};
   p.dtype = dtype;
-  p.b = b, p.h = h, p.hk = hk, p.nq = nq, p.nk = nk, p.d = d;
+  p.b = b, p.h = h, p.hk = hk, p.nq = nq, p.nk = nk, p.d = d, p.dv = value_dim();
   p.scale = logit_scale();
   p.align = mask.align;
   p.left = mask.window_left;
@@ -444,22 +449,22 @@ MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k) {
 }
 
 MacCounts count_macs(const AttnCase& c, Direction direction, const Pairs& pairs) {
-  const int64_t all = pairs.all * c.d, pv16 = pairs.leading * c.d;
-
+  // `floating`: the pairs whose product is not INT8.
   MacCounts counts;
-  const auto add = [&](uint32_t matmul, int64_t floating) {
-    if (c.recipe.high_precision & matmul) floating = all;
-    counts.matmuls[counts.count++] = {matmul, all - floating, floating};
+  const auto add = [&](uint32_t matmul, int64_t channels, int64_t floating) {
+    if (c.recipe.high_precision & matmul) floating = pairs.all;
+    counts.matmuls[counts.count++] = {matmul, (pairs.all - floating) * channels,
+                                      floating * channels};
   };
   if (direction == Direction::forward) {
-    add(kMatmulS, 0);
-    add(kMatmulO, pv16);
+    add(kMatmulS, c.d, 0);
+    add(kMatmulO, c.value_dim(), pairs.leading);
   } else {
-    add(kMatmulSRecompute, 0);
-    add(kMatmulDV, 0);
-    add(kMatmulDP, all);
-    add(kMatmulDQ, 0);
-    add(kMatmulDK, 0);
+    add(kMatmulSRecompute, c.d, 0);
+    add(kMatmulDV, c.value_dim(), 0);
+    add(kMatmulDP, c.value_dim(), pairs.all);
+    add(kMatmulDQ, c.d, 0);
+    add(kMatmulDK, c.d, 0);
   }
   return counts;
 }

@@ -9,6 +9,7 @@
 // gives the same case back.
 //
 //   b<N> h<N> hk<N> nq<N> nk<N> d<N>   sizes; n<N> sets nq and nk; hk defaults to h
+//   dv=<N>                             head dim of v and o; d is the default
 //   causal | full                      mask; full is the default
 //   align=top_left | align=bottom_right
 //   window=<left>,<right>              keys seen to either side, -1: open
@@ -50,6 +51,7 @@ const char* list_name(ListKind kind);
 struct AttnCase {
   int64_t b = 1, h = 1, hk = 1;
   int64_t nq = 512, nk = 512, d = 64;
+  int64_t dv = 0;  // head dim of v and o; 0: d
   Mask mask;
   float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
   Dtype dtype = Dtype::bf16;
@@ -64,11 +66,17 @@ struct AttnCase {
   static AttnCase parse(std::string_view text);
   std::string to_string() const;
 
-  /// Views of caller memory in the case's layout: [b, h, nq, d] and [b, hk, nk, d].
-  TensorView q_view(void* data) const { return view(data, h, nq); }
-  TensorView k_view(void* data) const { return view(data, hk, nk); }
+  int64_t value_dim() const { return dv == 0 ? d : dv; }
+  /// Views of caller memory in the case's layout: [b, h, nq, d] and [b, hk, nk, d], and with the
+  /// head dim of v [b, h, nq, dv] and [b, hk, nk, dv].
+  TensorView q_view(void* data) const { return view(data, h, nq, d); }
+  TensorView k_view(void* data) const { return view(data, hk, nk, d); }
+  TensorView o_view(void* data) const { return view(data, h, nq, value_dim()); }
+  TensorView v_view(void* data) const { return view(data, hk, nk, value_dim()); }
   int64_t q_elements() const { return b * h * nq * d; }
   int64_t k_elements() const { return b * hk * nk * d; }
+  int64_t o_elements() const { return b * h * nq * value_dim(); }
+  int64_t v_elements() const { return b * hk * nk * value_dim(); }
 
   float logit_scale() const;
   bool has_lists() const { return keep > 0; }
@@ -86,7 +94,7 @@ struct AttnCase {
   int64_t visible_pairs_below(int64_t key_end) const;
 
  private:
-  TensorView view(void* data, int64_t heads, int64_t n) const;
+  TensorView view(void* data, int64_t heads, int64_t n, int64_t channels) const;
 };
 
 /// Matmul bits of a list such as "S,dV": names as matmul_name() gives them, S2 for S' where a quote

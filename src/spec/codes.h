@@ -33,6 +33,7 @@ inline CodesLayout codes_layout(const Problem& p) {
   return CodesLayout({.h = p.h,
                       .hk = p.hk,
                       .d = p.d,
+                      .dv = p.dv,
                       .queries = p.b * p.nq,
                       .keys = p.b * p.nk,
                       .sequences = p.num_sequences(),

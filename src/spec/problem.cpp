@@ -68,7 +68,13 @@ void forget_unused_lists(Problem& p) {
   if (!p.has_lists()) p.blocks = {};
 }
 
-/// Sizes, dtype and device; `Args` has q, k, v and a device.
+void check_head_dim(const char* name, int64_t d) {
+  SAGE_CHECK(d >= 8 && d <= 256 && d % 8 == 0,
+             name << ": expected a multiple of 8 from 8 to 256, got " << d);
+}
+
+/// Sizes, dtype and device; `Args` has q, k, v and a device. V has the head dim of q and k, unless
+/// the caller says otherwise.
 template <typename Args>
 Problem resolve_sizes(const Args& a, Direction direction) {
   const auto& qs = a.q.shape;
@@ -92,9 +98,8 @@ Problem resolve_sizes(const Args& a, Direction direction) {
   p.device = a.device;
   p.dtype = a.q.dtype;
   p.b = qs[0], p.h = qs[1], p.nq = qs[2], p.d = qs[3];
-  p.hk = ks[1], p.nk = ks[2];
-  SAGE_CHECK(p.d >= 8 && p.d <= 256 && p.d % 8 == 0,
-             "head dim: expected a multiple of 8 from 8 to 256, got " << p.d);
+  p.hk = ks[1], p.nk = ks[2], p.dv = p.d;
+  check_head_dim("head dim", p.d);
   SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
              "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
   return p;
@@ -102,6 +107,8 @@ Problem resolve_sizes(const Args& a, Direction direction) {
 
 Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
   Problem p = resolve_sizes(a, direction);
+  p.dv = a.v.shape[3];
+  check_head_dim("head dim of v", p.dv);
   p.has_codes = a.codes != nullptr;
   const auto check_input = [&](const char* name, const TensorView& t,
                                std::array<int64_t, 4> shape) {
@@ -112,8 +119,8 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   };
   check_input("q", a.q, {p.b, p.h, p.nq, p.d});
   check_input("k", a.k, {p.b, p.hk, p.nk, p.d});
-  check_input("v", a.v, {p.b, p.hk, p.nk, p.d});
-  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, direction == Direction::forward,
+  check_input("v", a.v, {p.b, p.hk, p.nk, p.dv});
+  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.dv}, direction == Direction::forward,
              check_memory);
   check_stats("lse", a.lse, {p.b, p.h, p.nq}, direction == Direction::forward, check_memory);
 
@@ -219,10 +226,10 @@ Problem resolve(const ForwardArgs& a, bool check_memory) {
 
 Problem resolve(const BackwardArgs& a, bool check_memory) {
   Problem p = resolve_shared(a, Direction::backward, check_memory);
-  check_view("dout", a.dout, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
+  check_view("dout", a.dout, p.dtype, {p.b, p.h, p.nq, p.dv}, false, check_memory);
   check_view("dq", a.dq, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
   check_view("dk", a.dk, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
-  check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
+  check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.dv}, true, check_memory);
   if (a.dlse.data != nullptr) check_stats("dlse", a.dlse, {p.b, p.h, p.nq}, false, check_memory);
   p.has_dlse = a.dlse.data != nullptr;
   p.partial_kv = a.partial_kv;

@@ -29,7 +29,8 @@ struct Problem {
   Direction direction;
   Device device;
   Dtype dtype;
-  int64_t b, h, hk, d;
+  int64_t b, h, hk;
+  int64_t d, dv;   // head dim of q and k; of v, o and their gradients
   int64_t nq, nk;  // per batch entry; totals when packed
   float scale;
   Align align;

@@ -106,11 +106,11 @@ void HeadErrors::finish() {
 
 HeadErrors compare_head(const ref::RecipeHead& head, const float* dout, Dtype dtype,
                         const HeadOutputs& given) {
-  const int64_t d = head.d;
+  const int64_t d = head.d, dv = head.value_dim();
   const std::vector<double> q = widened(head.q, head.nq * d), k = widened(head.k, head.nk * d);
-  const std::vector<double> v = widened(head.v, head.nk * d), dout64 = widened(dout, head.nq * d);
+  const std::vector<double> v = widened(head.v, head.nk * dv), dout64 = widened(dout, head.nq * dv);
   ref::ExactHead exact_head;
-  exact_head.nq = head.nq, exact_head.nk = head.nk, exact_head.d = d;
+  exact_head.nq = head.nq, exact_head.nk = head.nk, exact_head.d = d, exact_head.dv = dv;
   exact_head.q = q.data(), exact_head.k = k.data(), exact_head.v = v.data();
   exact_head.dout = dout64.data();
   exact_head.scale = static_cast<double>(head.scale);
@@ -126,11 +126,11 @@ HeadErrors compare_head(const ref::RecipeHead& head, const float* dout, Dtype dt
       ref::recipe_backward(head, {forward.o.data(), forward.lse.data(), dout, nullptr, false},
                            TileComparison(head, forward.inputs.mu_k, exact_head, exact, out));
 
-  add_rows(out.o, given.o ? given.o : forward.o.data(), exact.o, d);
+  add_rows(out.o, given.o ? given.o : forward.o.data(), exact.o, dv);
   add_rows(out.delta, backward.delta.data(), exact.delta, 1);
   add_rows(out.dq, given.dq ? given.dq : backward.dq.data(), exact.dq, d);
   add_rows(out.dk, given.dk ? given.dk : backward.dk.data(), exact.dk, d);
-  add_rows(out.dv, given.dv ? given.dv : backward.dv.data(), exact.dv, d);
+  add_rows(out.dv, given.dv ? given.dv : backward.dv.data(), exact.dv, dv);
   out.finish();
   return out;
 }

@@ -149,7 +149,8 @@ void set_logit(std::span<float> q, std::span<const float> k, double product) {
 
 void Family::kv_head(int64_t batch, int64_t head, Rows k, Rows v) const {
   const auto outlier = [&](Stream tensor, int index, double low, double high) {
-    return outlier_of(c_.seed, tensor, batch, head, index, c_.d, low, high);
+    const int64_t channels = tensor == kV ? v.d : k.d;
+    return outlier_of(c_.seed, tensor, batch, head, index, channels, low, high);
   };
   const Normal keys(c_.seed, kK, batch, head);
   if (kind_ == InputKind::heavy)
@@ -191,7 +192,7 @@ void Family::q_head(int64_t batch, int64_t head, int64_t kv_head, Rows k, Rows q
   if (k.count() == 0) return;
   if (kind_ == InputKind::outlier) {
     share_channel(q, outlier_of(c_.seed, kQ, batch, head, 0, c_.d, 20, 20), sigma_);
-    scale_channel(dout, outlier_of(c_.seed, kDout, batch, head, 0, c_.d, 20, 20));
+    scale_channel(dout, outlier_of(c_.seed, kDout, batch, head, 0, dout.d, 20, 20));
   } else if (kind_ == InputKind::channels) {
     scale_channel(q, outlier_of(c_.seed, kQ, batch, head, 0, c_.d, kQueryChannel, kQueryChannel));
   } else if (is_sink(kind_) || delimiters) {
@@ -220,11 +221,10 @@ void Family::q_head(int64_t batch, int64_t head, int64_t kv_head, Rows k, Rows q
 
 /// A sink's key has the length of an ordinary one, so that it is no outlier of its block.
 void Family::place_sinks(std::span<const float> u, Rows k, Rows v) const {
-  for (int64_t j : sink_places(kind_, k.count()))
-    for (int64_t ch = 0; ch < c_.d; ++ch) {
-      k[j][ch] = static_cast<float>(ordinary_length() * u[ch]);
-      v[j][ch] = static_cast<float>(kSinkValue * v[j][ch]);
-    }
+  for (int64_t j : sink_places(kind_, k.count())) {
+    for (int64_t ch = 0; ch < k.d; ++ch) k[j][ch] = static_cast<float>(ordinary_length() * u[ch]);
+    for (float& x : v[j]) x = static_cast<float>(kSinkValue * x);
+  }
 }
 
 /// The sinks that a query sees share what is theirs.
@@ -244,22 +244,21 @@ double Family::sink_logit(int64_t i) const {
 void Family::place_delimiters(int64_t batch, int64_t head, std::span<const float> u, Rows k,
                               Rows v) const {
   const std::vector<float> along_k = unit_direction(c_.seed, kTailKey, batch, head, c_.d),
-                           along_v = unit_direction(c_.seed, kTailValue, batch, head, c_.d);
+                           along_v = unit_direction(c_.seed, kTailValue, batch, head, v.d);
   for (int64_t j = 0; j < k.count(); ++j) {
     const bool delimiter = is_delimiter(j);
     // They take turns, so that O is small and its error with it: what counts is dS.
     const int64_t turn = delimiter ? j / kDelimiterEvery : j;
     const double side = turn % 2 == 0 ? 1.0 : -1.0;
     for (float& x : v[j]) x = static_cast<float>(kTailNoise * x);
-    add_scaled(v[j], side * root_d(), along_v);
+    add_scaled(v[j], side * std::sqrt(static_cast<double>(v.d)), along_v);
     if (!delimiter) {
       add_scaled(k[j], side * kTailLength * ordinary_length(), along_k);
       continue;
     }
-    for (int64_t ch = 0; ch < c_.d; ++ch) {
+    for (int64_t ch = 0; ch < k.d; ++ch)
       k[j][ch] = static_cast<float>(kDelimiterLength * ordinary_length() * u[ch]);
-      v[j][ch] = static_cast<float>(kSinkValue * v[j][ch]);
-    }
+    for (float& x : v[j]) x = static_cast<float>(kSinkValue * x);
   }
 }
 

@@ -93,20 +93,20 @@ InputKind input_by_name(std::string_view name) {
 Inputs make_inputs(const AttnCase& c, InputKind kind, double sigma) {
   SAGE_CHECK(std::isfinite(sigma) && sigma > 0, "sigma: expected a positive number, got " << sigma);
   Inputs in;
-  in.q.resize(c.q_elements()), in.dout.resize(c.q_elements());
-  in.k.resize(c.k_elements()), in.v.resize(c.k_elements());
-  const int64_t q_size = c.nq * c.d, k_size = c.nk * c.d;
-  const auto head_of = [&](std::vector<float>& x, int64_t index, int64_t size) {
-    return Rows{std::span(x).subspan(index * size, size), c.d};
+  in.q.resize(c.q_elements()), in.dout.resize(c.o_elements());
+  in.k.resize(c.k_elements()), in.v.resize(c.v_elements());
+  const auto head_of = [](std::vector<float>& x, int64_t index, int64_t n, int64_t d) {
+    return Rows{std::span(x).subspan(index * n * d, n * d), d};
   };
+  const int64_t d = c.d, dv = c.value_dim();
   const Family family(c, kind, sigma);
   parallel_for({}, c.b * c.hk, [&](int64_t i) {
-    family.kv_head(i / c.hk, i % c.hk, head_of(in.k, i, k_size), head_of(in.v, i, k_size));
+    family.kv_head(i / c.hk, i % c.hk, head_of(in.k, i, c.nk, d), head_of(in.v, i, c.nk, dv));
   });
   parallel_for({}, c.b * c.h, [&](int64_t i) {
     const int64_t batch = i / c.h, head = i % c.h, kv_head = head / (c.h / c.hk);
-    family.q_head(batch, head, kv_head, head_of(in.k, batch * c.hk + kv_head, k_size),
-                  head_of(in.q, i, q_size), head_of(in.dout, i, q_size));
+    family.q_head(batch, head, kv_head, head_of(in.k, batch * c.hk + kv_head, c.nk, d),
+                  head_of(in.q, i, c.nq, d), head_of(in.dout, i, c.nq, dv));
   });
   for (auto* x : {&in.q, &in.k, &in.v, &in.dout}) round_to(c.dtype, *x);
   return in;

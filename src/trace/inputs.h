@@ -51,8 +51,8 @@ const char* input_description(InputKind kind);
 
 /// Contiguous tensors, each value representable in the case's element type.
 struct Inputs {
-  std::vector<float> q, dout;  // [b, h, nq, d]
-  std::vector<float> k, v;     // [b, hk, nk, d]
+  std::vector<float> q, dout;  // [b, h, nq, d] and [b, h, nq, dv]
+  std::vector<float> k, v;     // [b, hk, nk, d] and [b, hk, nk, dv]
 };
 
 /// Sizes, mask, element type and seed come from the case. Uses the library's own threads.

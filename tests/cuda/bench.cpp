@@ -96,10 +96,9 @@ void run(const std::string& text, bool deterministic, bool partial, bool codes) 
   f.device = Device::cuda;
   f.q = c.q_view(gaussian(c.q_elements(), c.dtype, 1)),
   f.k = c.k_view(gaussian(c.k_elements(), c.dtype, 2));
-  f.v = c.k_view(gaussian(c.k_elements(), c.dtype, 3));
-  const size_t q_bytes = static_cast<size_t>(c.q_elements()) * 2,
-               k_bytes = static_cast<size_t>(c.k_elements()) * 2;
-  f.o = c.q_view(device(q_bytes));
+  f.v = c.v_view(gaussian(c.v_elements(), c.dtype, 3));
+  const auto bytes = [](int64_t elements) { return static_cast<size_t>(elements) * 2; };
+  f.o = c.o_view(device(bytes(c.o_elements())));
   f.lse = contiguous_stats(static_cast<float*>(device(static_cast<size_t>(c.b * c.h * c.nq) * 4)),
                            c.h, c.nq);
   f.mask = c.mask, f.recipe = c.recipe;
@@ -113,9 +112,10 @@ void run(const std::string& text, bool deterministic, bool partial, bool codes) 
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
   g.deterministic = deterministic, g.partial_kv = partial;
-  g.dout = c.q_view(gaussian(c.q_elements(), c.dtype, 4));
-  g.dq = c.q_view(device(q_bytes)), g.dk = c.k_view(device(k_bytes)),
-  g.dv = c.k_view(device(k_bytes));
+  g.dout = c.o_view(gaussian(c.o_elements(), c.dtype, 4));
+  g.dq = c.q_view(device(bytes(c.q_elements())));
+  g.dk = c.k_view(device(bytes(c.k_elements())));
+  g.dv = c.v_view(device(bytes(c.v_elements())));
   f.workspace_bytes = workspace_size(f), f.workspace = device(f.workspace_bytes);
   g.workspace_bytes = workspace_size(g), g.workspace = device(g.workspace_bytes);
 
@@ -124,10 +124,12 @@ void run(const std::string& text, bool deterministic, bool partial, bool codes) 
   on_host.blocks = lists.view();
   const int64_t pairs =
       c.has_lists() ? spec::count_listed_pairs(on_host).all : c.visible_pairs() * c.b * c.h;
-  const double flops = 4.0 * static_cast<double>(pairs) * static_cast<double>(c.d);
+  const double one = 2.0 * static_cast<double>(pairs), of_d = one * static_cast<double>(c.d),
+               of_dv = one * static_cast<double>(c.value_dim());
+  const double flops = of_d + of_dv, flops_back = 3 * of_d + 2 * of_dv;
   std::printf("%-58s fwd %8.3f ms %6.0f TF/s  bwd %8.3f ms %6.0f TF/s  sum %8.3f ms %6.0f TF/s\n",
-              text.c_str(), fwd, flops / fwd * 1e-9, bwd, 2.5 * flops / bwd * 1e-9, fwd + bwd,
-              3.5 * flops / (fwd + bwd) * 1e-9);
+              text.c_str(), fwd, flops / fwd * 1e-9, bwd, flops_back / bwd * 1e-9, fwd + bwd,
+              (flops + flops_back) / (fwd + bwd) * 1e-9);
   std::fflush(stdout);
   for (void* p : {f.q.data, f.k.data, f.v.data, f.o.data, static_cast<void*>(f.lse.data),
                   g.dout.data, g.dq.data, g.dk.data, g.dv.data, f.workspace, g.workspace, f.codes,

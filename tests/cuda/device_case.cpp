@@ -48,22 +48,31 @@ class Memory {
   size_t bytes_;
 };
 
+/// Of the tensors of a case; data null.
+struct Shapes {
+  explicit Shapes(const spec::AttnCase& c)
+      : q(c.q_view(nullptr)), k(c.k_view(nullptr)), v(c.v_view(nullptr)), o(c.o_view(nullptr)) {}
+  TensorView q, k, v, o;
+};
+
 /// Host bytes with a strided view into them.
 struct Placed {
   std::vector<std::byte> bytes;
   TensorView view;  // data points into `bytes`
 
-  Placed(const DeviceCase& dc, int64_t heads, int64_t n, int poison) {
+  /// Shapes are those of AttnCase's views.
+  Placed(const DeviceCase& dc, const TensorView& like, int poison) {
     const spec::AttnCase& c = dc.c;
-    int64_t token = c.d, head = n * c.d, batch = heads * n * c.d, start = kGuard;
-    if (c.layout == spec::Layout::bshd) token = heads * c.d, head = c.d, batch = n * heads * c.d;
+    const int64_t heads = like.shape[1], n = like.shape[2], d = like.shape[3];
+    int64_t token = d, head = n * d, batch = heads * n * d, start = kGuard;
+    if (c.layout == spec::Layout::bshd) token = heads * d, head = d, batch = n * heads * d;
     if (dc.placement == Placement::gaps) {
       start += 1;
-      token = c.d + 3, head = n * token + 5, batch = heads * head + 7;
+      token = d + 3, head = n * token + 5, batch = heads * head + 7;
     }
     const int64_t elements = start + batch * c.b + kGuard, size = dtype_size(c.dtype);
     bytes.assign(static_cast<size_t>(elements * size), static_cast<std::byte>(poison));
-    view = {bytes.data() + start * size, c.dtype, {c.b, heads, n, c.d}, {batch, head, token, 1}};
+    view = {bytes.data() + start * size, c.dtype, like.shape, {batch, head, token, 1}};
   }
   void write(const std::vector<float>& x) {
     for_each([&](auto& to, size_t i) { to = from_float<std::decay_t<decltype(to)>>(x[i]); });
@@ -98,8 +107,8 @@ struct Placed {
 struct Output {
   Placed host;
   Memory device;
-  Output(const DeviceCase& dc, int64_t heads, int64_t n)
-      : host(dc, heads, n, dc.poison), device(host.bytes.data(), host.bytes.size()) {}
+  Output(const DeviceCase& dc, const TensorView& like)
+      : host(dc, like, dc.poison), device(host.bytes.data(), host.bytes.size()) {}
   TensorView view() const { return host.on(device); }
   std::vector<float> read(const char* name) {
     std::vector<std::byte> got = device.read();
@@ -120,15 +129,14 @@ struct Output {
 struct Input {
   Placed host;
   Memory device;
-  Input(const DeviceCase& dc, int64_t heads, int64_t n, const std::vector<float>& x)
-      : host(filled(dc, heads, n, x)), device(host.bytes.data(), host.bytes.size()) {
+  Input(const DeviceCase& dc, const TensorView& like, const std::vector<float>& x)
+      : host(filled(dc, like, x)), device(host.bytes.data(), host.bytes.size()) {
     if (dc.placement == Placement::one_head) host.view.stride[1] = 0;
     if (dc.placement == Placement::one_batch) host.view.stride[0] = 0;
   }
   TensorView view() const { return host.on(device); }
-  static Placed filled(const DeviceCase& dc, int64_t heads, int64_t n,
-                       const std::vector<float>& x) {
-    Placed p(dc, heads, n, 0xff);  // NaN between the rows: nobody may read it
+  static Placed filled(const DeviceCase& dc, const TensorView& like, const std::vector<float>& x) {
+    Placed p(dc, like, 0xff);  // NaN between the rows: nobody may read it
     p.write(x);
     return p;
   }
@@ -234,9 +242,9 @@ std::vector<float>& tensor_of(CaseInputs& in, int tensor) {
 Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shift,
                       Workspaces* workspaces) {
   const spec::AttnCase& c = dc.c;
-  const Input q(dc, c.h, c.nq, in.x.q), k(dc, c.hk, c.nk, in.x.k), v(dc, c.hk, c.nk, in.x.v),
-      dout(dc, c.h, c.nq, in.x.dout);
-  Output o(dc, c.h, c.nq), dq(dc, c.h, c.nq), dk(dc, c.hk, c.nk), dv(dc, c.hk, c.nk);
+  const Shapes s(c);
+  const Input q(dc, s.q, in.x.q), k(dc, s.k, in.x.k), v(dc, s.v, in.x.v), dout(dc, s.o, in.x.dout);
+  Output o(dc, s.o), dq(dc, s.q), dk(dc, s.k), dv(dc, s.v);
   const std::vector<float> stats(static_cast<size_t>(c.b * c.h * c.nq), NAN),
       tops(static_cast<size_t>(sequences(dc) * c.h), NAN);
   const Memory lse(stats.data(), stats.size() * 4), top(tops.data(), tops.size() * 4),
@@ -278,7 +286,7 @@ Results run_on_device(const DeviceCase& dc, const CaseInputs& in, float lse_shif
   std::vector<float> shifted = r.lse;
   for (float& x : shifted) x += lse_shift;
   const Memory lse_in(shifted.data(), shifted.size() * 4);
-  const Input o_in(dc, c.h, c.nq, o_of_all(dc, r.o));
+  const Input o_in(dc, s.o, o_of_all(dc, r.o));
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
   g.o = o_in.view(), g.lse = contiguous_stats(reinterpret_cast<float*>(lse_in.data()), c.h, c.nq);
@@ -297,13 +305,13 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   const spec::AttnCase& c = dc.c;
   DeviceCase plain = dc;
   plain.placement = Placement::plain, plain.c.layout = spec::Layout::bhsd;
-  const auto filled = [&](int64_t heads, int64_t n, const std::vector<float>& x) {
-    return Input::filled(plain, heads, n, x);
+  const auto filled = [&](const TensorView& like, const std::vector<float>& x) {
+    return Input::filled(plain, like, x);
   };
-  Placed q = filled(c.h, c.nq, in.x.q), k = filled(c.hk, c.nk, in.x.k),
-         v = filled(c.hk, c.nk, in.x.v), dout = filled(c.h, c.nq, in.x.dout),
-         o(plain, c.h, c.nq, 0), o_in = filled(c.h, c.nq, o_of_all(dc, given.o)),
-         dq(plain, c.h, c.nq, 0), dk(plain, c.hk, c.nk, 0), dv(plain, c.hk, c.nk, 0);
+  const Shapes s(c);
+  Placed q = filled(s.q, in.x.q), k = filled(s.k, in.x.k), v = filled(s.v, in.x.v),
+         dout = filled(s.o, in.x.dout), o(plain, s.o, 0), o_in = filled(s.o, o_of_all(dc, given.o)),
+         dq(plain, s.q, 0), dk(plain, s.k, 0), dv(plain, s.v, 0);
   Results r;
   r.lse.resize(given.lse.size()), r.max_logit.resize(given.max_logit.size());
 
@@ -344,8 +352,9 @@ std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in) 
   const spec::AttnCase& c = dc.c;
   DeviceCase plain = dc;
   plain.placement = Placement::plain, plain.c.layout = spec::Layout::bhsd;
-  Placed q = Input::filled(plain, c.h, c.nq, in.x.q), k = Input::filled(plain, c.hk, c.nk, in.x.k),
-         v = Input::filled(plain, c.hk, c.nk, in.x.v), o(plain, c.h, c.nq, 0);
+  const Shapes s(c);
+  Placed q = Input::filled(plain, s.q, in.x.q), k = Input::filled(plain, s.k, in.x.k),
+         v = Input::filled(plain, s.v, in.x.v), o(plain, s.o, 0);
   std::vector<float> lse(static_cast<size_t>(c.b * c.h * c.nq));
   ForwardArgs f;
   f.q = q.view, f.k = k.view, f.v = v.view, f.o = o.view;
@@ -361,8 +370,8 @@ std::vector<std::byte> oracle_codes(const DeviceCase& dc, const CaseInputs& in) 
 Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
   const spec::AttnCase& c = dc.c;
   Results r;
-  r.o.resize(in.x.q.size()), r.dq.resize(in.x.q.size());
-  r.dk.resize(in.x.k.size()), r.dv.resize(in.x.k.size());
+  r.o.resize(in.x.dout.size()), r.dq.resize(in.x.q.size());
+  r.dk.resize(in.x.k.size()), r.dv.resize(in.x.v.size());
   r.lse.resize(static_cast<size_t>(c.b * c.h * c.nq));
   r.max_logit.resize(static_cast<size_t>(c.b * c.h));
   if (c.nq == 0 || c.nk == 0) {  // zeros, and no logit anywhere
@@ -370,16 +379,21 @@ Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
     std::fill(r.max_logit.begin(), r.max_logit.end(), -INFINITY);
     return r;
   }
-  const auto rows = [&](const std::vector<float>& x, int64_t head, int64_t n) {
-    return std::vector<double>(x.begin() + head * n * c.d, x.begin() + (head + 1) * n * c.d);
+  const int64_t dv = c.value_dim();
+  const auto rows = [](const std::vector<float>& x, int64_t head, int64_t n, int64_t d) {
+    return std::vector<double>(x.begin() + head * n * d, x.begin() + (head + 1) * n * d);
+  };
+  const auto add = [](std::vector<float>& to, int64_t head, const std::vector<double>& x) {
+    for (size_t n = 0; n < x.size(); ++n)
+      to[static_cast<size_t>(head) * x.size() + n] += static_cast<float>(x[n]);
   };
   const int64_t group = c.h / c.hk;
   parallel_for({}, c.b * c.hk, [&](int64_t kv) {
     for (int64_t i = kv * group; i < (kv + 1) * group; ++i) {  // (b·h) of the query heads
-      const std::vector<double> q = rows(in.x.q, i, c.nq), k = rows(in.x.k, kv, c.nk),
-                                v = rows(in.x.v, kv, c.nk), dout = rows(in.x.dout, i, c.nq);
+      const std::vector<double> q = rows(in.x.q, i, c.nq, c.d), k = rows(in.x.k, kv, c.nk, c.d),
+                                v = rows(in.x.v, kv, c.nk, dv), dout = rows(in.x.dout, i, c.nq, dv);
       ref::ExactHead head;
-      head.nq = c.nq, head.nk = c.nk, head.d = c.d;
+      head.nq = c.nq, head.nk = c.nk, head.d = c.d, head.dv = dv;
       head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
       head.scale = dc.scale != 0.0f ? static_cast<double>(dc.scale)
                                     : 1.0 / std::sqrt(static_cast<double>(c.d));
@@ -390,21 +404,8 @@ Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
       problem.blocks = in.lists.view();
       head.visible = ref::visibility_of(problem, i / c.h, i % c.h);
       const ref::ExactResult e = ref::attention_exact(head);
-      for (int64_t n = 0; n < c.nq * c.d; ++n)
-        r.o[static_cast<size_t>(i * c.nq * c.d + n)] =
-            static_cast<float>(e.o[static_cast<size_t>(n)]),
-                                                 r.dq[static_cast<size_t>(i * c.nq * c.d + n)] =
-                                                     static_cast<float>(
-                                                         e.dq[static_cast<size_t>(n)]);
-      for (int64_t n = 0; n < c.nq; ++n)
-        r.lse[static_cast<size_t>(i * c.nq + n)] =
-            static_cast<float>(e.lse[static_cast<size_t>(n)]);
-      for (int64_t n = 0; n < c.nk * c.d; ++n) {
-        r.dk[static_cast<size_t>(kv * c.nk * c.d + n)] +=
-            static_cast<float>(e.dk[static_cast<size_t>(n)]);
-        r.dv[static_cast<size_t>(kv * c.nk * c.d + n)] +=
-            static_cast<float>(e.dv[static_cast<size_t>(n)]);
-      }
+      add(r.o, i, e.o), add(r.dq, i, e.dq), add(r.lse, i, e.lse);
+      add(r.dk, kv, e.dk), add(r.dv, kv, e.dv);
       r.max_logit[static_cast<size_t>(i)] = static_cast<float>(e.max_logit);
     }
   });
@@ -450,8 +451,8 @@ Candidate device_candidate(const DeviceCase& dc, bool backward) {
   g.device = Device::cuda;
   const spec::AttnCase& c = dc.c;
   g.partial_kv = dc.partial_kv, g.deterministic = dc.deterministic;
-  g.q = g.o = g.dout = g.dq = c.q_view(nullptr);
-  g.k = g.v = g.dk = g.dv = c.k_view(nullptr);
+  g.q = g.dq = c.q_view(nullptr), g.o = g.dout = c.o_view(nullptr);
+  g.k = g.dk = c.k_view(nullptr), g.v = g.dv = c.v_view(nullptr);
   describe(dc, g);
   ForwardArgs f;
   static_cast<AttentionArgs&>(f) = g;

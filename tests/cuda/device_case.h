@@ -51,7 +51,8 @@ struct DeviceCase {
   explicit DeviceCase(const std::string& text) : c(spec::AttnCase::parse(text)) {}
 };
 
-/// Contiguous results: [b, h, nq, d], [b, h, nq], [sequences, h], [b, hk, nk, d].
+/// Contiguous results: o [b, h, nq, dv], lse [b, h, nq], max_logit [sequences, h], and gradients of
+/// the shapes of q, k and v.
 struct Results {
   std::vector<float> o, lse, max_logit, dq, dk, dv;
   bool operator==(const Results&) const = default;

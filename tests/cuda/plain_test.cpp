@@ -64,9 +64,11 @@ void expect_parity(const DeviceCase& dc, float lse_shift = 0.0f) {
                top = largest_difference(gpu.max_logit, oracle.max_logit);
   int64_t off = 0;  // 16-bit outputs hide single codes
   if (dc.c.dtype == Dtype::f32)
-    for (const auto& [a, b] : {std::pair(&gpu.o, &oracle.o), std::pair(&gpu.dq, &oracle.dq),
-                               std::pair(&gpu.dk, &oracle.dk), std::pair(&gpu.dv, &oracle.dv)})
-      off += lines_off(*a, *b, dc.c.d);
+    for (const auto& [a, b, d] :
+         {std::tuple(&gpu.o, &oracle.o, dc.c.value_dim()), std::tuple(&gpu.dq, &oracle.dq, dc.c.d),
+          std::tuple(&gpu.dk, &oracle.dk, dc.c.d),
+          std::tuple(&gpu.dv, &oracle.dv, dc.c.value_dim())})
+      off += lines_off(*a, *b, d);
   std::printf("plain  %-78s o %.1e dq %.1e dk %.1e dv %.1e lse %.1e off %d\n",
               dc.c.to_string().c_str(), o, dq, dk, dv, lse, static_cast<int>(off));
   EXPECT_LE(o, budget(dc));
@@ -95,6 +97,19 @@ std::vector<std::string> shapes() {
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, PlainCase, testing::ValuesIn(shapes()));
+
+// V of another head dim than q and k: smaller and larger, on either side of what one thread block
+// has.
+INSTANTIATE_TEST_SUITE_P(
+    ValueDims, PlainCase,
+    testing::Values("h2 n200 d192 dv=128 bf16 causal", "h4 hk2 nq150 nk230 d192 dv=128 f32",
+                    "h2 n200 d64 dv=192 f32 paper", "h2 n200 d136 dv=8 f16 causal",
+                    "b2 h2 n150 d8 dv=136 f32 bshd", "h2 n150 d40 dv=72 bf16 paper rotate=on",
+                    "h2 n200 d72 dv=40 f32 smooth_q=on k_per_token=on pv16=1 tile=128x192",
+                    "h2 n150 d64 dv=96 f32 rounding=dither", "h2 nq150 nk300 d256 dv=24 f32",
+                    "h2 n200 d96 dv=160 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on",
+                    "h2 n200 d160 dv=96 f32 paper lift=O,dV",
+                    "h2 n300 d72 dv=24 f32 keep=0.4 lead=2", "h2 n200 d96 dv=64 window=30,50 f32"));
 
 // Rotation, scales of K, and rounding, one by one.
 INSTANTIATE_TEST_SUITE_P(
@@ -542,12 +557,12 @@ SavedRun run_saved(const DeviceCase& dc, const CaseInputs& in, const char* impl,
   const Memory<float> q(in.x.q), k(in.x.k), v(in.x.v), dout(in.x.dout);
   const auto floats = [](int64_t n) { return std::vector<float>(static_cast<size_t>(n), NAN); };
   const int64_t sequences = dc.cu_q.empty() ? c.b : static_cast<int64_t>(dc.cu_q.size()) - 1;
-  Memory<float> o(floats(c.q_elements())), lse(floats(c.b * c.h * c.nq)),
+  Memory<float> o(floats(c.o_elements())), lse(floats(c.b * c.h * c.nq)),
       top(floats(sequences * c.h)), dq(floats(c.q_elements())), dk(floats(c.k_elements())),
-      dv(floats(c.k_elements()));
+      dv(floats(c.v_elements()));
   ForwardArgs f;
   f.device = std::string(impl) == "cuda-plain" ? Device::cuda : Device::cpu;
-  f.q = c.q_view(q.data), f.k = c.k_view(k.data), f.v = c.k_view(v.data), f.o = c.q_view(o.data);
+  f.q = c.q_view(q.data), f.k = c.k_view(k.data), f.v = c.v_view(v.data), f.o = c.o_view(o.data);
   f.lse = contiguous_stats(lse.data, c.h, c.nq), f.max_logit = top.data;
   f.mask = c.mask, f.recipe = c.recipe;
   if (!dc.cu_q.empty()) f.documents = {dc.cu_q.data(), dc.cu_k.data(), sequences};
@@ -565,8 +580,8 @@ SavedRun run_saved(const DeviceCase& dc, const CaseInputs& in, const char* impl,
   BackwardArgs g;
   static_cast<AttentionArgs&>(g) = f;
   if (with_codes) g.q.data = g.k.data = g.v.data = nullptr;
-  g.dout = c.q_view(dout.data), g.dq = c.q_view(dq.data);
-  g.dk = c.k_view(dk.data), g.dv = c.k_view(dv.data);
+  g.dout = c.o_view(dout.data), g.dq = c.q_view(dq.data);
+  g.dk = c.k_view(dk.data), g.dv = c.v_view(dv.data);
   const Memory<std::byte> backward_space(
       std::vector<std::byte>(workspace_size(g), std::byte{0x7f}));
   g.workspace = backward_space.data, g.workspace_bytes = backward_space.count;
@@ -590,6 +605,7 @@ void expect_same_codes(const DeviceCase& dc, const SavedRun& a, const SavedRun& 
       {.h = c.h,
        .hk = c.hk,
        .d = c.d,
+       .dv = c.value_dim(),
        .queries = c.b * c.nq,
        .keys = c.b * c.nk,
        .sequences = dc.cu_q.empty() ? c.b : static_cast<int64_t>(dc.cu_q.size()) - 1,
@@ -634,7 +650,8 @@ TEST(Plain, SavedCodes) {
   for (const char* text :
        {"b2 h2 hk1 n140 d40 f32 causal", "h2 nq70 nk300 d64 f32 k_per_token=on",
         "h1 n150 d256 f32 rotate=off smooth_k=off", "h1 n200 d72 f32 smooth_v=off pv16=1",
-        "h1 n200 d64 f32 rounding=dither lift=dV tile=64x192"}) {
+        "h1 n200 d64 f32 rounding=dither lift=dV tile=64x192", "h2 hk1 n150 d192 dv=128 f32 causal",
+        "b2 h1 nq70 nk150 d24 dv=40 f32 smooth_v=off"}) {
     const DeviceCase dc = plain_case(text);
     expect_saved_codes(dc, make_case_inputs(dc));
   }
@@ -642,8 +659,8 @@ TEST(Plain, SavedCodes) {
 
 TEST(Plain, SavedCodesOfDocuments) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h4 hk2 nq700 nk650 d40 f32 causal", "h2 nq700 nk650 d64 f32 k_per_token=on"}) {
+  for (const char* text : {"h4 hk2 nq700 nk650 d40 f32 causal", "h4 hk2 nq700 nk650 d40 dv=24 f32",
+                           "h2 nq700 nk650 d64 f32 k_per_token=on"}) {
     DeviceCase dc = plain_case(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
     dc.cu_k = {0, 5, 200, 200, 207, 500, 650};

@@ -15,10 +15,10 @@ from sagebwd.integrations import context_parallel as ring
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
 
 
-def _sequence(dtype=torch.float32):
+def _sequence(dtype=torch.float32, dv=64):
     """q, k, v, dout of the whole sequence, keys with a large mean."""
     g = torch.Generator().manual_seed(5)
-    q, k, v, dout = (torch.randn(1, 2, 128, 64, generator=g) for _ in range(4))
+    q, k, v, dout = (torch.randn(1, 2, 128, d, generator=g) for d in (64, 64, dv, dv))
     return tuple(t.to(dtype) for t in (q, k + 10 * torch.randn(64, generator=g), v, dout))
 
 
@@ -33,8 +33,8 @@ def _gather(t, dim=2):
     return torch.cat(pieces, dim)
 
 
-def direct(causal, load_balance, rank):
-    q, k, v, dout = _sequence()
+def direct(causal, load_balance, rank, dv=64):
+    q, k, v, dout = _sequence(dv=dv)
     order = [0, 3, 1, 2] if load_balance else [0, 1, 2, 3]  # the quarters as the ranks hold them
     quarters = [torch.cat([t.chunk(4, 2)[i] for i in order], 2) for t in (q, k, v, dout)]
     *mine, my_dout = (t.chunk(ranks.RANKS, 2)[rank].contiguous() for t in quarters)
@@ -50,6 +50,8 @@ def direct(causal, load_balance, rank):
 def direct_all(rank):
     for causal, load_balance in ((False, False), (True, False), (True, True)):
         direct(causal, load_balance, rank)
+    direct(True, True, rank, dv=40)
+    direct(True, False, rank, dv=20)
 
 
 def test_ring_attention():
@@ -194,6 +196,16 @@ def dtensor(rank):
     groups = make(2, 6, 40, 64), make(2, 3, 40, 64), make(2, 3, 40, 64)
     out = sagebwd.attention(*_sharded(mesh, [Shard(1)], *groups), layout="bhsd")
     assert torch.equal(out.full_tensor(), sagebwd.attention(*groups, layout="bhsd"))
+
+    # Values of another head dim.
+    narrow, dnarrow = make(4, 2, 70, 24), make(4, 4, 70, 24)
+    tensors = [t.clone().requires_grad_() for t in (q, k, narrow)]
+    for given in (Shard(0), Shard(1)):
+        leaves = _sharded(mesh, [given], q, k, narrow)
+        grads = (distribute_tensor(t, mesh, [given]) for t in (dnarrow, dlse))
+        got = _attend(*leaves, dout=next(grads), dlse=next(grads))
+        for a, b in zip(got, _attend(*tensors, dout=dnarrow, dlse=dlse)):
+            assert torch.equal(a.full_tensor(), b), given
 
     # A sharded sequence is gathered.
     out = sagebwd.attention(*_sharded(mesh, [Shard(2)], q, k, v), layout="bhsd", causal=True)

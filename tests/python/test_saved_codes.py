@@ -442,7 +442,7 @@ def test_size_from_shapes(heads, lengths, d, k_per_token):
     codes = torch.ops.sagebwd.fwd(q, k, k, *arguments)[3]
     assert codes.dtype == torch.uint8
     meta = torch.ops.sagebwd.fwd(q.to("meta"), *[k.to("meta")] * 2, *arguments)[3]
-    assert codes.shape == meta.shape == (ops.codes_bytes(q, k, None, options.recipe),)
+    assert codes.shape == meta.shape == (ops.codes_bytes(q, k, k, None, options.recipe),)
     # The library refuses a backward whose codes are too short.
     if codes.numel() and s and sk:
         out, lse = torch.ops.sagebwd.fwd(q, k, k, *arguments)[:2]
@@ -458,7 +458,7 @@ def test_size_of_packed_batches():
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 9, 70], [0, 129, 290]))
     options = ops.Options(cu_q, cu_k, recipe="vectorwise")
     codes = torch.ops.sagebwd.fwd(q, k, k, *options, False, False, True)[3]
-    assert codes.shape == (ops.codes_bytes(q, k, cu_q, options.recipe),)
+    assert codes.shape == (ops.codes_bytes(q, k, k, cu_q, options.recipe),)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ void store(const TensorView& view, const std::vector<float>& values) {
 
 template <typename Args>
 void fill_shared(Args& a, const AttnCase& c) {
-  a.q = c.q_view(nullptr), a.o = c.q_view(nullptr);
-  a.k = c.k_view(nullptr), a.v = c.k_view(nullptr);
+  a.q = c.q_view(nullptr), a.o = c.o_view(nullptr);
+  a.k = c.k_view(nullptr), a.v = c.v_view(nullptr);
   a.lse = contiguous_stats(nullptr, c.h, c.nq);
   a.mask = c.mask;
   a.scale = c.scale;
@@ -61,20 +61,20 @@ ForwardArgs forward_shape(const AttnCase& c) {
 BackwardArgs backward_shape(const AttnCase& c) {
   BackwardArgs a;
   fill_shared(a, c);
-  a.dout = c.q_view(nullptr), a.dq = c.q_view(nullptr);
-  a.dk = c.k_view(nullptr), a.dv = c.k_view(nullptr);
+  a.dout = c.o_view(nullptr), a.dq = c.q_view(nullptr);
+  a.dk = c.k_view(nullptr), a.dv = c.v_view(nullptr);
   return a;
 }
 
 AttentionRun::AttentionRun(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists)
     : q_(storage(c, c.q_elements())),
       k_(storage(c, c.k_elements())),
-      v_(storage(c, c.k_elements())),
-      o_(storage(c, c.q_elements())),
-      dout_(storage(c, c.q_elements())),
+      v_(storage(c, c.v_elements())),
+      o_(storage(c, c.o_elements())),
+      dout_(storage(c, c.o_elements())),
       dq_(storage(c, c.q_elements())),
       dk_(storage(c, c.k_elements())),
-      dv_(storage(c, c.k_elements())),
+      dv_(storage(c, c.v_elements())),
       lse_(static_cast<size_t>(c.b * c.h * c.nq)),
       forward_(forward_shape(c)),
       backward_(backward_shape(c)) {

@@ -166,18 +166,20 @@ std::vector<float> tokens_of(const SafeTensors& file, const std::string& name, i
 std::vector<CapturedLayer> find_layers(const SafeTensors& file, std::optional<Dtype> dtype) {
   std::vector<CapturedLayer> layers;
   for (const auto& [number, prefix] : prefixes(file)) {
-    const auto q = shape4(file, prefix + "q"), k = shape4(file, prefix + "k");
+    const auto q = shape4(file, prefix + "q"), k = shape4(file, prefix + "k"),
+               v = shape4(file, prefix + "v");
     SAGE_CHECK(k[0] == q[0] && k[3] == q[3] && q[1] % k[1] == 0,
                file.path() << ": \"" << prefix << "q\" is "
                            << file.tensors().at(prefix + "q").show() << " and \"" << prefix
                            << "k\" is " << file.tensors().at(prefix + "k").show()
                            << "; expected the same b and d, and q heads a multiple of k heads");
-    expect_shape(file, prefix + "v", k);
-    expect_shape(file, prefix + "dout", q);
+    expect_shape(file, prefix + "v", {k[0], k[1], k[2], v[3]});
+    expect_shape(file, prefix + "dout", {q[0], q[1], q[2], v[3]});
     CapturedLayer layer;
     layer.prefix = prefix;
     spec::AttnCase& c = layer.shape;
     c.b = q[0], c.h = q[1], c.hk = k[1], c.nq = q[2], c.nk = k[2], c.d = q[3];
+    c.dv = v[3] == q[3] ? 0 : v[3];
     c.dtype = file.dtype(prefix + "q");
     for (const char* t : kTensors) {
       const Dtype found = file.dtype(prefix + t);
@@ -204,12 +206,13 @@ std::vector<CapturedLayer> find_layers(const SafeTensors& file, std::optional<Dt
 }
 
 trace::Inputs read_layer(const SafeTensors& file, const CapturedLayer& layer) {
-  const auto read = [&](const char* name, int64_t first, int64_t n) {
-    return tokens_of(file, layer.prefix + name, first, n, layer.shape.d);
+  const auto read = [&](const char* name, int64_t first, int64_t n, int64_t d) {
+    return tokens_of(file, layer.prefix + name, first, n, d);
   };
   const spec::AttnCase& c = layer.shape;
-  trace::Inputs in{read("q", layer.first_q, c.nq), read("dout", layer.first_q, c.nq),
-                   read("k", layer.first_k, c.nk), read("v", layer.first_k, c.nk)};
+  trace::Inputs in{
+      read("q", layer.first_q, c.nq, c.d), read("dout", layer.first_q, c.nq, c.value_dim()),
+      read("k", layer.first_k, c.nk, c.d), read("v", layer.first_k, c.nk, c.value_dim())};
   with_dtype(layer.shape.dtype, [&](auto tag) {
     for (auto* x : {&in.q, &in.dout, &in.k, &in.v})
       for (float& value : *x) value = to_float(from_float<decltype(tag)>(value));

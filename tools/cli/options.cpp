@@ -83,12 +83,12 @@ void check_memory(const std::string& what, double bytes) {
 }
 
 void check_memory(const spec::AttnCase& c) {
-  // q, o, dout and dq, and k, v, dk and dv.
-  const double rows = 4.0 * static_cast<double>(c.b) *
+  // q and dq, o and dout, k and dk, v and dv.
+  const double rows = 2.0 * static_cast<double>(c.b) *
                       (static_cast<double>(c.h) * static_cast<double>(c.nq) +
                        static_cast<double>(c.hk) * static_cast<double>(c.nk));
-  check_memory("case \"" + c.to_string() + "\"",
-               rows * static_cast<double>(c.d) * static_cast<double>(dtype_size(c.dtype)));
+  check_memory("case \"" + c.to_string() + "\"", rows * static_cast<double>(c.d + c.value_dim()) *
+                                                     static_cast<double>(dtype_size(c.dtype)));
 }
 
 std::string printable(const std::string& text) {

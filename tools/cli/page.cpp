@@ -37,8 +37,10 @@ std::string shape_words(const Results& results) {
     const std::string tokens =
         c.nq == c.nk ? std::to_string(c.nq) + " tokens"
                      : std::to_string(c.nq) + " queries, " + std::to_string(c.nk) + " keys";
-    shapes.insert(tokens + ", head dim " + std::to_string(c.d) + ", " + std::to_string(c.b * c.h) +
-                  " head" + (c.b * c.h == 1 ? "" : "s") + ", " +
+    const std::string of_v =
+        c.value_dim() == c.d ? "" : " (of V " + std::to_string(c.value_dim()) + ")";
+    shapes.insert(tokens + ", head dim " + std::to_string(c.d) + of_v + ", " +
+                  std::to_string(c.b * c.h) + " head" + (c.b * c.h == 1 ? "" : "s") + ", " +
                   (c.mask.causal ? "causal" : "no mask") + ", " + dtype_name(c.dtype) + " inputs");
   }
   return shapes.size() == 1 ? *shapes.begin() : "several shapes";

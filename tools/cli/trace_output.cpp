@@ -34,6 +34,7 @@ json to_json(const TraceResult& r) {
          {"n", c.nq},
          {"nk", c.nk},
          {"d", c.d},
+         {"dv", c.value_dim()},
          {"batch", c.b},
          {"heads", c.h},
          {"causal", c.mask.causal},

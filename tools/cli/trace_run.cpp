@@ -47,25 +47,27 @@ ref::Visibility visible_keys(const AttnCase& c, const trace::Lists& lists, int64
 /// head at a time, so it cannot compare their sum.
 void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists,
                          const Outputs& out, int64_t kv, ErrorStats& dk, ErrorStats& dv) {
-  const int64_t group = c.h / c.hk, q_size = c.nq * c.d, k_size = c.nk * c.d;
+  const int64_t group = c.h / c.hk, d = c.d, value_d = c.value_dim();
   const auto widened = [](const float* x, int64_t n) { return std::vector<double>(x, x + n); };
-  const auto k = widened(head_of(in.k, kv, c.nk, c.d), k_size),
-             v = widened(head_of(in.v, kv, c.nk, c.d), k_size);
-  std::vector<double> dk_exact(k_size), dv_exact(k_size);
+  const auto k = widened(head_of(in.k, kv, c.nk, d), c.nk * d),
+             v = widened(head_of(in.v, kv, c.nk, value_d), c.nk * value_d);
+  std::vector<double> dk_exact(k.size()), dv_exact(v.size());
   for (int64_t g = 0; g < group; ++g) {
-    const auto q = widened(head_of(in.q, kv * group + g, c.nq, c.d), q_size);
-    const auto dout = widened(head_of(in.dout, kv * group + g, c.nq, c.d), q_size);
+    const auto q = widened(head_of(in.q, kv * group + g, c.nq, d), c.nq * d);
+    const auto dout = widened(head_of(in.dout, kv * group + g, c.nq, value_d), c.nq * value_d);
     ref::ExactHead head;
-    head.nq = c.nq, head.nk = c.nk, head.d = c.d;
+    head.nq = c.nq, head.nk = c.nk, head.d = d, head.dv = value_d;
     head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
     head.scale = static_cast<double>(c.logit_scale());
     head.visible = visible_keys(c, lists, kv * group + g);
     const ref::ExactResult exact = ref::attention_exact(head);
-    for (int64_t i = 0; i < k_size; ++i) dk_exact[i] += exact.dk[i], dv_exact[i] += exact.dv[i];
+    for (size_t i = 0; i < dk_exact.size(); ++i) dk_exact[i] += exact.dk[i];
+    for (size_t i = 0; i < dv_exact.size(); ++i) dv_exact[i] += exact.dv[i];
   }
   for (int64_t j = 0; j < c.nk; ++j) {
-    dk.add_row(head_of(out.dk, kv, c.nk, c.d) + j * c.d, &dk_exact[j * c.d], c.d, j);
-    dv.add_row(head_of(out.dv, kv, c.nk, c.d) + j * c.d, &dv_exact[j * c.d], c.d, j);
+    dk.add_row(head_of(out.dk, kv, c.nk, d) + j * d, &dk_exact[j * d], d, j);
+    dv.add_row(head_of(out.dv, kv, c.nk, value_d) + j * value_d, &dv_exact[j * value_d], value_d,
+               j);
   }
   dk.finish(), dv.finish();
 }
@@ -74,22 +76,23 @@ void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const trace
 /// dK and dV.
 HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const trace::Lists& lists,
                    const Outputs& out, int64_t index) {
-  const int64_t group = c.h / c.hk, kv = index / group;
+  const int64_t group = c.h / c.hk, kv = index / group, value_d = c.value_dim();
   ref::RecipeHead head;
-  head.nq = c.nq, head.nk = c.nk, head.d = c.d;
+  head.nq = c.nq, head.nk = c.nk, head.d = c.d, head.dv = value_d;
   head.q = head_of(in.q, index, c.nq, c.d);
-  head.k = head_of(in.k, kv, c.nk, c.d), head.v = head_of(in.v, kv, c.nk, c.d);
+  head.k = head_of(in.k, kv, c.nk, c.d), head.v = head_of(in.v, kv, c.nk, value_d);
   head.scale = c.logit_scale();
   head.visible = visible_keys(c, lists, index);
   head.recipe = c.problem().recipe;
   head.recipe.tile_q = out.backward.tile_q, head.recipe.tile_k = out.backward.tile_k;
   head.recipe.p_levels = out.backward.p_levels;
   head.sequence = index / c.h, head.head = index % c.h;
-  trace::HeadOutputs given{head_of(out.o, index, c.nq, c.d), head_of(out.dq, index, c.nq, c.d)};
+  trace::HeadOutputs given{head_of(out.o, index, c.nq, value_d), head_of(out.dq, index, c.nq, c.d)};
   if (group == 1)
-    given.dk = head_of(out.dk, kv, c.nk, c.d), given.dv = head_of(out.dv, kv, c.nk, c.d);
+    given.dk = head_of(out.dk, kv, c.nk, c.d), given.dv = head_of(out.dv, kv, c.nk, value_d);
 
-  HeadErrors errors = trace::compare_head(head, head_of(in.dout, index, c.nq, c.d), c.dtype, given);
+  HeadErrors errors =
+      trace::compare_head(head, head_of(in.dout, index, c.nq, value_d), c.dtype, given);
   if (group > 1) {
     errors.dk = {}, errors.dv = {};
     if (index % group == 0) compare_shared_keys(c, in, lists, out, kv, errors.dk, errors.dv);

@@ -21,7 +21,7 @@ import contextlib
 
 import torch
 
-from .. import arguments, ops
+from .. import arguments, ops, padding
 from ..attention import BACKWARD_MATMULS
 from ..recipe import as_recipe
 from .report import Report
@@ -57,7 +57,7 @@ def _forward(group, options, q, k, v):
 
     def step(q, k, v, is_causal):
         call = (_rows(q), _rows(k), _rows(v), options._replace(causal=is_causal))
-        return ops.forward(*call, save_codes=False)[:2]  # the ring keeps q, k and v
+        return padding.forward(*call, save_codes=False)[:2]  # the ring keeps q, k and v
 
     out, lse = _torch_ring()._templated_ring_attention(
         group, _SEQUENCE, step, query=q, key=k, value=v, is_causal=options.causal
@@ -67,7 +67,7 @@ def _forward(group, options, q, k, v):
 
 def _backward(group, options, dout, q, k, v, out, lse):
     def step(*, grad_out, query, key, value, out, logsumexp, is_causal):
-        return ops.backward(
+        return padding.backward(
             grad_out,
             _rows(query),
             _rows(key),

@@ -195,6 +195,7 @@ def _routed(activation, q, k, v, mask, is_causal, scale, enable_gqa):
     reason = _not_for_flash(q, k, v, mask, is_causal)
     if reason is None:
         *heads, heads_mask, lead = sdpa_call.as_heads(q, k, v, mask, enable_gqa)
+        # PyTorch's operator gives a result of q's shape.
         *heads, heads_scale = padding.to_one_head_dim(*heads, scale)
         args = (*heads, heads_mask, 0.0, is_causal)
         _here.went_to_math = False

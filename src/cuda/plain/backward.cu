@@ -55,6 +55,10 @@ struct Block {
   __device__ static int64_t blocks(const Params& p) {
     return kByQuery ? p.batch.q_blocks : p.batch.k_blocks;
   }
+  /// Of the gradient.
+  __host__ __device__ static int channels(const Params& p) {
+    return kGradient == Gradient::dv ? p.value_d : p.d;
+  }
   __device__ Block(const BackwardParams& params, Shared& memory)
       : p(params),
         shared(memory),
@@ -112,10 +116,10 @@ struct Block {
     if constexpr (kGradient == Gradient::dv) return;
     Fragment<float> dp;
     if (p.folds_v) {
-      value_product(here, here.keys(p.v.codes), dp);
+      value_product(here, here.values(p.v.codes), dp);
       for_elements(dp, [&](float& y, int, int, int col) { y *= shared.v_scale[col]; });
     } else {
-      value_product(here, here.keys(p.v.values), dp);
+      value_product(here, here.values(p.v.values), dp);
     }
 #pragma unroll
     for (int b = 0; b < 4; ++b)
@@ -127,7 +131,7 @@ struct Block {
   /// dO·Vᵀ, V as values or as codes.
   template <typename T>
   __device__ void value_product(const Pair& here, const Rows<T>& v, Fragment<float>& dp) {
-    const Rows<float> dout = here.queries(p.dout.values);
+    const Rows<float> dout = here.gradients(p.dout.values);
     if (p.exact_inputs)
       channel_product<true>(dout, v, false, shared, dp);
     else
@@ -262,7 +266,7 @@ struct Block {
     });
     const Rows<int8_t> right = kGradient == Gradient::dq   ? here.keys(p.k.codes)
                                : kGradient == Gradient::dk ? here.queries(p.q.codes)
-                                                           : here.queries(p.dout.codes);
+                                                           : here.gradients(p.dout.codes);
     constexpr auto kCodes = kGradient == Gradient::dv ? arch::Bytes::u8 : arch::Bytes::s8;
     add_product<kCodes>(right, scale, channel, shared, result);
   }
@@ -273,7 +277,7 @@ struct Block {
     });
     const Rows<float> right = kGradient == Gradient::dq   ? here.keys(p.k.values)
                               : kGradient == Gradient::dk ? here.queries(p.q.values)
-                                                          : here.queries(p.dout.values);
+                                                          : here.gradients(p.dout.values);
     const int poisoned = kGradient == Gradient::dq   ? p.k.poisoned[here.k_block()]
                          : kGradient == Gradient::dk ? p.q.poisoned[here.q_block()]
                                                      : p.dout.poisoned[here.q_block()];
@@ -364,7 +368,7 @@ struct Block {
     for (int part = 0; part < kResultChannels / kChannels; ++part)
       for_elements(result[part], [&](float& y, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
-        if (line0 + line >= lines || c >= p.d) return;
+        if (line0 + line >= lines || c >= channels(p)) return;
         const float value = mean == nullptr ? y : y + sum[r] * mean[c];
         const int64_t token = (kByQuery ? s.q_begin : s.k_begin) + line0 + line;
         write(p.batch.dtype, to, tile::offset_of(to, s, own_head, token) + c, factor * value);
@@ -398,7 +402,8 @@ void run(const BackwardParams& p, int heads, cudaStream_t stream) {
   const int64_t blocks = kGradient == Gradient::dq ? p.batch.q_blocks : p.batch.k_blocks;
   launch(gradient_kernel<kGradient>,
          dim3(static_cast<unsigned>(blocks * heads),
-              static_cast<unsigned>((p.d + kResultChannels - 1) / kResultChannels)),
+              static_cast<unsigned>((Block<kGradient>::channels(p) + kResultChannels - 1) /
+                                    kResultChannels)),
          kThreads, 0, p, stream);
 }
 

@@ -184,9 +184,9 @@ struct Block {
         return key >= shared.begin[line] && key < shared.end[line];
       };
       if (product == Product::leading)
-        add_product(here.keys(p.v.codes), false, factor, channel, shared, result, sees);
+        add_product(here.values(p.v.codes), false, factor, channel, shared, result, sees);
       else
-        add_product(here.keys(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel,
+        add_product(here.values(p.v.values), p.v.poisoned[here.k_block()] != 0, factor, channel,
                     shared, result, sees);
       return;
     }
@@ -196,7 +196,7 @@ struct Block {
       shared.codes[line * kTokenLine + col] =
           spans.sees(r, col) ? round(y, p.p_levels, line, col) : int8_t{0};
     });
-    add_product<arch::Bytes::u8>(here.keys(p.v.codes), factor, channel, shared, result);
+    add_product<arch::Bytes::u8>(here.values(p.v.codes), factor, channel, shared, result);
   }
 
   __device__ void finish() {
@@ -220,12 +220,12 @@ struct Block {
     }
     const float* mean = p.v_mean == nullptr
                             ? nullptr
-                            : p.v_mean + (static_cast<int64_t>(s.index) * p.hk + kv) * p.d;
+                            : p.v_mean + (static_cast<int64_t>(s.index) * p.hk + kv) * p.value_d;
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
       for_elements(result[part], [&](float& o, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
-        if (q0 + line >= s.nq || c >= p.d) return;
+        if (q0 + line >= s.nq || c >= p.value_d) return;
         float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
         if (p.batch.dtype == Dtype::f16) value = numerics::within_f16(value);
         write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 void launch_forward(const ForwardParams& p, cudaStream_t stream) {
   launch(forward_kernel,
          dim3(static_cast<unsigned>(p.batch.q_blocks * p.h),
-              static_cast<unsigned>((p.d + kResultChannels - 1) / kResultChannels)),
+              static_cast<unsigned>((p.value_d + kResultChannels - 1) / kResultChannels)),
          kThreads, 0, p, stream);
 }
 

@@ -4,7 +4,8 @@
 // Everything is cut into blocks of kBlock tokens, whatever the recipe's tiles: a tile is one to
 // four blocks, and the last block of a sequence may be short. Blocks are numbered through all
 // sequences of a call. Arrays of tokens have no padding: token i of sequence s lies at s.q_first +
-// i. Rows of codes and values are `pitch` channels apart; channels beyond the head dim are zero.
+// i. Rows of codes and values are `pitch` channels apart (those of V and dO `value_pitch`);
+// channels beyond the head dim are zero.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +30,10 @@ struct Batch {
 
 /// Q, K, V or dO as the products want it.
 struct Operand {
-  int8_t* codes;  // [heads, tokens, pitch]
+  int8_t* codes;  // [heads, tokens, its pitch]
   float* scale;   // [heads, tokens]: of the codes; NaN for a token that holds NaN or Inf
-  float* values;  // [heads, tokens, pitch]: FP32, K and (in the forward) V without their mean; null
-                  // where no product needs it
+  float* values;  // [heads, tokens, its pitch]: FP32, K and (in the forward) V without their mean;
+                  // null where no product needs it
   int* poisoned;  // [heads, blocks]: whether the block's values hold NaN or Inf
 };
 
@@ -40,8 +41,10 @@ struct Operand {
 struct Params {
   Batch batch;
   MaskParams mask;
-  int h, hk, group, d, pitch;
-  int64_t tq, tk;  // tokens of all sequences
+  int h, hk, group;
+  int d, pitch;              // of Q and K
+  int value_d, value_pitch;  // of V, O and dO
+  int64_t tq, tk;            // tokens of all sequences
   int tile_q, tile_k;
   Scheme scheme;
   uint32_t dithered;  // Matmul bits
@@ -59,7 +62,7 @@ struct Params {
 };
 
 struct ForwardParams : Params {
-  const float* v_mean;  // [sequences, hk, d]; null: no V-smoothing
+  const float* v_mean;  // [sequences, hk, value_d]; null: no V-smoothing
   int64_t pv16_tiles;   // leading tiles of keys whose P is not quantised
   Strided o;
   StridedStats lse;

@@ -174,11 +174,11 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
 
 __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
   const TokenBlock b(job.batch, true);
-  const auto mean_of = [&](const float* means) {
+  const auto mean_of = [&](const float* means, int d) {
     const int64_t kv = static_cast<int64_t>(b.s.index) * (job.h / job.group) + b.head / job.group;
-    return means == nullptr ? nullptr : means + kv * job.d;
+    return means == nullptr ? nullptr : means + kv * d;
   };
-  const float *k_mean = mean_of(job.k_mean), *v_mean = mean_of(job.v_mean);
+  const float *k_mean = mean_of(job.k_mean, job.d), *v_mean = mean_of(job.v_mean, job.value_d);
   for (int r = warp(); r < b.rows; r += kTokenWarps) {
     const int64_t token = b.s.q_begin + b.first + r;
     const int64_t to = b.place(job.tq, r);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
     const int64_t o = tile::offset_of(job.o, b.s, b.head, token),
                   dout = tile::offset_of(job.dout, b.s, b.head, token);
     double delta = 0;
-    for (int c = lane(); c < job.d; c += 32) {
+    for (int c = lane(); c < job.value_d; c += 32) {
       double value = static_cast<double>(read(job.batch.dtype, job.o, o + c));
       if (v_mean != nullptr) value -= static_cast<double>(v_mean[c]);
       delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) * value;

@@ -46,7 +46,7 @@ void launch_tokens(const TokenJob& job, cudaStream_t stream);
 
 struct RowJob {
   Batch batch;
-  int h, group, d;
+  int h, group, d, value_d;
   int64_t tq;
   float scale;
   Strided q;            // data null: mean_logit is given
@@ -54,7 +54,8 @@ struct RowJob {
   float* mean_logit;
   // Backward only: lse2 is null in the forward.
   float *lse2, *delta;
-  const float* v_mean;  // [sequences, h / group, d] or null: dP lacks dO·mean(V), and so must D
+  // [sequences, h / group, value_d] or null: dP lacks dO·mean(V), and so must D.
+  const float* v_mean;
   StridedStats lse, dlse;
   Strided o, dout;
 };

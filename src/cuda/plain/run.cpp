@@ -25,6 +25,9 @@ namespace {
 
 using spec::Problem;
 
+/// Channels from one row of codes or values to the next.
+int pitch_of(int64_t d) { return static_cast<int>(round_up(d, 16)); }
+
 /// The workspace of a call, and the parameters that point into it or into the caller's codes.
 struct Space {
   Space(const Problem& p, void* base, void* codes)
@@ -34,30 +37,29 @@ struct Space {
         saved(p, codes),
         has_codes(p.has_codes),
         forward(p.direction == spec::Direction::forward) {
-    pitch = round_up(p.d, 16);
     tq = p.b * p.nq, tk = p.b * p.nk;
     const Recipe& r = p.recipe;
     if (p.packed()) documents = arena.take<DocumentStart>(p.documents.count + 1);
     if (p.packed() && has_codes) scale_documents = arena.take<DocumentStart>(p.documents.count + 1);
     const bool mean_v = r.smooth_v && (forward || spec::folds_v(r));
     if ((r.smooth_k || mean_v) && !reads_codes()) {
-      mean_part = arena.take<double>(p.hk * blocks.k * p.d);
+      mean_part = arena.take<double>(p.hk * blocks.k * std::max(p.d, p.dv));
       mean_counted = arena.take<int>(p.hk * blocks.k);
     }
-    const int64_t means = p.num_sequences() * p.hk * p.d;
-    if (r.smooth_k) k_mean = take_saved(saved.layout.k_mean, means);
-    if (mean_v) v_mean = take_saved(saved.layout.v_mean, means);
+    const int64_t means = p.num_sequences() * p.hk;
+    if (r.smooth_k) k_mean = take_saved(saved.layout.k_mean, means * p.d);
+    if (mean_v) v_mean = take_saved(saved.layout.v_mean, means * p.dv);
     if (r.smooth_q) q_mean = arena.take<float>(p.h * blocks.q * p.d);
     mean_logit = take_saved(saved.layout.mean_logit, p.h * tq);
     const bool lifted_s = p.lifted(forward ? kMatmulS : kMatmulSRecompute);
-    q = operand(p.h, tq, blocks.q, true, lifted_s || (!forward && p.lifted(kMatmulDK)));
+    q = operand(p.h, tq, p.d, blocks.q, true, lifted_s || (!forward && p.lifted(kMatmulDK)));
     q.scale = take_saved(saved.layout.q_scale, p.h * tq);
-    k = operand(p.hk, tk, blocks.k, true,
+    k = operand(p.hk, tk, p.d, blocks.k, true,
                 lifted_s || r.smooth_q || (!forward && p.lifted(kMatmulDQ)));
     k.scale = arena.take<float>(p.hk * tk);
     const bool v_codes = forward ? !p.lifted(kMatmulO) : spec::folds_v(r);
     // A tile of V that holds NaN or Inf is taken as it is.
-    v = operand(p.hk, tk, blocks.k, v_codes, forward || !v_codes);
+    v = operand(p.hk, tk, p.dv, blocks.k, v_codes, forward || !v_codes);
     if (v_codes) v.scale = take_saved(saved.layout.v_scale, p.hk * tk);
     if (p.has_lists()) {
       lists.words = ceil_div(blocks.k, int64_t{32});
@@ -68,7 +70,7 @@ struct Space {
       block_max = arena.take<float>(p.h * blocks.q);
       return;
     }
-    dout = operand(p.h, tq, blocks.q, true, true);
+    dout = operand(p.h, tq, p.dv, blocks.q, true, true);
     dout.scale = arena.take<float>(p.h * tq);
     lse2 = arena.take<float>(p.h * tq);
     delta = arena.take<float>(p.h * tq);
@@ -88,10 +90,11 @@ struct Space {
     if (!has_codes) return arena.take<float>(count);
     return saved.base == nullptr ? nullptr : reinterpret_cast<float*>(saved.base + at);
   }
-  Operand operand(int64_t heads, int64_t tokens, int64_t token_blocks, bool codes, bool values) {
+  Operand operand(int64_t heads, int64_t tokens, int64_t d, int64_t token_blocks, bool codes,
+                  bool values) {
     Operand o{};
-    if (codes) o.codes = arena.take<int8_t>(heads * tokens * pitch);
-    if (values) o.values = arena.take<float>(heads * tokens * pitch);
+    if (codes) o.codes = arena.take<int8_t>(heads * tokens * pitch_of(d));
+    if (values) o.values = arena.take<float>(heads * tokens * pitch_of(d));
     o.poisoned = arena.take<int>(heads * token_blocks);
     return o;
   }
@@ -100,7 +103,7 @@ struct Space {
   Blocks blocks, scale_blocks;
   spec::CodesView saved;
   bool has_codes, forward;
-  int64_t pitch, tq, tk;
+  int64_t tq, tk;
   DocumentStart *documents = nullptr, *scale_documents = nullptr;
   double* mean_part = nullptr;
   int* mean_counted = nullptr;
@@ -134,7 +137,7 @@ struct Call {
     if (to == nullptr) return;
     launch_mean({.batch = batch,
                  .heads = static_cast<int>(p.hk),
-                 .d = static_cast<int>(p.d),
+                 .d = static_cast<int>(x.shape[3]),
                  .x = input(x),
                  .part = ws.mean_part,
                  .counted = ws.mean_counted,
@@ -148,8 +151,8 @@ struct Call {
     return {.batch = batch,
             .queries = true,
             .heads = static_cast<int>(p.h),
-            .d = static_cast<int>(p.d),
-            .pitch = static_cast<int>(ws.pitch),
+            .d = static_cast<int>(x.shape[3]),
+            .pitch = pitch_of(x.shape[3]),
             .tokens = ws.tq,
             .x = input(x),
             .mean = nullptr,
@@ -188,30 +191,34 @@ struct Call {
   void for_saved(void (*copy)(const SavedCodesJob&, cudaStream_t)) const {
     SavedCodesJob job{};
     job.batch = batch;
-    job.d = static_cast<int>(p.d), job.pitch = static_cast<int>(ws.pitch);
     job.per_token = p.recipe.k_per_token;
     job.key_blocks = ws.saved.layout.key_blocks;
     job.scale_blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
     job.queries = true, job.heads = static_cast<int>(p.h), job.tokens = ws.tq;
     job.x = ws.q, job.saved = ws.saved.q8();
+    job.d = static_cast<int>(p.d), job.pitch = pitch_of(p.d);
     copy(job, stream);
     job.queries = false, job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
-    job.x = ws.v, job.saved = ws.saved.v8();
-    copy(job, stream);
     job.x = ws.k, job.saved = ws.saved.k8(), job.k_scale = ws.saved.k_scale();
+    copy(job, stream);
+    job.x = ws.v, job.saved = ws.saved.v8(), job.k_scale = nullptr;
+    job.d = static_cast<int>(p.dv), job.pitch = pitch_of(p.dv);
     copy(job, stream);
   }
   void save_codes() const {
     for_saved(launch_save);
-    const size_t bytes = static_cast<size_t>(p.num_sequences() * p.hk * p.d) * sizeof(float);
-    if (ws.k_mean == nullptr) SAGE_CUDA(cudaMemsetAsync(ws.saved.k_mean(), 0, bytes, stream));
-    if (ws.v_mean == nullptr) SAGE_CUDA(cudaMemsetAsync(ws.saved.v_mean(), 0, bytes, stream));
+    const size_t means = static_cast<size_t>(p.num_sequences() * p.hk) * sizeof(float);
+    if (ws.k_mean == nullptr)
+      SAGE_CUDA(cudaMemsetAsync(ws.saved.k_mean(), 0, means * static_cast<size_t>(p.d), stream));
+    if (ws.v_mean == nullptr)
+      SAGE_CUDA(cudaMemsetAsync(ws.saved.v_mean(), 0, means * static_cast<size_t>(p.dv), stream));
   }
 
   RowJob rows() const {
     RowJob job{};
     job.batch = batch;
-    job.h = static_cast<int>(p.h), job.d = static_cast<int>(p.d);
+    job.h = static_cast<int>(p.h);
+    job.d = static_cast<int>(p.d), job.value_d = static_cast<int>(p.dv);
     job.group = group();
     job.tq = ws.tq;
     job.scale = p.scale;
@@ -229,7 +236,9 @@ struct Call {
             .hk = static_cast<int>(p.hk),
             .group = group(),
             .d = static_cast<int>(p.d),
-            .pitch = static_cast<int>(ws.pitch),
+            .pitch = pitch_of(p.d),
+            .value_d = static_cast<int>(p.dv),
+            .value_pitch = pitch_of(p.dv),
             .tq = ws.tq,
             .tk = ws.tk,
             .tile_q = tiles.q,

@@ -54,6 +54,7 @@ struct Pair {
   // Place in arrays [heads, blocks].
   __device__ int64_t q_block() const { return head * p.batch.q_blocks + s.q_block + q0 / kBlock; }
   __device__ int64_t k_block() const { return kv * p.batch.k_blocks + s.k_block + k0 / kBlock; }
+  // The pair's rows of Q and K, of dO and of V.
   template <typename T>
   __device__ Rows<T> queries(const T* x) const {
     return {x + q_at * p.pitch, rows, p.pitch};
@@ -61,6 +62,14 @@ struct Pair {
   template <typename T>
   __device__ Rows<T> keys(const T* x) const {
     return {x + k_at * p.pitch, cols, p.pitch};
+  }
+  template <typename T>
+  __device__ Rows<T> gradients(const T* x) const {
+    return {x + q_at * p.value_pitch, rows, p.value_pitch};
+  }
+  template <typename T>
+  __device__ Rows<T> values(const T* x) const {
+    return {x + k_at * p.value_pitch, cols, p.value_pitch};
   }
 };
 

@@ -46,7 +46,8 @@ std::string decline(const spec::Problem& p) {
   const Recipe& r = p.recipe;
   if (p.device != Device::cuda) return "runs on CUDA memory only";
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
-  if (p.d > 128) return "takes head dims up to 128";
+  if (p.dv != p.d) return "takes v of the head dim of q and k";
+  if (p.d > kMostHeadDim) return "takes head dims up to " + std::to_string(kMostHeadDim);
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (r.smooth_q) return "has no Q-smoothing";
   if (const std::string reason = decline_dither(p); !reason.empty()) return reason;

@@ -6,6 +6,9 @@
 
 namespace sagebwd::cuda::sm80 {
 
+/// The largest head dim that these kernels serve, of 16-bit tensors.
+inline constexpr int64_t kMostHeadDim = 128;
+
 const backend::Implementation& implementation();
 
 }  // namespace sagebwd::cuda::sm80

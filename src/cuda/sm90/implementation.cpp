@@ -31,6 +31,7 @@ std::string decline(const spec::Problem& p) {
   if (p.device != Device::cuda) return "runs on CUDA memory only";
   const bool backward = p.direction == spec::Direction::backward;
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
+  if (p.dv != p.d) return "takes v of the head dim of q and k";
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
   if (r.scheme != Scheme::vectorwise) return "has recipe vectorwise only";
   if (p.scale < 0.0f) return "takes positive logit scales only";

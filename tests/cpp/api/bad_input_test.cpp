@@ -58,6 +58,10 @@ void set_head_dim(AttentionArgs& a, int64_t d) {
   for (TensorView* t : {&a.q, &a.k, &a.v, &a.o}) t->shape[3] = d;
 }
 
+void set_value_dim(AttentionArgs& a, int64_t d) {
+  for (TensorView* t : {&a.v, &a.o}) t->shape[3] = d;
+}
+
 // Lists of 5 queries, one row, over 7 keys, one block.
 const int32_t kFirst[] = {0, 0};
 const int32_t kSecond[] = {1};
@@ -85,6 +89,10 @@ std::vector<BadCase<A>> shared_cases() {
       {"k_batch", [](A& a) { a.k.shape[0] = 3; }, {"k", "[2, 2, 7, 16]", "[3, 2, 7, 16]"}},
       {"k_head_dim", [](A& a) { a.k.shape[3] = 24; }, {"k", "16]", "24]"}},
       {"v_length", [](A& a) { a.v.shape[2] = 6; }, {"v", "[2, 2, 7, 16]", "[2, 2, 6, 16]"}},
+      {"v_head_dim_12", [](A& a) { set_value_dim(a, 12); }, {"head dim of v", "8 to 256", "12"}},
+      {"v_head_dim_0", [](A& a) { set_value_dim(a, 0); }, {"head dim of v", "8 to 256", "got 0"}},
+      {"v_head_dim_264", [](A& a) { set_value_dim(a, 264); }, {"head dim of v", "256", "264"}},
+      {"o_of_qs_head_dim", [](A& a) { a.v.shape[3] = 8; }, {"o", "[2, 4, 5, 8]", "[2, 4, 5, 16]"}},
       {"o_length", [](A& a) { a.o.shape[2] = 4; }, {"o", "[2, 4, 5, 16]", "[2, 4, 4, 16]"}},
       {"heads", [](A& a) { a.k.shape[1] = a.v.shape[1] = 3; }, {"multiple", "4", "3"}},
       {"no_key_heads", [](A& a) { a.k.shape[1] = a.v.shape[1] = 0; }, {"multiple", "4", "0"}},

@@ -138,8 +138,13 @@ FuzzCase make_case(int64_t number) {
   c.nq = random_length(r);
   c.nk = r.chance(0.4) ? c.nq : random_length(r);
   c.d = 8 * (r.chance(0.5) ? r.integer(1, 10) : r.integer(1, 32));
+  // A generator of its own, so that a number keeps the rest of its problem.
+  Random values(hash64({0xd5, static_cast<uint64_t>(number)}));
+  if (values.chance(0.25)) c.dv = 8 * values.integer(1, 32);
+  if (c.dv == c.d) c.dv = 0;
   // Large problems take fewer heads: the oracle is a scalar program.
-  while (c.b * c.h > 1 && c.b * c.h * c.nq * c.nk * c.d > 12'000'000) c.b = 1, c.h = c.hk = 1;
+  while (c.b * c.h > 1 && c.b * c.h * c.nq * c.nk * (c.d + c.value_dim()) > 24'000'000)
+    c.b = 1, c.h = c.hk = 1;
   c.dtype = r.pick(std::vector<Dtype>{Dtype::f32, Dtype::bf16, Dtype::f16});
   c.mask.causal = r.chance(0.4);
   c.mask.align = r.chance(0.5) ? Align::bottom_right : Align::top_left;
@@ -168,20 +173,20 @@ FuzzCase make_case(int64_t number) {
   p.partial_kv = r.chance(0.15);
 
   const std::pair<const char*, Shape> tensors[] = {
-      {"q", p.q_shape()},     {"k", p.k_shape()},     {"v", p.k_shape()},  {"o", p.q_shape()},
-      {"dq", p.q_shape()},    {"dk", p.k_shape()},    {"dv", p.k_shape()}, {"dout", p.q_shape()},
+      {"q", p.q_shape()},     {"k", p.k_shape()},     {"v", p.v_shape()},  {"o", p.o_shape()},
+      {"dq", p.q_shape()},    {"dk", p.k_shape()},    {"dv", p.v_shape()}, {"dout", p.o_shape()},
       {"lse", p.row_shape()}, {"dlse", p.row_shape()}};
   for (const auto& [name, shape] : tensors) f.places[name] = random_placement(r, shape);
   if (r.chance(0.15)) expand(r, p.in.q, p.q_shape(), f.places["q"]);
   if (r.chance(0.15)) expand(r, p.in.k, p.k_shape(), f.places["k"]);
-  if (r.chance(0.15)) expand(r, p.in.v, p.k_shape(), f.places["v"]);
-  if (r.chance(0.15)) expand(r, p.in.dout, p.q_shape(), f.places["dout"]);
+  if (r.chance(0.15)) expand(r, p.in.v, p.v_shape(), f.places["v"]);
+  if (r.chance(0.15)) expand(r, p.in.dout, p.o_shape(), f.places["dout"]);
 
   if (r.chance(0.25)) add_lists(r, p);
 
   f.has_accuracy = !c.has_lists() && !packed && !window && !p.partial_kv && p.scale == 0.0f &&
                    sigma <= 1.2 && kind == InputKind::gaussian && std::min(c.nq, c.nk) >= 100 &&
-                   c.d >= 24;
+                   std::min(c.d, c.value_dim()) >= 24;
   return f;
 }
 

@@ -161,6 +161,21 @@ TEST_F(SanitizeSafeTensors, FindsLayersInOrder) {
   EXPECT_EQ(read_layer(opened, layers[0]).k.size(), 2u * 8 * 16);
 }
 
+TEST_F(SanitizeSafeTensors, ValuesMayHaveTheirOwnHeadDim) {
+  const auto [header, bytes] = layer_header({{"q", "F32", "[4,8,16]"},
+                                             {"k", "F32", "[2,9,16]"},
+                                             {"v", "F32", "[2,9,24]"},
+                                             {"dout", "F32", "[4,8,24]"}});
+  const SafeTensors opened(file(header, bytes));
+  const auto layers = find_layers(opened, std::nullopt);
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_EQ(layers[0].shape.value_dim(), 24);
+  const trace::Inputs in = read_layer(opened, layers[0]);
+  EXPECT_EQ(in.k.size(), 2u * 9 * 16);
+  EXPECT_EQ(in.v.size(), 2u * 9 * 24);
+  EXPECT_EQ(in.dout.size(), 4u * 8 * 24);
+}
+
 /// Four tensors [2, 6, 8] in FP16 and what the metadata says about them.
 std::string described(const std::string& about) {
   std::string header = R"({"__metadata__":{"attention":")";
@@ -268,6 +283,8 @@ TEST_F(SanitizeSafeTensors, RefusesLayersThatDoNotFit) {
   expect(
       complaint({{"q", "F32", s}, {"k", "F32", s}, {"v", "F32", "[2,4,16]"}, {"dout", "F32", s}}),
       "to match the others");
+  expect(complaint({{"q", "F32", s}, {"k", "F32", s}, {"v", "F32", "[2,8,8]"}, {"dout", "F32", s}}),
+         "expected [1, 2, 8, 8] to match the others");
   expect(complaint({{"layer.x.q", "F32", s}}), "expected a layer number");
 }
 

@@ -53,6 +53,7 @@ TEST(AttnCase, OrderDoesNotMatter) {
 TEST(AttnCase, RoundTrips) {
   for (const char* text : {
            "b1 h8 hk2 nq4096 nk4096 d64 causal bf16 vectorwise bhsd seed1",
+           "b1 h2 hk2 nq64 nk64 d192 dv=128 causal bf16 vectorwise bhsd seed1",
            "b3 h5 hk1 nq17 nk129 d256 full align=top_left window=64,-1 f32 paper bshd "
            "seed18446744073709551615",
            "b2 h2 hk2 nq64 nk64 d64 full bf16 vectorwise bhsd seed0 tile=128x64 smooth_k=off "
@@ -138,6 +139,26 @@ TEST(AttnCase, ViewsFollowTheLayout) {
   EXPECT_EQ(bshd.k_view(x).stride, (std::array<int64_t, 4>{168, 8, 24, 1}));
 }
 
+TEST(AttnCase, ValuesMayHaveTheirOwnHeadDim) {
+  float x[1];
+  const auto c = AttnCase::parse("b2 h6 hk3 nq5 nk7 d8 dv=16 bshd f32");
+  EXPECT_EQ(c.to_string(), "b2 h6 hk3 nq5 nk7 d8 dv=16 full f32 vectorwise bshd seed1");
+  EXPECT_EQ(AttnCase::parse(c.to_string()).value_dim(), 16);
+  EXPECT_EQ(c.q_view(x).shape, (std::array<int64_t, 4>{2, 6, 5, 8}));
+  EXPECT_EQ(c.o_view(x).shape, (std::array<int64_t, 4>{2, 6, 5, 16}));
+  EXPECT_EQ(c.v_view(x).shape, (std::array<int64_t, 4>{2, 3, 7, 16}));
+  EXPECT_EQ(c.v_view(x).stride, (std::array<int64_t, 4>{336, 16, 48, 1}));
+  EXPECT_EQ(c.o_elements(), 2 * 6 * 5 * 16);
+  EXPECT_EQ(c.v_elements(), 2 * 3 * 7 * 16);
+  EXPECT_EQ(c.problem().dv, 16);
+  // The default, given or not, is no part of the text.
+  const auto same = AttnCase::parse("d96 dv=96");
+  EXPECT_EQ(same.to_string(), AttnCase::parse("d96").to_string());
+  EXPECT_EQ(same.value_dim(), 96);
+  EXPECT_NE(error_of("dv=none").find("\"dv=none\""), std::string::npos);
+  EXPECT_NE(error_of("d64 dv=8 dv=8").find("given twice"), std::string::npos);
+}
+
 TEST(AttnCase, CountsVisiblePairsExactly) {
   EXPECT_EQ(AttnCase::parse("nq5 nk7").visible_pairs(), 35);
   EXPECT_EQ(AttnCase::parse("n64 causal").visible_pairs(), 64 * 65 / 2);
@@ -163,6 +184,14 @@ TEST(MacCounts, SplitsByArithmetic) {
   EXPECT_EQ(backward.of(kMatmulDP).floating, one);
   EXPECT_EQ(backward.of(kMatmulS).int8, 0);
   EXPECT_EQ(backward.total(), 5 * one);
+}
+
+TEST(MacCounts, TwoOfTheBackwardAndOneOfTheForwardHaveTheHeadDimOfV) {
+  const auto c = AttnCase::parse("n256 d32 dv=48");
+  const int64_t pairs = int64_t{256} * 256;
+  EXPECT_EQ(count_macs(c, Direction::forward).total(), pairs * (32 + 48));
+  EXPECT_EQ(count_macs(c, Direction::backward).total(), pairs * (3 * 32 + 2 * 48));
+  EXPECT_EQ(count_macs(c, Direction::backward).floating(), pairs * 48);
 }
 
 TEST(MacCounts, LeavesLiftedAndLeadingTilesOutOfInt8) {

@@ -49,12 +49,12 @@ struct Tensors {
   Tensors(const AttentionProblem& p, const RunOptions& run)
       : q(make("q", p.c.dtype, p.q_shape(), p, run)),
         k(make("k", p.c.dtype, p.k_shape(), p, run)),
-        v(make("v", p.c.dtype, p.k_shape(), p, run)),
-        o(make("o", p.c.dtype, p.q_shape(), p, run)),
-        dout(make("dout", p.c.dtype, p.q_shape(), p, run)),
+        v(make("v", p.c.dtype, p.v_shape(), p, run)),
+        o(make("o", p.c.dtype, p.o_shape(), p, run)),
+        dout(make("dout", p.c.dtype, p.o_shape(), p, run)),
         dq(make("dq", p.c.dtype, p.q_shape(), p, run)),
         dk(make("dk", p.c.dtype, p.k_shape(), p, run)),
-        dv(make("dv", p.c.dtype, p.k_shape(), p, run)),
+        dv(make("dv", p.c.dtype, p.v_shape(), p, run)),
         lse(make("lse", Dtype::f32, p.row_shape(), p, run)),
         dlse(make("dlse", Dtype::f32, p.row_shape(), p, run)),
         max_logit(Dtype::f32, {1, 1, p.num_sequences(), p.c.h},
@@ -112,8 +112,8 @@ std::string show(const std::vector<int32_t>& x) {
 
 spec::Problem AttentionProblem::resolved() const {
   ForwardArgs a;
-  a.q = a.o = contiguous(nullptr, c.dtype, q_shape());
-  a.k = a.v = contiguous(nullptr, c.dtype, k_shape());
+  a.q = contiguous(nullptr, c.dtype, q_shape()), a.k = contiguous(nullptr, c.dtype, k_shape());
+  a.v = contiguous(nullptr, c.dtype, v_shape()), a.o = contiguous(nullptr, c.dtype, o_shape());
   a.scale = scale;
   a.mask = c.mask;
   a.documents = documents();

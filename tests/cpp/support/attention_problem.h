@@ -32,6 +32,8 @@ struct AttentionProblem {
 
   Shape q_shape() const { return {c.b, c.h, c.nq, c.d}; }
   Shape k_shape() const { return {c.b, c.hk, c.nk, c.d}; }
+  Shape o_shape() const { return {c.b, c.h, c.nq, c.value_dim()}; }
+  Shape v_shape() const { return {c.b, c.hk, c.nk, c.value_dim()}; }
   Shape row_shape() const { return {c.b, c.h, c.nq, 1}; }
   int64_t num_documents() const { return cu_q.empty() ? 0 : static_cast<int64_t>(cu_q.size()) - 1; }
   int64_t num_sequences() const { return cu_q.empty() ? c.b : num_documents(); }

@@ -106,10 +106,10 @@ trace::ErrorStats error_stats(const std::vector<float>& value, const std::vector
 ::testing::AssertionResult accurate(const Results& got, const Exact& want, const Budgets& b,
                                     const AttentionProblem& p) {
   const auto budget = [&](double rel_l2) { return Budget{rel_l2, b.one_minus_cosine, 0}; };
-  if (auto r = close("O", got.o, want.o, p.q_shape(), budget(b.o), p); !r) return r;
+  if (auto r = close("O", got.o, want.o, p.o_shape(), budget(b.o), p); !r) return r;
   if (auto r = close("dQ", got.dq, want.dq, p.q_shape(), budget(b.dq), p); !r) return r;
   if (auto r = close("dK", got.dk, want.dk, p.k_shape(), budget(b.dk), p); !r) return r;
-  return close("dV", got.dv, want.dv, p.k_shape(), budget(b.dv), p);
+  return close("dV", got.dv, want.dv, p.v_shape(), budget(b.dv), p);
 }
 
 ::testing::AssertionResult agrees(const Results& got, const Results& want, const Parity& parity,
@@ -129,7 +129,7 @@ trace::ErrorStats error_stats(const std::vector<float>& value, const std::vector
   dq.floor_norm = noise * size(p.in.k) + grain * root(static_cast<int64_t>(p.in.q.size()));
   dk.floor_norm = noise * size(p.in.q) + grain * root(static_cast<int64_t>(p.in.k.size()));
   const Shape heads{1, 1, p.num_sequences(), p.c.h};
-  if (auto r = close("O", got.o, want.o, p.q_shape(), plain, p); !r) return r;
+  if (auto r = close("O", got.o, want.o, p.o_shape(), plain, p); !r) return r;
   if (auto r = elementwise("LSE", got.lse, widened(want.lse), p.row_shape(), parity.lse, 1e-6, p);
       !r)
     return r;
@@ -139,7 +139,7 @@ trace::ErrorStats error_stats(const std::vector<float>& value, const std::vector
     return r;
   if (auto r = close("dQ", got.dq, want.dq, p.q_shape(), dq, p); !r) return r;
   if (auto r = close("dK", got.dk, want.dk, p.k_shape(), dk, p); !r) return r;
-  return close("dV", got.dv, want.dv, p.k_shape(), plain, p);
+  return close("dV", got.dv, want.dv, p.v_shape(), plain, p);
 }
 
 ::testing::AssertionResult differs_less_than_its_error(const Results& got, const Results& want,
@@ -153,10 +153,10 @@ trace::ErrorStats error_stats(const std::vector<float>& value, const std::vector
     return close(name, x, reference, shape,
                  {.rel_l2 = 0, .one_minus_cosine = 0, .floor_norm = fraction * norm(error)}, p);
   };
-  if (auto r = check("O", got.o, want.o, truth.o, p.q_shape()); !r) return r;
+  if (auto r = check("O", got.o, want.o, truth.o, p.o_shape()); !r) return r;
   if (auto r = check("dQ", got.dq, want.dq, truth.dq, p.q_shape()); !r) return r;
   if (auto r = check("dK", got.dk, want.dk, truth.dk, p.k_shape()); !r) return r;
-  return check("dV", got.dv, want.dv, truth.dv, p.k_shape());
+  return check("dV", got.dv, want.dv, truth.dv, p.v_shape());
 }
 
 }  // namespace sagebwd::testing
