@@ -132,13 +132,13 @@ struct Buffers {
     const int64_t parts = plan.partials() * p.h * plan.q_blocks;
     dq = arena.take<float>(parts * plan.dl * plan.bq);
     dq_begun = arena.take<uint8_t>(parts);
-    if (p.partial_kv) query_sum = arena.take<float>(parts * plan.bq);
+    if (p.adds_row_sums()) query_sum = arena.take<float>(parts * plan.bq);
     if (plan.whole_heads && plan.chunks > 1) {
       const int64_t workers = std::min<int64_t>(plan.slots, plan.num_sequences * p.hk);
       const int64_t blocks = workers * p.group() * plan.most_query_blocks;
       chunk_dq = arena.take<float>(blocks * plan.dl * plan.bq);
       chunk_begun = arena.take<uint8_t>(blocks);
-      if (p.partial_kv) chunk_query_sum = arena.take<float>(blocks * plan.bq);
+      if (p.adds_row_sums()) chunk_query_sum = arena.take<float>(blocks * plan.bq);
     }
   }
   KeyData keys;
@@ -150,7 +150,7 @@ struct Buffers {
   float* dither_query = nullptr;  // [bq]
   float* dq = nullptr;            // [partials][h][q_blocks][dl][bq]
   uint8_t* dq_begun = nullptr;    // [partials][h][q_blocks]
-  float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS (partial_kv)
+  float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS, if added up
   float* chunk_dq = nullptr;      // [slots][group][query blocks][dl][bq] when an item has chunks
   float* chunk_query_sum = nullptr;
   uint8_t* chunk_begun = nullptr;
@@ -217,7 +217,8 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
     const double lse = static_cast<double>(*stat_at(a.lse, b.seq.batch, h, n));
     // A row without keys has LSE = -inf; +inf makes its P zero.
     if (lse != -std::numeric_limits<double>::infinity())
-      g.lse2[i] = static_cast<float>((lse - scratch.shift[i]) / numerics::kLn2);
+      g.lse2[i] =
+          static_cast<float>((lse - (plan.p.capped() ? 0.0 : scratch.shift[i])) / numerics::kLn2);
     const double dlse =
         plan.p.has_dlse ? static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n)) : 0.0;
     g.delta[i] = static_cast<float>(dot[i] - dlse);
@@ -320,6 +321,8 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .k_scale = lifted ? buffers.ones : k_scale,
       .logit_factor = q.logit_factor,
       .bias = smooth_q && !lifted ? t.bias : nullptr,
+      .shift = q.shift,
+      .cap = numerics::softcap_of(p.softcap),
       .begin = masked ? t.begin : nullptr,
       .end = masked ? t.end : nullptr,
       .lse2 = g.lse2,
@@ -418,11 +421,11 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   turn_back(kMatmulDQ, scratch.rows, b.rows);
-  if (plan.p.recipe.smooth_k && (plan.p.partial_kv || plan.p.has_dlse)) {
+  if (plan.p.recipe.smooth_k && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {
       float row_sum = 0.0f;
-      if (plan.p.partial_kv) {
+      if (plan.p.adds_row_sums()) {
         for (int64_t partial = 0; partial < used; ++partial) {
           const QuerySums part = sums_at(partial, item);
           if (*part.begun) row_sum += part.query_sum[i];

@@ -32,6 +32,7 @@ struct Problem {
   int64_t b, h, hk, d;
   int64_t nq, nk;  // per batch entry; totals when packed
   float scale;
+  float softcap = 0.0f;  // 0: none
   Align align;
   int64_t left, right;  // window with causal folded in; -1: open
   Documents documents;
@@ -65,6 +66,10 @@ struct Problem {
     const int64_t begin = begin_open < 0 ? 0 : begin_open;
     return {begin < end ? begin : end, end};
   }
+  bool capped() const { return softcap != 0.0f; }
+  /// Whether nobody knows what the rows of dS sum to: to dLSE they do over all keys, and before a
+  /// cap.
+  bool adds_row_sums() const { return partial_kv || capped(); }
   bool lifted(uint32_t matmul) const { return (recipe.high_precision & matmul) != 0; }
 };
 

@@ -50,7 +50,7 @@ struct Block {
   int lines, steps;  // tokens of the sequence on this side and on the other
   int tile_lines, tile_steps;
   Result result = {};
-  double row_sum[2] = {};  // this thread's share of Σ dS (partial_kv)
+  double row_sum[2] = {};  // this thread's share of Σ dS (adds_row_sums)
 
   __device__ static int64_t blocks(const Params& p) {
     return kByQuery ? p.batch.q_blocks : p.batch.k_blocks;
@@ -106,9 +106,21 @@ struct Block {
     const Spans spans(shared);
     const float lse2[2] = {shared.lse2[at.row(0)], shared.lse2[at.row(1)]},
                 delta[2] = {shared.delta[at.row(0)], shared.delta[at.row(1)]};
-    for_elements(x, [&](float& y, int r, int, int col) {
-      y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
-    });
+    if (p.cap.on()) {
+      for_elements(x, [&](float& y, int r, int row, int col) {
+        if (!spans.sees(r, col)) {
+          y = 0.0f;
+          return;
+        }
+        const float logit = y + shared.shift[row];
+        y = exp2f(numerics::capped(p.cap, logit) - lse2[r]);
+        if constexpr (kGradient != Gradient::dv) y *= numerics::cap_slope(p.cap, logit);
+      });
+    } else {
+      for_elements(x, [&](float& y, int r, int, int col) {
+        y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
+      });
+    }
     if constexpr (kGradient == Gradient::dv) return;
     Fragment<float> dp;
     if (p.folds_v) {
@@ -240,7 +252,7 @@ struct Block {
       if (!overlaps(seen, step)) continue;
       const Pair here = pair(head, line0, step);
       if (step != held) gradients(here, x);
-      if (kGradient == Gradient::dq && p.partial_kv)
+      if (kGradient == Gradient::dq && p.adds_row_sums)
         for_elements(x, [&](float& y, int r, int, int) { row_sum[r] += static_cast<double>(y); });
       if (floating)
         add_values(here, x, scale);
@@ -307,10 +319,11 @@ struct Block {
   }
 
   /// dS·K = dS·(K - mean) + rowsum(dS)·mean. The row sum is zero for whole rows, exactly dLSE when
-  /// that is given, and known only as the sum itself when the call sees part of the keys.
+  /// that is given, and known only as the sum itself when the call sees part of the keys or caps
+  /// its logits.
   __device__ void find_row_sums(float (&sum)[2]) {
     const Position at;
-    if (p.partial_kv) {
+    if (p.adds_row_sums) {
       double* part = reinterpret_cast<double*>(shared.staging);  // [2][kBlock]
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -48,6 +48,7 @@ std::string decline(const spec::Problem& p) {
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.d > 128) return "takes head dims up to 128";
   if (p.scale < 0.0f) return "takes positive logit scales only";
+  if (p.capped()) return "has no soft capping";
   if (r.smooth_q) return "has no Q-smoothing";
   if (const std::string reason = decline_dither(p); !reason.empty()) return reason;
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)
