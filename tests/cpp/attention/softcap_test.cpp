@@ -89,8 +89,8 @@ TEST_P(Softcap, ThatIsTinyMakesTheMean) {
 
 TEST_P(Softcap, KeepsItsSlopeInSaturation) {
   // Logits of ±40 at a cap of 4: slopes of 1e-8 are all that dQ and dK are made of.
-  AttentionProblem p = capped_problem(std::string("n64 d64 f32 softcap=4 smooth_k=off") + kLiftAll,
-                                      0.0f);
+  AttentionProblem p =
+      capped_problem(std::string("n64 d64 f32 softcap=4 smooth_k=off") + kLiftAll, 0.0f);
   for (size_t i = 0; i < p.in.q.size(); ++i) p.in.q[i] = i % 64 == 0 ? 8.0f : 0.0f;
   for (size_t i = 0; i < p.in.k.size(); ++i)
     p.in.k[i] = i % 64 == 0 ? (i / 64 % 2 == 0 ? 40.0f : -36.0f) : 0.01f * p.in.k[i];
