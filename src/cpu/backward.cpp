@@ -335,6 +335,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .dq_float = p.lifted(kMatmulDQ),
       .dk_float = p.lifted(kMatmulDK),
       .query_sum = sums.query_sum,
+      .sums_what_cap_takes = p.sums_what_cap_takes(),
       .key_sum = smooth_q ? t.key_sum : nullptr,
       .key_max = t.key_max,
       .p8 = t.p8,
@@ -424,16 +425,17 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   if (plan.p.recipe.smooth_k && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {
-      float row_sum = 0.0f;
-      if (plan.p.adds_row_sums()) {
-        for (int64_t partial = 0; partial < used; ++partial) {
-          const QuerySums part = sums_at(partial, item);
-          if (*part.begun) row_sum += part.query_sum[i];
-        }
-      } else if (std::isfinite(
-                     buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
-        row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
+      float row_sum = 0.0f, added = 0.0f;
+      for (int64_t partial = 0; partial < used && plan.p.adds_row_sums(); ++partial) {
+        const QuerySums part = sums_at(partial, item);
+        if (*part.begun) added += part.query_sum[i];
       }
+      if (plan.p.partial_kv)
+        row_sum = added;
+      else if (plan.p.has_dlse &&  // rows without keys have no dS
+               std::isfinite(buffers.gradient.at(plan, item).lse2[i]))
+        row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
+      if (plan.p.sums_what_cap_takes()) row_sum -= added;
       for (int c = 0; c < plan.dl; ++c)
         scratch.rows[static_cast<int64_t>(i) * plan.dl + c] += row_sum * mu_k[c];
     }

@@ -186,7 +186,7 @@ struct BackwardState {
   // [nq]: dO·mean(V), which dP lacks where it is made from the codes of V.
   std::vector<float> mean_dp;
   std::vector<bool> active;     // [nq]; false: LSE is -inf, the row has P = 0
-  std::vector<double> row_sum;  // [nq], Σ_j dS
+  std::vector<double> row_sum;  // [nq], Σ_j dS, or of what the cap takes (Problem)
 };
 
 BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
@@ -256,14 +256,15 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
     p[at] = std::exp2(s2[at] - s.log2_lse[i]);
     if (spec::folds_v(head.recipe)) dp[at] *= inputs.v_scale[j];
     // dO·mean(V) cancels; without it both numbers are smaller.
-    ds[at] = p[at] * (dp[at] - (out.delta[i] - s.mean_dp[i])) * slope[at];
+    const float before_cap = p[at] * (dp[at] - (out.delta[i] - s.mean_dp[i]));
+    ds[at] = before_cap * slope[at];
     dp[at] += s.mean_dp[i];
     // A scale along the contraction index cannot leave the integer sum; it goes into the other
     // operand.
     p_fold[at] = p[at] * s.dout.scale[i];
     ds_fold_q[at] = ds[at] * inputs.q_scale[i];
     ds_fold_k[at] = ds[at] * inputs.k_scale[j];
-    s.row_sum[i] += ds[at];
+    s.row_sum[i] += in.partial_kv || head.softcap == 0.0f ? ds[at] : before_cap - ds[at];
   });
 
   TileCodes p_codes, key_codes, query_codes;
@@ -370,14 +371,15 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
   turn_back(out.dq, kMatmulDQ), turn_back(out.dk, kMatmulDK);
 
   // dS·K = dS·(K - mu) + rowsum(dS)·mu. The row sum is zero for whole rows, exactly dLSE when that
-  // is given, and known only as the sum itself when the call sees part of the keys or has a
-  // cap.
+  // is given, and known only as the sum itself when the call sees part of the keys. A cap
+  // takes something from each dS, which is known as a sum too.
   for (int64_t i = 0; i < head.nq; ++i) {
     float row_sum = 0.0f;
-    if (in.partial_kv || head.softcap != 0.0f)
+    if (in.partial_kv)
       row_sum = static_cast<float>(s.row_sum[i]);
     else if (in.dlse != nullptr && s.active[i])
       row_sum = in.dlse[i];
+    if (!in.partial_kv && head.softcap != 0.0f) row_sum -= static_cast<float>(s.row_sum[i]);
     for (int64_t c = 0; c < d; ++c)
       out.dq[i * d + c] = head.scale * (out.dq[i * d + c] + row_sum * x.inputs.mu_k[c]);
   }

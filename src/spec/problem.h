@@ -67,9 +67,11 @@ struct Problem {
     return {begin < end ? begin : end, end};
   }
   bool capped() const { return softcap != 0.0f; }
-  /// Whether nobody knows what the rows of dS sum to: to dLSE they do over all keys, and before a
-  /// cap.
+  /// Rows of dS sum to dLSE over all keys and before a cap. Otherwise sums are added up: of dS
+  /// where a call sees part of the keys, of what the cap takes from dS where it sees all. That
+  /// leaves the error of D out, which the sum of dS has and which the mean key would multiply.
   bool adds_row_sums() const { return partial_kv || capped(); }
+  bool sums_what_cap_takes() const { return capped() && !partial_kv; }
   bool lifted(uint32_t matmul) const { return (recipe.high_precision & matmul) != 0; }
 };
 

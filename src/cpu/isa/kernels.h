@@ -106,6 +106,7 @@ struct BackwardTile {
   bool per_vector;                    // scales per key and per query; else one per tile
   bool dv_float, dq_float, dk_float;  // the matmul is lifted: no codes
   float* query_sum;                   // [tile_q] += sum over keys of dS, or null
+  bool sums_what_cap_takes = false;   // that sum is of dS before the cap minus dS
   float* key_sum;                     // [tile_k] = sum over queries of dS, or null
   int32_t* key_max;                   // scratch [2][tile_k][16]
   void *p8, *ds8_key;                 // left operands [tile_k][tile_q]

@@ -255,7 +255,12 @@ inline void backward_gradients(BackwardTile t, int g) {
       const Vec p = exp2_any(sub(x, lse2[v]));
       Vec p_fold = mul(p, do_scale[v]);
       Vec ds = mul(p, fma(load(t.dp + at), v_scale, minus_delta[v]));
-      if constexpr (kCapped) ds = mul(ds, slope);
+      Vec taken;
+      if constexpr (kCapped) {
+        const Vec before = ds;
+        ds = mul(ds, slope);
+        taken = sub(before, ds);
+      }
       const Vec magnitude = as_float(magnitude_bits(ds));
       Vec ds_key = mul(magnitude, q_scale[v]);
       Vec ds_query = mul(magnitude, k_fold);
@@ -265,6 +270,7 @@ inline void backward_gradients(BackwardTile t, int g) {
         const Vec zero = set1(0.0f);
         p_fold = select(visible, p_fold, zero);
         ds = select(visible, ds, zero);
+        if constexpr (kCapped) taken = select(visible, taken, zero);
         ds_key = select(visible, ds_key, zero);
         ds_query = select(visible, ds_query, zero);
       }
@@ -273,7 +279,12 @@ inline void backward_gradients(BackwardTile t, int g) {
       ds_max = max_unsigned(ds_max, as_int(ds_key));
       query_max[v] = max_unsigned(query_max[v], as_int(ds_query));
       if (t.key_sum != nullptr) key_sum = add(key_sum, ds);
-      if (t.query_sum != nullptr) sum[v] = add(sum[v], ds);
+      if (t.query_sum != nullptr) {
+        if constexpr (kCapped)
+          sum[v] = add(sum[v], t.sums_what_cap_takes ? taken : ds);
+        else
+          sum[v] = add(sum[v], ds);
+      }
       store(static_cast<float*>(t.s) + at, p_fold);
       store(t.dp + at, ds);
     }

@@ -78,7 +78,8 @@ struct BackwardParams : Params {
   float *dq_rows, *dk_rows;
   float* row_sum;  // [h, tq]: of dS, for dq_rows
   StridedStats dlse;
-  bool adds_row_sums;  // else rows of dS sum to dLSE, or to zero
+  bool partial_kv;
+  bool sums_what_cap_takes;  // spec::Problem
   Strided dq, dk, dv;
 };
 

@@ -316,7 +316,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   params.turned_mean = ws.turned_mean != nullptr ? ws.turned_mean : ws.q_mean;
   params.dq_rows = ws.dq_rows, params.dk_rows = ws.dk_rows, params.row_sum = ws.row_sum;
   params.dlse = stats(args.dlse);
-  params.adds_row_sums = p.adds_row_sums();
+  params.partial_kv = p.partial_kv, params.sums_what_cap_takes = p.sums_what_cap_takes();
   params.dq = output(args.dq), params.dk = output(args.dk), params.dv = output(args.dv);
   launch_backward(params, call.stream);
 }

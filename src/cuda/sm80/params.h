@@ -83,6 +83,7 @@ struct BackwardParams {
   QueryLists lists;   // entries null: none
   numerics::Softcap cap;
   const float* q_mean_logit;  // [h, tq], as in the forward; with a cap
+  bool sums_what_cap_takes;   // row_sum is of that (spec::Problem)
 };
 
 }  // namespace sagebwd::cuda::sm80

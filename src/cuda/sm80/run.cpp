@@ -164,7 +164,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .turns = ws.turns,
                               .lists = ws.lists,
                               .cap = numerics::softcap_of(p.softcap),
-                              .q_mean_logit = ws.mean_logit};
+                              .q_mean_logit = ws.mean_logit,
+                              .sums_what_cap_takes = p.sums_what_cap_takes()};
   launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(

@@ -23,10 +23,10 @@ __device__ __forceinline__ float capped(const numerics::Softcap& c, float x) {
   return c.cap * (fabsf(u) > 0.55f ? copysignf(far, u) : near);
 }
 
-/// The derivative at the logit whose capped value is y. Its error is that of y/cap.
-__device__ __forceinline__ float cap_slope(const numerics::Softcap& c, float y) {
-  const float t = fminf(fabsf(y * c.inverse), 1.0f);
-  return fmaf(-t, t, 1.0f);
+/// (y/cap)² of a capped logit y: what the derivative of the cap lacks to 1.
+__device__ __forceinline__ float taken_by_cap(const numerics::Softcap& c, float y) {
+  const float t = y * c.inverse;
+  return fminf(t * t, 1.0f);
 }
 
 }  // namespace sagebwd::cuda::tile

@@ -105,17 +105,12 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
   }
 }
 
-/// The derivative of the cap, from φ·P and its exponent: the logits are not kept.
-template <Config kConfig>
-__device__ float cap_slope(const Thread<kConfig>& me, float prob, float lse2) {
-  if constexpr (kConfig.capped) return tile::cap_slope(me.p.cap, arch::log2_approx(prob) + lse2);
-  return 1.0f;
-}
-
 /// y = dS·(logit factor of the query) from φ·P; times the key's scale where that is folded in.
+/// With a cap, `sums` are this lane's row sums (row_sums.cuh).
 template <typename T, Config kConfig>
 __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& me,
-                          const KeyOperands<kConfig>& keys, int stage) {
+                          const KeyOperands<kConfig>& keys, int stage,
+                          float (&sums)[2 * kQueryBlocks]) {
   constexpr int D = kConfig.d;
   using Front = typename SharedPlan<kConfig>::Front;
 #pragma unroll
@@ -150,16 +145,29 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(gradient + n * 64);  // slope, offset; of two queries
     float4 exponent;                                 // logit factor, lse2
-    if constexpr (kConfig.capped) exponent = at<float4>(gradient - kFromExponent + n * 64);
+    if constexpr (kConfig.capped) {
+      exponent = at<float4>(gradient - kFromExponent + n * 64);
+      sums[2 * n] = sums[2 * n + 1] = 0.0f;
+    }
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         // What does not need dP comes first, so that it can be done while dP is on its way.
         const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
-                    p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f) *
-                        cap_slope<kConfig>(me, prob[m][n][e], e & 1 ? exponent.w : exponent.y);
-        y[m][n][e] = p * fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
+                    p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
+        const float inner = fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
+        if constexpr (kConfig.capped) {
+          // From φ·P and its exponent: the logits are not kept.
+          const float logit = arch::log2_approx(prob[m][n][e]) + (e & 1 ? exponent.w : exponent.y),
+                      taken = tile::taken_by_cap(me.p.cap, logit),
+                      // Not 0·NaN: masked pairs have a P of 0.
+              before = prob[m][n][e] == 0.0f ? 0.0f : prob[m][n][e] * inner;
+          y[m][n][e] = p * inner * (1.0f - taken);
+          sums[2 * n + (e & 1)] += before * (me.p.sums_what_cap_takes ? taken : 1.0f - taken);
+        } else {
+          y[m][n][e] = p * inner;
+        }
       }
   }
 }
