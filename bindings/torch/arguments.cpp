@@ -317,6 +317,7 @@ void fill_shared(AttentionArgs& args, const Tensor& q, const Tensor& k, const Te
   args.k = view_of("k", k, packing, packing.tokens_k());
   args.v = view_of("v", v, packing, packing.tokens_k());
   args.scale = scale_of(o.softmax_scale);
+  args.softcap = static_cast<float>(o.softcap);
   args.mask = {o.causal, o.top_left ? Align::top_left : Align::bottom_right, o.window_left,
                o.window_right};
   args.documents = packing.documents();

@@ -28,6 +28,7 @@ struct Options {
   int64_t seed;  // the bits of the recipe's unsigned seed
   std::optional<Tensor> list_index, list_count;
   int64_t block_q, block_k, lead;
+  double softcap = 0.0;       // 0: none
   bool tokens_first = false;  // tensors without documents are [b, n, h, d], else [b, h, n, d]
 };
 

@@ -82,11 +82,13 @@ auto with_python_errors(F&& call) {
 /// The arguments of attend behind the tensors. `numbers` come in the order of the fields below;
 /// python/sagebwd/ops.py makes them. As a list they cost a third of what arguments of their own do.
 struct Request {
-  Request(std::optional<double> softmax_scale, std::string_view recipe, at::IntArrayRef numbers) {
+  Request(std::optional<double> softmax_scale, std::string_view recipe, at::IntArrayRef numbers,
+          double softcap) {
     TORCH_CHECK(numbers.size() == 15, "attend: expected 15 numbers, got ", numbers.size());
     const int64_t* next = numbers.data();
     options.softmax_scale = softmax_scale;
     options.recipe = recipe;
+    options.softcap = softcap;
     for (int64_t* number : {&options.max_seqlen_q, &options.max_seqlen_k}) *number = *next++;
     for (bool* flag : {&options.causal, &options.top_left}) *flag = *next++ != 0;
     for (int64_t* number : {&options.window_left, &options.window_right, &options.seed,
@@ -225,7 +227,8 @@ variable_list call_backward(const Saved& s, const Request& request) {
   torch::jit::push(stack, s.lse, maybe(s.dlse), maybe(s.cu_seqlens_q), maybe(s.cu_seqlens_k),
                    o.max_seqlen_q, o.max_seqlen_k, o.softmax_scale, o.causal, o.top_left,
                    o.window_left, o.window_right, o.recipe, o.seed, maybe(s.list_index),
-                   maybe(s.list_count), o.block_q, o.block_k, o.lead, request.deterministic,
+                   maybe(s.list_count), o.block_q, o.block_k, o.lead, o.softcap,
+                   request.deterministic,
                    /*partial_kv=*/false, maybe(s.codes));
   try {
     bwd.callBoxed(&stack);
@@ -239,10 +242,10 @@ variable_list call_backward(const Saved& s, const Request& request) {
 
 struct Attention : torch::autograd::Function<Attention> {
   /// The results that autograd follows: out, and lse if the caller wants it. `max_logit` comes
-  /// beside them. The request is saved as it came: its three parts.
+  /// beside them. The request is saved as it came: its four parts.
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const Request* request,
-                               const std::array<IValue, 3>* parts,
+                               const std::array<IValue, 4>* parts,
                                const std::array<Maybe, 4>* others, Maybe* max_logit) {
     const Results r = run_forward(q, k, v, *request, request->save_codes);
     if (r.max_logit) *max_logit = plain(*r.max_logit);
@@ -286,7 +289,7 @@ struct Attention : torch::autograd::Function<Attention> {
     const variable_list saved = ctx->get_saved_variables();
     const c10::impl::GenericList kept = ctx->saved_data.at("kept").toList();
     Request request(kept.get(0).toOptional<double>(), kept.get(1).toStringView(),
-                    kept.get(2).toIntVector());
+                    kept.get(2).toIntVector(), kept.get(3).toDouble());
     s.out = saved[0], s.lse = saved[1];
     s.cu_seqlens_q = saved[2], s.cu_seqlens_k = saved[3];
     s.list_index = saved[4], s.list_count = saved[5];
@@ -298,10 +301,10 @@ struct Attention : torch::autograd::Function<Attention> {
       const auto stand_in_at = [&](size_t at) {
         return stand_in(s.out, kept.get(at).toIntVector(), kept.get(at + 1).toIntVector());
       };
-      if (kept.size() == 5)
-        s.k = s.v = stand_in_at(3);
-      else if (kept.size() == 9)
-        s.q = stand_in_at(3), s.k = stand_in_at(5), s.v = stand_in_at(7);
+      if (kept.size() == 6)
+        s.k = s.v = stand_in_at(4);
+      else if (kept.size() == 10)
+        s.q = stand_in_at(4), s.k = stand_in_at(6), s.v = stand_in_at(8);
     }
     if (!s.dout.defined()) s.dout = at::zeros_like(s.out);
     const bool direct = !at::GradMode::is_enabled() &&
@@ -316,8 +319,9 @@ std::tuple<Maybe, Maybe, Maybe> attend(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, std::optional<double> softmax_scale,
                                        std::string_view recipe, at::IntArrayRef numbers,
                                        const Maybe& cu_seqlens_q, const Maybe& cu_seqlens_k,
-                                       const Maybe& list_index, const Maybe& list_count) {
-  Request request(softmax_scale, recipe, numbers);
+                                       const Maybe& list_index, const Maybe& list_count,
+                                       double softcap) {
+  Request request(softmax_scale, recipe, numbers, softcap);
   if (!all_bare({&q, &k, &v}) ||
       !fit(q, k, v, cu_seqlens_q.has_value(), request.options.tokens_first))
     return {};
@@ -329,7 +333,7 @@ std::tuple<Maybe, Maybe, Maybe> attend(const at::Tensor& q, const at::Tensor& k,
     if (others[i]) *taken[i] = stable(*others[i]);
   Maybe max_logit;
   if (at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad())) {
-    const std::array<IValue, 3> parts = {softmax_scale, std::string(recipe), numbers};
+    const std::array<IValue, 4> parts = {softmax_scale, std::string(recipe), numbers, softcap};
     variable_list results = Attention::apply(q, k, v, &request, &parts, &others, &max_logit);
     return {results[0], request.return_lse ? Maybe(results[1]) : Maybe(), max_logit};
   }
@@ -347,7 +351,8 @@ TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
   m.def(
       "attend(Tensor q, Tensor k, Tensor v, float? softmax_scale, str recipe, int[] numbers, "
       "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? list_index=None, "
-      "Tensor? list_count=None) -> (Tensor? out, Tensor? lse, Tensor? max_logit)",
+      "Tensor? list_count=None, float softcap=0.0) -> (Tensor? out, Tensor? lse, Tensor? "
+      "max_logit)",
       torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd,
                       TORCH_FN(sagebwd::binding::attend)));
 }

@@ -27,12 +27,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
     std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
     int64_t window_right, std::string recipe, int64_t seed, std::optional<Tensor> list_index,
     std::optional<Tensor> list_count, int64_t block_q, int64_t block_k, int64_t lead,
-    bool /*deterministic: the backward reads it*/, bool return_max_logit, bool save_codes) {
+    double softcap, bool /*deterministic: the backward reads it*/, bool return_max_logit,
+    bool save_codes) {
   return translated([&] {
-    const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                          softmax_scale, causal,       top_left,     window_left,
-                          window_right,  recipe,       seed,         list_index,
-                          list_count,    block_q,      block_k,      lead};
+    const Options options{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
+                          causal,       top_left,     window_left,  window_right, recipe,
+                          seed,         list_index,   list_count,   block_q,      block_k,
+                          lead,         softcap};
     const Results r = attention_forward(q, k, v, options, return_max_logit, save_codes);
     // An operator has the same results whatever is asked for.
     return std::make_tuple(r.out, r.lse, r.max_logit ? *r.max_logit : new_float(q, {0}),
@@ -47,12 +48,12 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
     std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
     int64_t window_right, std::string recipe, int64_t seed, std::optional<Tensor> list_index,
     std::optional<Tensor> list_count, int64_t block_q, int64_t block_k, int64_t lead,
-    bool deterministic, bool partial_kv, std::optional<Tensor> codes) {
+    double softcap, bool deterministic, bool partial_kv, std::optional<Tensor> codes) {
   return translated([&] {
-    const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                          softmax_scale, causal,       top_left,     window_left,
-                          window_right,  recipe,       seed,         list_index,
-                          list_count,    block_q,      block_k,      lead};
+    const Options options{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
+                          causal,       top_left,     window_left,  window_right, recipe,
+                          seed,         list_index,   list_count,   block_q,      block_k,
+                          lead,         softcap};
     return attention_backward(dout, q, k, v, out, lse, dlse, codes, options,
                               {.deterministic = deterministic, .partial_kv = partial_kv});
   });
@@ -77,12 +78,12 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
                     bool causal, bool top_left, int64_t window_left, int64_t window_right,
                     std::string recipe, int64_t seed, std::optional<Tensor> list_index,
                     std::optional<Tensor> list_count, int64_t block_q, int64_t block_k,
-                    int64_t lead, bool is_backward) {
+                    int64_t lead, double softcap, bool is_backward) {
   return translated([&] {
-    const Options options{cu_seqlens_q,  cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                          softmax_scale, causal,       top_left,     window_left,
-                          window_right,  recipe,       seed,         list_index,
-                          list_count,    block_q,      block_k,      lead};
+    const Options options{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
+                          causal,       top_left,     window_left,  window_right, recipe,
+                          seed,         list_index,   list_count,   block_q,      block_k,
+                          lead,         softcap};
     const OnDeviceOf device(q);
     return with_packing(options, q, k, [&](const Packing& packing) {
       ForwardArgs args;
@@ -172,7 +173,7 @@ int64_t largest_tuned(std::string dtype) {
   "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "      \
   "float? softmax_scale, bool causal, bool top_left, SymInt window_left, SymInt window_right, " \
   "str recipe, SymInt seed, Tensor? list_index, Tensor? list_count, SymInt block_q, "           \
-  "SymInt block_k, SymInt lead, "
+  "SymInt block_k, SymInt lead, float softcap, "
 
 #define SAGEBWD_LINEAR_OPTIONS \
   "Tensor? list_index, Tensor? list_count, SymInt block_q, SymInt block_k, bool mean_free_keys"

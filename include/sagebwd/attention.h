@@ -89,14 +89,15 @@ struct AttentionArgs {
   TensorView k;   // [b, hk, nk, d], h a multiple of hk
   TensorView v;   // [b, hk, nk, dv]; dv may be smaller or larger than d
   TensorView o;   // [b, h,  nq, dv]; written by forward, read by backward
-  StatsView lse;  // [b, h, nq], natural log of the true scaled logits; written by forward, read by
-                  // backward
+  StatsView lse;  // [b, h, nq], natural log of the true scaled logits (capped ones with softcap);
+                  // written by forward, read by backward
 
   float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
   Mask mask;
   Documents documents;
   BlockLists blocks;  // optional
   Recipe recipe;
+  float softcap = 0.0f;  // a logit x becomes softcap·tanh(x / softcap); 0: it stays x
 
   /// Optional, codes_size() bytes that start at a multiple of 16: the forward writes its quantised
   /// inputs there, and a backward that gets them takes them instead of q, k and v, whose data is
@@ -113,7 +114,7 @@ struct AttentionArgs {
 
 struct ForwardArgs : AttentionArgs {
   float* max_logit = nullptr;  // optional, [b, h] ([documents, h] when packed): largest true scaled
-                               // logit; -inf if none
+                               // logit, after softcap; -inf if none
 };
 
 struct BackwardArgs : AttentionArgs {

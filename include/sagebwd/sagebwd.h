@@ -167,6 +167,9 @@ typedef struct sagebwd_forward_args {
                   the quantised inputs, for a backward that takes them instead of q, k, v */
   size_t codes_bytes;
   const sagebwd_block_lists* blocks; /* NULL: every key block is seen */
+  float softcap;      /* a logit x becomes softcap*tanh(x/softcap); 0: it stays x. lse and max_logit
+                         are of the capped logits */
+  int32_t reserved_3; /* 0 */
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -207,6 +210,8 @@ typedef struct sagebwd_backward_args {
                   at, and the gradients have the same bits */
   size_t codes_bytes;
   const sagebwd_block_lists* blocks; /* as in the forward */
+  float softcap;                     /* as in the forward */
+  int32_t reserved_3;                /* 0 */
 } sagebwd_backward_args;
 
 /* The linear branch: each block of queries sees the key blocks that its list does not have.

@@ -70,6 +70,19 @@ def scale(name, value):
     return value
 
 
+def softcap(value):
+    """A soft cap of logits as a float; 0 for none."""
+    if value is None or (type(value) in (int, float) and value == 0):
+        return 0.0
+    value = scale("softcap", value)
+    if not _LEAST_CAP <= value <= _MOST_CAP:
+        raise ValueError(f"softcap: expected 0 (off) or a number from 2^-64 to 2^64, got {value}")
+    return value
+
+
+_LEAST_CAP, _MOST_CAP = 2.0**-64, 2.0**64  # where the kernels can compute with it in float32
+
+
 def window(name, value):
     """(left, right) of a sliding window; -1 for a side that is open."""
     try:

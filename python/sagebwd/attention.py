@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         causal: bool
         softmax_scale: float | None
         window_size: tuple[int | None, int | None]
+        softcap: float | None
         sinks: Tensor | None
         blocks: BlockLists | None
         align: Literal["bottom_right", "top_left"]
@@ -87,6 +88,7 @@ def attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = None,
     sinks: Tensor | None = None,
     blocks: BlockLists | None = None,
     layout: str = "bshd",
@@ -112,6 +114,9 @@ def attention(
         for ``"top_left"`` (PyTorch). A query that sees no key gives 0.
     softmax_scale
         Of the logits; default ``1/sqrt(d)``.
+    softcap
+        A scaled logit x becomes ``softcap * tanh(x / softcap)`` (Gemma 2). None or 0: it stays x.
+        The log-sum-exp and the largest logit are of the capped logits; sinks are not capped.
     sinks
         One logit per head [h] that joins every softmax and has no value (gpt-oss). Gradients flow
         into it. A query that sees no key gives 0, and its log-sum-exp is the sink.
@@ -141,7 +146,9 @@ def attention(
         _refuse_unknown("attention", unknown)
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
-    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = attention_options(
+        causal, softmax_scale, window_size, align, recipe, backward, softcap
+    )
     tokens_first = layout == "bshd"
     switches = dict(
         deterministic=is_deterministic(deterministic),
@@ -209,6 +216,7 @@ def attention_varlen(
     causal: bool = False,
     softmax_scale: float | None = None,
     window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = None,
     sinks: Tensor | None = None,
     blocks: BlockLists | None = None,
     align: str = "bottom_right",
@@ -238,7 +246,7 @@ def attention_varlen(
     return_lse = arguments.flag("return_lse", return_lse)
     return_max_logit = arguments.flag("return_max_logit", return_max_logit)
     offsets = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    how = (causal, softmax_scale, window_size, align, recipe, backward, blocks)
+    how = (causal, softmax_scale, window_size, align, recipe, backward, blocks, softcap)
     options, (q, k, v) = packed(q, k, v, *offsets, *how)
     if sinks is not None:
         sink_logits.check(sinks, q.shape[1], q.device)
@@ -269,6 +277,7 @@ def is_supported(
     causal: bool = False,
     softmax_scale: float | None = None,
     window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = None,
     sinks: Tensor | None = None,
     blocks: BlockLists | None = None,
     layout: str = "bshd",
@@ -285,11 +294,11 @@ def is_supported(
     how = (causal, softmax_scale, window_size)
     try:
         if cu_seqlens_q is None and cu_seqlens_k is None:
-            settings = (*how, layout, align, recipe, backward, blocks)
+            settings = (*how, layout, align, recipe, backward, blocks, softcap)
             options, tensors = dense(q, k, v, *settings)
         else:
             offsets = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-            settings = (*how, align, recipe, backward, blocks)
+            settings = (*how, align, recipe, backward, blocks, softcap)
             options, tensors = packed(q, k, v, *offsets, *settings)
         if sinks is not None:
             sink_logits.check(sinks, tensors[0].shape[1], q.device)

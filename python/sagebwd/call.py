@@ -16,11 +16,24 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def dense(
-    q, k, v, causal, softmax_scale, window_size, layout, align, recipe, backward, blocks=None
+    q,
+    k,
+    v,
+    causal,
+    softmax_scale,
+    window_size,
+    layout,
+    align,
+    recipe,
+    backward,
+    blocks=None,
+    softcap=None,
 ):
     """Operator options and q, k, v as [b, h, n, d]."""
     q, k, v = ops.swapped(check_dense(q, k, v, layout, any_head_dim=True), q, k, v)
-    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = attention_options(
+        causal, softmax_scale, window_size, align, recipe, backward, softcap
+    )
     return with_lists(options, blocks, q, k, packed=False), readable(q, k, v)
 
 
@@ -60,13 +73,16 @@ def packed(
     recipe,
     backward,
     blocks=None,
+    softcap=None,
 ):
     """Operator options and q, k, v as [t, h, d]."""
     check_tensors(q, k, v, 3, any_head_dim=True)
     check_heads(q.shape[1], k.shape[1])
     _check_offsets("cu_seqlens_q", cu_seqlens_q, q)
     _check_offsets("cu_seqlens_k", cu_seqlens_k, q)
-    options = attention_options(causal, softmax_scale, window_size, align, recipe, backward)
+    options = attention_options(
+        causal, softmax_scale, window_size, align, recipe, backward, softcap
+    )
     options = options._replace(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
@@ -164,6 +180,7 @@ def attention_options(
     align="bottom_right",
     recipe="vectorwise",
     backward="int8",
+    softcap=None,
 ):
     """The operator options of arguments of :func:`attention`."""
     if align not in ("bottom_right", "top_left"):
@@ -180,6 +197,7 @@ def attention_options(
         window_right=right,
         recipe=recipe.text(BACKWARD_MATMULS if backward == "bf16" else ()),
         seed=recipe.seed,
+        softcap=arguments.softcap(softcap),
     )
 
 

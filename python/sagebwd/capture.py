@@ -135,6 +135,7 @@ class Capture(TorchFunctionMode):
         causal, top_left = options.causal, options.top_left
         left, right = options.window_left, options.window_right
         why = "block lists" if options.list_index is not None else None
+        why = "soft capping of logits" if options.softcap else why
         if cu_q is None:
             self._note(out, q, k, v, scale, causal, top_left, (left, right), why)
             return

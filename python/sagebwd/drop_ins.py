@@ -21,7 +21,6 @@ from .recipe import Recipe
 
 _REMEDIES = {
     "dropout_p": "pass 0.0 (dropout outside of attention may stay)",
-    "softcap": "pass 0.0; normalised queries and keys (QK-norm) keep logits small as well",
     "alibi_slopes": "pass None and use positions that are part of q and k, such as rotary ones",
     "block_table": "gather the pages into one tensor of keys and one of values first",
     "rotary_cos": "rotate q and k before the call and pass None",
@@ -78,7 +77,7 @@ def flash_attn_func(
     """FlashAttention's: q [b, s, h, d], causal mask at the bottom right. ``return_attn_probs``
     gives (out, lse, None) as the original does without dropout. ``deterministic=False`` follows
     PyTorch's global flag."""
-    refuse(dropout_p=(dropout_p, 0.0), softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None))
+    refuse(dropout_p=(dropout_p, 0.0), alibi_slopes=(alibi_slopes, None))
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     out, lse = attention(
         q,
@@ -87,6 +86,7 @@ def flash_attn_func(
         causal=causal,
         softmax_scale=softmax_scale,
         window_size=window_size,
+        softcap=softcap,
         sinks=sinks_of(s_aux, learnable_sink),
         deterministic=deterministic or None,
         return_lse=True,
@@ -118,7 +118,6 @@ def flash_attn_varlen_func(
     """FlashAttention's packed form: q [t, h, d], int32 offsets, lse [h, t]."""
     refuse(
         dropout_p=(dropout_p, 0.0),
-        softcap=(softcap, 0.0),
         alibi_slopes=(alibi_slopes, None),
         block_table=(block_table, None),
     )
@@ -134,6 +133,7 @@ def flash_attn_varlen_func(
         causal=causal,
         softmax_scale=softmax_scale,
         window_size=window_size,
+        softcap=softcap,
         sinks=sinks_of(s_aux, learnable_sink),
         deterministic=deterministic or None,
         return_lse=True,

@@ -52,7 +52,6 @@ def flash_attn_with_kvcache(
         rotary_cos=(rotary_cos, None),
         rotary_sin=(rotary_sin, None),
         block_table=(block_table, None),
-        softcap=(softcap, 0.0),
         alibi_slopes=(alibi_slopes, None),
         num_splits=(num_splits, 0),
     )
@@ -61,6 +60,7 @@ def flash_attn_with_kvcache(
         causal=arguments.flag("causal", causal),
         softmax_scale=arguments.scale("softmax_scale", softmax_scale),
         window_size=arguments.window("window_size", window_size),
+        softcap=arguments.softcap(softcap),
         sinks=sinks_of(s_aux, learnable_sink),
         return_lse=True,
     )

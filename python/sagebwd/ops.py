@@ -47,6 +47,7 @@ class Options(NamedTuple):
     block_q: int = 128
     block_k: int = 64
     lead: int = 1
+    softcap: float = 0.0  # 0: none
 
     def signed(self):
         """The options as the operators take them: the 64 bits of the seed as a signed integer."""
@@ -64,7 +65,7 @@ _numbers = itemgetter(
     *(
         i
         for i, name in enumerate(Options._fields)
-        if i not in _TENSORS and name not in ("softmax_scale", "recipe")
+        if i not in _TENSORS and name not in ("softmax_scale", "recipe", "softcap")
     )
 )
 
@@ -140,6 +141,7 @@ def attend(
             tokens_first,
         ),
         *(() if options.cu_seqlens_q is None and options.list_index is None else _tensors(options)),
+        **({"softcap": options.softcap} if options.softcap else {}),
     )
     return None if results[0] is None else results
 

@@ -251,6 +251,7 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.o = convert("o", c.o);
   a.lse = convert(c.lse);
   a.scale = c.scale;
+  a.softcap = c.softcap;
   a.mask.causal = flag("causal", c.causal);
   a.mask.align = static_cast<Align>(c.align);
   a.mask.window_left = c.window_left;
@@ -267,6 +268,7 @@ void convert_shared(const C& c, AttentionArgs& a) {
   a.codes_bytes = c.codes_bytes;
   check_reserved(Layout<C>::kName, c.reserved);
   check_reserved(Layout<C>::kName, c.reserved_2);
+  check_reserved(Layout<C>::kName, c.reserved_3);
 }
 
 ForwardArgs convert(const sagebwd_forward_args* caller) {

@@ -135,13 +135,13 @@ struct Buffers {
     const int64_t parts = plan.partials() * p.h * plan.q_blocks;
     dq = arena.take<float>(parts * plan.dl * plan.bq);
     dq_begun = arena.take<uint8_t>(parts);
-    if (p.partial_kv) query_sum = arena.take<float>(parts * plan.bq);
+    if (p.adds_row_sums()) query_sum = arena.take<float>(parts * plan.bq);
     if (plan.whole_heads && plan.chunks > 1) {
       const int64_t workers = std::min<int64_t>(plan.slots, plan.num_sequences * p.hk);
       const int64_t blocks = workers * p.group() * plan.most_query_blocks;
       chunk_dq = arena.take<float>(blocks * plan.dl * plan.bq);
       chunk_begun = arena.take<uint8_t>(blocks);
-      if (p.partial_kv) chunk_query_sum = arena.take<float>(blocks * plan.bq);
+      if (p.adds_row_sums()) chunk_query_sum = arena.take<float>(blocks * plan.bq);
     }
   }
   KeyData keys;
@@ -153,7 +153,7 @@ struct Buffers {
   float* dither_query = nullptr;  // [bq]
   float* dq = nullptr;            // [partials][h][q_blocks][dl][bq]
   uint8_t* dq_begun = nullptr;    // [partials][h][q_blocks]
-  float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS (partial_kv)
+  float* query_sum = nullptr;     // [partials][h][q_blocks][bq] row sums of dS, if added up
   float* chunk_dq = nullptr;      // [slots][group][query blocks][dl][bq] when an item has chunks
   float* chunk_query_sum = nullptr;
   uint8_t* chunk_begun = nullptr;
@@ -221,7 +221,8 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
     const double lse = static_cast<double>(*stat_at(a.lse, b.seq.batch, h, n));
     // A row without keys has LSE = -inf; +inf makes its P zero.
     if (lse != -std::numeric_limits<double>::infinity())
-      g.lse2[i] = static_cast<float>((lse - scratch.shift[i]) / numerics::kLn2);
+      g.lse2[i] =
+          static_cast<float>((lse - (plan.p.capped() ? 0.0 : scratch.shift[i])) / numerics::kLn2);
     const double dlse =
         plan.p.has_dlse ? static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n)) : 0.0;
     g.delta[i] = static_cast<float>(dot[i] - dlse);
@@ -324,6 +325,8 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .k_scale = lifted ? buffers.ones : k_scale,
       .logit_factor = q.logit_factor,
       .bias = smooth_q && !lifted ? t.bias : nullptr,
+      .shift = q.shift,
+      .cap = numerics::softcap_of(p.softcap),
       .begin = masked ? t.begin : nullptr,
       .end = masked ? t.end : nullptr,
       .lse2 = g.lse2,
@@ -336,6 +339,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .dq_float = p.lifted(kMatmulDQ),
       .dk_float = p.lifted(kMatmulDK),
       .query_sum = sums.query_sum,
+      .sums_what_cap_takes = p.sums_what_cap_takes(),
       .key_sum = smooth_q ? t.key_sum : nullptr,
       .key_max = t.key_max,
       .p8 = t.p8,
@@ -420,19 +424,20 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   turn_back(kMatmulDQ, scratch.rows, b.rows);
-  if (plan.p.recipe.smooth_k && (plan.p.partial_kv || plan.p.has_dlse)) {
+  if (plan.p.recipe.smooth_k && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {
-      float row_sum = 0.0f;
-      if (plan.p.partial_kv) {
-        for (int64_t partial = 0; partial < used; ++partial) {
-          const QuerySums part = sums_at(partial, item);
-          if (*part.begun) row_sum += part.query_sum[i];
-        }
-      } else if (std::isfinite(
-                     buffers.gradient.at(plan, item).lse2[i])) {  // rows without keys have no dS
-        row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
+      float row_sum = 0.0f, added = 0.0f;
+      for (int64_t partial = 0; partial < used && plan.p.adds_row_sums(); ++partial) {
+        const QuerySums part = sums_at(partial, item);
+        if (*part.begun) added += part.query_sum[i];
       }
+      if (plan.p.partial_kv)
+        row_sum = added;
+      else if (plan.p.has_dlse &&  // rows without keys have no dS
+               std::isfinite(buffers.gradient.at(plan, item).lse2[i]))
+        row_sum = *stat_at(a.dlse, b.seq.batch, h, b.seq.q_begin + b.first + i);
+      if (plan.p.sums_what_cap_takes()) row_sum -= added;
       for (int c = 0; c < plan.dl; ++c)
         scratch.rows[static_cast<int64_t>(i) * plan.dl + c] += row_sum * mu_k[c];
     }

@@ -204,6 +204,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .k_scale = lifted ? buffers.ones : buffers.keys.k_scale + key_at * plan.bk,
         .logit_factor = q.logit_factor,
         .bias = smooth_q ? t.bias : nullptr,
+        .shift = q.shift,
+        .cap = numerics::softcap_of(plan.p.softcap),
         .begin = masked ? t.begin : nullptr,
         .end = masked ? t.end : nullptr,
         .v_log2 = buffers.keys.v_log2 + key_at * plan.bk,
@@ -236,8 +238,9 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
     const bool empty = t.l[i] == 0.0f;
     t.alpha[i] = empty ? 0.0f : 1.0f / t.l[i];
     t.beta[i] = empty ? 0.0f : 1.0f;
-    const double max_logit = numerics::kLn2 * static_cast<double>(t.logit_max[i]) + q.shift[i];
-    const double lse = numerics::kLn2 * static_cast<double>(t.m[i]) + q.shift[i] +
+    const double shift = plan.p.capped() ? 0.0 : q.shift[i];  // capped logits have it already
+    const double max_logit = numerics::kLn2 * static_cast<double>(t.logit_max[i]) + shift;
+    const double lse = numerics::kLn2 * static_cast<double>(t.m[i]) + shift +
                        std::log(static_cast<double>(t.l[i]));
     *stat_at(a.lse, qb.seq.batch, h, qb.seq.q_begin + qb.first + i) =
         empty ? -kInf : static_cast<float>(lse);

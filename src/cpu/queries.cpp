@@ -17,6 +17,7 @@ void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lift
   start = arena.take<int32_t>(blocks * plan.bq);
   mean = arena.take<float>(blocks * plan.dl);
   turned_mean = arena.take<float>(blocks * plan.dl);
+  if (plan.p.capped()) shift = arena.take<float>(blocks * plan.bq);
   if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
 }
 
@@ -28,6 +29,7 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
   b.start += block * plan.bq;
   b.mean += block * plan.dl;
   b.turned_mean += block * plan.dl;
+  if (shift != nullptr) b.shift += block * plan.bq;
   if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
   return b;
 }
@@ -114,6 +116,8 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     for (int i = 0; i < plan.bq; ++i)  // NaN for a query that holds Inf
       out.logit_factor[i] = std::isnan(out.scale[i]) ? out.scale[i] : unit;
   }
+  for (int i = 0; i < plan.bq && out.shift != nullptr; ++i)
+    out.shift[i] = i < b.rows ? static_cast<float>(scratch.shift[i] / numerics::kLn2) : 0.0f;
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   kernels.sum_row_codes(scratch.codes, plan.dk, plan.bq, plan.dl, out.start);
   for (int i = 0; i < plan.bq; ++i) {

@@ -17,6 +17,7 @@ struct QueryBlock {
   float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
   float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
   float* qt_float = nullptr;      // [dl][bq], only when S is lifted
+  float* shift = nullptr;         // logits of the mean key in log2 units, only with a cap
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
   QueryBlock at(const Plan& plan, int64_t block) const;

@@ -104,6 +104,14 @@ void for_keys(const std::vector<Span>& spans, F f) {
     for (int64_t j = span.begin; j < span.end; ++j) f(j);
 }
 
+/// Caps a logit and returns the derivative of that; without a cap that is 1.
+double cap(double softcap, double& logit) {
+  if (softcap == 0.0) return 1.0;
+  const double x = logit / softcap;
+  logit = softcap * std::tanh(x);
+  return 1.0 / (std::cosh(x) * std::cosh(x));
+}
+
 /// Softmax of one row in two passes: the largest logit, then the sum. Returns lse.
 double softmax(const double* s, double* p, const std::vector<Span>& seen, double& max_logit) {
   double top = -kInf;
@@ -143,6 +151,10 @@ ExactResult attention_exact(const ExactHead& head,
   for (int64_t first = 0; first < head.nq; first += kBlock) {
     const Block b(head, first, memory);
     b.scores(head.scale, d, head.q, kt.data(), b.s);
+    // dS holds the derivatives of the cap until there is a dS.
+    for (int64_t r = 0; r < b.rows(); ++r)
+      for_keys(b.seen[r],
+               [&](int64_t j) { b.row(b.ds, r)[j] = cap(head.softcap, b.row(b.s, r)[j]); });
     for (int64_t r = 0; r < b.rows(); ++r)
       if (!b.seen[r].empty())
         out.lse[first + r] = softmax(b.row(b.s, r), b.row(b.p, r), b.seen[r], out.max_logit);
@@ -158,7 +170,7 @@ ExactResult attention_exact(const ExactHead& head,
         out.delta[i] = delta;
         const double *p = b.row(b.p, r), *dp = b.row(b.dp, r);
         double* ds = b.row(b.ds, r);
-        for_keys(b.seen[r], [&](int64_t j) { ds[j] = p[j] * (dp[j] - delta); });
+        for_keys(b.seen[r], [&](int64_t j) { ds[j] *= p[j] * (dp[j] - delta); });
       }
       b.gather(d, b.ds, head.k, out.dq.data());
       b.scatter(d, b.ds, head.q, out.dk.data());
@@ -189,8 +201,9 @@ ExactTile exact_tile(const ExactHead& head, const ExactResult& result, int64_t q
     add_products(dv, head.dout + i * dv, vt.data(), cols, cols, &t.dp[r * cols]);
     for (int64_t at = r * cols; at < (r + 1) * cols; ++at) {
       t.s[at] *= head.scale;
+      const double slope = cap(head.softcap, t.s[at]);
       t.p[at] = std::exp(t.s[at] - result.lse[i]);
-      t.ds[at] = t.p[at] * (t.dp[at] - result.delta[i]);
+      t.ds[at] = slope * (t.p[at] * (t.dp[at] - result.delta[i]));
     }
   }
   return t;

@@ -2,8 +2,9 @@
 // Exact attention of one head in FP64, forward and backward, written straight from the formulas. It
 // shares no code with the rest of the library, so that it can judge all of it.
 //
-//   S = c·QKᵀ   P = softmax(S) over the visible keys   O = PV   lse = log Σ exp S
-//   D = rowsum(dO∘O) − dLSE   dP = dOVᵀ   dS = P∘(dP − D)   dQ = c·dS·K   dK = c·dSᵀ·Q   dV = Pᵀ·dO
+//   S = c·QKᵀ (capped: S = κ·tanh(c·QKᵀ/κ))   P = softmax(S) over the visible keys   O = PV   lse =
+//   log Σ exp S D = rowsum(dO∘O) − dLSE   dP = dOVᵀ   dS = P∘(dP − D)   dQ = c·dS·K   dK = c·dSᵀ·Q
+//   dV = Pᵀ·dO capped: dS = P∘(dP − D)∘(1 − (S/κ)²), the gradient of the logit before the cap
 //
 // Only visible keys take part: a masked NaN reaches nothing. A row that sees no key has o = 0, lse
 // = −inf, delta = 0 and no gradient. Memory is linear in the number of tokens.
@@ -26,6 +27,7 @@ struct ExactHead {
   const double* dout = nullptr;  // [nq, dv]; null: forward only
   const double* dlse = nullptr;  // [nq]; null: zero
   double scale = 1.0;
+  double softcap = 0.0;  // κ; 0: none
   Visibility visible;
 
   int64_t value_dim() const { return dv == 0 ? d : dv; }
@@ -35,7 +37,7 @@ struct ExactHead {
 /// a forward-only run.
 struct ExactRow {
   int64_t i, begin, end;
-  const double *s, *p, *dp, *ds;  // [end - begin]; s is the scaled logit
+  const double *s, *p, *dp, *ds;  // [end - begin]; s is the scaled logit, capped
 };
 
 struct ExactResult {

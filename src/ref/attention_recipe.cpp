@@ -43,6 +43,11 @@ const float* scale_or_null(const TileCodes& t) {
   return t.codes.empty() ? nullptr : t.scale.data();
 }
 
+/// What the logits of a row lack.
+double added_mean_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i) {
+  return head.softcap == 0.0f ? static_cast<double>(in.mean_logit[i]) : 0.0;
+}
+
 /// One query block on its way through the key tiles.
 struct ForwardBlock {
   ForwardBlock(int64_t rows, int64_t dv)
@@ -82,6 +87,7 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   const int64_t dv = head.value_dim();
   const Tile& t = tile;
   std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulS));
+  cap_logits(head, x.inputs, t, s2);
   const auto is_nan = [](float scale) { return std::isnan(scale); };
   const auto first_scale = x.inputs.v_scale.begin() + t.k0;
   const bool poisoned = std::any_of(first_scale, first_scale + t.cols, is_nan);
@@ -163,7 +169,7 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
     const int64_t i = q0 + r;
     for (int64_t c = 0; c < dv; ++c)
       out.o[i * dv + c] = block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
-    const double mean = in.mean_logit[i];
+    const double mean = added_mean_logit(head, in, i);
     out.lse[i] = static_cast<float>(
         numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);
     const float logit = block.nan_logit[r]
@@ -177,11 +183,11 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
 struct BackwardState {
   TokenCodes dout;              // codes and scales of dO
   std::vector<float> dout8;     // the codes as floats
-  std::vector<float> log2_lse;  // [nq], of the smoothed logits
+  std::vector<float> log2_lse;  // [nq], of logits as tiles have them
   // [nq]: dO·mean(V), which dP lacks where it is made from the codes of V.
   std::vector<float> mean_dp;
   std::vector<bool> active;     // [nq]; false: LSE is -inf, the row has P = 0
-  std::vector<double> row_sum;  // [nq], Σ_j dS
+  std::vector<double> row_sum;  // [nq], Σ_j dS, or of what the cap takes (Problem)
 };
 
 BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
@@ -200,7 +206,8 @@ BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
     s.mean_dp.push_back(spec::folds_v(head.recipe)
                             ? static_cast<float>(dot(in.dout + i * dv, inputs.mu_v.data(), dv))
                             : 0.0f);
-    s.log2_lse.push_back(active ? static_cast<float>((lse - inputs.mean_logit[i]) * log2e) : 0.0f);
+    s.log2_lse.push_back(
+        active ? static_cast<float>((lse - added_mean_logit(head, inputs, i)) * log2e) : 0.0f);
     out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
   }
   return s;
@@ -238,7 +245,8 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
                    RecipeBackward& out, const RecipeTap& tap) {
   const int64_t d = head.d, dv = head.value_dim();
   const RecipeInputs& inputs = x.inputs;
-  const std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulSRecompute));
+  std::vector<float> s2 = tile_logits(head, x, t, bias, lifted(head, kMatmulSRecompute));
+  const std::vector<float> slope = cap_logits(head, inputs, t, s2);
   std::vector<float> p(t.size(), 0.0f), dp(t.size(), 0.0f), ds(t.size(), 0.0f);
   std::vector<float> p_fold(t.size(), 0.0f), ds_fold_q(t.size(), 0.0f), ds_fold_k(t.size(), 0.0f);
   matmul_add(t.rows, t.cols, dv, in.dout + t.q0 * dv, dv, 1, &x.v_t[t.k0], head.nk, dp.data(),
@@ -248,14 +256,15 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
     p[at] = std::exp2(s2[at] - s.log2_lse[i]);
     if (spec::folds_v(head.recipe)) dp[at] *= inputs.v_scale[j];
     // dO·mean(V) cancels; without it both numbers are smaller.
-    ds[at] = p[at] * (dp[at] - (out.delta[i] - s.mean_dp[i]));
+    const float before_cap = p[at] * (dp[at] - (out.delta[i] - s.mean_dp[i]));
+    ds[at] = before_cap * slope[at];
     dp[at] += s.mean_dp[i];
     // A scale along the contraction index cannot leave the integer sum; it goes into the other
     // operand.
     p_fold[at] = p[at] * s.dout.scale[i];
     ds_fold_q[at] = ds[at] * inputs.q_scale[i];
     ds_fold_k[at] = ds[at] * inputs.k_scale[j];
-    s.row_sum[i] += ds[at];
+    s.row_sum[i] += in.partial_kv || head.softcap == 0.0f ? ds[at] : before_cap - ds[at];
   });
 
   TileCodes p_codes, key_codes, query_codes;
@@ -362,13 +371,15 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
   turn_back(out.dq, kMatmulDQ), turn_back(out.dk, kMatmulDK);
 
   // dS·K = dS·(K - mu) + rowsum(dS)·mu. The row sum is zero for whole rows, exactly dLSE when that
-  // is given, and known only as the sum itself when the call sees part of the keys.
+  // is given, and known only as the sum itself when the call sees part of the keys. A cap
+  // takes something from each dS, which is known as a sum too.
   for (int64_t i = 0; i < head.nq; ++i) {
     float row_sum = 0.0f;
     if (in.partial_kv)
       row_sum = static_cast<float>(s.row_sum[i]);
     else if (in.dlse != nullptr && s.active[i])
       row_sum = in.dlse[i];
+    if (!in.partial_kv && head.softcap != 0.0f) row_sum -= static_cast<float>(s.row_sum[i]);
     for (int64_t c = 0; c < d; ++c)
       out.dq[i * d + c] = head.scale * (out.dq[i * d + c] + row_sum * x.inputs.mu_k[c]);
   }

@@ -33,6 +33,7 @@ struct RecipeHead {
   const float* v = nullptr;             // [nk, dv]
   const RecipeInputs* codes = nullptr;  // in a backward, instead: what the forward made of them
   float scale = 1.0f;
+  float softcap = 0.0f;  // 0: none
   Visibility visible;
   Recipe recipe;                   // tile sizes filled in
   int64_t sequence = 0, head = 0;  // key of the dither
@@ -51,8 +52,9 @@ struct RecipeHead {
 struct RecipeTile {
   bool backward;
   int64_t q0, k0, rows, cols;
-  const float *s2, *p;   // logits in log2 units; p normalised: exp(S - LSE) in both directions
-  const int16_t* p8;     // 0 … recipe.p_levels
+  const float *s2, *p;  // logits in log2 units, without the mean key's unless capped; p normalised:
+                        // exp(S - LSE) in both directions
+  const int16_t* p8;    // 0 … recipe.p_levels
   const float* p_scale;  // forward: per row; backward: per key (column)
   const float* v_scale;  // forward: per key, what P was multiplied with; null: nothing
   // Backward only.

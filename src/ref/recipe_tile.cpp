@@ -95,6 +95,20 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
   return s2;
 }
 
+std::vector<float> cap_logits(const RecipeHead& head, const RecipeInputs& in, const Tile& t,
+                              std::vector<float>& s2) {
+  std::vector<float> slope(t.size(), 1.0f);
+  if (head.softcap == 0.0f) return slope;
+  const double cap = static_cast<double>(head.softcap);
+  t.for_visible([&](int64_t i, int64_t, int64_t at) {
+    const double x =
+        numerics::kLn2 * static_cast<double>(s2[at]) + static_cast<double>(in.mean_logit[t.q0 + i]);
+    s2[at] = static_cast<float>(cap * std::tanh(x / cap) / numerics::kLn2);
+    slope[at] = static_cast<float>(1.0 / (std::cosh(x / cap) * std::cosh(x / cap)));
+  });
+  return slope;
+}
+
 Rounder::Rounder(const RecipeHead& head, const Tile& tile, Matmul matmul,
                  numerics::DitherOperand operand, float levels)
     : levels_(levels) {

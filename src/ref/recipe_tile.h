@@ -67,9 +67,15 @@ Tile make_tile(const RecipeHead& head, int64_t q_index, int64_t k_index);
 std::vector<float> logit_bias(const RecipeHead& head, const RecipeOperands& x, int64_t q_index,
                               bool lifted);
 
-/// Logits of a tile in log2 units, [rows, cols]; -inf where masked.
+/// Logits of a tile in log2 units, [rows, cols]; -inf where masked. They lack what K-smoothing took
+/// out of the row (RecipeInputs::mean_logit).
 std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, const Tile& tile,
                                const std::vector<float>& bias, bool lifted);
+
+/// Caps the logits of a tile and gives them what K-smoothing took: softmax does not notice that,
+/// but a cap does. Returns the derivatives, which multiply dS; ones without a cap.
+std::vector<float> cap_logits(const RecipeHead& head, const RecipeInputs& in, const Tile& tile,
+                              std::vector<float>& s2);
 
 /// Which lines of a tile share a scale in `vectorwise`.
 enum class Axis { query, key };

@@ -101,7 +101,7 @@ struct Inputs {
     }
     head.nq = sequence.nq, head.nk = sequence.nk, head.d = p.d, head.dv = p.dv;
     head.q = q.data(), head.k = k.data(), head.v = v.data();
-    head.scale = p.scale;
+    head.scale = p.scale, head.softcap = p.softcap;
     head.visible = visibility_of(p, t, h);
     head.recipe = p.recipe;
     const backend::Tiles size = tiles(p);

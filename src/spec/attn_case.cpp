@@ -106,7 +106,7 @@ class Parser {
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos)
       for (const char* name :
-           {"dv", "align", "window", "tile", "p_levels", "smooth_k", "smooth_q", "smooth_v",
+           {"dv", "align", "window", "softcap", "tile", "p_levels", "smooth_k", "smooth_q", "smooth_v",
             "rotate", "k_per_token", "rounding", "pv16", "lift", "keep", "blocks", "lead", "lists"})
         known.push_back(name + std::string(token.substr(equals)));
     else if (digits != std::string_view::npos)
@@ -161,6 +161,12 @@ class Parser {
       SAGE_CHECK(error == std::errc{} && end == value.data() + value.size() &&
                      std::isfinite(case_.scale) && case_.scale != 0.0f,
                  "case token \"" << t << "\": expected a number other than 0");
+    } else if (name == "softcap") {
+      const auto [end, error] =
+          std::from_chars(value.data(), value.data() + value.size(), case_.softcap);
+      SAGE_CHECK(error == std::errc{} && end == value.data() + value.size() &&
+                     std::isfinite(case_.softcap) && case_.softcap >= 0.0f,
+                 "case token \"" << t << "\": expected 0 (off) or a positive number");
     } else if (name == "tile") {
       const auto sides = split(value, "x");
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected tile=<queries>x<keys>");
@@ -295,6 +301,7 @@ std::string AttnCase::to_string() const {
   if (mask.window_left >= 0 || mask.window_right >= 0)
     s << " window=" << mask.window_left << "," << mask.window_right;
   if (scale != 0.0f) s << " scale=" << shortest(scale);
+  if (softcap != 0.0f) s << " softcap=" << shortest(softcap);
   s << " " << dtype_name(dtype) << " " << scheme_name(recipe.scheme)
     << (layout == Layout::bhsd ? " bhsd" : " bshd") << " seed" << seed;
 
@@ -335,6 +342,7 @@ Problem AttnCase::problem() const {
   p.dtype = dtype;
   p.b = b, p.h = h, p.hk = hk, p.nq = nq, p.nk = nk, p.d = d, p.dv = value_dim();
   p.scale = logit_scale();
+  p.softcap = softcap;
   p.align = mask.align;
   p.left = mask.window_left;
   p.right = mask.causal ? 0 : mask.window_right;

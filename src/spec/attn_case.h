@@ -14,6 +14,7 @@
 //   align=top_left | align=bottom_right
 //   window=<left>,<right>              keys seen to either side, -1: open
 //   scale=<X>                          of the logits; 1/sqrt(d) is the default
+//   softcap=<X>                        a logit x becomes X·tanh(x/X); 0, the default: it stays x
 //   f32 | bf16 | f16                   element type
 //   paper | vectorwise                 recipe preset
 //   bhsd | bshd                        memory layout
@@ -54,6 +55,7 @@ struct AttnCase {
   int64_t dv = 0;  // head dim of v and o; 0: d
   Mask mask;
   float scale = 0.0f;  // of the logits; 0: 1/sqrt(d)
+  float softcap = 0.0f;
   Dtype dtype = Dtype::bf16;
   Recipe recipe;  // recipe.seed follows `seed`
   Layout layout = Layout::bhsd;

@@ -16,6 +16,9 @@
 namespace sagebwd::spec {
 namespace {
 
+/// Caps for which a kernel can compute x/cap and e^(-2|x|/cap) in FP32 without a thought.
+constexpr float kLeastSoftcap = 0x1p-64f, kMostSoftcap = 0x1p64f;
+
 /// No address space holds more elements, and products of sizes stay far from overflow below it.
 constexpr int64_t kMostElements = int64_t{1} << 47;
 
@@ -127,6 +130,10 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   SAGE_CHECK(std::isfinite(a.scale), "scale: expected a finite number, got " << a.scale);
   p.scale =
       a.scale == 0.0f ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.d))) : a.scale;
+
+  SAGE_CHECK(a.softcap == 0.0f || (a.softcap >= kLeastSoftcap && a.softcap <= kMostSoftcap),
+             "softcap: expected 0 (off) or a number from 2^-64 to 2^64, got " << a.softcap);
+  p.softcap = a.softcap;
 
   SAGE_CHECK(a.mask.align == Align::bottom_right || a.mask.align == Align::top_left,
              "mask.align: expected 0 (bottom_right) or 1 (top_left), got "

@@ -33,6 +33,7 @@ struct Problem {
   int64_t d, dv;   // head dim of q and k; of v, o and their gradients
   int64_t nq, nk;  // per batch entry; totals when packed
   float scale;
+  float softcap = 0.0f;  // 0: none
   Align align;
   int64_t left, right;  // window with causal folded in; -1: open
   Documents documents;
@@ -66,6 +67,12 @@ struct Problem {
     const int64_t begin = begin_open < 0 ? 0 : begin_open;
     return {begin < end ? begin : end, end};
   }
+  bool capped() const { return softcap != 0.0f; }
+  /// Rows of dS sum to dLSE over all keys and before a cap. Otherwise sums are added up: of dS
+  /// where a call sees part of the keys, of what the cap takes from dS where it sees all. That
+  /// leaves the error of D out, which the sum of dS has and which the mean key would multiply.
+  bool adds_row_sums() const { return partial_kv || capped(); }
+  bool sums_what_cap_takes() const { return capped() && !partial_kv; }
   bool lifted(uint32_t matmul) const { return (recipe.high_precision & matmul) != 0; }
 };
 

@@ -39,7 +39,7 @@ class TileComparison {
       const ref::Span seen = head_.visible.inside(i, t.k0, t.k0 + t.cols);
       if (seen.empty()) continue;
       const int64_t begin = seen.begin - t.k0, end = seen.end - t.k0;
-      const double mean = mean_logit(i);
+      const double mean = head_.softcap == 0.0f ? mean_logit(i) : 0.0;
       for (int64_t c = begin; c < end; ++c) {
         const int64_t at = r * t.cols + c;
         s[c] = static_cast<double>(t.s2[at]) * numerics::kLn2 + mean;
@@ -114,6 +114,7 @@ HeadErrors compare_head(const ref::RecipeHead& head, const float* dout, Dtype dt
   exact_head.q = q.data(), exact_head.k = k.data(), exact_head.v = v.data();
   exact_head.dout = dout64.data();
   exact_head.scale = static_cast<double>(head.scale);
+  exact_head.softcap = static_cast<double>(head.softcap);
   exact_head.visible = head.visible;
   const ref::ExactResult exact = ref::attention_exact(exact_head);
 

@@ -46,6 +46,9 @@ std::vector<double> mass_of_row(const Head& h, const std::vector<float>& kt, int
       const float* k = &kt[ch * h.s.nk];
       for (int64_t j = seen.begin; j < seen.end; ++j) s[j] += q * k[j];
     }
+    if (h.p.capped())
+      for (int64_t j = seen.begin; j < seen.end; ++j)
+        s[j] = h.p.softcap * std::tanh(s[j] / h.p.softcap);
     const float top = *std::max_element(s.begin() + seen.begin, s.begin() + seen.end);
     double sum = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) sum += s[j] = std::exp(s[j] - top);

@@ -167,7 +167,7 @@ Documents documents_of(const DeviceCase& dc) {
 }
 
 void describe(const DeviceCase& dc, AttentionArgs& a) {
-  a.scale = dc.scale;
+  a.scale = dc.scale, a.softcap = dc.c.softcap;
   a.mask = dc.c.mask;
   a.recipe = dc.c.recipe;
   a.documents = documents_of(dc);
@@ -397,6 +397,7 @@ Results run_exact(const DeviceCase& dc, const CaseInputs& in) {
       head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
       head.scale = dc.scale != 0.0f ? static_cast<double>(dc.scale)
                                     : 1.0 / std::sqrt(static_cast<double>(c.d));
+      head.softcap = static_cast<double>(c.softcap);
       const std::vector<double> dlse(in.dlse.begin() + (dc.dlse ? i * c.nq : 0),
                                      in.dlse.begin() + (dc.dlse ? (i + 1) * c.nq : 0));
       if (dc.dlse) head.dlse = dlse.data();

@@ -118,6 +118,10 @@ DeviceCase make_case(int64_t number) {
   dc.deterministic = r.chance(0.3);
   dc.poison = r.chance(0.5) ? 0x7f : 0x80;
   if (c.recipe.high_precision == 0 && r.chance(0.1)) c.recipe.high_precision = kMatmulDK;
+  if (r.chance(0.25)) {
+    const float caps[] = {0.3f, 2.0f, 10.0f, 50.0f, 1e5f};
+    c.softcap = caps[r.integer(0, 4)];
+  }
   return dc;
 }
 

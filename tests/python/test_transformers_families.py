@@ -27,7 +27,7 @@ EXPECTED = {
     "modernbert": "works",  # windows both ways
     "clip": "works",  # a text and a vision tower
     "t5": "refuses",  # a bias
-    "gemma2": "refuses",  # soft capping
+    "gemma2": "works",  # soft capping, windows
     "git": "refuses",  # reads its mask
     "bloom": "no effect",  # attention code of its own
 }

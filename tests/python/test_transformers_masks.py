@@ -463,7 +463,7 @@ def test_25_dropout_names_its_field(kind, suffix, field):
 @pytest.mark.parametrize(
     "keyword, remedy",
     [
-        (dict(softcap=30.0), "eager"),
+        (dict(softcap=-30.0), "softcap"),
         (dict(output_attentions=True), "eager"),
         (dict(position_bias=1.0), "a bias.*sdpa"),
         (dict(attn_bias=1.0), "a bias.*sdpa"),

@@ -45,7 +45,7 @@ void fill_shared(Args& a, const AttnCase& c) {
   a.k = c.k_view(nullptr), a.v = c.v_view(nullptr);
   a.lse = contiguous_stats(nullptr, c.h, c.nq);
   a.mask = c.mask;
-  a.scale = c.scale;
+  a.scale = c.scale, a.softcap = c.softcap;
   a.recipe = c.recipe;
   a.blocks = c.list_shape();
 }

@@ -59,6 +59,7 @@ void compare_shared_keys(const AttnCase& c, const trace::Inputs& in, const trace
     head.nq = c.nq, head.nk = c.nk, head.d = d, head.dv = value_d;
     head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
     head.scale = static_cast<double>(c.logit_scale());
+    head.softcap = static_cast<double>(c.softcap);
     head.visible = visible_keys(c, lists, kv * group + g);
     const ref::ExactResult exact = ref::attention_exact(head);
     for (size_t i = 0; i < dk_exact.size(); ++i) dk_exact[i] += exact.dk[i];
@@ -81,7 +82,7 @@ HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const trace::List
   head.nq = c.nq, head.nk = c.nk, head.d = c.d, head.dv = value_d;
   head.q = head_of(in.q, index, c.nq, c.d);
   head.k = head_of(in.k, kv, c.nk, c.d), head.v = head_of(in.v, kv, c.nk, value_d);
-  head.scale = c.logit_scale();
+  head.scale = c.logit_scale(), head.softcap = c.softcap;
   head.visible = visible_keys(c, lists, index);
   head.recipe = c.problem().recipe;
   head.recipe.tile_q = out.backward.tile_q, head.recipe.tile_k = out.backward.tile_k;

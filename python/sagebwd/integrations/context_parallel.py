@@ -40,7 +40,7 @@ def _torch_ring():
     return _attention
 
 
-def _options(causal, scale, recipe, backward):
+def _options(causal, scale, recipe, backward, softcap=None):
     if backward not in ("int8", "bf16"):
         raise ValueError(f"backward: expected 'int8' or 'bf16', got {backward!r}")
     recipe = as_recipe(recipe)
@@ -49,6 +49,7 @@ def _options(causal, scale, recipe, backward):
         causal=arguments.flag("causal", causal),
         recipe=recipe.text(BACKWARD_MATMULS if backward == "bf16" else ()),
         seed=recipe.seed,
+        softcap=arguments.softcap(softcap),
     )
 
 
@@ -128,6 +129,7 @@ def ring_attention(
     *,
     causal=False,
     softmax_scale=None,
+    softcap=None,
     load_balance=False,
     recipe="vectorwise",
     backward="int8",
@@ -144,7 +146,7 @@ def ring_attention(
         k,
         v,
         group,
-        _options(causal, softmax_scale, recipe, backward),
+        _options(causal, softmax_scale, recipe, backward, softcap),
         arguments.flag("load_balance", load_balance),
     )
 

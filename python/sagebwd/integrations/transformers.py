@@ -238,7 +238,7 @@ def _forward(
     **kwargs,
 ):
     """The call of transformers: query [b, h, s, d], result ([b, s, h, d], None)."""
-    _refuse_options(module, dropout, softcap, output_attentions, kwargs)
+    _refuse_options(module, dropout, output_attentions, kwargs)
     query, key, value = _one_dtype(query, key, value)
     d = query.shape[-1]
     scaling = 1 / math.sqrt(d) if scaling is None else scaling
@@ -254,6 +254,10 @@ def _forward(
 
     deterministic = deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1"
     if (layer := getattr(module, "sla2", None)) is not None:
+        if softcap:
+            raise NotImplementedError(
+                "sla2: soft capping of logits, which sla2 does not support; convert another model"
+            )
         _refuse_beside_sla2(layer, pattern, rows, scaling * math.sqrt(d), s_aux, deterministic)
         out = layer(*(t.transpose(1, 2) for t in (query, key, value)))
         return out.contiguous(), None
@@ -262,6 +266,7 @@ def _forward(
         causal=pattern.causal,
         window_size=pattern.window,
         softmax_scale=scaling,
+        softcap=softcap,
         return_lse=True,
     )
     if deterministic:
@@ -278,15 +283,9 @@ def _forward(
     return out.contiguous(), None
 
 
-def _refuse_options(module, dropout, softcap, output_attentions, kwargs):
+def _refuse_options(module, dropout, output_attentions, kwargs):
     if dropout:
         raise Unsupported(f"attention dropout {dropout} is not supported", _dropout_remedy(module))
-    if softcap is not None:
-        raise Unsupported(
-            "soft capping of logits is not supported",
-            "use attn_implementation='eager' for this model (config.attn_logit_softcapping = None "
-            "turns it off, which changes the model)",
-        )
     if output_attentions:
         raise Unsupported(
             "output_attentions is not supported, the weights are never stored",

@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "base/half.h"
+#include "numerics/softcap.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cpu::isa {
@@ -66,10 +67,12 @@ struct ForwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q]: int32 sums in (FP32 if s_is_float); probabilities out if p_float
   bool s_is_float;
-  const float* k_scale;        // [tile_k]
-  const float* logit_factor;   // [tile_q] query scale · logit scale · log2 e
-  const float* bias;           // [tile_k] logits of the mean query, or null
-  const int32_t *begin, *end;  // [tile_q] visible keys relative to the tile, or null when all are
+  const float* k_scale;          // [tile_k]
+  const float* logit_factor;     // [tile_q] query scale · logit scale · log2 e
+  const float* bias;             // [tile_k] logits of the mean query, or null
+  const float* shift = nullptr;  // [tile_q] logits of the mean key; only a cap looks at them
+  numerics::Softcap cap = {};    // of the logits
+  const int32_t *begin, *end;    // [tile_q] visible keys relative to the tile, or null when all are
   // V's scale, folded into P: its logarithm and its inverse, [tile_k]; zeros and ones where nothing
   // is folded.
   const float *v_log2, *v_inverse;
@@ -89,11 +92,13 @@ struct BackwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
   bool s_is_float;
-  float* dp;                  // [tile_k][tile_q] dP / v_scale in; dS out
-  const float* v_scale;       // [tile_k]
-  const float* k_scale;       // [tile_k], for the logits
-  const float* logit_factor;  // [tile_q]
-  const float* bias;          // [tile_k] or null
+  float* dp;                     // [tile_k][tile_q] dP / v_scale in; dS out
+  const float* v_scale;          // [tile_k]
+  const float* k_scale;          // [tile_k], for the logits
+  const float* logit_factor;     // [tile_q]
+  const float* bias;             // [tile_k] or null
+  const float* shift = nullptr;  // [tile_q], as in the forward
+  numerics::Softcap cap = {};
   const int32_t *begin, *end;
   const float *lse2, *delta;          // [tile_q]
   const float *q_scale, *do_scale;    // [tile_q] folded into dS for dK and into P for dV
@@ -101,6 +106,7 @@ struct BackwardTile {
   bool per_vector;                    // scales per key and per query; else one per tile
   bool dv_float, dq_float, dk_float;  // the matmul is lifted: no codes
   float* query_sum;                   // [tile_q] += sum over keys of dS, or null
+  bool sums_what_cap_takes = false;   // that sum is of dS before the cap minus dS
   float* key_sum;                     // [tile_k] = sum over queries of dS, or null
   int32_t* key_max;                   // scratch [2][tile_k][16]
   void *p8, *ds8_key;                 // left operands [tile_k][tile_q]

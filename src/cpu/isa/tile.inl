@@ -29,6 +29,32 @@ inline Vec exp2_nonpositive(Vec x) {
 /// As above for any x; saturates to Inf.
 inline Vec exp2_any(Vec x) { return exp2_nonpositive(min(set1(128.0f), x)); }
 
+/// A capped logit and the derivative of the cap (numerics/softcap.h).
+struct Capped {
+  Vec logit, slope;
+};
+
+/// Relative error of both below 5e-7; NaN stays NaN.
+inline Capped cap_logit(numerics::Softcap c, Vec x) {
+  const Vec one = set1(1.0f), u = mul(x, set1(c.inverse));
+  const Vec e = exp2_nonpositive(mul(as_float(magnitude_bits(x)), set1(c.decay)));
+  const Vec inverse = div(one, add(one, e));
+  const Vec far = sub(one, mul(add(e, e), inverse));  // of |u|
+  // Where e is near one that difference has lost its digits: an odd polynomial of u, fitted to
+  // tanh for |u| < 0.6.
+  const Vec square = mul(u, u);
+  Vec y = set1(-5.895156413316727e-3f);
+  y = fma(y, square, set1(2.0795971155166626e-2f));
+  y = fma(y, square, set1(-5.3783830255270004e-2f));
+  y = fma(y, square, set1(1.3331924378871918e-1f));
+  y = fma(y, square, set1(-3.3333298563957214e-1f));
+  const Vec near = fma(mul(y, square), u, u);
+  const Vec zero = set1(0.0f), signed_far = select(greater(zero, u), sub(zero, far), far);
+  const Mask is_far = greater(as_float(magnitude_bits(u)), set1(0.6f));
+  return {mul(select(is_far, signed_far, near), set1(c.cap)),
+          mul(mul(set1(4.0f), e), mul(inverse, inverse))};
+}
+
 struct Scales {
   Vec scale, inverse;
 };
@@ -65,13 +91,14 @@ inline Vec load_scores(const void* s, int64_t at) {
 // The forward.
 
 /// Logits in log2 units with the logarithm of V's scale into t.s, and their maximum per query.
-template <bool kFloatScores, bool kMasked>
+template <bool kFloatScores, bool kMasked, bool kCapped>
 inline void forward_logits(ForwardTile t, int g, Vec (&tile_max)[kVecs]) {
-  Vec logit_factor[kVecs];
+  Vec logit_factor[kVecs], shift[kVecs];
   IVec begin[kVecs], end[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
     logit_factor[v] = load(t.logit_factor + g + v * kPanel);
+    if constexpr (kCapped) shift[v] = load(t.shift + g + v * kPanel);
     tile_max[v] = set1(-__builtin_inff());
     if constexpr (kMasked) {
       begin[v] = load(t.begin + g + v * kPanel);
@@ -80,17 +107,25 @@ inline void forward_logits(ForwardTile t, int g, Vec (&tile_max)[kVecs]) {
   }
   for (int j = 0; j < t.tile_k; ++j) {
     const Vec k_scale = set1(t.k_scale[j]);
-    const Vec bias = set1(t.v_log2[j] + (t.bias != nullptr ? t.bias[j] : 0.0f));
+    const float mean_query = t.bias != nullptr ? t.bias[j] : 0.0f;
+    const Vec bias = set1(kCapped ? mean_query : t.v_log2[j] + mean_query);
     const int64_t row = static_cast<int64_t>(j) * t.tile_q + g;
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
       Vec x = load_scores<kFloatScores>(t.s, row + v * kPanel);
       x = fma(mul(x, k_scale), logit_factor[v], bias);
+      if constexpr (kCapped) x = add(cap_logit(t.cap, add(x, shift[v])).logit, set1(t.v_log2[j]));
       if constexpr (kMasked) x = select(in_range(begin[v], end[v], j), x, set1(-__builtin_inff()));
       tile_max[v] = max(x, tile_max[v]);  // a NaN is dropped here and comes back through the sum
       store(static_cast<float*>(t.s) + row + v * kPanel, x);
     }
   }
+}
+
+template <bool kFloatScores, bool kCapped>
+inline void forward_strip_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
+  t.begin != nullptr ? forward_logits<kFloatScores, true, kCapped>(t, g, tile_max)
+                     : forward_logits<kFloatScores, false, kCapped>(t, g, tile_max);
 }
 
 /// The running maximum of the logits themselves, without V's scale.
@@ -148,13 +183,12 @@ inline void forward_probabilities(ForwardTile t, int g, const Vec (&tile_max)[kV
 inline void forward_tile(const ForwardTile& t) {
   for (int g = 0; g < t.tile_q; g += kStrip) {
     Vec tile_max[kVecs], sum[kVecs];
-    const bool masked = t.begin != nullptr;
-    if (t.s_is_float)
-      masked ? forward_logits<true, true>(t, g, tile_max)
-             : forward_logits<true, false>(t, g, tile_max);
+    if (t.cap.on())
+      t.s_is_float ? forward_strip_logits<true, true>(t, g, tile_max)
+                   : forward_strip_logits<false, true>(t, g, tile_max);
     else
-      masked ? forward_logits<false, true>(t, g, tile_max)
-             : forward_logits<false, false>(t, g, tile_max);
+      t.s_is_float ? forward_strip_logits<true, false>(t, g, tile_max)
+                   : forward_strip_logits<false, false>(t, g, tile_max);
     if (t.logit_max != nullptr) track_logits(t, g);
     if (t.p_float)
       forward_probabilities<true, false>(t, g, tile_max, sum);
@@ -181,16 +215,17 @@ inline void forward_tile(const ForwardTile& t) {
 
 /// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial
 /// maxima each).
-template <bool kFloatScores, bool kMasked>
+template <bool kFloatScores, bool kMasked, bool kCapped>
 inline void backward_gradients(BackwardTile t, int g) {
   Vec logit_factor[kVecs], lse2[kVecs], minus_delta[kVecs], q_scale[kVecs], do_scale[kVecs],
-      sum[kVecs];
+      sum[kVecs], shift[kVecs];
   IVec begin[kVecs], end[kVecs], query_max[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
     const int at = g + v * kPanel;
     logit_factor[v] = load(t.logit_factor + at);
     lse2[v] = load(t.lse2 + at);
+    if constexpr (kCapped) shift[v] = load(t.shift + at);
     minus_delta[v] = sub(set1(0.0f), load(t.delta + at));
     q_scale[v] = t.dk_float ? set1(1.0f) : load(t.q_scale + at);
     do_scale[v] = t.dv_float ? set1(1.0f) : load(t.do_scale + at);
@@ -211,10 +246,21 @@ inline void backward_gradients(BackwardTile t, int g) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
       const int64_t at = row + v * kPanel;
-      const Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), logit_factor[v], bias);
+      Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), logit_factor[v], bias);
+      Vec slope;
+      if constexpr (kCapped) {
+        const Capped y = cap_logit(t.cap, add(x, shift[v]));
+        x = y.logit, slope = y.slope;
+      }
       const Vec p = exp2_any(sub(x, lse2[v]));
       Vec p_fold = mul(p, do_scale[v]);
       Vec ds = mul(p, fma(load(t.dp + at), v_scale, minus_delta[v]));
+      Vec taken;
+      if constexpr (kCapped) {
+        const Vec before = ds;
+        ds = mul(ds, slope);
+        taken = sub(before, ds);
+      }
       const Vec magnitude = as_float(magnitude_bits(ds));
       Vec ds_key = mul(magnitude, q_scale[v]);
       Vec ds_query = mul(magnitude, k_fold);
@@ -224,6 +270,7 @@ inline void backward_gradients(BackwardTile t, int g) {
         const Vec zero = set1(0.0f);
         p_fold = select(visible, p_fold, zero);
         ds = select(visible, ds, zero);
+        if constexpr (kCapped) taken = select(visible, taken, zero);
         ds_key = select(visible, ds_key, zero);
         ds_query = select(visible, ds_query, zero);
       }
@@ -232,7 +279,12 @@ inline void backward_gradients(BackwardTile t, int g) {
       ds_max = max_unsigned(ds_max, as_int(ds_key));
       query_max[v] = max_unsigned(query_max[v], as_int(ds_query));
       if (t.key_sum != nullptr) key_sum = add(key_sum, ds);
-      if (t.query_sum != nullptr) sum[v] = add(sum[v], ds);
+      if (t.query_sum != nullptr) {
+        if constexpr (kCapped)
+          sum[v] = add(sum[v], t.sums_what_cap_takes ? taken : ds);
+        else
+          sum[v] = add(sum[v], ds);
+      }
       store(static_cast<float*>(t.s) + at, p_fold);
       store(t.dp + at, ds);
     }
@@ -251,6 +303,12 @@ inline void backward_gradients(BackwardTile t, int g) {
     store(reinterpret_cast<int32_t*>(t.ds_query_scale) + at, query_max[v]);  // maxima for now
     if (t.query_sum != nullptr) store(t.query_sum + at, add(load(t.query_sum + at), sum[v]));
   }
+}
+
+template <bool kFloatScores, bool kCapped>
+inline void strip_gradients(const BackwardTile& t, int g) {
+  t.begin != nullptr ? backward_gradients<kFloatScores, true, kCapped>(t, g)
+                     : backward_gradients<kFloatScores, false, kCapped>(t, g);
 }
 
 /// In `paper` all keys or queries of a tile share the largest finite maximum; a poisoned one keeps
@@ -341,12 +399,11 @@ inline void backward_codes(const BackwardTile& t, const float* p_inverse, const 
 }
 
 inline void backward_tile(const BackwardTile& t) {
-  const bool masked = t.begin != nullptr;
   for (int g = 0; g < t.tile_q; g += kStrip) {
-    if (t.s_is_float)
-      masked ? backward_gradients<true, true>(t, g) : backward_gradients<true, false>(t, g);
+    if (t.cap.on())
+      t.s_is_float ? strip_gradients<true, true>(t, g) : strip_gradients<false, true>(t, g);
     else
-      masked ? backward_gradients<false, true>(t, g) : backward_gradients<false, false>(t, g);
+      t.s_is_float ? strip_gradients<true, false>(t, g) : strip_gradients<false, false>(t, g);
   }
   if (t.dv_float && t.dk_float && t.dq_float) return;
   for (int j = 0; j < t.tile_k; ++j) {

@@ -13,6 +13,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+/// Of subnormal numbers and zero: -inf.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -50,7 +50,8 @@ struct Block {
   int lines, steps;  // tokens of the sequence on this side and on the other
   int tile_lines, tile_steps;
   Result result = {};
-  double row_sum[2] = {};  // this thread's share of Σ dS (partial_kv)
+  double row_sum[2] = {};  // this thread's share of Σ dS, or of what the cap takes from it
+  bool counts = false;     // whether `gradients` adds to the latter: it sees some blocks twice
 
   __device__ static int64_t blocks(const Params& p) {
     return kByQuery ? p.batch.q_blocks : p.batch.k_blocks;
@@ -110,9 +111,11 @@ struct Block {
     const Spans spans(shared);
     const float lse2[2] = {shared.lse2[at.row(0)], shared.lse2[at.row(1)]},
                 delta[2] = {shared.delta[at.row(0)], shared.delta[at.row(1)]};
-    for_elements(x, [&](float& y, int r, int, int col) {
-      y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
-    });
+    if (kGradient == Gradient::dv || !p.cap.on())  // else the slope of the cap needs the logit
+      for_elements(x, [&](float& y, int r, int row, int col) {
+        if (p.cap.on()) y = numerics::capped(p.cap, y + shared.shift[row]);
+        y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
+      });
     if constexpr (kGradient == Gradient::dv) return;
     Fragment<float> dp;
     if (p.folds_v) {
@@ -124,8 +127,20 @@ struct Block {
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        x[b][e] = spans.sees(e / 2, at.col(b, e % 2)) ? x[b][e] * (dp[b][e] - delta[e / 2]) : 0.0f;
+      for (int e = 0; e < 4; ++e) {
+        const int r = e / 2;
+        if (!spans.sees(r, at.col(b, e % 2))) {
+          x[b][e] = 0.0f;
+        } else if (!p.cap.on()) {
+          x[b][e] = x[b][e] * (dp[b][e] - delta[r]);
+        } else {
+          const float logit = x[b][e] + shared.shift[at.row(r)];
+          const float before =
+              exp2f(numerics::capped(p.cap, logit) - lse2[r]) * (dp[b][e] - delta[r]);
+          x[b][e] = before * numerics::cap_slope(p.cap, logit);
+          if (counts) row_sum[r] += static_cast<double>(before) - static_cast<double>(x[b][e]);
+        }
+      }
   }
 
   /// dO·Vᵀ, V as values or as codes.
@@ -154,6 +169,7 @@ struct Block {
     const tile::Range seen = seen_by(line);
     for (int step = begin; step < end; step += kBlock) {
       if (!overlaps(seen, step)) continue;
+      counts = kGradient == Gradient::dq && p.sums_what_cap_takes && line == line0;
       gradients(pair(head, line, step), x);
       held = step;
       const Spans spans(shared);
@@ -243,6 +259,7 @@ struct Block {
     for (int step = begin + (end - begin - 1) / kBlock * kBlock; step >= begin; step -= kBlock) {
       if (!overlaps(seen, step)) continue;
       const Pair here = pair(head, line0, step);
+      counts = floating && kGradient == Gradient::dq && p.sums_what_cap_takes;
       if (step != held) gradients(here, x);
       if (kGradient == Gradient::dq && p.partial_kv)
         for_elements(x, [&](float& y, int r, int, int) { row_sum[r] += static_cast<double>(y); });
@@ -311,10 +328,11 @@ struct Block {
   }
 
   /// dS·K = dS·(K - mean) + rowsum(dS)·mean. The row sum is zero for whole rows, exactly dLSE when
-  /// that is given, and known only as the sum itself when the call sees part of the keys.
+  /// that is given, and known only as the sum itself when the call sees part of the keys. What
+  /// a cap takes from dS comes off.
   __device__ void find_row_sums(float (&sum)[2]) {
     const Position at;
-    if (p.partial_kv) {
+    if (p.partial_kv || p.sums_what_cap_takes) {
       double* part = reinterpret_cast<double*>(shared.staging);  // [2][kBlock]
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -325,15 +343,16 @@ struct Block {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         sum[r] = static_cast<float>(part[at.row(r)] + part[kBlock + at.row(r)]);
-      return;
+      if (p.partial_kv) return;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = line0 + at.row(r);
-      sum[r] = 0.0f;
+      const float taken = p.sums_what_cap_takes ? sum[r] : 0.0f;
+      sum[r] = 0.0f - taken;
       if (p.dlse.data != nullptr && i < s.nq &&
           p.lse2[own_head * p.tq + s.q_first + i] != -INFINITY)
-        sum[r] = *tile::stat_of(p.dlse, s, own_head, s.q_begin + i);
+        sum[r] = *tile::stat_of(p.dlse, s, own_head, s.q_begin + i) - taken;
     }
   }
 

@@ -83,6 +83,10 @@ struct Block {
       shared.v_log2[col] = log2f(scale), shared.v_inverse[col] = 1.0f / scale;
     }
     logits(here, (p.lifted & kMatmulS) != 0, shared, x);
+    if (!p.cap.on()) return;
+    for_elements(x, [&](float& y, int, int row, int) {
+      y = numerics::capped(p.cap, y + shared.shift[row]);
+    });
   }
 
   /// Whether V of a tile holds NaN or Inf.
@@ -240,7 +244,10 @@ struct Block {
       if (i < s.nq) {
         float lse = -INFINITY;
         if (row[r].seen) {
-          const double mean_logit = static_cast<double>(p.mean_logit[head * p.tq + s.q_first + i]),
+          const double mean_logit =
+                           p.cap.on()  // then it is part of the logits
+                               ? 0.0
+                               : static_cast<double>(p.mean_logit[head * p.tq + s.q_first + i]),
                        top = static_cast<double>(row[r].top);
           lse = static_cast<float>(numerics::kLn2 * (top + log2(static_cast<double>(sum[r]))) +
                                    mean_logit);

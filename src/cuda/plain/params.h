@@ -13,6 +13,7 @@
 #include "cuda/plain/lists.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
+#include "numerics/softcap.h"
 #include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
@@ -49,8 +50,9 @@ struct Params {
   Scheme scheme;
   uint32_t dithered;  // Matmul bits
   uint64_t seed;
-  uint32_t lifted;    // Matmul bits
-  float scale;        // of the logits
+  uint32_t lifted;  // Matmul bits
+  float scale;      // of the logits
+  numerics::Softcap cap;
   float p_levels;     // of the codes of P
   bool exact_inputs;  // values of V and dO have 11 significant bits or fewer
   bool folds_v;       // V has a scale per token, which is folded into P; dP is made from its codes
@@ -80,6 +82,7 @@ struct BackwardParams : Params {
   float* row_sum;  // [h, tq]: of dS, for dq_rows
   StridedStats dlse;
   bool partial_kv;
+  bool sums_what_cap_takes;  // spec::Problem
   Strided dq, dk, dv;
 };
 

@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
     const bool active = lse != -INFINITY;
     if (job.dlse.data != nullptr)
       delta -= static_cast<double>(*tile::stat_of(job.dlse, b.s, b.head, token));
-    const double smooth_lse = static_cast<double>(lse) - static_cast<double>(job.mean_logit[to]);
+    const double mean_logit = job.capped ? 0.0 : static_cast<double>(job.mean_logit[to]),
+                 smooth_lse = static_cast<double>(lse) - mean_logit;
     job.lse2[to] = active ? static_cast<float>(smooth_lse * (1.0 / numerics::kLn2)) : -INFINITY;
     job.delta[to] = active ? static_cast<float>(delta) : 0.0f;
   }

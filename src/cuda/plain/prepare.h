@@ -49,6 +49,7 @@ struct RowJob {
   int h, group, d, value_d;
   int64_t tq;
   float scale;
+  bool capped;          // logits have the mean key's, and lse2 too
   Strided q;            // data null: mean_logit is given
   const float* k_mean;  // [sequences, h / group, d] or null
   float* mean_logit;

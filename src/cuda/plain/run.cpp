@@ -221,7 +221,7 @@ struct Call {
     job.d = static_cast<int>(p.d), job.value_d = static_cast<int>(p.dv);
     job.group = group();
     job.tq = ws.tq;
-    job.scale = p.scale;
+    job.scale = p.scale, job.capped = p.capped();
     if (!ws.reads_codes()) job.q = input(args.q);
     job.k_mean = ws.k_mean;
     job.mean_logit = ws.mean_logit;
@@ -248,6 +248,7 @@ struct Call {
             .seed = r.seed,
             .lifted = r.high_precision,
             .scale = p.scale,
+            .cap = numerics::softcap_of(p.softcap),
             .p_levels = static_cast<float>(tiles.p_levels),
             .exact_inputs = p.dtype != Dtype::f32,
             .folds_v = spec::folds_v(r),
@@ -324,7 +325,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   params.turned_mean = ws.turned_mean != nullptr ? ws.turned_mean : ws.q_mean;
   params.dq_rows = ws.dq_rows, params.dk_rows = ws.dk_rows, params.row_sum = ws.row_sum;
   params.dlse = stats(args.dlse);
-  params.partial_kv = p.partial_kv;
+  params.partial_kv = p.partial_kv, params.sums_what_cap_takes = p.sums_what_cap_takes();
   params.dq = output(args.dq), params.dk = output(args.dk), params.dv = output(args.dv);
   launch_backward(params, call.stream);
 }

@@ -17,6 +17,7 @@ struct Shared : BlockShared {
   // Of the pair of blocks at hand.
   int begin[kBlock], end[kBlock];     // columns each row sees
   float logit_factor[kBlock];         // of each row: scale of its codes times c·log2 e
+  float shift[kBlock];                // of each row: logit of the mean key, with a cap
   float k_scale[kBlock];              // of each column's codes
   float bias[kBlock];                 // of each column's logits (Q-smoothing)
   float v_scale[kBlock];              // of each column's codes of V (backward)
@@ -84,13 +85,15 @@ __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
   __syncthreads();
   if (threadIdx.x < kBlock) {
     tile::Range keys{0, 0};
-    float scale = 0.0f;
+    float scale = 0.0f, shift = 0.0f;
     if (i < x.rows) {
       if (active(i)) keys = tile::visible(p.mask, x.s, x.q0 + i);
       scale = p.q.scale[x.q_at + i];
+      if (p.cap.on()) shift = p.mean_logit[x.q_at + i] * numerics::kLog2e;
     }
     shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
     shared.logit_factor[i] = scale * (p.scale * numerics::kLog2e);
+    shared.shift[i] = shift;
   } else if (threadIdx.x < 2 * kBlock) {
     shared.k_scale[i] = i < x.cols ? p.k.scale[x.k_at + i] : 0.0f;
   }
@@ -151,7 +154,7 @@ __device__ inline void channel_product(const Rows<float>& left, const Rows<T>& r
   }
 }
 
-/// Logits in log2 units, of masked pairs too, after load_pair. Ends with a barrier.
+/// Logits in log2 units before the cap, of masked pairs too, after load_pair. Ends with a barrier.
 __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragment<float>& s) {
   const Params& p = x.p;
   if (lifted) {

@@ -135,7 +135,7 @@ struct OperandJob {
   int8_t* q8 = nullptr;  // [h, tq, D]
 
   // Forward.
-  float *logit_factor, *mean_logit;  // [h, tq]
+  float *logit_factor, *mean_logit;  // [h, tq]; the latter in a capped backward too
 
   // Backward.
   Strided o, dout;
@@ -149,6 +149,7 @@ struct OperandJob {
   QueryGradient* gradient;  // [h, tq]
   void* dq_sum = nullptr;   // [h, tq, D], set to zero
   bool dq_halves = false;   // its numbers have 16 bits
+  bool capped = false;      // logits have the mean key's before they are capped, and so has LSE
 };
 
 /// What the operand kernel needs: zeros, and its pieces of work. Tells the job how many those are,

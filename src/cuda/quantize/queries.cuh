@@ -74,6 +74,11 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader> {
       // Codes of dO take the place of these. In write_stats all threads meet before that.
       if (kReader != Reader::sm90) __syncthreads();
       if constexpr (!kEarly) load_statistics();
+      if constexpr (kReader == Reader::sm80)
+        if (job.capped) {
+          if (b.owns()) job.mean_logit[own] = mean_logit;
+          mean_logit = 0.0f;
+        }
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
       douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse, value_top);

@@ -27,6 +27,16 @@ std::string decline_dither(const spec::Problem& p) {
              : "has dither of all gradients or of none in recipe paper";
 }
 
+std::string decline_cap(const spec::Problem& p) {
+  if (!p.capped()) return "";
+  if (p.recipe.scheme != Scheme::vectorwise) return "has soft capping in recipe vectorwise only";
+  if (dithered_in(p) != 0) return "has no dither with soft capping";
+  if (p.has_lists()) return "has no block lists with soft capping";
+  if (p.recipe.k_per_token) return "has no k_per_token with soft capping";
+  // The backward finds the slope of the cap from P and LSE, which small caps leave too few digits.
+  return p.softcap < 1.0f ? "takes soft caps from 1 up" : "";
+}
+
 std::string decline_these_lists(const spec::Problem& p) {
   constexpr int64_t kMostEntries = int64_t{1} << 31;
   if (!p.has_lists()) return "";
@@ -49,6 +59,7 @@ std::string decline(const spec::Problem& p) {
   if (p.dv != p.d) return "takes v of the head dim of q and k";
   if (p.d > kMostHeadDim) return "takes head dims up to " + std::to_string(kMostHeadDim);
   if (p.scale < 0.0f) return "takes positive logit scales only";
+  if (const std::string reason = decline_cap(p); !reason.empty()) return reason;
   if (r.smooth_q) return "has no Q-smoothing";
   if (const std::string reason = decline_dither(p); !reason.empty()) return reason;
   if ((r.high_precision & ~static_cast<uint32_t>(kMatmulO)) != 0)

@@ -13,6 +13,7 @@
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
+#include "numerics/softcap.h"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -40,6 +41,7 @@ struct ForwardParams {
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
   uint64_t seed;        // of the dither
   KeyLists lists;       // rows null: none
+  numerics::Softcap cap;
 };
 
 struct BackwardParams {
@@ -79,6 +81,9 @@ struct BackwardParams {
   uint32_t* turns;    // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
                       // zero at the start; null: they add in any order
   QueryLists lists;   // entries null: none
+  numerics::Softcap cap;
+  const float* q_mean_logit;  // [h, tq], as in the forward; with a cap
+  bool sums_what_cap_takes;   // row_sum is of that (spec::Problem)
 };
 
 }  // namespace sagebwd::cuda::sm80

@@ -84,7 +84,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
                              .seed = p.recipe.seed,
-                             .lists = ws.lists};
+                             .lists = ws.lists,
+                             .cap = numerics::softcap_of(p.softcap)};
   launch_forward(params, p.dtype, p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest,
                  plan.padded_d, call.tiles.k, plan.q_blocks, static_cast<int>(p.h), call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
@@ -117,6 +118,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
+  job.capped = p.capped(), job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
   if (p.has_lists()) launch_query_lists(list_job(call, ws), ws.lists, call.stream);
 
@@ -160,7 +162,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .seed = p.recipe.seed,
                               .tickets = ws.tickets,
                               .turns = ws.turns,
-                              .lists = ws.lists};
+                              .lists = ws.lists,
+                              .cap = numerics::softcap_of(p.softcap),
+                              .q_mean_logit = ws.mean_logit,
+                              .sums_what_cap_takes = p.sums_what_cap_takes()};
   launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
                   plan.k_blocks, call.stream);
   call.finish(

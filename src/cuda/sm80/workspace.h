@@ -51,7 +51,7 @@ struct SharedSpace {
       v_top = arena.take<uint2>(heads);
       k_top = arena.take<uint32_t>(heads);
       if (p.deterministic) turns = arena.take<uint32_t>(p.h * plan.tq / 32 * kDqParts);
-      if (p.partial_kv) row_sum = arena.take<float>(p.h * plan.tq);
+      if (p.adds_row_sums()) row_sum = arena.take<float>(p.h * plan.tq);
     }
     zero_bytes = arena.used() - before;
     documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
@@ -129,6 +129,7 @@ struct BackwardSpace : SharedSpace {
     exponent = arena.take<QueryExponent>(p.h * plan.tq);
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
+    if (p.capped()) mean_logit = arena.take<float>(p.h * plan.tq);
     if (p.has_lists()) {
       const int64_t rows = plan.tq / kListedQueries;
       lists.tile_k = tiles_of(p).k, lists.group = static_cast<int>(p.group());
@@ -158,6 +159,7 @@ struct BackwardSpace : SharedSpace {
   QueryExponent* exponent;
   QueryGradient* gradient;
   float* dq_sum;
+  float* mean_logit = nullptr;
   QueryLists lists = {};
 };
 

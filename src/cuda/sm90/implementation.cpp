@@ -35,6 +35,7 @@ std::string decline(const spec::Problem& p) {
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
   if (r.scheme != Scheme::vectorwise) return "has recipe vectorwise only";
   if (p.scale < 0.0f) return "takes positive logit scales only";
+  if (p.capped()) return "has no soft capping: cuda-sm80 serves it";
   if (r.smooth_q) return "has no Q-smoothing";
   if (r.k_per_token) return "has one scale of K per 128 keys";
   if (r.rounding == Rounding::dither) return "rounds to nearest only";

@@ -25,13 +25,13 @@ static_assert(sizeof(sagebwd_stats) == 8 + 24);
 static_assert(sizeof(sagebwd_recipe) == 8 + 8 * 4 + 8 + 6 * 4);
 static_assert(offsetof(sagebwd_forward_args, recipe) ==
               16 + 4 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
-static_assert(sizeof(sagebwd_forward_args) ==
-              offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 + 24 + 16 + 24 + 8 + 8 + 16 + 8);
+static_assert(sizeof(sagebwd_forward_args) == offsetof(sagebwd_forward_args, recipe) + 8 + 16 + 16 +
+                                                  24 + 16 + 24 + 8 + 8 + 16 + 8 + 8);
 static_assert(offsetof(sagebwd_backward_args, recipe) ==
               16 + 8 * sizeof(sagebwd_tensor) + sizeof(sagebwd_stats));
 static_assert(sizeof(sagebwd_backward_args) == offsetof(sagebwd_backward_args, recipe) + 8 + 16 +
                                                    16 + 24 + 16 + 24 + sizeof(sagebwd_stats) + 16 +
-                                                   16 + 8);
+                                                   16 + 8 + 8);
 static_assert(sizeof(sagebwd_block_lists) == 16 + 3 * 8 + 4 * 8 + 4 * 4);
 
 // The C constants are the C++ enums.
@@ -99,6 +99,7 @@ TEST(CApi, InitFillsTheDefaults) {
   EXPECT_EQ(c.device, SAGEBWD_CPU);
   EXPECT_EQ(c.recipe, nullptr);
   EXPECT_EQ(c.scale, a.scale);
+  EXPECT_EQ(c.softcap, a.softcap);
   EXPECT_EQ(c.causal, 0);
   EXPECT_EQ(c.align, SAGEBWD_BOTTOM_RIGHT);
   EXPECT_EQ(c.window_left, a.mask.window_left);
@@ -147,7 +148,7 @@ TEST(CApi, SameBitsAsTheCppCalls) {
         a.blocks.block_q = a.blocks.block_k = 64;
         a.blocks.lead = 0;
       }
-      a.scale = 0.4f;
+      a.scale = 0.4f, a.softcap = 0.5f;
       a.mask = {.causal = true, .align = Align::top_left, .window_left = 40, .window_right = -1};
       if (packed) a.documents = {cu_q, cu_k, 3};
       a.recipe = Recipe::paper();

@@ -151,7 +151,7 @@ inline sagebwd_stats to_c(const StatsView& s) {
 template <typename C>
 void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r, sagebwd_block_lists& l) {
   c.q = to_c(a.q), c.k = to_c(a.k), c.v = to_c(a.v), c.o = to_c(a.o), c.lse = to_c(a.lse);
-  c.scale = a.scale;
+  c.scale = a.scale, c.softcap = a.softcap;
   c.causal = a.mask.causal;
   c.align = static_cast<int>(a.mask.align);
   c.window_left = a.mask.window_left, c.window_right = a.mask.window_right;

@@ -183,10 +183,12 @@ FuzzCase make_case(int64_t number) {
   if (r.chance(0.15)) expand(r, p.in.dout, p.o_shape(), f.places["dout"]);
 
   if (r.chance(0.25)) add_lists(r, p);
+  if (r.chance(0.25)) c.softcap = r.pick(std::vector<float>{1e-3f, 0.3f, 2.0f, 10.0f, 50.0f, 1e5f});
 
   f.has_accuracy = !c.has_lists() && !packed && !window && !p.partial_kv && p.scale == 0.0f &&
                    sigma <= 1.2 && kind == InputKind::gaussian && std::min(c.nq, c.nk) >= 100 &&
-                   std::min(c.d, c.value_dim()) >= 24;
+                   std::min(c.d, c.value_dim()) >= 24 &&
+                   (c.softcap == 0.0f || c.softcap >= 10.0f);
   return f;
 }
 

@@ -63,6 +63,7 @@ TEST(AttnCase, RoundTrips) {
            "lift=dP",
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 f16 vectorwise bhsd seed1",
+           "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 softcap=0.5 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full bf16 vectorwise bhsd seed1 rotate=off k_per_token=on "
            "rounding=dither:dQ",
            "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 rotate=on rounding=dither:O,dV,dK",
@@ -108,6 +109,8 @@ TEST(AttnCase, CountsPairsOfListedBlocks) {
 TEST(AttnCase, NamesTheBadToken) {
   for (const char* token : {"scale=0", "scale=x", "scale=1x", "scale=nan", "scale=1e-60"})
     EXPECT_NE(error_of(token).find("a number other than 0"), std::string::npos) << token;
+  for (const char* token : {"softcap=-1", "softcap=x", "softcap=1x", "softcap=nan", "softcap=inf"})
+    EXPECT_NE(error_of(token).find("a positive number"), std::string::npos) << token;
   EXPECT_NE(error_of("h8 quick").find("\"quick\" is unknown"), std::string::npos);
   EXPECT_NE(error_of("x12").find("\"x12\" is unknown"), std::string::npos);
   EXPECT_NE(error_of("colour=red").find("\"colour=red\" is unknown"), std::string::npos);

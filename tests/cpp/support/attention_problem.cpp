@@ -94,7 +94,7 @@ struct Tensors {
 void fill_shared(const AttentionProblem& p, const RunOptions& o, const Tensors& t,
                  AttentionArgs& a) {
   a.q = t.q.view(), a.k = t.k.view(), a.v = t.v.view(), a.o = t.o.view(), a.lse = t.lse.stats();
-  a.scale = p.scale;
+  a.scale = p.scale, a.softcap = p.c.softcap;
   a.mask = p.c.mask;
   a.documents = p.documents();
   a.blocks = p.lists.view();
@@ -114,7 +114,7 @@ spec::Problem AttentionProblem::resolved() const {
   ForwardArgs a;
   a.q = contiguous(nullptr, c.dtype, q_shape()), a.k = contiguous(nullptr, c.dtype, k_shape());
   a.v = contiguous(nullptr, c.dtype, v_shape()), a.o = contiguous(nullptr, c.dtype, o_shape());
-  a.scale = scale;
+  a.scale = scale, a.softcap = c.softcap;
   a.mask = c.mask;
   a.documents = documents();
   a.blocks = lists.view();

@@ -41,7 +41,7 @@ struct ExactInputs {
     head.nq = s.nq, head.nk = s.nk, head.d = c.d, head.dv = c.value_dim();
     head.q = q.data(), head.k = k.data(), head.v = v.data(), head.dout = dout.data();
     head.dlse = dlse.empty() ? nullptr : dlse.data();
-    head.scale = static_cast<double>(r.scale);
+    head.scale = static_cast<double>(r.scale), head.softcap = static_cast<double>(r.softcap);
     head.visible = ref::visibility_of(r, t, h);
   }
   ExactInputs(const ExactInputs&) = delete;
@@ -78,7 +78,9 @@ ref::ExactResult bf16_head(const ref::ExactHead& head) {
     }
     for (int64_t j = row.begin; j < row.end; ++j) {
       const int64_t at = j - row.begin;
-      const double p = round_bf16(row.p[at]), ds = round_bf16(row.p[at] * (row.dp[at] - delta));
+      const double y = head.softcap == 0.0 ? 0.0 : row.s[at] / head.softcap, slope = 1.0 - y * y;
+      const double p = round_bf16(row.p[at]),
+                   ds = round_bf16(slope * row.p[at] * (row.dp[at] - delta));
       for (int64_t c = 0; c < value_d; ++c) dv[j * value_d + c] += p * dout_i[c];
       for (int64_t c = 0; c < d; ++c) {
         dq_i[c] += head.scale * ds * head.k[j * d + c];
@@ -147,7 +149,7 @@ OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p
   ref::RecipeHead& head = one.head;
   head.nq = s.nq, head.nk = s.nk, head.d = c.d, head.dv = c.value_dim();
   head.q = one.q.data(), head.k = one.k.data(), head.v = one.v.data();
-  head.scale = r.scale;
+  head.scale = r.scale, head.softcap = r.softcap;
   head.visible = ref::visibility_of(r, sequence, h);
   head.recipe = r.recipe;
   const backend::Tiles tiles = impl.tiles(r);

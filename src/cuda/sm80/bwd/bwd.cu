@@ -16,6 +16,8 @@ void run(const BackwardParams& p, Scheme scheme, uint32_t dithered, int q_blocks
   if (p.lists.entries != nullptr) {
     launch_listed<T, D>(p, k_blocks, stream);
     launch_piece_sums<T, D>(p, stream);
+  } else if (p.cap.on()) {
+    launch_capped<T, D>(p, k_blocks, stream);
   } else if (dithered != 0) {
     scheme == Scheme::paper ? launch_dithered<T, D>(p, k_blocks, stream)
                             : launch_dithered_dq<T, D>(p, k_blocks, stream);

@@ -24,6 +24,8 @@ void launch_dithered(const BackwardParams& params, int k_blocks, cudaStream_t st
 template <typename T, int D>
 void launch_dithered_dq(const BackwardParams& params, int k_blocks, cudaStream_t stream);
 template <typename T, int D>
+void launch_capped(const BackwardParams& params, int k_blocks, cudaStream_t stream);
+template <typename T, int D>
 void launch_listed(const BackwardParams& params, int k_blocks, cudaStream_t stream);
 
 /// Whether a call needs policy `general`.

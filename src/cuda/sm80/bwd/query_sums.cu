@@ -113,7 +113,7 @@ __device__ __forceinline__ void add_mean(float (&x)[kParts][8], float total, con
 }
 
 /// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given, and
-/// to what was added up when the call sees a part of the keys.
+/// to what was added up when the call sees a part of the keys; what a cap takes from dS comes off.
 /// Sum: float or __half. kMean: there may be such row sums; else nothing is added.
 template <typename T, int D, typename Sum, bool kMean>
 __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
@@ -161,6 +161,11 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
         total = p.scale / rows[8 * r].divisor * p.row_sum[head * p.tq + s.q_pad + query];
       else if (rows[8 * r].lse2 != INFINITY)
         total = p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query);
+      if (p.sums_what_cap_takes) {
+        const bool given = p.dlse.data != nullptr && rows[8 * r].lse2 != INFINITY;
+        total =
+            (given ? p.scale * *tile::stat_of(p.dlse, s, head, s.q_begin + query) : 0.0f) - total;
+      }
       add_mean(x, total,
                p.k_mean + (static_cast<int64_t>(s.index) * p.hk + head / p.group) * p.k_mean_d,
                member, p.d);

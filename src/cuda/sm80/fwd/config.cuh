@@ -24,12 +24,15 @@ struct Config {
   int resident;  // thread blocks on a multiprocessor, if its shared memory has room for them
   Rounding rounding = Rounding::nearest;  // of P
   bool lists = false;                     // walks the tiles of block lists (cuda/lists)
+  bool capped = false;                    // logits are capped (tile/softcap.cuh)
 
   /// Whether V's token scale is folded into P.
   constexpr bool folds_v() const { return scheme == Scheme::vectorwise; }
   /// Whether the start of the integer sums stays on the scores (tile/codes.cuh). It may if the keys
   /// of a tile share a scale: it then adds the same to all exponents of a row.
   constexpr bool keeps_start() const { return k_scale == KeyScales::tile; }
+  /// Whether it is on the exponents too. A cap wants logits without it.
+  constexpr bool keeps_start_on_exponents() const { return keeps_start() && !capped; }
   constexpr int threads() const { return 32 * warps; }
   constexpr int queries() const { return kWarpQueries * warps; }
   // Accumulators come in blocks of 8 columns: keys in the scores, channels in O.
@@ -39,7 +42,7 @@ struct Config {
   constexpr int key_steps() const { return tile_k / 32; }
   constexpr bool valid() const {
     return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!keeps_start() || folds_v()) &&
-           (!lists || queries() == kListedQueries);
+           (!lists || queries() == kListedQueries) && (!capped || keeps_start());
   }
 };
 
@@ -100,6 +103,12 @@ inline constexpr Config kDitheredWide{.scheme = Scheme::paper,
                                       .resident = 2,
                                       .rounding = Rounding::dither};
 
+// Soft capping. It needs more registers.
+constexpr Config with_cap(Config config) {
+  config.capped = true, config.resident = 2;
+  return config;
+}
+
 // Block lists. Tiles lie within a block, so they have 64 keys where blocks have no multiple of 128.
 constexpr Config listed(Config config, int tile_k) {
   config.lists = true, config.tile_k = tile_k;
@@ -117,6 +126,8 @@ enum class Instance {
   paper_wide,
   dithered_narrow,
   dithered_wide,
+  capped_narrow,
+  capped_wide,
   listed_narrow,
   listed_narrow_64,
   listed_wide,
@@ -140,6 +151,10 @@ constexpr Config config_of(Instance instance) {
       return kDitheredNarrow;
     case Instance::dithered_wide:
       return kDitheredWide;
+    case Instance::capped_narrow:
+      return with_cap(kNarrow);
+    case Instance::capped_wide:
+      return with_cap(kWide);
     case Instance::listed_narrow:
       return listed(kNarrow, 128);
     case Instance::listed_narrow_64:

@@ -27,6 +27,8 @@ void launch_forward(const ForwardParams& p, Dtype dtype, Rounding rounding, int 
                     int tile_k, int q_blocks, int heads, cudaStream_t stream) {
   if (p.lists.rows != nullptr)
     launch_listed_forward(p, dtype, padded_d, tile_k, q_blocks, heads, stream);
+  else if (p.cap.on())
+    launch_capped_forward(p, dtype, padded_d, q_blocks, heads, stream);
   else if (rounding == Rounding::dither)
     launch_dithered_forward(p, dtype, padded_d, q_blocks, heads, stream);
   else if (dtype == Dtype::bf16)

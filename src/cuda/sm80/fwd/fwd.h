@@ -19,6 +19,10 @@ void launch_forward(const ForwardParams& params, Dtype dtype, Rounding rounding,
 void launch_dithered_forward(const ForwardParams& params, Dtype dtype, int padded_d, int q_blocks,
                              int heads, cudaStream_t stream);
 
+/// Those that cap logits, likewise: `vectorwise`, rounded to nearest.
+void launch_capped_forward(const ForwardParams& params, Dtype dtype, int padded_d, int q_blocks,
+                           int heads, cudaStream_t stream);
+
 /// Those that walk block lists, likewise.
 void launch_listed_forward(const ForwardParams& params, Dtype dtype, int padded_d, int tile_k,
                            int q_blocks, int heads, cudaStream_t stream);

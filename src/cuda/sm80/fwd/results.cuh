@@ -39,7 +39,8 @@ __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kC
   }
   if (me.t() != 0) return 0;
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
-  const float mean_logit = p.q_mean_logit[me.work().head * p.tq + s.q_pad + me.query(r)];
+  const float mean_logit =  // capped logits have it already
+      kConfig.capped ? 0.0f : p.q_mean_logit[me.work().head * p.tq + s.q_pad + me.query(r)];
   *tile::stat_of(p.lse, s, me.work().head, token) =
       any ? kLn2 * (sums.reference[r] + log2f(sums.sum[r])) + mean_logit : -INFINITY;
   return any ? tile::ordered(sums.sum[r] != sums.sum[r] ? sums.sum[r]

@@ -18,6 +18,7 @@ template <Config kConfig>
 struct Queries {
   uint32_t q8[kConfig.d / 32][4];  // A operands
   PerRow logit_factor;
+  PerRow shift;  // with a cap: logits of the mean key, in log2 units
 
   __device__ void load(const Thread<kConfig>& me, const Work<kConfig>& w) {
     constexpr int D = kConfig.d;
@@ -30,6 +31,9 @@ struct Queries {
         q8[k][r] = *reinterpret_cast<const uint32_t*>(q + (r & 1) * 8 * D + k * 32 + (r >> 1) * 16);
 #pragma unroll
     for (int r = 0; r < 2; ++r) logit_factor[r] = me.p.logit_factor[row + 8 * r];
+    if constexpr (kConfig.capped)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) shift[r] = me.p.q_mean_logit[row + 8 * r] * numerics::kLog2e;
   }
 };
 
@@ -66,10 +70,10 @@ __device__ void multiply_qk(Scores<kConfig>& x, const Thread<kConfig>& me,
   }
 }
 
-/// From scores to logits in log2 units: x·slope - start·slope.
+/// From scores to logits in log2 units: x·slope - start·slope. Capped logits are such already.
 template <Config kConfig>
 struct Logits {
-  static constexpr float kStart = kConfig.keeps_start() ? tile::kMagicFloat : 0.0f;
+  static constexpr float kStart = kConfig.keeps_start_on_exponents() ? tile::kMagicFloat : 0.0f;
   PerRow slope;
 
   __device__ Logits(const Thread<kConfig>& me, const Queries<kConfig>& queries, int stage) {

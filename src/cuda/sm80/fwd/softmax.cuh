@@ -12,6 +12,7 @@
 #include "cuda/arch/scalar.cuh"
 #include "cuda/sm80/fwd/scores.cuh"
 #include "cuda/tile/codes.cuh"
+#include "cuda/tile/softcap.cuh"
 
 namespace sagebwd::cuda::sm80::fwd {
 
@@ -139,16 +140,26 @@ __device__ void row_tops(PerRow& top, const Scores<kConfig>& x) {
 
 /// Adds log2 of V's scales to logits: scores become exponents, x·slope + log2. A start that is on
 /// the scores stays on. It costs the exponents their last bits: they are rounded to about the
-/// weight of one unit of Q8·K8ᵀ.
+/// weight of one unit of Q8·K8ᵀ. A cap comes before, and takes it off.
 template <Config kConfig>
-__device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits, uint32_t scales) {
+__device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits,
+                     const Queries<kConfig>& queries, const Thread<kConfig>& me, uint32_t scales) {
+  if constexpr (kConfig.capped) {
+#pragma unroll
+    for (int n = 0; n < kConfig.key_blocks(); ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        x[n][e] = tile::capped(me.p.cap, fmaf(x[n][e] - tile::kMagicFloat, logits.slope[e >> 1],
+                                              queries.shift[e >> 1]));
+  }
 #pragma unroll
   for (int n = 0; n < kConfig.key_blocks(); n += 2) {
     const float4 v = at<float4>(scales + offsetof(TileFolded<kConfig>, exponent) + n * 32);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      x[n][e] = fmaf(x[n][e], logits.slope[e >> 1], e & 1 ? v.y : v.x);
-      x[n + 1][e] = fmaf(x[n + 1][e], logits.slope[e >> 1], e & 1 ? v.w : v.z);
+      const float slope = kConfig.capped ? 1.0f : logits.slope[e >> 1];
+      x[n][e] = fmaf(x[n][e], slope, e & 1 ? v.y : v.x);
+      x[n + 1][e] = fmaf(x[n + 1][e], slope, e & 1 ? v.w : v.z);
     }
   }
 }
@@ -191,7 +202,7 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
   constexpr float kBias = kFolds ? FoldedScales::kBias : 0.0f;
   const Logits<kConfig> logits(me, queries, stage);
   const uint32_t scales = me.stage_at(stage) + offsetof(Stage, folded) + me.t() * 16;
-  if constexpr (kFolds) fold(x, logits, scales);
+  if constexpr (kFolds) fold(x, logits, queries, me, scales);
   const bool poisoned = kConfig.keeps_start() && me.scale(stage).k < 0.0f;
   if (poisoned | !me.work().plain.holds(tile)) {  // one branch, seldom taken
     if (poisoned) poison(x, me, tile);
@@ -200,7 +211,7 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
   }
 
   PerRow most, shift;
-  row_tops<kConfig, kConfig.keeps_start()>(most, x);
+  row_tops<kConfig, kConfig.keeps_start_on_exponents()>(most, x);
   // P is the exponential of x·factor + shift. The shift is rounded down, so that no P exceeds the
   // levels, and the row's exponent is what the rounded shift makes it.
   const float log_levels = me.work().log_levels;

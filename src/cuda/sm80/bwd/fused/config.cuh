@@ -59,6 +59,8 @@ enum class Policy {
   // fast and general that walk block lists (cuda/lists)
   lists,
   general_lists,
+  // general that caps logits (tile/softcap.cuh)
+  general_capped,
 };
 
 /// One instance of the kernel.
@@ -79,8 +81,9 @@ struct Config {
   Policy policy = Policy::fast;  // fast, general or dither
   bool dithers_dq = false;       // the codes of dS for dQ alone are rounded by dither
   bool lists = false;            // walks block lists
+  bool capped = false;           // logits are capped
   Targets fast = {}, general = {}, dither = {}, fast_dither_dq = {}, general_dither_dq = {},
-          listed = {}, general_listed = {};  // by policy
+          listed = {}, general_listed = {}, general_capped = {};  // by policy
 
   /// Whether V is given as codes with a scale per key.
   constexpr bool has_v_codes() const { return scheme == Scheme::vectorwise; }
@@ -107,7 +110,11 @@ struct Config {
       case Policy::fast:
         return (lists ? listed : dithers_dq ? fast_dither_dq : fast).of(target);
       case Policy::general:
-        return (lists ? general_listed : dithers_dq ? general_dither_dq : general).of(target);
+        return (lists        ? general_listed
+                : dithers_dq ? general_dither_dq
+                : capped     ? general_capped
+                             : general)
+            .of(target);
       default:
         return dither.of(target);
     }
@@ -170,6 +177,9 @@ inline constexpr Config kNarrow{
     .general_listed =
         {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
          .sm100 = {.mixes_tiles = true, .renews_index = true, .dq_early = true, .resident = 2}},
+    .general_capped =
+        {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
+         .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true, .resident = 2}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
 // hold K and V, and codes take their place in shared memory.
@@ -203,6 +213,8 @@ inline constexpr Config kNarrowSmall{
     .general_listed =
         {.sm80 = {.renews_keys = true, .walk_in_shared = true},
          .sm120 = {.walk_in_shared = true, .dq_early = true, .dv_apart = true, .dk_apart = true}},
+    .general_capped = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
+                       .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -246,6 +258,17 @@ inline constexpr Config kWide{
                                     .renews_transposed = true,
                                     .dv_apart = true,
                                     .dk_apart = true}},
+    .general_capped = {.sm90 = {.renews_keys = true,
+                                .renews_transposed = true,
+                                .walk_in_shared = true,
+                                .dv_apart = true,
+                                .dk_apart = true},
+                       .sm100 = {.whole_addresses = true,
+                                 .mixes_tiles = true,
+                                 .renews_keys = true,
+                                 .renews_transposed = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
 };
 // Half the keys and one stage.
 inline constexpr Config kWideSmall{
@@ -286,6 +309,8 @@ inline constexpr Config kWideSmall{
                                  .dq_first = true,
                                  .dv_apart = true,
                                  .dk_apart = true}},
+    .general_capped = {.sm80 = {.dv_apart = true, .dk_apart = true},
+                       .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
 };
 // The same tile for block lists where there is room for two thread blocks, of 104 KB.
 inline constexpr Config kWidePair{
@@ -436,9 +461,11 @@ constexpr Config table(Instance instance) {
 constexpr Config config_of(Instance instance, Policy policy) {
   Config config = table(instance);
   config.dithers_dq = policy == Policy::fast_dither_dq || policy == Policy::general_dither_dq;
+  config.capped = policy == Policy::general_capped;
   config.lists = policy == Policy::lists || policy == Policy::general_lists;
   config.policy = policy == Policy::fast_dither_dq || policy == Policy::lists ? Policy::fast
-                  : policy == Policy::general_dither_dq || policy == Policy::general_lists
+                  : policy == Policy::general_dither_dq || policy == Policy::general_lists ||
+                          policy == Policy::general_capped
                       ? Policy::general
                       : policy;
   // These need more registers.

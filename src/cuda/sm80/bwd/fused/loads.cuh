@@ -101,6 +101,10 @@ struct QueryLoads {
     arch::cp_async_16_if(
         me.index < kTileQ, front + offsetof(Front, exponent) + me.index * 16,
         static_cast<const char*>(from) + row * uint64_t{8} + me.index % (kTileQ / 2) * 16);
+    if constexpr (kConfig.capped)
+      arch::cp_async_16_if(me.index < kTileQ / 4,
+                           me.shared + me.mean_logits_at(stage) + me.index * 16,
+                           me.p.q_mean_logit + row + me.index * 4);
   }
   /// Starts loading what dV and dK read of a tile; `row` is the tile's first in the workspace.
   __device__ void load_back(const Thread<kConfig>& me, int stage, uint32_t row) const {

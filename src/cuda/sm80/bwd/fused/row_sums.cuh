@@ -18,9 +18,13 @@ namespace sagebwd::cuda::sm80::fused_backward {
 template <Config kConfig>
 struct RowSums {
   /// Before the first barrier: this warp's sums of dS·(logit factor of the query).
-  __device__ static void share(const Thread<kConfig>& me, const Scores& y, int buffer) {
-    if constexpr (kMayBeWanted)
-      if (me.p.row_sum != nullptr) share_sums(me, y, buffer);
+  /// With a cap they are given: of what it takes from dS, or of dS.
+  __device__ static void share(const Thread<kConfig>& me, const Scores& y,
+                               float (&given)[2 * kQueryBlocks], int buffer) {
+    if constexpr (kConfig.capped)
+      share_sums(me, given, buffer);
+    else if constexpr (kMayBeWanted)
+      if (me.p.row_sum != nullptr) add_up(me, y, buffer);
   }
   /// Behind the second barrier.
   __device__ static void add(const Thread<kConfig>& me, const Tile& tile, int buffer) {
@@ -32,7 +36,7 @@ struct RowSums {
   using Plan = SharedPlan<kConfig>;
   static constexpr bool kMayBeWanted = kConfig.policy != Policy::fast;
 
-  __device__ static void share_sums(const Thread<kConfig>& me, const Scores& y, int buffer) {
+  __device__ static void add_up(const Thread<kConfig>& me, const Scores& y, int buffer) {
     PerKey inverse;  // of the scale of K, if y carries it
     if constexpr (kConfig.folds_k()) me.get_key_scales(inverse);
 #pragma unroll
@@ -48,6 +52,10 @@ struct RowSums {
       for (int i = 0; i < 2 * kKeyBlocks; ++i)
         sum[c] = fmaf(y[i / 2][c / 2][i % 2 * 2 + c % 2], inverse[i / 2][i % 2], sum[c]);
     }
+    share_sums(me, sum, buffer);
+  }
+  __device__ static void share_sums(const Thread<kConfig>& me, float (&sum)[2 * kQueryBlocks],
+                                    int buffer) {
     const auto join = [](float a, float b) { return a + b; };
     halve<4>(sum, me.lane(), 16, join);
     halve<2>(sum, me.lane(), 8, join);

@@ -9,6 +9,7 @@
 #include "cuda/sm80/bwd/fused/shared.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tile/softcap.cuh"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -83,20 +84,33 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
 #pragma unroll
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(exponent + n * 64);  // logit factor, lse2; of two queries
+    float2 mean;
+    if constexpr (kConfig.capped)
+      mean = at<float2>(me.shared + me.mean_logits_at(stage) + (me.first_query() + 2 * me.t()) * 4 +
+                        n * 32);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        prob[m][n][e] =
-            arch::exp2_approx(fmaf(tile::scaled_sum(acc[m][n][e], key[m][e >> 1], zero[m][e >> 1]),
-                                   e & 1 ? q.z : q.x, e & 1 ? -q.w : -q.y));
+      for (int e = 0; e < 4; ++e) {
+        const float x = tile::scaled_sum(acc[m][n][e], key[m][e >> 1], zero[m][e >> 1]),
+                    factor = e & 1 ? q.z : q.x, lse2 = e & 1 ? q.w : q.y;
+        if constexpr (kConfig.capped)
+          prob[m][n][e] = arch::exp2_approx(
+              tile::capped(me.p.cap,
+                           fmaf(x, factor, (e & 1 ? mean.y : mean.x) * numerics::kLog2e)) -
+              lse2);
+        else
+          prob[m][n][e] = arch::exp2_approx(fmaf(x, factor, -lse2));
+      }
   }
 }
 
 /// y = dS·(logit factor of the query) from φ·P; times the key's scale where that is folded in.
+/// With a cap, `sums` are this lane's row sums (row_sums.cuh).
 template <typename T, Config kConfig>
 __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& me,
-                          const KeyOperands<kConfig>& keys, int stage) {
+                          const KeyOperands<kConfig>& keys, int stage,
+                          float (&sums)[2 * kQueryBlocks]) {
   constexpr int D = kConfig.d;
   using Front = typename SharedPlan<kConfig>::Front;
 #pragma unroll
@@ -124,9 +138,17 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
   if constexpr (kConfig.has_v_codes()) me.get_value_scales(value);
   const uint32_t gradient = me.shared + me.front_at(stage) + offsetof(Front, gradient) +
                             (me.first_query() + 2 * me.t()) * 8;
+  static_assert(offsetof(Front, gradient) > offsetof(Front, exponent));
+  constexpr auto kFromExponent =
+      static_cast<uint32_t>(offsetof(Front, gradient) - offsetof(Front, exponent));
 #pragma unroll
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(gradient + n * 64);  // slope, offset; of two queries
+    float4 exponent;                                 // logit factor, lse2
+    if constexpr (kConfig.capped) {
+      exponent = at<float4>(gradient - kFromExponent + n * 64);
+      sums[2 * n] = sums[2 * n + 1] = 0.0f;
+    }
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
@@ -134,7 +156,18 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
         // What does not need dP comes first, so that it can be done while dP is on its way.
         const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
                     p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
-        y[m][n][e] = p * fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
+        const float inner = fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
+        if constexpr (kConfig.capped) {
+          // From φ·P and its exponent: the logits are not kept.
+          const float logit = arch::log2_approx(prob[m][n][e]) + (e & 1 ? exponent.w : exponent.y),
+                      taken = tile::taken_by_cap(me.p.cap, logit),
+                      // Not 0·NaN: masked pairs have a P of 0.
+              before = prob[m][n][e] == 0.0f ? 0.0f : prob[m][n][e] * inner;
+          y[m][n][e] = p * inner * (1.0f - taken);
+          sums[2 * n + (e & 1)] += before * (me.p.sums_what_cap_takes ? taken : 1.0f - taken);
+        } else {
+          y[m][n][e] = p * inner;
+        }
       }
   }
 }

@@ -98,6 +98,11 @@ struct SharedPlan {
     uint32_t turn[kConfig.warps()];
     float row_sums[2][kConfig.key_strips][kTileQ];
   };
+  struct CappedExtras {
+    uint32_t turn[kConfig.warps()];
+    float row_sums[2][kConfig.key_strips][kTileQ];
+    alignas(16) float mean_logit[kConfig.fronts][kTileQ];  // part of the front
+  };
   struct DitherTerms {
     alignas(8) float query_terms[kTileQ];
     float uniforms[32];
@@ -105,7 +110,9 @@ struct SharedPlan {
   struct DqDither {  // dither_dq.cuh
     uint32_t terms[kConfig.threads()], uniforms[32];
   };
-  std::conditional_t<kConfig.policy == Policy::fast, Nothing, Extras> extras;
+  std::conditional_t<kConfig.policy == Policy::fast, Nothing,
+                     std::conditional_t<kConfig.capped, CappedExtras, Extras>>
+      extras;
   std::conditional_t<kConfig.dithers_dq, DqDither, Nothing> dq_dither;
   std::conditional_t<kConfig.policy == Policy::dither, DitherTerms, Nothing> dither;
 };
@@ -205,6 +212,11 @@ struct Thread {
   __device__ static constexpr uint32_t front_at(int stage) {
     return static_cast<uint32_t>(offsetof(Plan, tiles.front) +
                                  (kConfig.fronts > 1 ? stage * sizeof(Front) : 0));
+  }
+  /// The mean logits of its queries.
+  __device__ static constexpr uint32_t mean_logits_at(int stage) {
+    return static_cast<uint32_t>(offsetof(Plan, extras.mean_logit) +
+                                 (kConfig.fronts > 1 ? stage * kConfig.tile_q() * 4 : 0));
   }
   __device__ static constexpr uint32_t back_at(int stage) {
     if constexpr (kConfig.one_place)

@@ -15,6 +15,9 @@ inline float exp2_approx(float x) {
   const float y = std::exp2(x);
   return y != y ? kNan : y < std::numeric_limits<float>::min() ? 0.0f : y;
 }
+inline float log2_approx(float x) {
+  return std::log2(x < std::numeric_limits<float>::min() ? 0.0f : x);
+}
 inline float reciprocal_approx(float x) { return 1.0f / x; }
 inline void keep(uint32_t&) {}
 inline uint32_t thread_index() { return threadIdx.x; }
