@@ -54,7 +54,7 @@ class SageDotProductAttention(DotProductAttention):
             (
                 config.context_parallel_size > 1,
                 "context parallelism",
-                "set context_parallel_size=1, or use sagebwd.integrations.context_parallel",
+                "set context_parallel_size=1, or keep Megatron's TEDotProductAttention",
             ),
             (ahead, f"a causal layer with window_size {self_window}", "set its second number to 0"),
             (_set(config, "qk_clip"), "qk_clip", "set qk_clip=False"),
@@ -195,7 +195,7 @@ def _offsets(packed):
     if (getattr(packed, "local_cp_size", None) or 1) > 1:
         raise NotImplementedError(
             "sagebwd: packed sequences with context parallelism are not supported: leave out "
-            "local_cp_size, or use sagebwd.integrations.context_parallel"
+            "local_cp_size, or keep Megatron's TEDotProductAttention"
         )
     pairs = (
         (packed.cu_seqlens_q, packed.cu_seqlens_q_padded),
