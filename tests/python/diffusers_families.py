@@ -523,7 +523,9 @@ def build(family):
     model = getattr(diffusers, name)(**config)
     # Models that start at zero or with tiny embeddings would hide their attention from the loss.
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if name.endswith("pad_token"):  # diffusers before 0.40 leaves it as memory was
+                parameter.zero_()
             parameter.add_(torch.randn_like(parameter) * 0.08)
     return model, inputs
 

@@ -113,6 +113,7 @@ def masked_processor_layer():
     return lambda: layer(x, attention_mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [backend_layer, processor_layer, masked_processor_layer])
 def test_compiled_code_follows_the_hook(make):
     layer = make()

@@ -250,6 +250,7 @@ def test_nothing_left_for_the_linear_branch():
     assert (grad[:, 0] == 0).all() and (grad[:, 1] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", ["block", "mass"])
 def test_compile_checkpointing_and_meta_tensors(alpha):
     q, k, v, _ = tensors(b=1)
@@ -437,6 +438,7 @@ def misleading(b=2, s=1024, heads=2, d=16):
     return q, k, torch.randn(b, s, heads, d) + block(16, 1.0)
 
 
+@pytest.mark.slow
 def test_stage_1_finds_a_better_router():
     """The ordering of the hard error: identity router with α fitted > trained router."""
     model = Toy(keep=0.25, rows=8)

@@ -84,7 +84,8 @@ def test_the_module_takes_it_where_a_kernel_mixes(monkeypatch):
     assert torch.equal(layer(q, k, v), layer.apart(q, k, v, *found))
 
 
-@pytest.mark.parametrize("block_q", [64, 128])
+@pytest.mark.slow
+@pytest.mark.parametrize("block_q", [64, pytest.param(128, marks=pytest.mark.long)])
 def test_compile_and_checkpointing(monkeypatch, block_q):
     monkeypatch.setattr(sla2_ops, "mixes", lambda q: True)
     layer, (q, k, v, dout) = make(dict(alpha="block", rows=5, block_q=block_q), s=600)
@@ -100,6 +101,7 @@ def test_compile_and_checkpointing(monkeypatch, block_q):
         assert rel(other[4], got[0][4]) < 1e-6
 
 
+@pytest.mark.slow
 def test_compiles_where_there_is_a_default_device():
     layer, (q, k, v, _) = make(dict(alpha="block", rows=5), s=600)
     with torch.device(q.device):

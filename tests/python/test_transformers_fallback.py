@@ -60,7 +60,7 @@ def model_of(kind, **changes):
 
 # Some layers fall back in the second, all in the others.
 FAMILIES = {
-    "gemma2": dict(attn_logit_softcapping=1.0),  # and windows; sdpa may leave the capping out
+    "gemma2": dict(attn_logit_softcapping=1.0, head_dim=264),  # sdpa may leave the capping out
     "gemma4_text": dict(),  # a head dim of 512 in the global layers, windows in the others
     "llama": dict(head_dim=264),
     "gpt_oss": dict(head_dim=264),  # sinks, which sdpa would leave out

@@ -364,6 +364,7 @@ def test_gaps_in_positions_are_no_documents():
         assert rel(model(input_ids=ids, position_ids=positions).logits, want) < GATE
 
 
+@pytest.mark.slow
 def test_compile_fullgraph():
     """One graph for a model with a window, a padding mask and packed positions: nothing is read on
     the host, and what cannot be expressed is refused when it runs."""
