@@ -194,6 +194,7 @@ def test_head_dims_that_tuned_kernels_get():
         ((20, 20), 128, (24, 24)),
         ((64, 48), 0, (64, 48)),
         ((37, 5), 0, (40, 8)),
+        ((64, 0), 0, (64, 8)),
     ]:
         assert padding.head_dims(*given, tuned) == want
 
