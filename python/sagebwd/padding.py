@@ -75,7 +75,7 @@ def cut(t, width):
 
 
 def _up(d):
-    return (d + 7) // 8 * 8
+    return max((d + 7) // 8 * 8, 8)  # PyTorch's function takes values without channels
 
 
 def _widened(q, k, v, scale, d, dv):

@@ -92,6 +92,18 @@ def test_every_way_gives_the_same_bits(d, dv, save_codes, layout, monkeypatch):
     assert want[0].shape == dout.shape
 
 
+def test_compiled_for_any_length():
+    call = lambda *t: sagebwd.attention(*t, causal=True, deterministic=True)
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (70, 150):
+        leaves = [torch.randn(2, n, h, d) for h, d in ((4, 48), (2, 48), (2, 24))]
+        leaves = [t.requires_grad_() for t in leaves]
+        a, b = compiled(*leaves), call(*leaves)
+        assert torch.equal(a, b) and a.stride() == b.stride()
+        for x, y in zip(*(torch.autograd.grad(t.square().sum(), leaves) for t in (a, b))):
+            assert torch.equal(x, y)
+
+
 def test_meta_tensors_have_the_strides_of_real_ones():
     for packed in (False, True):
 
@@ -182,8 +194,29 @@ def test_head_dims_that_tuned_kernels_get():
         ((20, 20), 128, (24, 24)),
         ((64, 48), 0, (64, 48)),
         ((37, 5), 0, (40, 8)),
+        ((64, 0), 0, (64, 8)),
     ]:
         assert padding.head_dims(*given, tuned) == want
+
+
+def test_calls_on_a_gpu_are_padded_where_it_pays(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setitem(ops._TUNED, torch.bfloat16, 128)
+    seen = []
+    call = ops.forward
+    monkeypatch.setattr(
+        ops, "forward", lambda q, k, v, *a, **b: seen.append((q, v)) or call(q, k, v, *a, **b)
+    )
+    for d, dv, dtype, want in [
+        (64, 48, torch.bfloat16, (64, 64)),
+        (192, 128, torch.bfloat16, (192, 128)),
+        (64, 48, torch.float32, (64, 48)),
+    ]:
+        with FakeTensorMode():
+            q, v = (torch.empty(2, 70, 4, n, device="cuda", dtype=dtype) for n in (d, dv))
+            assert sagebwd.attention(q, q, v).shape == (2, 70, 4, dv)
+        assert tuple(t.shape[-1] for t in seen[-1]) == want
 
 
 def test_the_library_says_which_those_are():

@@ -26,6 +26,8 @@ const SanitizeCase kCases[] = {
     {"h2 nq130 nk70 d24 f16 paper causal"},
     {"h2 nq65 nk129 d64 f32 causal align=top_left"},
     {"h1 nq3 nk5 d256 bf16 bshd"},
+    {"h2 hk1 nq70 nk130 d24 dv=40 bf16 causal"},
+    {"h1 n140 d40 dv=8 f32 smooth_q=on lift=O,dV pv16=1"},
     {"h1 n1 d72 f32"},
     {"h1 n150 d16 f32 window=20,10 pv16=0"},
     {"h1 n150 d16 bf16 rounding=dither smooth_q=on pv16=2"},
