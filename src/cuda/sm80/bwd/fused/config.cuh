@@ -178,7 +178,7 @@ inline constexpr Config kNarrow{
         {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
          .sm100 = {.mixes_tiles = true, .renews_index = true, .dq_early = true, .resident = 2}},
     .general_capped =
-        {.sm90 = {.mixes_tiles = true, .dq_early = true, .resident = 2},
+        {.sm90 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true, .resident = 2},
          .sm100 = {.walk_in_shared = true, .dv_apart = true, .dk_apart = true, .resident = 2}},
 };
 // The same tile; two thread blocks of 48 KB. With fewer warps each has more registers, enough to
