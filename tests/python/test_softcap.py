@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""softcap=: a scaled logit x becomes softcap * tanh(x / softcap). Against float64 with the gradients
-of autograd, through every door of the package, and a tiny Gemma 2."""
+"""softcap=: a scaled logit x becomes softcap * tanh(x / softcap). Against float64 and its gradients
+by autograd, through every door of the package, and a tiny Gemma 2."""
 
 import copy
 import math
