@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""softcap=: a scaled logit x becomes softcap * tanh(x / softcap). Against float64 with the gradients
-of autograd, through every door of the package, and a tiny Gemma 2."""
+"""softcap=: a scaled logit x becomes softcap * tanh(x / softcap). Against float64 and its gradients
+by autograd, through every door of the package, and a tiny Gemma 2."""
 
 import copy
 import math
@@ -92,9 +92,7 @@ def test_lse_and_the_largest_logit_are_capped():
 
 def test_off_is_off():
     q, k, v, dout = with_mean()
-    run = lambda **o: grads_of(
-        lambda *t: sagebwd.attention(*t, layout="bhsd", **o), q, k, v, dout
-    )
+    run = lambda **o: grads_of(lambda *t: sagebwd.attention(*t, layout="bhsd", **o), q, k, v, dout)
     for off in (None, 0, 0.0):
         assert all(map(torch.equal, run(), run(softcap=off)))
     # To the rounding of the codes.
@@ -228,9 +226,7 @@ def test_compiled_and_meta():
     q, k, v, dout = with_mean()
     run = lambda *t: sagebwd.attention(*t, layout="bhsd", softcap=6.0)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    assert all(
-        map(torch.equal, grads_of(compiled, q, k, v, dout), grads_of(run, q, k, v, dout))
-    )
+    assert all(map(torch.equal, grads_of(compiled, q, k, v, dout), grads_of(run, q, k, v, dout)))
     shadow = q.to("meta")
     assert run(shadow, k.to("meta"), v.to("meta")).shape == q.shape
 

@@ -112,9 +112,9 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   wait_for_copies();  // the Work is there too
   for (bool first = true; left > 0; --left, stage = other(stage), first = false) {
     // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
-    // and on sm_80 at d 64 and with a cap.
-    if constexpr (arch::kTarget >= 1000 ||
-                  (arch::kTarget == 800 && (kConfig.d == 64 || kConfig.capped)))
+    // on sm_80 at d 64, and before Hopper with a cap.
+    if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64) ||
+                  (arch::kTarget < 900 && kConfig.capped))
       me.set_index(arch::thread_index());
     const int tile = next;
     const auto& walk = me.work().walk;

@@ -214,7 +214,10 @@ inline constexpr Config kNarrowSmall{
         {.sm80 = {.renews_keys = true, .walk_in_shared = true},
          .sm120 = {.walk_in_shared = true, .dq_early = true, .dv_apart = true, .dk_apart = true}},
     .general_capped = {.sm80 = {.renews_keys = true, .walk_in_shared = true},
-                       .sm120 = {.mixes_tiles = true, .renews_transposed = true, .dv_apart = true}},
+                       .sm120 = {.mixes_tiles = true,
+                                 .renews_transposed = true,
+                                 .dv_apart = true,
+                                 .dk_apart = true}},
 };
 
 // 64 queries x 128 keys; one thread block with three stages in 216 KB.
@@ -310,7 +313,7 @@ inline constexpr Config kWideSmall{
                                  .dv_apart = true,
                                  .dk_apart = true}},
     .general_capped = {.sm80 = {.dv_apart = true, .dk_apart = true},
-                       .sm120 = {.mixes_tiles = true, .renews_index = true, .dq_early = true}},
+                       .sm120 = {.dv_apart = true, .dk_apart = true}},
 };
 // The same tile for block lists where there is room for two thread blocks, of 104 KB.
 inline constexpr Config kWidePair{

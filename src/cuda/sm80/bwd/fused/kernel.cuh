@@ -144,10 +144,10 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     bool poisoned = false;
     {
       Scores y;
-      float row_sums[2 * kQueryBlocks];
-      gradients<T>(y, prob, me, keys, stage, row_sums);
+      float row_sum;
+      gradients<T>(y, prob, me, keys, stage, row_sum);
       hide_masked(y, 0);
-      RowSums<kConfig>::share(me, y, row_sums, left & 1);
+      RowSums<kConfig>::share(me, y, row_sum, left & 1);
       scales.share(prob, y, p.p_unit);
       __syncthreads();  // the scales are there, and S and dP have read the tile
       if constexpr (kOnePlace) {

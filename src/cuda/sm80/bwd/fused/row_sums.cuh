@@ -18,11 +18,11 @@ namespace sagebwd::cuda::sm80::fused_backward {
 template <Config kConfig>
 struct RowSums {
   /// Before the first barrier: this warp's sums of dS·(logit factor of the query).
-  /// With a cap they are given: of what it takes from dS, or of dS.
-  __device__ static void share(const Thread<kConfig>& me, const Scores& y,
-                               float (&given)[2 * kQueryBlocks], int buffer) {
+  /// With a cap that of the lane's query is given: of what the cap takes from dS, or of dS.
+  __device__ static void share(const Thread<kConfig>& me, const Scores& y, float given,
+                               int buffer) {
     if constexpr (kConfig.capped)
-      share_sums(me, given, buffer);
+      put(me, given, buffer);
     else if constexpr (kMayBeWanted)
       if (me.p.row_sum != nullptr) add_up(me, y, buffer);
   }
@@ -52,16 +52,15 @@ struct RowSums {
       for (int i = 0; i < 2 * kKeyBlocks; ++i)
         sum[c] = fmaf(y[i / 2][c / 2][i % 2 * 2 + c % 2], inverse[i / 2][i % 2], sum[c]);
     }
-    share_sums(me, sum, buffer);
-  }
-  __device__ static void share_sums(const Thread<kConfig>& me, float (&sum)[2 * kQueryBlocks],
-                                    int buffer) {
     const auto join = [](float a, float b) { return a + b; };
     halve<4>(sum, me.lane(), 16, join);
     halve<2>(sum, me.lane(), 8, join);
     halve<1>(sum, me.lane(), 4, join);
+    put(me, sum[0], buffer);
+  }
+  __device__ static void put(const Thread<kConfig>& me, float sum, int buffer) {
     const QueryOfLane query = query_of_lane(me);
-    at<float>(sums_at(me, buffer, me.key_strip()) + (query.block * 8 + query.column) * 4) = sum[0];
+    at<float>(sums_at(me, buffer, me.key_strip()) + (query.block * 8 + query.column) * 4) = sum;
   }
   __device__ static void add_sums(const Thread<kConfig>& me, const Tile& tile, int buffer) {
     float sum = 0.0f;

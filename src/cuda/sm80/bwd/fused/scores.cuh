@@ -6,6 +6,7 @@
 
 #include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/scalar.cuh"
+#include "cuda/sm80/bwd/fused/codes.cuh"
 #include "cuda/sm80/bwd/fused/shared.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
@@ -106,11 +107,10 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
 }
 
 /// y = dS·(logit factor of the query) from φ·P; times the key's scale where that is folded in.
-/// With a cap, `sums` are this lane's row sums (row_sums.cuh).
+/// With a cap, `row_sum` is the warp's row sum of the query that the lane has by query_of_lane.
 template <typename T, Config kConfig>
 __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& me,
-                          const KeyOperands<kConfig>& keys, int stage,
-                          float (&sums)[2 * kQueryBlocks]) {
+                          const KeyOperands<kConfig>& keys, int stage, float& row_sum) {
   constexpr int D = kConfig.d;
   using Front = typename SharedPlan<kConfig>::Front;
 #pragma unroll
@@ -145,10 +145,8 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(gradient + n * 64);  // slope, offset; of two queries
     float4 exponent;                                 // logit factor, lse2
-    if constexpr (kConfig.capped) {
-      exponent = at<float4>(gradient - kFromExponent + n * 64);
-      sums[2 * n] = sums[2 * n + 1] = 0.0f;
-    }
+    float sums[2] = {};
+    if constexpr (kConfig.capped) exponent = at<float4>(gradient - kFromExponent + n * 64);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
@@ -164,11 +162,17 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
                       // Not 0·NaN: masked pairs have a P of 0.
               before = prob[m][n][e] == 0.0f ? 0.0f : prob[m][n][e] * inner;
           y[m][n][e] = p * inner * (1.0f - taken);
-          sums[2 * n + (e & 1)] += before * (me.p.sums_what_cap_takes ? taken : 1.0f - taken);
+          sums[e & 1] += before * (me.p.sums_what_cap_takes ? taken : 1.0f - taken);
         } else {
           y[m][n][e] = p * inner;
         }
       }
+    if constexpr (kConfig.capped) {  // at once: eight sums of a lane would take eight registers
+      halve<1>(sums, me.lane(), 4, [](float a, float b) { return a + b; });
+      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], 8);
+      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], 16);
+      if (me.lane() / 8 == static_cast<uint32_t>(n)) row_sum = sums[0];
+    }
   }
 }
 
