@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "options.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -71,24 +69,6 @@ void check_apart(const std::vector<NamedFile>& read, const std::vector<NamedFile
     for (const NamedFile& r : read) refuse(written[i], r, "which would be overwritten");
     for (size_t j = 0; j < i; ++j) refuse(written[i], written[j], "which would be lost");
   }
-}
-
-void check_memory(const std::string& what, double bytes) {
-  const double memory =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-  SAGE_CHECK(bytes <= memory, what << ": needs " << fixed(bytes / kGiB, 0)
-                                   << " GiB, but this machine has " << fixed(memory / kGiB, 0)
-                                   << " GiB of memory; take fewer heads or a shorter sequence");
-}
-
-void check_memory(const spec::AttnCase& c) {
-  // q and dq, o and dout, k and dk, v and dv.
-  const double rows = 2.0 * static_cast<double>(c.b) *
-                      (static_cast<double>(c.h) * static_cast<double>(c.nq) +
-                       static_cast<double>(c.hk) * static_cast<double>(c.nk));
-  check_memory("case \"" + c.to_string() + "\"", rows * static_cast<double>(c.d + c.value_dim()) *
-                                                     static_cast<double>(dtype_size(c.dtype)));
 }
 
 std::string printable(const std::string& text) {

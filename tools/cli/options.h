@@ -41,11 +41,6 @@ struct NamedFile {
 /// Asked before any work.
 void check_apart(const std::vector<NamedFile>& read, const std::vector<NamedFile>& written);
 
-/// Throws an Error when numbers of so many bytes cannot fit this machine's memory.
-void check_memory(const std::string& what, double bytes);
-/// The same for the tensors of a case.
-void check_memory(const spec::AttnCase& c);
-
 /// Text that may be printed: control characters, which a terminal would obey, as \\x1b and so on.
 std::string printable(const std::string& text);
 

@@ -8,6 +8,7 @@
 
 #include "bench_run.h"
 #include "commands.h"
+#include "memory.h"
 #include "options.h"
 #include "page.h"
 #include "table.h"

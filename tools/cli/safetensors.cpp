@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/dispatch_dtype.h"
-#include "options.h"
+#include "memory.h"
 
 namespace sagebwd::cli {
 namespace {

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/suggest.h"
 #include "commands.h"
+#include "memory.h"
 #include "options.h"
 #include "page.h"
 #include "trace_output.h"
