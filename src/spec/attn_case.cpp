@@ -105,9 +105,9 @@ class Parser {
                                    "bshd",  "f32",        "bf16",   "f16"};
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos)
-      for (const char* name :
-           {"dv", "align", "window", "softcap", "tile", "p_levels", "smooth_k", "smooth_q", "smooth_v",
-            "rotate", "k_per_token", "rounding", "pv16", "lift", "keep", "blocks", "lead", "lists"})
+      for (const char* name : {"dv", "align", "window", "softcap", "tile", "p_levels", "smooth_k",
+                               "smooth_q", "smooth_v", "rotate", "k_per_token", "rounding", "pv16",
+                               "lift", "keep", "blocks", "lead", "lists"})
         known.push_back(name + std::string(token.substr(equals)));
     else if (digits != std::string_view::npos)
       for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})

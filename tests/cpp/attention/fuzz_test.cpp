@@ -187,8 +187,7 @@ FuzzCase make_case(int64_t number) {
 
   f.has_accuracy = !c.has_lists() && !packed && !window && !p.partial_kv && p.scale == 0.0f &&
                    sigma <= 1.2 && kind == InputKind::gaussian && std::min(c.nq, c.nk) >= 100 &&
-                   std::min(c.d, c.value_dim()) >= 24 &&
-                   (c.softcap == 0.0f || c.softcap >= 10.0f);
+                   std::min(c.d, c.value_dim()) >= 24 && (c.softcap == 0.0f || c.softcap >= 10.0f);
   return f;
 }
 
