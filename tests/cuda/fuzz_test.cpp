@@ -85,7 +85,7 @@ DeviceCase make_case(int64_t number) {
   c.d = r.chance(0.5) ? (r.chance(0.5) ? 64 : 128) : 8 * r.integer(1, 32);
   // A generator of its own, so that a number keeps the rest of its problem.
   Random values(number + (int64_t{1} << 40));
-  if (values.chance(0.2)) c.dv = 8 * values.integer(1, 32);
+  if (values.chance(0.1)) c.dv = 8 * values.integer(1, 32);
   if (c.dv == c.d) c.dv = 0;
   while (c.b * c.h > 1 && c.b * c.h * c.nq * c.nk * (c.d + c.value_dim()) > 40'000'000)
     c.b = 1, c.h = c.hk = 1;
@@ -118,7 +118,7 @@ DeviceCase make_case(int64_t number) {
   dc.deterministic = r.chance(0.3);
   dc.poison = r.chance(0.5) ? 0x7f : 0x80;
   if (c.recipe.high_precision == 0 && r.chance(0.1)) c.recipe.high_precision = kMatmulDK;
-  if (r.chance(0.25)) {
+  if (r.chance(0.1)) {
     const float caps[] = {0.3f, 2.0f, 10.0f, 50.0f, 1e5f};
     c.softcap = caps[r.integer(0, 4)];
   }

@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(
     fused_kernel(const __grid_constant__ BackwardParams p) {
   constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kPolicy);
   extern __shared__ __align__(128) uint8_t memory[];
-  if constexpr (arch::runs_here(fused_backward::kMemory<kConfig>, kLarger))
+  if constexpr (arch::runs_here(fused_backward::kMemory<kConfig>, kLarger) &&
+                fused_backward::has_registers(kConfig))
     fused_backward::fused<T, kConfig>(p, memory);
 }
 
