@@ -40,4 +40,8 @@ constexpr bool runs_here(int taken, int larger) {
   return taken <= all && (larger == 0 || larger > least);
 }
 
+/// Whether the target has kernels that cap logits at head dim `d`. In the backward of head dim 128,
+/// code for sm_120 would take one register too many. cuda-sm80 declines such calls there.
+constexpr bool caps(int d) { return d <= 64 || kTarget < 1200; }
+
 }  // namespace sagebwd::cuda::arch

@@ -33,10 +33,8 @@ std::string decline_cap(const spec::Problem& p) {
   if (dithered_in(p) != 0) return "has no dither with soft capping";
   if (p.has_lists()) return "has no block lists with soft capping";
   if (p.recipe.k_per_token) return "has no k_per_token with soft capping";
-  // fused_backward::has_registers
-  if (p.direction == spec::Direction::backward && p.d > 64 &&
-      !decline_device(8, 11, "sm_120").empty())
-    return "has soft capping at head dims up to 64 in the backward on this GPU";
+  if (p.d > 64 && !decline_device(8, 11, "newer").empty())  // arch::caps
+    return "has soft capping at head dims up to 64 on this GPU";
   // The backward finds the slope of the cap from P and LSE, which small caps leave too few digits.
   return p.softcap < 1.0f ? "takes soft caps from 1 up" : "";
 }

@@ -152,7 +152,8 @@ template <typename T, fwd::Instance kInstance>
 __global__ void __launch_bounds__(fwd::config_of(kInstance).threads(), fwd::kResident<kInstance>)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
-  fwd::forward<T, fwd::config_of(kInstance)>(p, memory);
+  constexpr fwd::Config kConfig = fwd::config_of(kInstance);
+  if constexpr (!kConfig.capped || arch::caps(kConfig.d)) fwd::forward<T, kConfig>(p, memory);
 }
 
 template <typename T, fwd::Instance kInstance>

@@ -477,9 +477,4 @@ constexpr Config config_of(Instance instance, Policy policy) {
   return config;
 }
 
-/// Capped logits at head dim 128 take one register more than code for sm_120 has.
-constexpr bool has_registers(const Config& c) {
-  return !(c.capped && c.d == 128 && arch::kTarget >= 1200);
-}
-
 }  // namespace sagebwd::cuda::sm80::fused_backward

@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(
   constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kPolicy);
   extern __shared__ __align__(128) uint8_t memory[];
   if constexpr (arch::runs_here(fused_backward::kMemory<kConfig>, kLarger) &&
-                fused_backward::has_registers(kConfig))
+                (!kConfig.capped || arch::caps(kConfig.d)))
     fused_backward::fused<T, kConfig>(p, memory);
 }
 
