@@ -27,8 +27,8 @@ install(FILES ${PROJECT_BINARY_DIR}/cmake/sagebwd.pc DESTINATION ${CMAKE_INSTALL
 
 if(TARGET sagebwd_program)
   install(TARGETS sagebwd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  if(SKBUILD)  # a wheel: the program lies inside the package, and a script on the PATH starts it
-    install(PROGRAMS tools/package/sagebwd DESTINATION ${SKBUILD_SCRIPTS_DIR})
-  endif()
+endif()
+if(SKBUILD)  # a wheel: the program lies inside the package, and a script on the PATH (pyproject.toml) starts it
+  install(FILES tools/package/sagebwd_program.py DESTINATION ${SKBUILD_PLATLIB_DIR})
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

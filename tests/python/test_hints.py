@@ -65,9 +65,10 @@ def test_heads_that_do_not_divide_name_the_layout():
 
 
 def test_offsets_have_the_names_of_the_arguments():
-    q = SMALL[0]
-    falling = torch.tensor([0, 6, 4, 8], dtype=torch.int32)
-    fine = torch.tensor([0, 2, 4, 8], dtype=torch.int32)
+    q = SMALL[0].cpu()
+    falling, fine = (
+        torch.tensor(cu, dtype=torch.int32, device="cpu") for cu in ([0, 6, 4, 8], [0, 2, 4, 8])
+    )
     with pytest.raises(ValueError, match="cu_seqlens_q") as caught:
         sagebwd.attention_varlen(q, q, q, falling, fine)
     assert "documents" not in str(caught.value)

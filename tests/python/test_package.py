@@ -16,7 +16,7 @@ PROJECT = """
 cmake_minimum_required(VERSION 3.20)
 project(consumer LANGUAGES CXX)
 find_package(sagebwd CONFIG REQUIRED)
-add_executable(consumer {source})
+add_executable(consumer "{source}")
 target_link_libraries(consumer PRIVATE sagebwd::sagebwd)
 """
 

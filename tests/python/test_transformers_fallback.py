@@ -314,7 +314,7 @@ def test_a_model_that_does_not_say_is_refused():
 def test_keywords_that_nobody_obeys_are_refused():
     model, _ = model_of("llama")
     with attention(model, NAME):
-        for keyword in ("softcap", "head_mask", "block_indices", "cache"):
+        for keyword in ("head_mask", "block_indices", "cache"):
             with pytest.raises(NotImplementedError, match="nor by PyTorch"):
                 model(IDS, **{keyword: torch.ones(())})
 

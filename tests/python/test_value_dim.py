@@ -226,7 +226,7 @@ def test_the_library_says_which_those_are():
     assert largest("f32") == 0
     with pytest.raises(RuntimeError, match="expected f32, bf16 or f16"):
         largest("f64")
-    assert ops.tuned_head_dim(torch.empty(1, dtype=torch.bfloat16)) == 0  # on a CPU
+    assert ops.tuned_head_dim(torch.empty(1, dtype=torch.bfloat16, device="cpu")) == 0
 
 
 # --- operations and refusals ----------------------------------------------------------------------

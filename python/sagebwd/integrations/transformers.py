@@ -45,7 +45,7 @@ _UNSUPPORTED = {
     "cache": "a paged cache (continuous batching)",
 }
 
-_OLDEST = (5, 18)  # the oldest transformers that is tested; pyproject.toml names it too
+_OLDEST = (5, 17)  # the oldest transformers that is tested; pyproject.toml names it too
 
 _registered = {}  # name: notes of what fell back
 

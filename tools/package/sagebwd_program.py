@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the sagebwd program, which a wheel carries inside the Python package. A module of its own,
+because importing the package would import PyTorch, which the program does not need."""
+
+import importlib.util
+import os
+import sys
+
+
+def main():
+    package = importlib.util.find_spec("sagebwd")
+    if package is None:
+        sys.exit("sagebwd: the Python package is not installed for " + sys.executable)
+    for directory in package.submodule_search_locations:
+        program = os.path.join(directory, "bin", "sagebwd")
+        if os.path.exists(program):
+            os.execv(program, ["sagebwd", *sys.argv[1:]])
+    sys.exit("sagebwd: this installation does not hold the command-line program")
