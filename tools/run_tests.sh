@@ -7,9 +7,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 tier=${1:-test}
 case $tier in
-  check) level=0 usual='6 minutes, 2 when everything is built' ;;
-  test) level=1 usual='12 minutes' ;;
-  test-all) level=2 usual='35 minutes' ;;
+  check) level=0 usual='half as long as make test' ;;
+  test) level=1 usual='22 minutes' ;;
+  test-all) level=2 usual='an hour or more' ;;
   *) echo "run_tests.sh: expected check, test or test-all, got \"$tier\"" >&2; exit 2 ;;
 esac
 jobs=${JOBS:-$(nproc)}
@@ -68,7 +68,7 @@ cuda() {
 }
 long_fuzz() { SAGEBWD_FUZZ_CASES=3000 build/bin/sagebwd_tests --gtest_brief=1 --gtest_filter='*Fuzz*'; }
 
-echo "make $tier: from a fresh clone this usually takes $usual on two idle cores"
+echo "make $tier: from a fresh clone this takes $usual on two idle cores"
 
 # Fetching packages leaves the cores idle, so it goes on beside the build.
 mkdir -p build
@@ -86,24 +86,24 @@ virtual_environment() {
 targets=(--target sagebwd_tests bin/sagebwd)
 [ $level -ge 1 ] && targets+=(emulated_tests)
 [ $level -ge 2 ] && targets=()
-usually=(100 230 420)
+usually=(150 360 700)
 part "${usually[level]}" build build release build ${targets[@]+"${targets[@]}"}
 part 30 "virtual environment" virtual_environment
 part 5 style tools/check_style.sh .venv
 if [ -x build/bin/sagebwd_tests ]; then
-  part 20 "C++ tests" run_ctest build -j2 -LE 'package|emulator'
+  part 130 "C++ tests" run_ctest build -j2 -LE 'package|emulator'
   part 120 "Python package" tools/setup/package.sh .venv
   case $level in
     0) part 100 "Python tests" python_tests -m 'not slow and not long' ;;
-    1) part 200 "Python tests" python_tests -m 'not long' ;;
+    1) part 260 "Python tests" python_tests -m 'not long' ;;
     2) part 500 "Python tests" python_tests ;;
   esac
   if [ $level -ge 1 ]; then
     emulated='^emulator$' gpus=90-real
     [ $level -ge 2 ] && emulated=emulator gpus='80-real;89-real;90-real;100-real;120-real'
-    part 120 "CUDA kernels on CPU" run_ctest build -j2 -L "$emulated"
-    part 150 "CUDA code" cuda "$gpus"
-    part 80 "address, undefined" sanitizer asan
+    part 180 "CUDA kernels on CPU" run_ctest build -j2 -L "$emulated"
+    part 160 "CUDA code" cuda "$gpus"
+    part 110 "address, undefined" sanitizer asan
   fi
   if [ $level -ge 2 ]; then
     part 60 "long fuzz" long_fuzz
