@@ -102,6 +102,7 @@ void run(const std::string& text, bool deterministic, bool partial, bool codes) 
   f.lse = contiguous_stats(static_cast<float*>(device(static_cast<size_t>(c.b * c.h * c.nq) * 4)),
                            c.h, c.nq);
   f.mask = c.mask, f.recipe = c.recipe;
+  f.scale = c.scale, f.softcap = c.softcap;
   const trace::Lists lists = trace::make_lists(c, {});
   if (c.has_lists()) {
     f.blocks = lists.shape;
