@@ -643,12 +643,26 @@ TABLES = {
 }
 
 
+def without_empty_columns(text):
+    """A peer that was not installed has no figures: its columns are left out."""
+    lines = text.split("\n")
+    rows = [i for i, line in enumerate(lines) if line.startswith("|")]
+    cells = [lines[i].strip("|").split("|") for i in rows]
+    if len(cells) < 3 or len({len(c) for c in cells}) != 1:
+        return text
+    empty = lambda c: not c.replace(",", "").replace("–", "").strip() and "–" in c
+    kept = [k for k in range(len(cells[0])) if not all(empty(row[k]) for row in cells[2:])]
+    for i, row in zip(rows, cells):
+        lines[i] = "|" + "|".join(row[k] for k in kept) + "|"
+    return "\n".join(lines)
+
+
 def main():
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         made = re.sub(
             r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-            lambda m: m[1] + TABLES[m[2]]() + m[3],
+            lambda m: m[1] + without_empty_columns(TABLES[m[2]]()) + m[3],
             text,
             flags=re.S,
         )
