@@ -12,9 +12,9 @@ export JOBS
 help:
 	@echo 'make demo               build, report accuracy and speed here (build/report.html), then train a small Llama with'
 	@echo '                        full-precision and INT8 attention side by side (build/demo/report.html)'
-	@echo 'make check              the quick tests: style, C++, Python (the quick half)'
+	@echo 'make check              the quick tests: style, C++, Python'
 	@echo 'make test               and CUDA kernels on an emulator, hooks, trainer, address sanitizer, nvcc (22 minutes on two cores)'
-	@echo 'make test-all           and everything else: other targets, thread sanitizer, frameworks, long fuzz (an hour or more)'
+	@echo 'make test-all           and everything else: other targets, thread sanitizer, frameworks, long fuzz'
 	@echo 'make build              library, tool and tests in build/'
 	@echo 'make bench ARGS=…       build, and run the benchmark'
 	@echo 'make wheel              a wheel for any Linux in dist/, for the CPU; make wheel-cuda: for the CPU and every GPU'
