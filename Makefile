@@ -32,7 +32,7 @@ setup: packages
 
 # Ninja configures again by itself when a CMake file changes; the presets are the one file it does not watch.
 build/build.ninja: CMakePresets.json | packages
-	@cmake --preset release
+	@. tools/setup/ccache.sh && cmake --preset release
 
 .PHONY: build
 build: build/build.ninja

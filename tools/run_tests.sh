@@ -18,9 +18,7 @@ summary=()
 failed=()
 # Threads that wait by spinning take the cores from those they wait for, five to ten times over on a busy machine.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-if command -v ccache > /dev/null; then
-  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
-fi
+. tools/setup/ccache.sh
 
 # part SECONDS NAME COMMAND...: runs the command under a headline and notes how it went. SECONDS: what it usually takes
 # from a fresh clone, on two cores; 0: nobody has timed it.

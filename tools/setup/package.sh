@@ -16,8 +16,10 @@ key="$cuda $(find bindings cmake include python src tools/cli tools/package CMak
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ]; then exit 0; fi
 
 echo 'setup: building and installing the Python package'
-# The environment has PyTorch already: an isolated build would fetch it a second time for its headers.
+. tools/setup/ccache.sh
+# The environment has PyTorch already: an isolated build would fetch it a second time for its headers. Warnings are errors
+# as in build/, or ccache would see other commands.
 "$dir/bin/python" -m pip --disable-pip-version-check --no-input install -q --no-build-isolation --no-deps \
   --force-reinstall --config-settings=cmake.define.SAGEBWD_CUDA=$cuda \
-  --config-settings=cmake.define.SAGEBWD_BUILD_TOOLS=ON .
+  --config-settings=cmake.define.SAGEBWD_BUILD_TOOLS=ON --config-settings=cmake.define.SAGEBWD_WERROR=ON .
 echo "$key" > "$stamp"
