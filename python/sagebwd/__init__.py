@@ -47,6 +47,7 @@ from .recipe import Recipe  # noqa: E402
 if _TYPE_CHECKING:
     from . import integrations, sla2
     from .diagnosis import diagnose
+    from .leakage import leaks
 
 flops.register()
 
@@ -68,6 +69,7 @@ __all__ = [
     "flash_attn_with_kvcache",
     "integrations",
     "is_supported",
+    "leaks",
     "linear_attention",
     "sageattn",
     "sageattn_varlen",
@@ -84,6 +86,8 @@ def __getattr__(name: str) -> _Any:
     # Loaded on first use: none of them is needed to compute attention.
     if name == "diagnose":
         return _import_module(".diagnosis", __name__).diagnose
+    if name == "leaks":
+        return _import_module(".leakage", __name__).leaks
     if name in ("integrations", "sla2"):
         return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sagebwd.leaks: it finds what leaks, and only that."""
+
+import math
+
+import pytest
+import sagebwd
+import torch
+from sagebwd import leakage
+
+SMALL = dict(tokens=40, heads=2, head_dim=16)
+
+
+def rows_alone(q, k, v, ahead=0):
+    """Attention [b, s, h, d] one query at a time, which sees ``ahead`` keys too many."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (t.double().repeat_interleave(group, 2) for t in (k, v))
+    out, lse = [], []
+    first = k.shape[1] - q.shape[1]
+    for i in range(q.shape[1]):
+        seen = slice(0, min(first + i + 1 + ahead, k.shape[1]))
+        logits = torch.einsum("bhd,bkhd->bhk", q[:, i].double(), k[:, seen]) / q.shape[-1] ** 0.5
+        out.append(torch.einsum("bhk,bkhd->bhd", logits.softmax(-1), v[:, seen]))
+        lse.append(logits.logsumexp(-1))
+    return torch.stack(out, 1).to(q.dtype), torch.stack(lse, -1)
+
+
+def test_exact_rows_leak_nothing():
+    found = sagebwd.leaks(rows_alone, decode=True, key_heads=1, **SMALL)
+    assert not found and found.repeats
+    assert {c.cut for c in found.changes} >= {1, 2, 15, 17, 16, 64}
+    assert "No later token changed a bit" in str(found)
+    assert found.worst("NaN in v").relative == 0 and found.worst("NaN in v").rows > 0
+
+
+def test_one_key_too_many_is_found():
+    found = sagebwd.leaks(lambda q, k, v: rows_alone(q, k, v, ahead=1)[0], **SMALL)
+    assert found
+    # The last row before the cut, in every head, and none else.
+    alone = [c for c in found.changes if c.case == "other values of v"]
+    assert all(c.changed == SMALL["heads"] for c in alone)
+    assert math.isinf(found.worst("NaN in v").relative) and "NaN or Inf" in str(found)
+
+
+def test_a_leak_in_the_log_sum_exp_is_found():
+    def shifted(q, k, v):
+        out, lse = rows_alone(q, k, v)
+        return out, lse + 1e-9 * k.double().nan_to_num().sum()
+
+    found = sagebwd.leaks(shifted, **SMALL)
+    assert found.worst("other values of k").changed and not found.worst("other values of v").changed
+
+
+def test_other_queries_are_later_tokens_too():
+    def mean_query(q, k, v):
+        return rows_alone(q - q.nan_to_num().mean(1, keepdim=True), k, v)
+
+    assert sagebwd.leaks(mean_query, **SMALL).worst("other values of q").changed
+
+
+def test_decoding_that_aligns_otherwise_is_found():
+    def top_left(q, k, v):
+        return rows_alone(q, k[:, : q.shape[1]], v[:, : q.shape[1]])
+
+    assert not sagebwd.leaks(top_left, **SMALL)
+    found = sagebwd.leaks(top_left, decode=True, **SMALL)
+    assert found.worst("decode: the last queries alone").relative > 0.1
+
+
+def test_results_that_scatter_are_said():
+    def noisy(q, k, v):
+        return rows_alone(q, k, v)[0] + torch.rand_like(q)
+
+    found = sagebwd.leaks(noisy, **SMALL)
+    assert not found.repeats and "different bits" in str(found)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_recipes_of_today(layout):
+    """What docs/numerics.md says of them: means and scales of blocks see later tokens."""
+    found = sagebwd.leaks(layout=layout, seed=3)
+    assert found.repeats
+    assert 0.003 < found.worst("other values").relative < 0.1
+    assert found.worst("20 times as large").relative > found.worst("other values").relative
+    # A mask that sees later keys would show their values, not a rounding.
+    assert found.worst("prefix: those tokens are not there").relative < 0.1
+
+
+def test_published_case_is_the_published_one():
+    found = sagebwd.leaks(tokens=2)
+    case = "TransformerEngine#3248: 2^-20, then 1"
+    assert found.worst(case).changed  # O[7] is rounded to zero
+    assert not sagebwd.leaks(rows_alone, tokens=2).worst(case).changed
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match="output like q, .*got list"):
+        sagebwd.leaks(lambda q, k, v: [[0]], **SMALL)
+    with pytest.raises(ValueError, match=r"output like q, \[1, 40, 2, 16\]"):
+        sagebwd.leaks(lambda q, k, v: q.transpose(1, 2), **SMALL)
+    with pytest.raises(ValueError, match="layout"):
+        sagebwd.leaks(layout="bsdh")
+    with pytest.raises(ValueError, match="tokens"):
+        sagebwd.leaks(tokens=1)
+    with pytest.raises(ValueError, match="expected a case of"):
+        leakage.Leaks((), True).worst("none")
+    state = torch.random.get_rng_state()
+    sagebwd.leaks(rows_alone, **SMALL)
+    assert torch.equal(state, torch.random.get_rng_state())
