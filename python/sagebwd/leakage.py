@@ -30,7 +30,7 @@ class Change:
 
 @dataclass(frozen=True, repr=False)
 class Leaks:
-    """The answer of :func:`leaks`: true in an ``if`` when something leaked, a table in ``print``."""
+    """The answer of :func:`leaks`: true in an ``if`` if something leaked, a table in ``print``."""
 
     changes: tuple[Change, ...]
     repeats: bool  # two equal calls had equal bits; if not, a change of bits shows nothing

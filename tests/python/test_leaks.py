@@ -4,8 +4,9 @@
 import math
 
 import pytest
-import sagebwd
 import torch
+
+import sagebwd
 from sagebwd import leakage
 
 SMALL = dict(tokens=40, heads=2, head_dim=16)
