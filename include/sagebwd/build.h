@@ -21,6 +21,10 @@ SAGEBWD_API std::string describe_build();
 /// one up to this size with zeros.
 SAGEBWD_API int64_t tuned_head_dim(Dtype dtype);
 
+/// The head dims that the linear branch (sagebwd/linear.h) serves on GPUs in this dtype. On a CPU
+/// it serves all that attention does.
+SAGEBWD_API std::vector<int64_t> linear_head_dims(Dtype dtype);
+
 /// One line per GPU, with the driver; or a single line that says why there is none to use.
 SAGEBWD_API std::vector<std::string> describe_gpus();
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "sagebwd/attention.h"
 #include "sagebwd/mix.h"
@@ -83,6 +84,11 @@ SAGEBWD_API size_t workspace_size(const LinearForwardArgs& args);
 SAGEBWD_API size_t workspace_size(const LinearBackwardArgs& args);
 /// Bytes of averages: a matrix d × d of 16-bit numbers for every block of queries, and little more.
 SAGEBWD_API size_t averages_size(const LinearForwardArgs& args);
+
+/// Why no implementation serves the call: a line for each. Empty: one does. Validates likewise. An
+/// implementation that SAGEBWD_IMPL names and that has no linear branch refuses all of them.
+SAGEBWD_API std::string refusal(const LinearForwardArgs& args);
+SAGEBWD_API std::string refusal(const LinearBackwardArgs& args);
 
 SAGEBWD_API void linear_forward(const LinearForwardArgs& args);
 SAGEBWD_API void linear_backward(const LinearBackwardArgs& args);

@@ -40,12 +40,6 @@ struct Implementation {
   /// `workspace` is aligned to kWorkspaceAlign.
   void (*forward)(const spec::Problem&, const ForwardArgs&, void* workspace);
   void (*backward)(const spec::Problem&, const BackwardArgs&, void* workspace);
-  /// The linear branch; null where there is none. It has its own reasons to decline.
-  std::string (*linear_decline)(const spec::Problem&) = nullptr;
-  size_t (*linear_workspace)(const spec::Problem&) = nullptr;
-  void (*linear_forward)(const spec::Problem&, const LinearForwardArgs&, void* workspace) = nullptr;
-  void (*linear_backward)(const spec::Problem&, const LinearBackwardArgs&,
-                          void* workspace) = nullptr;
 };
 
 inline constexpr size_t kWorkspaceAlign = 64;

@@ -6,7 +6,6 @@
 #include "cpu/backward.h"
 #include "cpu/cpu.h"
 #include "cpu/forward.h"
-#include "cpu/linear.h"
 #include "cpu/plan.h"
 
 namespace sagebwd::cpu {
@@ -32,13 +31,6 @@ std::string decline(const isa::Kernels& kernels, const spec::Problem& p) {
   return reason == nullptr ? "" : std::string("this CPU: ") + reason;
 }
 
-std::string decline_linear(const isa::Kernels& kernels, const spec::Problem& p) {
-  if (p.mixes) return "has a linear branch that does not mix";
-  if (p.has_averages) return "keeps no averages of the linear branch";
-  if (p.has_means) return "makes the means of the linear branch itself";
-  return decline(kernels, p);
-}
-
 /// backend::Implementation holds plain function pointers, so the table's index is a template
 /// parameter.
 template <int kTable>
@@ -52,12 +44,6 @@ backend::Implementation make() {
                     void* ws) { forward(table(kTable), p, a, ws); },
       .backward = [](const spec::Problem& p, const BackwardArgs& a,
                      void* ws) { backward(table(kTable), p, a, ws); },
-      .linear_decline = [](const spec::Problem& p) { return decline_linear(table(kTable), p); },
-      .linear_workspace = [](const spec::Problem& p) { return linear_workspace(p); },
-      .linear_forward = [](const spec::Problem& p, const LinearForwardArgs& a,
-                           void* ws) { linear_forward(table(kTable), p, a, ws); },
-      .linear_backward = [](const spec::Problem& p, const LinearBackwardArgs& a,
-                            void* ws) { linear_backward(table(kTable), p, a, ws); },
   };
 }
 

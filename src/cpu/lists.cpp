@@ -8,14 +8,14 @@
 namespace sagebwd::cpu {
 namespace {
 
-bool transposes(const spec::Problem& p) { return p.direction == spec::Direction::backward; }
+bool transposes(const spec::Batch& p) { return p.direction == spec::Direction::backward; }
 
 /// Sequences of which each has rows of its own in a set.
-int64_t sequences_of_set(const spec::Problem& p) { return p.packed() ? p.documents.count : 1; }
+int64_t sequences_of_set(const spec::Batch& p) { return p.packed() ? p.documents.count : 1; }
 
 }  // namespace
 
-void ListTables::place(Arena& arena, const spec::Problem& p) {
+void ListTables::place(Arena& arena, const spec::Batch& p) {
   if (!p.has_lists()) return;
   row_start_ = arena.take<int64_t>(sequences_of_set(p) + 1);
   column_start_ = arena.take<int64_t>(sequences_of_set(p) + 1);
@@ -29,7 +29,7 @@ void ListTables::place(Arena& arena, const spec::Problem& p) {
   query_blocks_ = arena.take<int32_t>(sets.count() * places_);
 }
 
-void ListTables::fill(const spec::Problem& p) {
+void ListTables::fill(const spec::Batch& p) {
   if (!p.has_lists()) return;
   row_start_[0] = column_start_[0] = 0;
   for (int64_t t = 0; t < sequences_of_set(p); ++t) {
@@ -44,7 +44,7 @@ void ListTables::fill(const spec::Problem& p) {
 }
 
 /// A counting sort: rows come in increasing order, so the entries of a column do as well.
-void ListTables::transpose(const spec::Problem& p, const spec::ListSets& sets, int64_t set) {
+void ListTables::transpose(const spec::Batch& p, const spec::ListSets& sets, int64_t set) {
   int64_t* start = entry_start_ + set * (columns_ + 1);
   int32_t* out = query_blocks_ + set * places_;
   const auto for_each = [&](auto visit) {
@@ -64,14 +64,14 @@ void ListTables::transpose(const spec::Problem& p, const spec::ListSets& sets, i
   start[0] = 0;
 }
 
-spec::BlockList ListTables::keys_of(const spec::Problem& p, int64_t sequence, int64_t head,
+spec::BlockList ListTables::keys_of(const spec::Batch& p, int64_t sequence, int64_t head,
                                     int64_t block) const {
   const spec::ListSets sets(p);
   if (!p.packed()) return sets.row(sets.of(sequence, head), block);
   return sets.row(sets.of(0, head), row_start_[sequence] + block);
 }
 
-spec::BlockList ListTables::queries_of(const spec::Problem& p, int64_t sequence, int64_t head,
+spec::BlockList ListTables::queries_of(const spec::Batch& p, int64_t sequence, int64_t head,
                                        int64_t block) const {
   const spec::ListSets sets(p);
   const int64_t set = sets.of(p.packed() ? 0 : sequence, head);

@@ -13,18 +13,18 @@ class Arena;
 /// Does nothing for a problem without lists.
 class ListTables {
  public:
-  void place(Arena& arena, const spec::Problem& p);
-  void fill(const spec::Problem& p);
+  void place(Arena& arena, const spec::Batch& p);
+  void fill(const spec::Batch& p);
 
   /// The key blocks that a block of queries lists, in the order of the list.
-  spec::BlockList keys_of(const spec::Problem& p, int64_t sequence, int64_t head,
+  spec::BlockList keys_of(const spec::Batch& p, int64_t sequence, int64_t head,
                           int64_t block) const;
   /// The blocks of queries that list a block of keys, in increasing order; backward only.
-  spec::BlockList queries_of(const spec::Problem& p, int64_t sequence, int64_t head,
+  spec::BlockList queries_of(const spec::Batch& p, int64_t sequence, int64_t head,
                              int64_t block) const;
 
  private:
-  void transpose(const spec::Problem& p, const spec::ListSets& sets, int64_t set);
+  void transpose(const spec::Batch& p, const spec::ListSets& sets, int64_t set);
 
   // First row and first column of each sequence within its set: [sequences + 1] when packed.
   // Otherwise a sequence is a batch entry, and all of them start at 0.

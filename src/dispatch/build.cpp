@@ -17,6 +17,7 @@ namespace sagebwd {
 bool has_cuda() { return true; }
 std::string describe_build() { return "CPU and CUDA (" SAGEBWD_CUDA_BUILD ")"; }
 int64_t tuned_head_dim(Dtype dtype) { return cuda::tuned_head_dim(dtype); }
+std::vector<int64_t> linear_head_dims(Dtype dtype) { return cuda::linear_head_dims(dtype); }
 std::vector<std::string> describe_gpus() { return cuda::describe_devices(); }
 
 #else
@@ -24,6 +25,7 @@ std::vector<std::string> describe_gpus() { return cuda::describe_devices(); }
 bool has_cuda() { return false; }
 std::string describe_build() { return "CPU"; }
 int64_t tuned_head_dim(Dtype) { return 0; }
+std::vector<int64_t> linear_head_dims(Dtype) { return {}; }
 std::vector<std::string> describe_gpus() {
   std::error_code ignored;
   int count = 0;

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "cpu/cpu.h"
-#include "cpu/mix.h"
+#include "cpu/sla2/sla2.h"
 #include "ref/ref.h"
 #ifdef SAGEBWD_HAS_CUDA
 #include "cuda/cuda.h"
@@ -61,9 +61,9 @@ std::vector<Candidate> explain(const spec::Problem& p) {
 namespace {
 
 /// Throws with the reason that each implementation gave.
-[[noreturn]] void refuse([[maybe_unused]] const spec::Problem& p, std::string refusals) {
+[[noreturn]] void refuse([[maybe_unused]] Device device, std::string refusals) {
 #ifndef SAGEBWD_HAS_CUDA
-  if (p.device == Device::cuda)
+  if (device == Device::cuda)
     refusals = std::string("\n  this build has no CUDA backend; ") + kHowToGetCuda + refusals;
 #endif
   SAGE_THROW(ErrorKind::unsupported, "no implementation can serve this call:" << refusals);
@@ -78,30 +78,61 @@ const Implementation& choose(const spec::Problem& p) {
       return *impl;
   std::string refusals;
   for (const Candidate& c : explain(p)) refusals += "\n  " + c.name + ": " + c.reason;
-  refuse(p, refusals);
+  refuse(p.device, refusals);
 }
 
-const Implementation& choose_linear(const spec::Problem& p) {
-  const char* pin = pinned();
-  std::string refusals;
-  for (const Implementation* impl : implementations()) {
-    std::string reason =
-        impl->linear_decline == nullptr ? "has no linear branch" : impl->linear_decline(p);
-    if (reason.empty() && pin != nullptr && std::string(pin) != impl->name)
-      reason = std::string("SAGEBWD_IMPL pins ") + pin;
-    if (reason.empty()) return *impl;
-    refusals += std::string("\n  ") + impl->name + ": " + reason;
-  }
-  refuse(p, refusals);
+const std::vector<const Sla2*>& sla2_implementations() {
+  static const std::vector<const Sla2*> list = [] {
+    std::vector<const Sla2*> all = cpu::sla2::implementations();
+#ifdef SAGEBWD_HAS_CUDA
+    const std::vector<const Sla2*> gpu = cuda::sla2_implementations();
+    all.insert(all.begin(), gpu.begin(), gpu.end());
+#endif
+    all.push_back(&ref::linear());
+    return all;
+  }();
+  return list;
 }
+
+namespace {
+
+/// The first that accepts, or the pinned one; null: nobody.
+const Sla2* find(const spec::LinearProblem& p) {
+  const char* pin = pinned();
+  for (const Sla2* impl : sla2_implementations())
+    if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty()) return impl;
+  return nullptr;
+}
+
+std::string refusals(const spec::LinearProblem& p) {
+  const char* pin = pinned();
+  const auto reason_of = [&](const std::string& name) -> std::string {
+    for (const Sla2* impl : sla2_implementations()) {
+      if (name != impl->name) continue;
+      const std::string reason = impl->decline(p);
+      return reason.empty() ? std::string("SAGEBWD_IMPL pins ") + pin : reason;
+    }
+    return "has no linear branch";
+  };
+  std::string text;
+  for (const Implementation* impl : implementations())
+    text += std::string("\n  ") + impl->name + ": " + reason_of(impl->name);
+  return text;
+}
+
+}  // namespace
+
+const Sla2& choose(const spec::LinearProblem& p) {
+  if (const Sla2* impl = find(p)) return *impl;
+  refuse(p.device, refusals(p));
+}
+
+std::string refusal(const spec::LinearProblem& p) { return find(p) != nullptr ? "" : refusals(p); }
 
 const backend::Mix& mix_on(Device device) {
-  if (device == Device::cpu) return cpu::mix_calls();
-#ifdef SAGEBWD_HAS_CUDA
-  return cuda::mix_calls();
-#else
+  for (const Sla2* impl : sla2_implementations())
+    if (impl->mix != nullptr && impl->mix->device == device) return *impl->mix;
   SAGE_THROW(ErrorKind::unsupported, "this build has no CUDA backend; " << kHowToGetCuda);
-#endif
 }
 
 }  // namespace sagebwd::dispatch

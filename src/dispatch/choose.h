@@ -2,16 +2,18 @@
 // The ordered list of implementations, and the choice of one for a call.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "backend/implementation.h"
-#include "backend/mix.h"
+#include "backend/sla2.h"
 
 namespace sagebwd::dispatch {
 
 // So that callers can name these types without a second header.
 using backend::Implementation;
 using backend::kWorkspaceAlign;
+using backend::Sla2;
 using backend::Tiles;
 
 /// The remedy for a GPU in a build without CUDA.
@@ -25,13 +27,22 @@ const std::vector<const Implementation*>& implementations();
 /// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported)
 /// with every refusal.
 const Implementation& choose(const spec::Problem&);
-/// The same for the linear branch.
-const Implementation& choose_linear(const spec::Problem&);
-
-/// What serves sagebwd/mix.h in memory of this kind. Throws Error(unsupported) if nothing does.
-const backend::Mix& mix_on(Device);
-
 /// Every implementation's answer.
 std::vector<Candidate> explain(const spec::Problem&);
+
+// --- sparse-linear attention ---
+
+/// What has a linear branch, best first. Each has the name of an implementation of attention.
+const std::vector<const Sla2*>& sla2_implementations();
+
+/// As of attention. An implementation that SAGEBWD_IMPL names and that has no linear branch
+/// refuses.
+const Sla2& choose(const spec::LinearProblem&);
+/// Why nobody serves a problem: a line for each implementation. Empty: somebody does.
+std::string refusal(const spec::LinearProblem&);
+
+/// What serves sagebwd/mix.h in memory of this kind: there is one, so there is nothing to pin.
+/// Throws Error(unsupported) if nothing does.
+const backend::Mix& mix_on(Device);
 
 }  // namespace sagebwd::dispatch

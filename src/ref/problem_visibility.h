@@ -4,6 +4,7 @@
 
 #include "ref/visibility.h"
 #include "spec/lists.h"
+#include "spec/problem.h"
 
 namespace sagebwd::ref {
 

@@ -5,14 +5,14 @@
 #include <cstdint>
 
 #include "base/math.h"
-#include "spec/problem.h"
+#include "spec/linear.h"
 
 namespace sagebwd::spec {
 
 /// Where the parts lie, in bytes. All of a call's heads are there, one behind the other, and so are
 /// their blocks of queries. Head dims are multiples of 8, so every part is aligned to 16.
 struct AveragesLayout {
-  explicit AveragesLayout(const Problem& p) {
+  explicit AveragesLayout(const LinearProblem& p) {
     const int64_t heads = p.b * p.h, key_heads = p.b * p.hk;
     const int64_t blocks = ceil_div(p.nq, p.blocks.block_q);
     const auto take = [&](int64_t numbers, int64_t size) {

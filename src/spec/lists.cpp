@@ -11,7 +11,7 @@ namespace {
 /// No list of a real problem comes near, and products of sizes stay far from overflow below it.
 constexpr int64_t kMostPlaces = int64_t{1} << 47;
 
-int64_t rows_of(const Problem& p) {
+int64_t rows_of(const Batch& p) {
   return p.packed() ? first_list_row(p, p.num_sequences()) : ceil_div(p.nq, p.blocks.block_q);
 }
 
@@ -57,15 +57,12 @@ void check_rows(const char* name, const ListSets& sets, int64_t set, int64_t fir
 
 }  // namespace
 
-void check_lists(const Problem& p, bool check_memory, const char* name) {
+void check_lists(const Batch& p, bool check_memory, const char* name, ListTiles tiles) {
   const BlockLists& l = p.blocks;
   if (l.index == nullptr && l.count == nullptr && l.offset == nullptr && l.rows == 0) return;
-  check_block(name, ".block_q", l.block_q, "recipe.tile_q", p.recipe.tile_q);
-  check_block(name, ".block_k", l.block_k, "recipe.tile_k", p.recipe.tile_k);
+  check_block(name, ".block_q", l.block_q, "recipe.tile_q", tiles.q);
+  check_block(name, ".block_k", l.block_k, "recipe.tile_k", tiles.k);
   SAGE_CHECK(l.lead >= -1, name << ".lead: expected -1 (all) or more, got " << l.lead);
-  SAGE_CHECK(p.recipe.pv16_tiles == 0,
-             "recipe.pv16_tiles: expected 0 beside block lists, which have blocks.lead, got "
-                 << p.recipe.pv16_tiles);
   SAGE_CHECK(!l.on_device || p.device == Device::cuda, name << ".on_device: expected a CUDA call");
   SAGE_CHECK(l.count == nullptr || l.offset == nullptr,
              name << ": expected count or offset, got both");

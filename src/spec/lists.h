@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "base/math.h"
-#include "spec/problem.h"
+#include "spec/batch.h"
 
 namespace sagebwd::spec {
 
@@ -20,7 +20,7 @@ struct BlockList {
 /// A set is the rows that belong together: those of one head of one batch entry, or of all that
 /// share them.
 struct ListSets {
-  explicit ListSets(const Problem& p)
+  explicit ListSets(const Batch& p)
       : lists(p.blocks),
         batches(lists.stride_batch == 0 ? std::min<int64_t>(p.b, 1) : p.b),
         heads(lists.stride_head == 0 ? std::min<int64_t>(p.h, 1) : p.h) {}
@@ -52,15 +52,25 @@ struct ListSets {
 };
 
 /// The first row of a sequence within its set.
-inline int64_t first_list_row(const Problem& p, int64_t sequence) {
+inline int64_t first_list_row(const Batch& p, int64_t sequence) {
   int64_t row = 0;
   for (int64_t t = 0; p.packed() && t < sequence; ++t)
     row += ceil_div(p.sequence(t).nq, p.blocks.block_q);
   return row;
 }
 
+/// Tiles that blocks are multiples of; 0: any.
+struct ListTiles {
+  int q = 0, k = 0;
+};
+
 /// Throws Error(invalid_argument) with what was expected and what came. Entries are looked at with
 /// check_memory only. `name` is what the caller knows the lists by.
-void check_lists(const Problem& p, bool check_memory, const char* name = "blocks");
+void check_lists(const Batch& p, bool check_memory, const char* name, ListTiles tiles = {});
+
+/// Without lists nobody has looked at their other fields, so they become the usual ones.
+inline void forget_unused_lists(Batch& p) {
+  if (!p.has_lists()) p.blocks = {};
+}
 
 }  // namespace sagebwd::spec

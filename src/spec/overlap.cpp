@@ -71,7 +71,7 @@ Region region(const char* name, const StatsView& s, int64_t b, int64_t h, int64_
   add_rows(r, count, s.stride.data(), sizeof(float));
   return r;
 }
-Region region(const char* name, const StatsView& s, const Problem& p) {
+Region region(const char* name, const StatsView& s, const Batch& p) {
   return region(name, s, p.b, p.h, p.nq);
 }
 
@@ -87,17 +87,17 @@ Region codes_region(const Problem& p, const AttentionArgs& a) {
 Region alpha_region(int64_t heads, const Alpha& alpha) {
   return line("alpha", alpha.data, alpha.batches * heads * alpha.rows);
 }
-void add_means(const Problem& p, const LinearArgs& a, std::vector<Region>& read) {
+void add_means(const LinearProblem& p, const LinearArgs& a, std::vector<Region>& read) {
   if (!p.has_means) return;
   const int64_t numbers = p.b * p.hk * p.d;
   read.insert(read.end(), {line("k_mean", a.k_mean, numbers), line("v_mean", a.v_mean, numbers)});
 }
-Region averages_region(const Problem& p, const void* averages) {
+Region averages_region(const LinearProblem& p, const void* averages) {
   return line("averages", averages, p.has_averages ? AveragesLayout(p).bytes : 0);
 }
 
 /// From the first row of the lists to behind the last one.
-void add_lists(const Problem& p, std::vector<Region>& read) {
+void add_lists(const Batch& p, std::vector<Region>& read) {
   const BlockLists& l = p.blocks;
   const ListSets sets(p);
   if (sets.count() == 0) return;
@@ -120,7 +120,7 @@ void check_apart(const void* workspace, size_t bytes, std::initializer_list<Regi
   for (const Region& r : read) refuse(space, r);
 }
 
-void check(const Problem& p, const void* workspace, size_t bytes,
+void check(const Batch& p, const void* workspace, size_t bytes,
            std::initializer_list<Region> written, std::vector<Region> read) {
   const int64_t offsets =
       p.packed() ? (p.documents.count + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0;
@@ -188,7 +188,7 @@ void check_overlap(const Problem& p, const BackwardArgs& a, const void* workspac
         std::move(read));
 }
 
-void check_overlap(const Problem& p, const LinearForwardArgs& a, const void* workspace,
+void check_overlap(const LinearProblem& p, const LinearForwardArgs& a, const void* workspace,
                    size_t bytes) {
   std::vector<Region> read{region("q", a.q), region("k", a.k), region("v", a.v)};
   add_means(p, a, read);
@@ -198,7 +198,7 @@ void check_overlap(const Problem& p, const LinearForwardArgs& a, const void* wor
         std::move(read));
 }
 
-void check_overlap(const Problem& p, const LinearBackwardArgs& a, const void* workspace,
+void check_overlap(const LinearProblem& p, const LinearBackwardArgs& a, const void* workspace,
                    size_t bytes) {
   std::vector<Region> read{region("q", a.q),
                            region("k", a.k),

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "spec/linear.h"
 #include "spec/mix.h"
 #include "spec/problem.h"
 
@@ -32,9 +33,9 @@ bool overlap(const Region& a, const Region& b);
 /// the workspace with any.
 void check_overlap(const Problem& p, const ForwardArgs& args, const void* workspace, size_t bytes);
 void check_overlap(const Problem& p, const BackwardArgs& args, const void* workspace, size_t bytes);
-void check_overlap(const Problem& p, const LinearForwardArgs& args, const void* workspace,
+void check_overlap(const LinearProblem& p, const LinearForwardArgs& args, const void* workspace,
                    size_t bytes);
-void check_overlap(const Problem& p, const LinearBackwardArgs& args, const void* workspace,
+void check_overlap(const LinearProblem& p, const LinearBackwardArgs& args, const void* workspace,
                    size_t bytes);
 void check_overlap(const MixProblem& p, const MixForwardArgs& args);
 void check_overlap(const MixProblem& p, const MixBackwardArgs& args, const void* workspace,

@@ -7,10 +7,8 @@
 #include <string>
 
 #include "base/check.h"
-#include "spec/averages.h"
 #include "spec/codes.h"
 #include "spec/lists.h"
-#include "spec/mix.h"
 #include "spec/views.h"
 
 namespace sagebwd::spec {
@@ -18,9 +16,6 @@ namespace {
 
 /// Caps for which a kernel can compute x/cap and e^(-2|x|/cap) in FP32 without a thought.
 constexpr float kLeastSoftcap = 0x1p-64f, kMostSoftcap = 0x1p64f;
-
-/// No address space holds more elements, and products of sizes stay far from overflow below it.
-constexpr int64_t kMostElements = int64_t{1} << 47;
 
 void check_offsets(const char* name, const int32_t* cu, int64_t count, int64_t total) {
   SAGE_CHECK(cu != nullptr, name << ": expected " << count + 1 << " offsets, got null");
@@ -65,51 +60,9 @@ void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
   check_pointer("codes", a.codes, 16, bytes);
 }
 
-/// Without lists nobody has looked at their other fields. The linear branch still cuts its tokens
-/// into blocks, and takes the usual ones.
-void forget_unused_lists(Problem& p) {
-  if (!p.has_lists()) p.blocks = {};
-}
-
-void check_head_dim(const char* name, int64_t d) {
-  SAGE_CHECK(d >= 8 && d <= 256 && d % 8 == 0,
-             name << ": expected a multiple of 8 from 8 to 256, got " << d);
-}
-
-/// Sizes, dtype and device; `Args` has q, k, v and a device. V has the head dim of q and k, unless
-/// the caller says otherwise.
-template <typename Args>
-Problem resolve_sizes(const Args& a, Direction direction) {
-  const auto& qs = a.q.shape;
-  const auto& ks = a.k.shape;
-  SAGE_CHECK(a.device == Device::cpu || a.device == Device::cuda,
-             "device: expected 0 (cpu) or 1 (cuda), got " << static_cast<int>(a.device));
-  SAGE_CHECK(a.q.dtype == Dtype::f32 || a.q.dtype == Dtype::bf16 || a.q.dtype == Dtype::f16,
-             "q: expected dtype f32, bf16 or f16, got code " << static_cast<int>(a.q.dtype));
-  for (size_t i = 0; i < 4; ++i)
-    SAGE_CHECK(qs[i] >= 0 && ks[i] >= 0,
-               "q, k: expected non-negative sizes, got q " << show(qs) << " k " << show(ks));
-  for (const auto& shape : {qs, ks}) {
-    int64_t elements = 1;
-    for (int64_t n : shape)
-      SAGE_CHECK(!__builtin_mul_overflow(elements, std::max<int64_t>(n, 1), &elements) &&
-                     elements <= kMostElements,
-                 "q, k: expected at most 2^47 elements, got shape " << show(shape));
-  }
-  Problem p{};
-  p.direction = direction;
-  p.device = a.device;
-  p.dtype = a.q.dtype;
-  p.b = qs[0], p.h = qs[1], p.nq = qs[2], p.d = qs[3];
-  p.hk = ks[1], p.nk = ks[2], p.dv = p.d;
-  check_head_dim("head dim", p.d);
-  SAGE_CHECK((p.hk > 0 && p.h % p.hk == 0) || p.h == 0,
-             "heads: expected q heads to be a multiple of k heads, got " << p.h << " and " << p.hk);
-  return p;
-}
-
 Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_memory) {
-  Problem p = resolve_sizes(a, direction);
+  Problem p{};
+  static_cast<Batch&>(p) = resolve_batch(a.q, a.k, a.device, direction);
   p.dv = a.v.shape[3];
   check_head_dim("head dim of v", p.dv);
   p.has_codes = a.codes != nullptr;
@@ -166,53 +119,14 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   check_recipe(a.recipe);
   p.recipe = a.recipe;
   p.blocks = a.blocks;
-  check_lists(p, check_memory);
+  check_lists(p, check_memory, "blocks", {a.recipe.tile_q, a.recipe.tile_k});
   forget_unused_lists(p);
+  SAGE_CHECK(!p.has_lists() || p.recipe.pv16_tiles == 0,
+             "recipe.pv16_tiles: expected 0 beside block lists, which have blocks.lead, got "
+                 << p.recipe.pv16_tiles);
   if (p.has_lists()) p.recipe.pv16_tiles = p.blocks.lead;
   check_codes(a, p, check_memory);
   return p;
-}
-
-Problem resolve_linear(const LinearArgs& a, Direction direction, bool check_memory) {
-  Problem p = resolve_sizes(a, direction);
-  check_view("q", a.q, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
-  check_view("k", a.k, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  check_view("v", a.v, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  SAGE_CHECK(a.phi == FeatureMap::softmax,
-             "phi: expected 0 (softmax), got " << static_cast<int>(a.phi));
-  p.left = p.right = -1;
-  p.blocks = a.excluded;
-  p.blocks.lead = 0;
-  check_lists(p, check_memory, "excluded");
-  forget_unused_lists(p);
-  SAGE_CHECK((a.k_mean == nullptr) == (a.v_mean == nullptr),
-             "k_mean, v_mean: expected both or neither");
-  p.has_means = a.k_mean != nullptr;
-  if (p.has_means && check_memory) {
-    const int64_t bytes = p.b * p.hk * p.d * static_cast<int64_t>(sizeof(float));
-    check_pointer("k_mean", a.k_mean, 16, bytes);
-    check_pointer("v_mean", a.v_mean, 16, bytes);
-  }
-  return p;
-}
-
-/// What a linear branch that mixes has in either direction.
-void check_mixing(Problem& p, const Alpha& alpha, const char* name, const TensorView& sparse,
-                  bool check_memory) {
-  if (alpha.data == nullptr) return;
-  p.mixes = true;
-  check_alpha(alpha, p.b, p.h, p.nq, check_memory);
-  check_long_blocks(alpha);
-  check_view(name, sparse, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
-}
-
-void check_averages(Problem& p, const void* averages, size_t given, bool check_memory) {
-  if (averages == nullptr) return;
-  p.has_averages = true;
-  const int64_t bytes = AveragesLayout(p).bytes;
-  SAGE_CHECK(given >= static_cast<size_t>(bytes),
-             "averages: expected at least " << bytes << " bytes, got " << given);
-  if (check_memory) check_pointer("averages", averages, 16, bytes);
 }
 
 }  // namespace
@@ -241,41 +155,6 @@ Problem resolve(const BackwardArgs& a, bool check_memory) {
   p.has_dlse = a.dlse.data != nullptr;
   p.partial_kv = a.partial_kv;
   p.deterministic = a.deterministic;
-  return p;
-}
-
-Problem resolve(const LinearForwardArgs& a, bool check_memory) {
-  Problem p = resolve_linear(a, Direction::forward, check_memory);
-  check_view("o", a.o, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
-  if (a.norm.data != nullptr) check_stats("norm", a.norm, {p.b, p.h, p.nq}, true, check_memory);
-  check_mixing(p, a.alpha, "sparse", a.sparse, check_memory);
-  check_averages(p, a.averages, a.averages_bytes, check_memory);
-  return p;
-}
-
-Problem resolve(const LinearBackwardArgs& a, bool check_memory) {
-  Problem p = resolve_linear(a, Direction::backward, check_memory);
-  p.has_dnorm = a.dnorm.data != nullptr;
-  check_view("dout", a.dout, p.dtype, {p.b, p.h, p.nq, p.d}, false, check_memory);
-  check_view("dq", a.dq, p.dtype, {p.b, p.h, p.nq, p.d}, true, check_memory);
-  check_view("dk", a.dk, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
-  check_view("dv", a.dv, p.dtype, {p.b, p.hk, p.nk, p.d}, true, check_memory);
-  if (p.has_dnorm) check_stats("dnorm", a.dnorm, {p.b, p.h, p.nq}, false, check_memory);
-  check_mixing(p, a.alpha, "dq_sparse", a.dq_sparse, check_memory);
-  check_averages(p, a.averages, a.averages_bytes, check_memory);
-  if (!p.mixes) {
-    SAGE_CHECK(a.dalpha == nullptr, "dalpha: expected alpha beside it");
-    return p;
-  }
-  SAGE_CHECK(!p.has_dnorm, "dnorm: expected none beside alpha");
-  check_view("dk_sparse", a.dk_sparse, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  check_view("dv_sparse", a.dv_sparse, p.dtype, {p.b, p.hk, p.nk, p.d}, false, check_memory);
-  p.has_dalpha = a.dalpha != nullptr;
-  if (!p.has_dalpha || !check_memory || p.b * p.h * p.nq == 0) return p;
-  constexpr int64_t kSize = sizeof(float);
-  check_pointer("alpha_parts", a.alpha_parts, alignof(float),
-                p.b * p.h * ceil_div(p.nq, kMixPiece) * kSize);
-  check_pointer("dalpha", a.dalpha, alignof(float), a.alpha.batches * p.h * a.alpha.rows * kSize);
   return p;
 }
 

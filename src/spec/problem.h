@@ -4,60 +4,27 @@
 
 #include <cstdint>
 
-#include "sagebwd/attention.h"
-#include "sagebwd/linear.h"
+#include "spec/batch.h"
 
 namespace sagebwd::spec {
-
-enum class Direction { forward, backward };
 
 /// Half-open range of keys.
 struct KeyRange {
   int64_t begin, end;
 };
 
-/// One attention problem of its own: a batch entry, or a document of a packed batch.
-struct Sequence {
-  int64_t batch;    // index into the batch dimension of the views
-  int64_t q_begin;  // first token along the token dimension
-  int64_t nq;
-  int64_t k_begin;
-  int64_t nk;
-};
-
-struct Problem {
-  Direction direction;
-  Device device;
-  Dtype dtype;
-  int64_t b, h, hk;
-  int64_t d, dv;   // head dim of q and k; of v, o and their gradients
-  int64_t nq, nk;  // per batch entry; totals when packed
+struct Problem : Batch {
+  int64_t dv;  // head dim of v, o and their gradients
   float scale;
   float softcap = 0.0f;  // 0: none
   Align align;
   int64_t left, right;  // window with causal folded in; -1: open
-  Documents documents;
-  BlockLists blocks;
-  Recipe recipe;  // with lists, pv16_tiles is their `lead`: it counts entries
+  Recipe recipe;        // with lists, pv16_tiles is their `lead`: it counts entries
   bool has_dlse = false;
-  // Of the linear branch: a gradient of norms; mixing (α is given), and dα is wanted; averages
-  // (written by the forward; the backward does without h).
-  bool has_dnorm = false, mixes = false, has_dalpha = false, has_averages = false,
-       has_means = false;
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
   bool has_codes = false;      // written by the forward; in the backward they replace q, k and v
 
-  bool packed() const { return documents.count > 0; }
-  bool has_lists() const { return blocks.rows > 0; }
-  int64_t group() const { return h / hk; }  // query heads per key head
-  int64_t num_sequences() const { return packed() ? documents.count : b; }
-  /// With documents on the device nobody on the host knows this.
-  Sequence sequence(int64_t t) const {
-    if (!packed()) return {t, 0, nq, 0, nk};
-    const Documents& s = documents;
-    return {0, s.cu_q[t], s.cu_q[t + 1] - s.cu_q[t], s.cu_k[t], s.cu_k[t + 1] - s.cu_k[t]};
-  }
   /// Keys that query i of a sequence sees. Both ends grow with i. Empty ranges have begin == end.
   KeyRange visible(const Sequence& s, int64_t i) const {
     const int64_t shift = align == Align::bottom_right ? s.nk - s.nq : 0;
@@ -102,8 +69,5 @@ void check_codes_recipe(const Recipe& r);
 /// size.
 Problem resolve(const ForwardArgs& args, bool check_memory);
 Problem resolve(const BackwardArgs& args, bool check_memory);
-/// The linear branch. Its `blocks` are those that are excluded; there is no mask and no document.
-Problem resolve(const LinearForwardArgs& args, bool check_memory);
-Problem resolve(const LinearBackwardArgs& args, bool check_memory);
 
 }  // namespace sagebwd::spec

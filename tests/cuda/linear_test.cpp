@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear branch on the GPU against the FP64 oracle.
-#include "cuda/linear/linear.h"
+#include "cuda/sla2/linear/linear.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,9 @@
 
 #include "device_array.h"
 #include "device_case.h"
+#include "linear/linear_cases.h"
 #include "linear/linear_problem.h"
+#include "support/digest.h"
 
 namespace sagebwd::gpu {
 namespace {
@@ -524,8 +526,8 @@ TEST(GpuLinearLong, ManyBlocks) {
 TEST(GpuLinear, SameBitsFromFewerThreadBlocks) {
   NEED_DEVICE();
   struct Small {
-    int64_t before = std::exchange(cuda::linear::many_pieces, 1);
-    ~Small() { cuda::linear::many_pieces = before; }
+    int64_t before = std::exchange(cuda::sla2::linear::many_pieces, 1);
+    ~Small() { cuda::sla2::linear::many_pieces = before; }
   };
   const LinearSizes cases[] = {
       {.h = 2, .hk = 1, .nq = 390, .nk = 650, .d = 64, .dtype = kBf16, .block_q = 128},
@@ -547,8 +549,8 @@ TEST(GpuLinear, SameBitsInAnyCompany) {
   LinearProblem x(sizes), again(sizes);
   const LinearAnswer whole = run(x);
   struct Small {
-    int64_t before = std::exchange(cuda::linear::most_bytes, 1);
-    ~Small() { cuda::linear::most_bytes = before; }
+    int64_t before = std::exchange(cuda::sla2::linear::most_bytes, 1);
+    ~Small() { cuda::sla2::linear::most_bytes = before; }
   } small;
   const LinearAnswer parts = run(again);
   LinearSizes first = sizes;
@@ -579,8 +581,8 @@ TEST(GpuLinear, FormsOfAlpha) {
 TEST(GpuLinear, TakesMeansOfTheCaller) {
   NEED_DEVICE();
   struct Small {
-    int64_t before = std::exchange(cuda::linear::most_bytes, 1);
-    ~Small() { cuda::linear::most_bytes = before; }
+    int64_t before = std::exchange(cuda::sla2::linear::most_bytes, 1);
+    ~Small() { cuda::sla2::linear::most_bytes = before; }
   } small;
   LinearSizes sizes{.b = 2, .h = 4, .hk = 2, .nq = 150, .nk = 130, .d = 64, .dtype = kBf16};
   for (bool mean_free_keys : {true, false})
@@ -613,8 +615,8 @@ TEST(GpuLinear, SameBitsFromAverages) {
   Mixed a(sizes), b(sizes), c(sizes);
   const LinearAnswer want = run_mixed(made, a, false), got = run_mixed(kept, b, true);
   struct Small {
-    int64_t before = std::exchange(cuda::linear::most_bytes, 1);
-    ~Small() { cuda::linear::most_bytes = before; }
+    int64_t before = std::exchange(cuda::sla2::linear::most_bytes, 1);
+    ~Small() { cuda::sla2::linear::most_bytes = before; }
   } small;
   const LinearAnswer few = run_mixed(parts, c, true);
   for (auto part : {&LinearAnswer::o, &LinearAnswer::norm, &LinearAnswer::dq, &LinearAnswer::dk,
@@ -652,6 +654,48 @@ TEST(GpuLinear, DeclinesWithAReason) {
   EXPECT_NE(refusal({.d = 64, .dtype = Dtype::f32}).find("bf16 and f16, not f32"),
             std::string::npos);
   EXPECT_NE(refusal({.d = 96, .dtype = kBf16}).find("head dims 64 and 128"), std::string::npos);
+}
+
+/// Who pins an implementation gets it or an error, with the reason of each.
+TEST(GpuLinear, PinnedImplementationsThatHaveNoLinearBranch) {
+  NEED_DEVICE();
+  LinearProblem x({.d = 64, .dtype = kBf16});
+  LinearForwardArgs args = x.forward_args();
+  args.device = Device::cuda, args.excluded = {};
+  EXPECT_EQ(refusal(args), "");
+  for (const char* name : {"cuda-sm90", "cuda-plain"}) {
+    setenv("SAGEBWD_IMPL", name, 1);
+    const std::string reasons = refusal(args);
+    unsetenv("SAGEBWD_IMPL");
+    EXPECT_NE(reasons.find(std::string("\n  ") + name + ": has no linear branch"),
+              std::string::npos)
+        << reasons;
+    EXPECT_NE(reasons.find(std::string("\n  cuda-sm80: SAGEBWD_IMPL pins ") + name),
+              std::string::npos)
+        << reasons;
+  }
+}
+
+/// Bits of the linear branch, mixing and alone (support/digest.h).
+TEST(GpuDigest, LinearBits) {
+  NEED_DEVICE();
+  testing::DigestFile file;
+  if (!file.wanted()) GTEST_SKIP() << "SAGEBWD_DIGEST names no file";
+  for (int64_t number = 0; number < file.count(); ++number) {
+    const LinearSizes sizes = testing::random_linear_sizes(number, true);
+    const auto write = [&](const char* kind, const LinearAnswer& a,
+                           const std::vector<float>& dalpha) {
+      file.line(std::string("linear ") + kind + " | " + sizes.text(), a.o, a.norm, a.dq, a.dk, a.dv,
+                dalpha);
+    };
+    const size_t shift = number % 3 == 0 ? 2 : 0;
+    LinearProblem alone(sizes);
+    write("alone", run(alone, shift, true, number % 2 == 0), {});
+    LinearProblem x(sizes);
+    Mixed m(sizes);
+    const LinearAnswer mixed = run_mixed(x, m, number % 2 == 0, shift, number % 5 == 0);
+    write("mixed", mixed, m.dalpha);
+  }
 }
 
 }  // namespace

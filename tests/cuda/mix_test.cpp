@@ -16,6 +16,7 @@
 #include "base/math.h"
 #include "device_array.h"
 #include "device_case.h"
+#include "support/digest.h"
 
 namespace sagebwd::gpu {
 namespace {
@@ -148,6 +149,9 @@ TEST_P(MixCase, AgreesWithTheCpu) {
     b.dalpha = dalpha.on(where);
     call(b, where, [](const MixBackwardArgs& a) { mix_backward(a); });
   }
+  if (testing::DigestFile file; file.wanted())
+    file.line("mix " + ::testing::PrintToString(s), out.device.read(), dsparse.device.read(),
+              dlinear.device.read(), dalpha.device.read());
   // Fused multiplications may round the last bit the other way.
   const double gate = s.dtype == Dtype::f32 ? 1e-6 : s.dtype == Dtype::f16 ? 1e-4 : 1e-3;
   EXPECT_LE(out.error(), gate);
@@ -182,6 +186,8 @@ TEST_P(MixCase, TheSparseBranchAgreesWithTheCpu) {
     mix_sparse_backward(a);
   }
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  if (testing::DigestFile file; file.wanted())
+    file.line("sparse " + ::testing::PrintToString(s), dsparse.device.read(), parts.device.read());
   EXPECT_LE(dsparse.error(), s.dtype == Dtype::f32 ? 1e-6 : s.dtype == Dtype::f16 ? 1e-4 : 1e-3);
   EXPECT_LE(parts.error(), 1e-5);
 }
@@ -201,6 +207,9 @@ TEST_P(MixCase, MeansAgreeWithTheCpu) {
       a.q_means = q_means.on(where), a.k_means = k_means.on(where);
       call(a, where, [](const BlockMeansArgs& x) { block_means(x); });
     }
+    if (testing::DigestFile file; file.wanted())
+      file.line("means " + ::testing::PrintToString(s), q_means.device.read(),
+                k_means.device.read());
     EXPECT_LE(q_means.error(), 1e-6);
     EXPECT_LE(k_means.error(), 1e-6);
   }

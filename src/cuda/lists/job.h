@@ -34,7 +34,7 @@ inline ListJob list_job(const spec::Problem& p, const Sequences& seq, int64_t tq
 }
 
 /// Why no kernel takes the lists of a problem; empty when they do.
-inline std::string decline_lists(const spec::Problem& p) {
+inline std::string decline_lists(const spec::Batch& p) {
   if (!p.has_lists()) return "";
   if (!p.blocks.on_device) return "takes block lists on the device only (blocks.on_device)";
   if (p.blocks.offset != nullptr)

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "cuda/host/device.h"
-#include "cuda/linear/linear.h"
 #include "cuda/lists/job.h"
 #include "cuda/sm80/plan.h"
 #include "cuda/sm80/run.h"
@@ -98,10 +97,6 @@ const backend::Implementation& implementation() {
       .workspace = workspace_of,
       .forward = forward,
       .backward = backward,
-      .linear_decline = linear::decline,
-      .linear_workspace = linear::workspace_of,
-      .linear_forward = linear::forward,
-      .linear_backward = linear::backward,
   };
   return impl;
 }

@@ -23,19 +23,25 @@ class Linear : public PerImplementation {
  protected:
   void SetUp() override {
     PerImplementation::SetUp();
-    if (!IsSkipped() && impl().linear_forward == nullptr) GTEST_SKIP() << "has no linear branch";
+    if (!IsSkipped() && branch() == nullptr) GTEST_SKIP() << "has no linear branch";
+  }
+  /// That of the implementation; null if it has none.
+  const dispatch::Sla2* branch() const {
+    for (const dispatch::Sla2* found : dispatch::sla2_implementations())
+      if (GetParam() == found->name) return found;
+    return nullptr;
   }
   LinearAnswer run(LinearProblem& problem, const ParallelFor& pf = {}) const {
     LinearForwardArgs f = problem.forward_args();
-    const spec::Problem fp = spec::resolve(f, true);
+    const spec::LinearProblem fp = spec::resolve(f, true);
     f.parallel_for = pf;
-    problem.give_workspace(f, impl().linear_workspace(fp) + 64);
-    impl().linear_forward(fp, f, aligned(f.workspace));
+    problem.give_workspace(f, branch()->workspace(fp) + 64);
+    branch()->forward(fp, f, aligned(f.workspace));
     LinearBackwardArgs b = problem.backward_args();
-    const spec::Problem bp = spec::resolve(b, true);
+    const spec::LinearProblem bp = spec::resolve(b, true);
     b.parallel_for = pf;
-    problem.give_workspace(b, impl().linear_workspace(bp) + 64);
-    impl().linear_backward(bp, b, aligned(b.workspace));
+    problem.give_workspace(b, branch()->workspace(bp) + 64);
+    branch()->backward(bp, b, aligned(b.workspace));
     return problem.results();
   }
   static void* aligned(void* at) {
@@ -248,12 +254,12 @@ TEST_P(Linear, ManyHeadsTakeSeveralPasses) {
   repeat_inputs(f);
   f.o = o.at(), f.norm = {};
   problem.give_workspace(f, workspace_size(f));
-  impl().linear_forward(spec::resolve(f, true), f, aligned(f.workspace));
+  branch()->forward(spec::resolve(f, true), f, aligned(f.workspace));
   LinearBackwardArgs b = problem.backward_args();
   repeat_inputs(b), repeat(b.dout);
   b.dq = dq.at(), b.dk = dk.at(), b.dv = dv.at(), b.dnorm.stride[0] = 0;
   problem.give_workspace(b, workspace_size(b));
-  impl().linear_backward(spec::resolve(b, true), b, aligned(b.workspace));
+  branch()->backward(spec::resolve(b, true), b, aligned(b.workspace));
   for (int64_t entry = 0; entry < 3; ++entry) {
     EXPECT_EQ(o.values(entry), want.o) << entry;
     EXPECT_EQ(dq.values(entry), want.dq) << entry;

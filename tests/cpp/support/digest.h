@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "support/random.h"
@@ -66,32 +67,45 @@ inline DigestCase digest_case(int64_t number) {
   return out;
 }
 
-/// The file of SAGEBWD_DIGEST, one line a problem.
+/// The bits of some numbers as one.
+template <typename T>
+uint64_t digest_of(const std::vector<T>& numbers) {
+  using Bits = std::conditional_t<sizeof(T) == 8, uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint8_t>>;
+  uint64_t h = 0;
+  for (T value : numbers) h = mix64(h ^ static_cast<uint64_t>(std::bit_cast<Bits>(value)));
+  return h;
+}
+
+/// The file of SAGEBWD_DIGEST, one line a problem. All tests of a run write to one file.
 class DigestFile {
  public:
-  bool wanted() const { return path_ != nullptr && *path_ != '\0'; }
+  bool wanted() const { return path() != nullptr && *path() != '\0'; }
   int64_t count() const {
     const char* text = std::getenv("SAGEBWD_DIGEST_CASES");
     return text != nullptr ? std::strtoll(text, nullptr, 10) : 200;
   }
+  template <typename... Numbers>
+  void line(const std::string& text, const Numbers&... results) {
+    std::ofstream& file = stream();
+    file << text << " |" << std::hex;
+    ((file << ' ' << digest_of(results)), ...);
+    file << std::dec << std::endl;
+  }
   /// `results` has o, lse, max_logit, dq, dk and dv.
   template <typename Results>
   void write(const std::string& implementation, const DigestCase& c, const Results& results) {
-    if (!file_.is_open()) file_.open(path_);
-    file_ << implementation << " | " << c.text << (c.cu_q.empty() ? "" : " packed")
-          << (c.dlse ? " dlse" : "") << " |" << std::hex;
-    for (const std::vector<float>* x :
-         {&results.o, &results.lse, &results.max_logit, &results.dq, &results.dk, &results.dv}) {
-      uint64_t h = 0;
-      for (float value : *x) h = mix64(h ^ std::bit_cast<uint32_t>(value));
-      file_ << ' ' << h;
-    }
-    file_ << std::dec << std::endl;
+    line(implementation + " | " + c.text + (c.cu_q.empty() ? "" : " packed") +
+             (c.dlse ? " dlse" : ""),
+         results.o, results.lse, results.max_logit, results.dq, results.dk, results.dv);
   }
 
  private:
-  const char* path_ = std::getenv("SAGEBWD_DIGEST");
-  std::ofstream file_;
+  static std::ofstream& stream() {
+    static std::ofstream file(path());
+    return file;
+  }
+  static const char* path() { return std::getenv("SAGEBWD_DIGEST"); }
 };
 
 }  // namespace sagebwd::testing

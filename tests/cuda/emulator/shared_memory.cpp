@@ -20,14 +20,14 @@ namespace sagebwd::cuda {
 extern thread_local uint8_t memory[sm80::kSharedMemory]
     __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
 }  // namespace sagebwd::cuda
-namespace sagebwd::cuda::linear {
+namespace sagebwd::cuda::sla2::linear {
 extern thread_local uint8_t memory[sm80::kSharedMemory]
     __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
-}  // namespace sagebwd::cuda::linear
-namespace sagebwd::cuda::mix {
+}  // namespace sagebwd::cuda::sla2::linear
+namespace sagebwd::cuda::sla2::mix {
 extern thread_local uint8_t memory[sm80::kSharedMemory]
     __attribute__((alias("_ZN7sagebwd4cuda4sm806memoryE")));
-}  // namespace sagebwd::cuda::mix
+}  // namespace sagebwd::cuda::sla2::mix
 
 namespace sagebwd::emulator {
 namespace {
