@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "call.h"
-#include "sagebwd/codes.h"
 
 namespace sagebwd::binding {
 namespace {
@@ -18,24 +17,6 @@ void fill_rest(const Tensor& t, int64_t dim, int64_t tokens, double value) {
   torch::stable::fill_(torch::stable::narrow(whole, dim, tokens, t.size(dim) - tokens), value);
 }
 
-/// Memory for the codes of a call. Tokens behind the last document count too, so that the size
-/// follows from the shapes of the tensors alone.
-Tensor new_codes(const ForwardArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Packing& packing) {
-  const bool packed = packing.packed();
-  const int64_t batches = packed ? 1 : q.size(0);
-  const CodesLayout layout({.h = packing.heads(q),
-                            .hk = packing.heads(k),
-                            .d = q.size(q.dim() - 1),
-                            .dv = v.size(v.dim() - 1),
-                            .queries = batches * packing.tokens(q),
-                            .keys = batches * packing.tokens(k),
-                            .sequences = packed ? packing.num_documents() : batches,
-                            .packed = packed,
-                            .k_per_token = args.recipe.k_per_token});
-  return workspace(q, static_cast<size_t>(layout.bytes));
-}
-
 /// The codes of a call, if there are any. Without a document there are none, although their size
 /// counts the tokens behind the last document.
 void set_codes(AttentionArgs& args, const Tensor& codes, const Packing& packing) {
@@ -45,6 +26,21 @@ void set_codes(AttentionArgs& args, const Tensor& codes, const Packing& packing)
 }
 
 }  // namespace
+
+CodesLayout codes_layout(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tensor& v,
+                         const Packing& packing) {
+  const bool packed = packing.packed();
+  const int64_t batches = packed ? 1 : q.size(0);
+  return CodesLayout({.h = packing.heads(q),
+                      .hk = packing.heads(k),
+                      .d = q.size(q.dim() - 1),
+                      .dv = v.size(v.dim() - 1),
+                      .queries = batches * packing.tokens(q),
+                      .keys = batches * packing.tokens(k),
+                      .sequences = packed ? packing.num_documents() : batches,
+                      .packed = packed,
+                      .k_per_token = recipe.k_per_token});
+}
 
 Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                           bool return_max_logit, bool save_codes) {
@@ -66,7 +62,8 @@ Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, con
       if (rows * heads > 0) args.max_logit = static_cast<float*>(r.max_logit->mutable_data_ptr());
     }
     if (save_codes) {
-      r.codes = new_codes(args, q, k, v, packing);
+      const CodesLayout layout = codes_layout(args.recipe, q, k, v, packing);
+      r.codes = workspace(q, static_cast<size_t>(layout.bytes));
       set_codes(args, *r.codes, packing);
     }
     run(args, q, [](const ForwardArgs& a) { forward(a); });

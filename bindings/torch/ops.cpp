@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators: attention (fwd, bwd) and the linear branch (linear_fwd, linear_bwd). They know
-// nothing of autograd: autograd.cpp and python/sagebwd/ops.py add that; the latter adds the fake
-// kernels too.
+// The operators of attention: fwd, bwd, explain. They know nothing of autograd: autograd.cpp and
+// python/sagebwd/ops.py add that; the latter adds the fake kernels too.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
 // Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v). v and out may
@@ -104,52 +103,6 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
   });
 }
 
-std::tuple<Tensor, Tensor> linear_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
-                                      std::optional<Tensor> list_index,
-                                      std::optional<Tensor> list_count, int64_t block_q,
-                                      int64_t block_k, bool mean_free_keys) {
-  return translated([&] {
-    const OnDeviceOf device(q);
-    const Options options = linear_options(list_index, list_count, block_q, block_k);
-    const Packing packing(options, q, k, Offsets::on_host);
-    const Lists lists(options, q, packing);
-    LinearForwardArgs args;
-    fill_linear(args, q, k, v, packing, lists, mean_free_keys);
-    const Tensor out = new_like(q);
-    const Tensor norm = new_float(q, {q.size(0), q.size(1), q.size(2)});
-    args.o = view_of("out", out, packing, packing.tokens_q());
-    args.norm = stats_of("norm", norm, q, packing);
-    run(args, q, [](const LinearForwardArgs& a) { linear_forward(a); });
-    return std::make_tuple(out, norm);
-  });
-}
-
-std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dout, std::optional<Tensor> dnorm,
-                                              const Tensor& q, const Tensor& k, const Tensor& v,
-                                              std::optional<Tensor> list_index,
-                                              std::optional<Tensor> list_count, int64_t block_q,
-                                              int64_t block_k, bool mean_free_keys) {
-  return translated([&] {
-    const OnDeviceOf device(q);
-    const Options options = linear_options(list_index, list_count, block_q, block_k);
-    const Packing packing(options, q, k, Offsets::on_host);
-    const Lists lists(options, q, packing);
-    LinearBackwardArgs args;
-    fill_linear(args, q, k, v, packing, lists, mean_free_keys);
-    const Tensor dout_rows = with_unit_channel_stride(dout);
-    const Tensor dq = new_like(q);
-    const Tensor dk = new_like(k);
-    const Tensor dv = new_like(v);
-    args.dout = view_of("dout", dout_rows, packing, packing.tokens_q());
-    if (dnorm.has_value()) args.dnorm = stats_of("dnorm", *dnorm, q, packing);
-    args.dq = view_of("dq", dq, packing, packing.tokens_q());
-    args.dk = view_of("dk", dk, packing, packing.tokens_k());
-    args.dv = view_of("dv", dv, packing, packing.tokens_k());
-    run(args, q, [](const LinearBackwardArgs& a) { linear_backward(a); });
-    return std::make_tuple(dq, dk, dv);
-  });
-}
-
 std::string library_version() {
   const std::string core = version();
   if (core != SAGEBWD_VERSION_STRING)
@@ -175,9 +128,6 @@ int64_t largest_tuned(std::string dtype) {
   "str recipe, SymInt seed, Tensor? list_index, Tensor? list_count, SymInt block_q, "           \
   "SymInt block_k, SymInt lead, float softcap, "
 
-#define SAGEBWD_LINEAR_OPTIONS \
-  "Tensor? list_index, Tensor? list_count, SymInt block_q, SymInt block_k, bool mean_free_keys"
-
 STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS
         "bool deterministic, bool return_max_logit, bool save_codes) -> "
@@ -188,15 +138,6 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
       "bool deterministic, bool partial_kv, Tensor? codes) -> "
       "(Tensor dq, Tensor dk, Tensor dv)");
   m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
-  for (const char* name : {"linear_fwd", "linear_fwd_cuda"})
-    m.def((std::string(name) + "(Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
-                               ") -> (Tensor out, Tensor norm)")
-              .c_str());
-  for (const char* name : {"linear_bwd", "linear_bwd_cuda"})
-    m.def((std::string(name) +
-           "(Tensor dout, Tensor? dnorm, Tensor q, Tensor k, Tensor v, " SAGEBWD_LINEAR_OPTIONS
-           ") -> (Tensor dq, Tensor dk, Tensor dv)")
-              .c_str());
   m.def("version() -> str");
   m.def("build() -> str");
   m.def("tuned_head_dim(str dtype) -> int");
@@ -206,17 +147,12 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
   m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
   m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
   m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
-  m.impl("linear_fwd", TORCH_BOX(&sagebwd::binding::linear_fwd));
-  m.impl("linear_bwd", TORCH_BOX(&sagebwd::binding::linear_bwd));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
   m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
   m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
   m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
-  // python/sagebwd/ops.py serves linear_fwd and linear_bwd: by these, or else by PyTorch's matmuls.
-  m.impl("linear_fwd_cuda", TORCH_BOX(&sagebwd::binding::linear_fwd));
-  m.impl("linear_bwd_cuda", TORCH_BOX(&sagebwd::binding::linear_bwd));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {

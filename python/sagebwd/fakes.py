@@ -99,20 +99,3 @@ def _bwd_fake(dout, q, k, v, out, lse, dlse, *rest):
                 f"{name}: expected q's shape with the head dim of v, {wanted}, got {tuple(t.shape)}"
             )
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-@torch.library.register_fake("sagebwd::linear_fwd")
-def _linear_fwd_fake(q, k, v, *options):
-    _check_linear_shapes(q, k, v, ops.LinearOptions(*options))
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.register_fake("sagebwd::linear_bwd")
-def _linear_bwd_fake(dout, dnorm, q, k, v, *options):
-    _check_linear_shapes(q, k, v, ops.LinearOptions(*options))
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _check_linear_shapes(q, k, v, options):
-    lists = ops.Options(list_index=options.list_index, list_count=options.list_count)
-    check_shapes(q, k, v, lists, one_head_dim=True)

@@ -30,8 +30,10 @@ def _register():
 
     register_flop_formula(torch.ops.sagebwd.fwd, get_raw=True)(_forward)
     register_flop_formula(torch.ops.sagebwd.bwd, get_raw=True)(_backward)
-    register_flop_formula(torch.ops.sagebwd.linear_fwd, get_raw=True)(_linear_forward)
-    register_flop_formula(torch.ops.sagebwd.linear_bwd, get_raw=True)(_linear_backward)
+    for name in ("linear", "linear_matmuls"):
+        fwd, bwd = (getattr(torch.ops.sagebwd, f"{name}_{which}") for which in ("fwd", "bwd"))
+        register_flop_formula(fwd, get_raw=True)(_linear_forward)
+        register_flop_formula(bwd, get_raw=True)(_linear_backward)
     register_flop_formula(torch.ops.sagebwd.sla2_fwd, get_raw=True)(_sla2_forward)
     register_flop_formula(torch.ops.sagebwd.sla2_bwd, get_raw=True)(_sla2_backward)
 

@@ -3,7 +3,7 @@
 
 from torch import Tensor
 
-from . import arguments, block_lists, ops
+from . import arguments, block_lists, linear_ops
 from .call import dense_tensors, readable
 
 
@@ -35,6 +35,9 @@ def linear_attention(
     return_norm
         Also return n, float32 [b, h, s]. Gradients flow through it.
 
+    On a GPU, kernels serve bfloat16 and float16 with head dims 64 and 128. PyTorch's matmuls serve
+    the rest and say so in a warning, once for each dtype and head dim.
+
     Where a list leaves no key, out and n are 0, and so are their gradients. Under autocast, inputs
     are cast to its dtype; sums are float32.
     """
@@ -51,7 +54,7 @@ def linear_attention(
     if exclude is not None:
         block_lists.check(exclude, q, k, packed=False, name="exclude")
     q, k, v = readable(q, k, v)
-    options = ops.LinearOptions(mean_free_keys=mean_free_keys)
+    options = linear_ops.Options(mean_free_keys=mean_free_keys)
     if exclude is not None:
         options = options._replace(
             list_index=exclude.index,
@@ -59,7 +62,7 @@ def linear_attention(
             block_q=exclude.block_q,
             block_k=exclude.block_k,
         )
-    out, norm = ops.linear_forward(q, k, v, options)
+    out, norm = linear_ops.forward(q, k, v, options)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, norm) if return_norm else out

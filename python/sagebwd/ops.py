@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as PyTorch sees them: autograd and errors; fakes.py has their shapes. No other file
-calls ``torch.ops.sagebwd``, but for mix_ops.py with the operators around the branches of
-sparse-linear attention, and sla2_ops.py with both branches as one.
+calls ``torch.ops.sagebwd``, but for those of sparse-linear attention: linear_ops.py with the linear
+branch, mix_ops.py with what stands around the branches, and sla2_ops.py with both branches as one.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
 v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward
 made of q, k and v, a byte per channel, and autograd keeps them instead of q, k and v. The backward
 gives the same bits either way. Tensors are [b, h, n, d], or [t, h, d] with document offsets; v and
 out may have another head dim than q and k.
-
-``sagebwd::linear_fwd`` gives (out, norm) of the linear branch and ``sagebwd::linear_bwd`` gives
-(dq, dk, dv) from q, k, v and the gradients of both.
 """
 
 from operator import itemgetter
@@ -20,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
-from . import linear_torch
 from .recipe import MATMULS
 
 _ops = torch.ops.sagebwd
@@ -271,23 +267,6 @@ def _backward(*args):
     return _call_kernel(_ops.bwd.default, *args)
 
 
-class LinearOptions(NamedTuple):
-    """The operator arguments of the linear branch that follow the tensors, in order."""
-
-    list_index: Optional[Tensor] = None
-    list_count: Optional[Tensor] = None
-    block_q: int = 128
-    block_k: int = 64
-    mean_free_keys: bool = True
-
-
-def linear_forward(q, k, v, options):
-    """(out, norm) of the linear branch; differentiable in q, k, v through both."""
-    if not torch.compiler.is_compiling():
-        _refuse_transforms()
-    return _call(_ops.linear_fwd.default, q, k, v, *options)
-
-
 #: By dtype: see :func:`tuned_head_dim`. Asked once, because compilers cannot follow the question.
 _TUNED = {
     dtype: _ops.tuned_head_dim(name)
@@ -422,52 +401,6 @@ torch.library.register_autograd("sagebwd::fwd", _fwd_backward, setup_context=_se
 torch.library.register_autograd("sagebwd::bwd", _bwd_backward)
 
 
-def _linear_setup_context(ctx, inputs, output):
-    q, k, v, index, count, *rest = inputs
-    ctx.save_for_backward(q, k, v, index, count)
-    ctx.options = rest
-    ctx.set_materialize_grads(False)
-
-
-def _linear_fwd_backward(ctx, dout, dnorm):
-    if dout is None and dnorm is None:
-        return (None,) * (3 + len(LinearOptions._fields))
-    q, k, v, index, count = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(q)
-    args = (dout, dnorm, q, k, v, index, count, *ctx.options)
-    return *_call(_ops.linear_bwd.default, *args), *(None,) * len(LinearOptions._fields)
-
-
-torch.library.register_autograd(
-    "sagebwd::linear_fwd", _linear_fwd_backward, setup_context=_linear_setup_context
-)
-torch.library.register_autograd("sagebwd::linear_bwd", _bwd_backward)
-
-
-def _kernel_or_matmuls(kernel, matmuls):
-    """What serves the linear branch on a GPU: our kernel or, where that declines, PyTorch's
-    matmuls."""
-
-    def run(*args):
-        try:
-            return kernel(*args)
-        except RuntimeError as error:
-            if not isinstance(_translated(error), NotImplementedError):
-                raise
-        return matmuls(*args)
-
-    return run
-
-
-torch.library.impl("sagebwd::linear_fwd", "CUDA")(
-    _kernel_or_matmuls(_ops.linear_fwd_cuda.default, linear_torch.forward)
-)
-torch.library.impl("sagebwd::linear_bwd", "CUDA")(
-    _kernel_or_matmuls(_ops.linear_bwd_cuda.default, linear_torch.backward)
-)
-
-
 def _no_vmap(info, in_dims, *args):
     raise NotImplementedError(
         "sagebwd: torch.vmap is not supported; attention is batched already, fold the mapped "
@@ -477,5 +410,3 @@ def _no_vmap(info, in_dims, *args):
 
 torch.library.register_vmap("sagebwd::fwd", _no_vmap)
 torch.library.register_vmap("sagebwd::bwd", _no_vmap)
-torch.library.register_vmap("sagebwd::linear_fwd", _no_vmap)
-torch.library.register_vmap("sagebwd::linear_bwd", _no_vmap)

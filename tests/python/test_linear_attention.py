@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linear branch against its definition in float64, with every pair of tokens written out."""
 
+import warnings
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from sagebwd import BlockLists, linear_attention, linear_torch
+from sagebwd import BlockLists, linear_attention, linear_ops, linear_torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -320,6 +322,50 @@ def test_unchecked_entries_are_ignored():
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
+@pytest.fixture
+def no_kernel(monkeypatch):
+    """As on a GPU for tensors that no kernel serves."""
+    monkeypatch.setattr(linear_ops, "has_kernel", lambda q: False)
+    monkeypatch.setattr(linear_ops, "_announced", set())
+    monkeypatch.setenv("SAGEBWD_IMPL", "")
+    reasons = "\n  cuda-sm80: has the linear branch in bf16 and f16, not f32"
+    call, asked = linear_ops._call, torch.ops.sagebwd.linear_refusal.default
+    monkeypatch.setattr(
+        linear_ops, "_call", lambda op, *args: reasons if op == asked else call(op, *args)
+    )
+
+
+def test_matmuls_say_once_that_they_serve_a_call(no_kernel):
+    q, k, v = leaves = _tensors(1, 2, 1, 130, 200, 16)
+    lists = _lists(q, k, 0.5)
+    with pytest.warns(UserWarning, match="matmuls make .* head dim 16.*\n.*bf16 and f16, not f32"):
+        got, norm = linear_attention(q, k, v, exclude=lists, layout="bhsd", return_norm=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        linear_attention(q, k, v, exclude=lists, layout="bhsd")
+        grads = torch.autograd.grad(got.square().sum() + norm.log().sum(), leaves)
+    want, want_norm = _exact(q, k, v, lists)
+    assert _error(got, want) <= 1e-5
+    exact = torch.autograd.grad(want.square().sum() + want_norm.log().sum(), leaves)
+    for a, b in zip(grads, exact):
+        assert _error(a, b) <= 1e-5
+
+
+def test_matmuls_take_no_call_of_a_pinned_implementation(no_kernel, monkeypatch):
+    q, k, v = _tensors(1, 2, 1, 130, 200, 16)
+    monkeypatch.setenv("SAGEBWD_IMPL", "cuda-sm90")
+    with pytest.raises(NotImplementedError, match="SAGEBWD_IMPL pins cuda-sm90.*\n.*cuda-sm80"):
+        linear_attention(q, k, v, layout="bhsd")
+
+
+def test_a_pinned_implementation_without_a_linear_branch_refuses(monkeypatch):
+    q, k, v = _tensors(1, 2, 1, 130, 200, 16)
+    assert linear_ops.has_kernel(q) or q.is_cuda
+    monkeypatch.setenv("SAGEBWD_IMPL", "nobody")
+    with pytest.raises(NotImplementedError, match="SAGEBWD_IMPL pins nobody"):
+        linear_attention(q, k, v, layout="bhsd")
+
+
 # --- PyTorch's machinery --------------------------------------------------------------------------
 
 
@@ -328,12 +374,13 @@ def test_opcheck(with_lists):
     leaves = _tensors(1, 2, 1, 130, 100, 16)
     lists = _lists(*leaves[:2], 0.5) if with_lists else None
     options = (lists.index, lists.count, 128, 64, True) if lists else (None, None, 128, 64, False)
-    fwd, bwd = torch.ops.sagebwd.linear_fwd.default, torch.ops.sagebwd.linear_bwd.default
-    torch.library.opcheck(fwd, (*leaves, *options))
+    matmuls = torch.ops.sagebwd.linear_matmuls_fwd, torch.ops.sagebwd.linear_matmuls_bwd
     tensors = [t.detach() for t in leaves]
     dout, dnorm = torch.randn(leaves[0].shape), torch.randn(leaves[0].shape[:3])
-    for given in (dnorm, None):
-        torch.library.opcheck(bwd, (dout, given, *tensors, *options))
+    for fwd, bwd in (linear_ops.operators(leaves[0]), [op.default for op in matmuls]):
+        torch.library.opcheck(fwd, (*leaves, *options))
+        for given in (dnorm, None):
+            torch.library.opcheck(bwd, (dout, given, *tensors, *options))
 
 
 def test_compile_checkpoint_and_meta():
@@ -367,7 +414,7 @@ def test_operation_counts():
     q, k, v = _tensors(2, 4, 2, 128, 256, 16)
     products = 2 * 16 * 16 * 2 * (4 * 128 + 2 * 256)
     with FlopCounterMode(display=False) as counter:
-        out = torch.ops.sagebwd.linear_fwd(q, k, v, None, None, 128, 64, True)[0]
+        out = linear_ops.operators(q)[0](q, k, v, None, None, 128, 64, True)[0]
     assert counter.get_total_flops() == products
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both branches of sparse-linear attention as one operator, against the branches one by one and
-against float64. On a CPU the operator puts the branches together from their own operators;
-SAGEBWD_TEST_DEVICE=cuda runs the kernels that mix."""
+against float64. On a CPU the operator mixes in a step of its own; SAGEBWD_TEST_DEVICE=cuda runs the
+kernels that mix."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from reference import rel
-from sagebwd import ops, sla2, sla2_ops
+from sagebwd import BlockLists, Recipe, linear_attention, sla2, sla2_ops
 
 NAMES = ("out", "dq", "dk", "dv", "dα")
 #: One by one, outputs and gradients of branches are rounded to 16 bits before they are added.
@@ -176,18 +176,41 @@ def test_sizes_and_operations():
     assert sla2_ops.averages_bytes(q, k, 128) == 2 * 4 * (5 * (64 * 64 * 2 + 64 * 4) + 64 * 8 + 4)
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "vectorwise k_per_token=1"])
-def test_means_that_the_sparse_branch_has_made(recipe):
-    _, (q, k, v, _) = make(dict(kv_heads=2), s=300)
+@pytest.mark.parametrize("sizes", [dict(s=600), dict(s=130, d=32, kv_heads=2), dict(s=64, b=1)])
+def test_fake_tensors_know_the_size_of_averages(sizes):
+    options, sizes = dict(alpha="head", kv_heads=sizes.get("kv_heads")), dict(sizes)
+    sizes.pop("kv_heads", None)
+    _, (q, k, v, _) = make(options, **sizes)
+    rows, columns = -(-q.shape[1] // 128), -(-q.shape[1] // 64)
+    lists = BlockLists.from_mask(torch.ones(1, 1, rows, columns, dtype=torch.bool))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    options = ops.Options(recipe=recipe)
-    *_, codes = torch.ops.sagebwd.fwd.default(q, k, v, *options, False, False, True)
-    means = sla2_ops._means(codes, k, recipe)
-    for got, x in zip(means, (k, v), strict=True):
-        assert rel(got, x.double().mean(2)) < 1e-5
-    assert sla2_ops._means(codes, k, "vectorwise smooth_k=0") is None
-    assert sla2_ops._means(None, k, recipe) is None
-    assert sla2_ops._means(codes[:0], k, recipe) is None
+    options = sla2_ops.Options(
+        *(False, "vectorwise", 0, lists.index, lists.count, 1, lists.index, lists.count),
+        *(128, 64, True, 128, True),
+    )
+    alpha = torch.rand(1, 4, rows)
+    *_, averages = torch.ops.sagebwd.sla2_fwd.default(q, k, v, alpha, *options, False, True)
+    assert averages.numel() == sla2_ops.averages_bytes(q, k, 128)
+
+
+@pytest.mark.parametrize("recipe", [{}, {"k_per_token": True}, {"smooth_k": False}], ids=str)
+def test_codes_of_the_sparse_branch(recipe):
+    """Kernels that mix take the means of k and v from them, wherever a recipe puts those."""
+    layer, tensors = make(dict(alpha="head", kv_heads=2, recipe=Recipe(**recipe)), s=300)
+    together = results(layer, layer.together, *tensors)
+    for which, a, b in zip(NAMES, together, results(layer, layer.apart, *tensors)):
+        assert rel(a, b) < GATE, f"{which}: {rel(a, b):.1e}"
+
+
+def test_an_implementation_without_a_linear_branch_refuses(monkeypatch):
+    layer, (q, k, v, _) = make(dict(alpha="head"), s=300)
+    found = layer.router.route(q, k, layer.keep)
+    pinned = "cpu-scalar" if q.is_cuda else "cuda-plain"
+    monkeypatch.setenv("SAGEBWD_IMPL", pinned)
+    with pytest.raises(NotImplementedError, match=f"SAGEBWD_IMPL pins {pinned}|on CPU memory only"):
+        layer(q, k, v)
+    with pytest.raises(NotImplementedError, match=f"SAGEBWD_IMPL pins {pinned}"):
+        linear_attention(q, k, v, exclude=found[1])
 
 
 def test_nothing_left_and_empty_tensors():
