@@ -16,6 +16,7 @@ help:
 	@echo 'make test               and CUDA kernels on an emulator, hooks, trainer, address sanitizer, nvcc (22 minutes on two cores)'
 	@echo 'make test-all           and everything else: other targets, thread sanitizer, frameworks, long fuzz'
 	@echo 'make build              library, tool and tests in build/'
+	@echo 'make docs               the documentation as a site in build/site; a broken link or a missing docstring fails'
 	@echo 'make bench ARGS=…       build, and run the benchmark'
 	@echo 'make wheel              a wheel for any Linux in dist/, for the CPU; make wheel-cuda: for the CPU and every GPU'
 	@echo 'make fuzz CASES=10000   the long fuzz run'
@@ -48,6 +49,13 @@ demo: setup build/build.ninja
 	@build/bin/sagebwd report --html build/report.html --json build/report.json
 	@tools/setup/package.sh $(VENV)
 	@OMP_WAIT_POLICY=passive $(VENV)/bin/python -m sagebwd.train.demo --accuracy build/report.json --out build/demo
+
+# The pages are read and the Python sources parsed: nothing has to be built. Every warning is an error.
+.PHONY: docs
+docs:
+	@tools/setup/venv.sh build/venv-docs tools/docs/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/mkdocs build --strict
+	@echo 'build/site/index.html'
 
 .PHONY: bench
 bench: build/build.ninja

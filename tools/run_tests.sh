@@ -108,6 +108,7 @@ if [ -x build/bin/sagebwd_tests ]; then
   if [ $level -ge 2 ]; then
     part 0 "long fuzz" long_fuzz
     part 0 "thread" sanitizer tsan
+    part 0 "documentation" make -s docs
     part 0 "installed package" run_ctest build -L package
   fi
 fi

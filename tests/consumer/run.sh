@@ -35,8 +35,8 @@ export PKG_CONFIG_PATH
 pkg-config --exact-version="$version" sagebwd
 read -ra flags <<< "$(pkg-config --cflags --libs sagebwd)"
 rpath=-Wl,-rpath,$(pkg-config --variable=libdir sagebwd)
-"$cxx" -std=c++20 -O2 "$root/examples/02_cpp.cpp" "${flags[@]}" "$rpath" -o "$work/pc_cpp"
-"$cc" -std=c99 -O2 "$root/examples/03_c.c" "${flags[@]}" -lm "$rpath" -o "$work/pc_c"
+"$cxx" -std=c++20 -O2 "$root/examples/attention.cpp" "${flags[@]}" "$rpath" -o "$work/pc_cpp"
+"$cc" -std=c99 -O2 "$root/examples/attention.c" "${flags[@]}" -lm "$rpath" -o "$work/pc_c"
 "$work/pc_cpp"
 "$work/pc_c"
 

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 import transformers_families as families  # noqa: E402
 
 pytestmark = pytest.mark.cpu_only
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "transformers.md"
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "transformers-families.md"
 
 EXPECTED = {
     "llama": "works",  # grouped queries, full attention

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs tiny models of every family of transformers with eager attention and with sagebwd.
 
-    python tests/python/transformers_families.py --write docs/transformers.md   # all; long
+    python tests/python/transformers_families.py --write docs/transformers-families.md   # all; long
     python tests/python/transformers_families.py llama bart vit                 # these, to look at
 
 Matmuls stay in floating point here, so that any error beyond rounding is a wrong mask; one more run
@@ -35,6 +35,11 @@ from sagebwd.integrations import transformers as sage  # noqa: E402
 EXACT, INT8 = "families-exact", "families-int8"
 GATE, GRAD_GATE, INT8_GATE = 1e-3, 5e-3, 0.5
 B, S = 2, 12
+# What people train most: these stand first in the table.
+TRAINED = (
+    "llama qwen2 qwen3 qwen3_moe qwen3_5 mistral mixtral gemma3_text gpt_oss deepseek_v3 phi3 "
+    "olmo3 smollm3 qwen2_5_vl qwen3_vl modernbert whisper gemma4_text t5"
+).split()
 HOLES = "cannot be combined with a sliding window"  # a limit that all families with windows share
 
 # The first of these mappings that has a family gives its class.
@@ -477,12 +482,20 @@ def write(path, results):
         f"{len(results)} families.", "",
         "| verdict | families | |", "|---|---|---|",
         *(f"| {v} | {count[v]} | {VERDICTS[v]} |" for v in VERDICTS if count[v]), "",
-        "| family | class | verdict | |", "|---|---|---|---|",
     ]  # fmt: skip
-    for r in sorted(results, key=lambda r: (r["verdict"] in ("not tried", "part"), r["family"])):
-        note = words(r).replace("|", "/").replace("<", "&lt;")
-        note = note if len(note) < 220 else note[:217] + "..."
-        lines.append(f"| {r['family']} | {r['model']} | {r['verdict']} | {note} |")
+    ordered = sorted(results, key=lambda r: (r["verdict"] in ("not tried", "part"), r["family"]))
+    by_name = {r["family"]: r for r in results}
+    first = [by_name[family] for family in TRAINED if family in by_name]
+    for title, part in (
+        ("Trained most", first),
+        ("All others", [r for r in ordered if r not in first]),
+    ):
+        lines += [f"## {title}", "", "| family | class | verdict | |", "|---|---|---|---|"]
+        for r in part:
+            note = words(r).replace("|", "/").replace("<", "&lt;")
+            note = note if len(note) < 220 else note[:217] + "..."
+            lines.append(f"| {r['family']} | {r['model']} | {r['verdict']} | {note} |")
+        lines.append("")
     with open(path, "w") as file:
         file.write(f"{head}<!-- begin families -->\n" + "\n".join(lines)
                    + f"\n<!-- end families -->{tail}")  # fmt: skip

@@ -33,6 +33,7 @@ class Report:
         return f"<{self.hook}: {self.calls} calls ran here{', ' if others else ''}{others}>"
 
     def ran(self):
+        """Counts a call that ran here."""
         with self._lock:
             self.calls += 1
 

@@ -43,6 +43,7 @@ class InnerAttention(torch.nn.Module):
         is_causal=None,
         out_transform=None,
     ):
+        """Attention of q over k and v, all [b, s, h, d], or packed in one row."""
         window = self.window_size
         if is_causal is not None:
             window = (window[0], 0 if is_causal else -1)

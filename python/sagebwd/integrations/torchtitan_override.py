@@ -169,11 +169,13 @@ class SageScaledDotProductAttention(_OnMesh, ScaledDotProductAttention):
 
 @override(target=VarlenAttention.Config, description="INT8 attention over packed documents")
 def varlen(config, recipe="vectorwise", backward="int8"):
+    """INT8 attention in place of torchtitan's attention over packed documents."""
     return derive(config, SageVarlenAttention.Config, recipe=recipe, backward=backward)
 
 
 @override(target=ScaledDotProductAttention.Config, description="INT8 attention")
 def sdpa(config, recipe="vectorwise", backward="int8"):
+    """INT8 attention in place of torchtitan's scaled_dot_product_attention."""
     return derive(config, SageScaledDotProductAttention.Config, recipe=recipe, backward=backward)
 
 

@@ -2,7 +2,7 @@
 // Forward and backward from C++: causal attention with grouped heads on bfloat16 data, then a step
 // along the gradient of V to check it.
 //
-//   g++ -std=c++20 02_cpp.cpp $(pkg-config --cflags --libs sagebwd) && ./a.out
+//   g++ -std=c++20 attention.cpp $(pkg-config --cflags --libs sagebwd) && ./a.out
 //
 // If ./a.out does not find libsagebwd.so, add -Wl,-rpath,$(pkg-config --variable=libdir sagebwd).
 #include <algorithm>

@@ -2,7 +2,7 @@
  * Forward and backward from C: a packed batch of three documents in a [token, head, channel]
  * layout.
  *
- *   cc -std=c99 03_c.c $(pkg-config --cflags --libs sagebwd) -lm && ./a.out
+ *   cc -std=c99 attention.c $(pkg-config --cflags --libs sagebwd) -lm && ./a.out
  *
  * If ./a.out does not find libsagebwd.so, add -Wl,-rpath,$(pkg-config --variable=libdir sagebwd).
  */

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reinforcement learning: the log-probability of a token when it is sampled (with a cache) and when
+it is scored again (the whole sequence at once). INT8 shares scales between tokens, so the two
+differ by rounding; see docs/causality.md.    python examples/rl_logits.py"""
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from sagebwd.integrations import transformers as sage
+
+sage.register()
+sage.register("sagebwd-k", recipe=sage.as_recipe("vectorwise").vectorwise(k_per_token=True))
+torch.manual_seed(0)
+config = LlamaConfig(vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
+                     num_attention_heads=4, initializer_range=0.1)  # fmt: skip
+model = AutoModelForCausalLM.from_config(config).eval()
+prompt = torch.randint(3, 256, (8, 64))
+
+for name in ("sdpa", "sagebwd", "sagebwd-k"):
+    model.set_attn_implementation(name)
+    with torch.no_grad():
+        sampled = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0,
+            min_new_tokens=64, max_new_tokens=64, return_dict_in_generate=True,
+            output_logits=True, pad_token_id=0,
+        )  # fmt: skip
+        again = model(sampled.sequences).logits[:, 63:-1].log_softmax(-1)
+    then = torch.stack(sampled.logits, 1).log_softmax(-1)
+    tokens = sampled.sequences[:, 64:, None]
+    ratio = (again.gather(2, tokens) - then.gather(2, tokens)).exp()
+    print(f"{name:10} importance ratio: mean {ratio.mean():.4f}, "
+          f"deviation {ratio.std():.5f}, from {ratio.min():.4f} to {ratio.max():.4f}")  # fmt: skip
