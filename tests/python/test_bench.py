@@ -29,6 +29,7 @@ def test_case_text():
         bench.Case.parse("n100 documents")
 
 
+@pytest.mark.slow
 def test_peers_compute_attention():
     found, missing = peers.find("cpu")
     assert {p.name for p in found} | set(missing) == {"torch f32", "torch bf16"}
@@ -49,6 +50,7 @@ def test_default_cases():
     }
 
 
+@pytest.mark.slow
 def test_a_peer_that_crashes_is_left_out(tmp_path, monkeypatch):
     """One package that ends the process and one that prints and raises, after it."""
     (tmp_path / "flash_attn.py").write_text("import os; os.kill(os.getpid(), 11)")
@@ -246,6 +248,7 @@ def test_plot(tmp_path):
     assert (tmp_path / "times.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     path = tmp_path / "record.json"
     bench.main(["b1 h2 n64 d32 causal f32", "--rounds", "2", "--json", str(path)])

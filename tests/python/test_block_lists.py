@@ -214,6 +214,7 @@ def test_lse_and_its_gradient():
     assert _error(lse, want) < 1e-3 and _error(got, dq) < 0.03
 
 
+@pytest.mark.slow
 def test_compile_checkpoint_and_autocast():
     torch._dynamo.reset()
     q, k, v, dout = qkv(b=2, s=300, sk=310, h=4, hk=2, d=64)

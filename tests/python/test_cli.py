@@ -546,6 +546,7 @@ class Page(HTMLParser):
         self.open.pop()
 
 
+@pytest.mark.slow
 def test_report(tmp_path):
     html = tmp_path / "r.html"
     done = run("report", "--quick", "--html", html)
@@ -580,6 +581,7 @@ def test_report(tmp_path):
     assert words.rindex("`vectorwise`") > words.rindex("gates")  # ends with the verdict
 
 
+@pytest.mark.slow
 def test_report_writes_where_it_is_told(tmp_path):
     run("report", "--quick", "--html", tmp_path / "a.html", "--json", tmp_path / "b.json")
     assert (tmp_path / "a.html").exists() and (tmp_path / "b.json").exists()

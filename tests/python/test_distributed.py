@@ -54,6 +54,7 @@ def direct_all(rank):
     direct(True, False, rank, dv=20)
 
 
+@pytest.mark.slow
 def test_ring_attention():
     ranks.run("test_distributed", "direct_all")
 
@@ -80,6 +81,7 @@ def through_torch(rank):
     assert not any("for_cpu" in str(op) for op in ring._torch_ring().custom_ops), "restored"
 
 
+@pytest.mark.slow
 def test_ring_through_context_parallel():
     ranks.run("test_distributed", "through_torch")
 
@@ -129,6 +131,7 @@ def fsdp(rank):
         torch.testing.assert_close(a.full_tensor(), b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_fsdp2_equals_one_process():
     ranks.run("test_distributed", "fsdp")
 
@@ -223,6 +226,7 @@ def dtensor(rank):
         assert a.placements == (placement,) and torch.equal(a.full_tensor(), b)
 
 
+@pytest.mark.long
 def test_dtensor():
     ranks.run("test_distributed", "dtensor")
 
@@ -256,5 +260,6 @@ def _refused_inside_context_parallel(rank):
     sagebwd.attention(q, q, q)
 
 
+@pytest.mark.slow
 def test_attention_of_part_of_a_sequence_is_refused():
     ranks.run("test_distributed", "_refused_inside_context_parallel")

@@ -322,6 +322,7 @@ def test_masks_on_the_meta_device():
     assert out.is_meta and out.shape == q.shape and lse.shape == q.shape[:3]
 
 
+@pytest.mark.slow
 def test_compiled_drop_ins():
     torch._dynamo.reset()
     stacked = torch.randn(2, 40, 3, 2, 64, requires_grad=True)

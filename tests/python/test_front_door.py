@@ -58,6 +58,7 @@ def test_who_insists_on_cuda_is_told_why_not(tmp_path):
     assert "SAGEBWD_CUDA=ON:" in said and "12.8 or later is needed" in said
 
 
+@pytest.mark.long
 @needs_cmake
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 @pytest.mark.parametrize(

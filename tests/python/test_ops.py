@@ -128,6 +128,7 @@ def test_27_no_recompilation_for_new_packed_lengths():
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path(sysconfig.get_path("include"), "Python.h").exists(),
     reason="PyTorch's compiler needs Python.h (python3-dev)",
@@ -359,6 +360,7 @@ def test_flops_of_documents_are_those_of_each():
     assert _flops(packed, *[(96, 2, 64)] * 3, device="meta")[0] == 4 * 3 * 56 * 56 * 64 * 2
 
 
+@pytest.mark.slow
 def test_flop_formulas_come_with_the_counter():
     """We do not import the counter, but once a program does, the formulas are registered."""
     code = (
@@ -409,6 +411,7 @@ def test_call_from_within_a_parallel_region():
             assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_import_is_lean():
     """No device, no framework, and little time of the processor on top of torch."""
     code = (
@@ -432,6 +435,7 @@ def test_names_that_load_on_first_use():
         sagebwd.no_such_name
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only
 def test_main():
     run = lambda *a: (

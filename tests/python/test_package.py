@@ -26,6 +26,7 @@ def run(*command, **options):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
 def test_cpp_program_against_the_installed_package(tmp_path):
     cmake_dir = run(sys.executable, "-m", "sagebwd", "--cmake-dir").strip()
@@ -76,6 +77,7 @@ def test_binaries_do_not_tell_where_they_were_built():
             assert os.fsencode(f"{place}/") not in path.read_bytes(), (path, place)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_another_core_library_on_the_search_path_is_not_used(tmp_path):
     (tmp_path / "empty.c").write_text("")

@@ -332,6 +332,7 @@ def test_compiled_graphs_keep_codes(dynamic):
             assert torch.equal(a, b) and a.stride() == b.stride()
 
 
+@pytest.mark.long
 def test_inductor():
     """It plans the memory of codes and stand-ins, and could choose other strides."""
     torch._dynamo.reset()

@@ -184,7 +184,7 @@ def test_states_tell_causal_from_other_modules():
         sla2.Attention(4, 32, kv_heads=2).load_state_dict(state)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", ["block", pytest.param("mass", marks=pytest.mark.long)])
 def test_compile_and_meta_tensors(alpha):
     q, k, v, dout = tensors()
@@ -223,7 +223,7 @@ def misleading(b=2, s=1024, heads=2, d=16):
     return q, k, torch.randn(b, s, heads, d) + blocks(*(some() for _ in range(d)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stage_1_finds_a_better_router():
     model, batches = Toy(), [misleading() for _ in range(6)]
     (layer,) = sla2.fit(model, batches, steps=40)

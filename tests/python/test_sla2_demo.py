@@ -94,6 +94,7 @@ def test_pictures_are_png():
     assert rows == b"\0" + bytes(range(12)) + b"\0" + bytes(range(12, 24))
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path, capsys):
     kinds = list(ARMS)
     options = [*TOY, "--keep", "0.5,0.25", "--seed", "0,1", "--arms", ",".join(kinds)]
@@ -117,6 +118,7 @@ def test_the_page(tmp_path, capsys):
     assert "| 25 % seen | loss before |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_experiment_goes_on(tmp_path, capsys):
     """A call that was stopped while it trained or between arms gives what one call gives."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -74,7 +74,7 @@ def test_stage_1():
     assert not torch.equal(model.model.layers[1].self_attn.sla2.alpha.logit, torch.ones(4, 5))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled():
     model = model_of()
     sage.register("unpacked", packed=False)

@@ -101,7 +101,7 @@ def test_compile_and_checkpointing(monkeypatch, block_q):
         assert rel(other[4], got[0][4]) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiles_where_there_is_a_default_device():
     layer, (q, k, v, _) = make(dict(alpha="block", rows=5), s=600)
     with torch.device(q.device):

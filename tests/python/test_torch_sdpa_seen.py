@@ -521,6 +521,7 @@ def test_calls_of_other_threads_are_seen():
 # --- torch.compile --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["d64", "d20", "without heads"])
 def test_compiled_code_follows_the_hook_wherever_it_was_compiled(shape):
     q, k, v, dout = qkv(s=40, d=20 if shape == "d20" else 64)
@@ -542,6 +543,7 @@ def test_compiled_code_follows_the_hook_wherever_it_was_compiled(shape):
                 assert seen.calls == 1
 
 
+@pytest.mark.slow
 def test_compiled_code_that_cannot_run_here_is_refused():
     q, k, v, _ = qkv(s=40)
     mha, x = torch.nn.MultiheadAttention(64, 2, batch_first=True), torch.randn(2, 12, 64)

@@ -61,9 +61,16 @@ def test_torchtitan_convert_and_refusals():
         module(q, q, q, score_mod=None)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only
 @pytest.mark.parametrize(
-    "options", [dict(packing=True), dict(padding_free=True, max_length=None), dict()], ids=str
+    "options",
+    [
+        dict(packing=True),
+        pytest.param(dict(padding_free=True, max_length=None), marks=pytest.mark.long),
+        pytest.param(dict(), marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_trl(options, tmp_path, monkeypatch):
     """TRL's trainer, packed, without padding and padded, against eager attention."""

@@ -59,6 +59,7 @@ def learnable(step, b=4, s=64):
     return (start + stride * torch.arange(s)) % 97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 def test_training_tracks_sdpa(kind):
     models = pair(kind)

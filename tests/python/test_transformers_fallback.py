@@ -205,7 +205,7 @@ def test_gradient_checkpointing(family):
     "kind",
     [
         pytest.param("gemma2", marks=pytest.mark.long),
-        pytest.param("gemma4_text", marks=pytest.mark.slow),
+        pytest.param("gemma4_text", marks=pytest.mark.long),
     ],
 )
 def test_compiled(kind):

@@ -124,6 +124,7 @@ def test_meta_tensors_have_the_strides_of_real_ones():
             assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("swapped", [False, True])
 def test_opcheck(swapped):

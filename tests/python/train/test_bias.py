@@ -11,6 +11,8 @@ import tiny
 from sagebwd.train import bias, train
 from test_compare import check_page
 
+pytestmark = pytest.mark.slow
+
 LIFTED = "lifted=vectorwise:lift=S+O+S'+dV+dP+dQ+dK"
 
 

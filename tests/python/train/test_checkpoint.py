@@ -56,6 +56,7 @@ def _saved_steps(pipe):
     return [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
 
 
+@pytest.mark.long
 def test_kill_while_saving(tmp_path):
     """A hundred processes are killed while they save; what they had saved before is kept."""
     rng = random.Random(3)
@@ -250,6 +251,7 @@ def _in_child(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2])
 def test_saving_a_step_again_is_never_without_it(tmp_path, keep):
     """A process dies before each call of the operating system in turn. What is found is step 2,

@@ -212,6 +212,7 @@ def test_other_refusals(tmp_path):
         opened(tmp_path / "a.bin", as_bytes=True)
 
 
+@pytest.mark.slow
 def test_error_on_the_command_line(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"")
     done = tiny.run("--preset", "nano", "--data", tmp_path / "a.bin", "--out", tmp_path / "run")

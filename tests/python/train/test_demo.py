@@ -11,6 +11,8 @@ from sagebwd.train import demo, flops
 from sagebwd.train.errors import BadInput
 from sagebwd.train.report import read_runs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):

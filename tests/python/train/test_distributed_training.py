@@ -119,6 +119,7 @@ def _torchrun(config, *more):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_killed_rank_ends_the_run_and_resume_goes_on(tmp_path):
     """A rank that is killed under torchrun ends the other ranks too."""

@@ -60,6 +60,7 @@ def curve(directory, name):
     return {"loss": [loss for _, loss, _ in tiny.losses(config.out)], "activation_bytes": memory}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARMS)
 def test_golden_curve(tmp_path, name):
     golden = json.loads(FILE.read_text())

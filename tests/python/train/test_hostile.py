@@ -338,14 +338,22 @@ def waiting(*arguments, **variables):
     return min(int(line.split("=")[1].strip(" '")) for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", ["sagebwd.train", "sagebwd.train.export", "sagebwd.train.demo", "sagebwd.evidence",
-                "sagebwd.sla2.demo"],
-)  # fmt: skip
+    "program",
+    [
+        "sagebwd.train",
+        "sagebwd.sla2.demo",
+        pytest.param("sagebwd.train.export", marks=pytest.mark.long),
+        pytest.param("sagebwd.train.demo", marks=pytest.mark.long),
+        pytest.param("sagebwd.evidence", marks=pytest.mark.long),
+    ],
+)
 def test_programs_wait_without_spinning(program):
     assert waiting("-m", program, "--help") == 0
 
 
+@pytest.mark.slow
 def test_what_the_user_sets_stays():
     assert waiting("-m", "sagebwd.train", "--help", OMP_WAIT_POLICY="active") > 0
     assert waiting("-c", "import sagebwd", "sagebwd.train") > 0, "another program"

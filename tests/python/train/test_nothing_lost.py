@@ -243,6 +243,7 @@ def test_a_full_disk_when_it_should_stop(tmp_path, monkeypatch):
         train(config)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="cannot mount a disk")
 def test_a_real_full_disk(tmp_path):
     """The command line, on a disk that two checkpoints fill."""

@@ -70,6 +70,7 @@ def test_attention_can_be_chosen(run):
     assert all(len(t) > 10 for t in texts.values())
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_leaves_the_tools_alone():
     """Otherwise ``python -m`` would warn that it runs a module for the second time."""
     code = (

@@ -16,6 +16,7 @@ from sagebwd.train import Trainer, checkpoint, train
 from sagebwd.train.errors import BadInput, NonFinite, NotSaved, Stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [dict(), dict(rounding="dither", recipe="paper"), dict(attention="fpa")],
@@ -52,6 +53,7 @@ def _arguments(config):
     return ["--preset", "nano", "--deterministic", "--rounding", "dither", *flags]
 
 
+@pytest.mark.slow
 def test_kill_and_resume(tmp_path):
     """kill -9 at a random moment of a real run, then resume: as if nothing had happened."""
     config = tiny.config(tmp_path, steps=60, save_every=7, rounding="dither", keep=3)
@@ -187,6 +189,7 @@ def test_non_finite_stops_before_the_optimizer(tmp_path, what):
     again.close()
 
 
+@pytest.mark.slow
 def test_non_finite_exit_code(tmp_path):
     """From the command line, with a learning rate that blows the model up."""
     done = tiny.run(
@@ -219,6 +222,7 @@ def test_a_failed_save_is_survived_and_said(tmp_path, monkeypatch):
     assert checkpoint.load_newest(trainer.checkpoints)[1]["step"] == 2
 
 
+@pytest.mark.slow
 def test_time_limit_and_signal(tmp_path):
     config = tiny.config(tmp_path, steps=50, time_limit=1e-9)
     with pytest.raises(Stopped, match="time limit after step 1") as raised:
@@ -244,6 +248,7 @@ def test_time_limit_and_signal(tmp_path):
     assert tiny.losses(config.out) == tiny.losses(straight.out)
 
 
+@pytest.mark.slow
 def test_accumulation_and_recomputation_change_nothing_but_rounding(tmp_path):
     curves = {}
     for name, changes in {
@@ -264,6 +269,7 @@ def test_accumulation_and_recomputation_change_nothing_but_rounding(tmp_path):
         assert curves[name] == pytest.approx(curves["whole"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_once(tmp_path):
     from torch._dynamo.utils import counters
 
