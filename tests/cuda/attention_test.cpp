@@ -277,24 +277,6 @@ TEST(GpuParity, LargerValuesElsewhere) {
     }
 }
 
-// dK from dS and Q in 16 bit, where an implementation has that. It has no codes that could round
-// the other way, so it is closer to the oracle.
-TEST(GpuParity, LiftedKeyGradients) {
-  NEED_DEVICE();
-  for (const char* text :
-       {"h2 n448 d64", "h4 hk2 n448 d128 causal", "h2 nq300 nk500 d128 f16 causal",
-        "b2 h2 n500 d64 f16 window=65,130", "h2 n300 d128 rotate=off", "h2 nq90 nk40 d64"})
-    for (bool deterministic : {false, true}) {
-      DeviceCase dc(std::string(text) + " lift=dK");
-      dc.deterministic = deterministic, dc.dlse = dc.c.d == 128;
-      if (!device_candidate(dc, true).supported) GTEST_SKIP() << device_candidate(dc, true).reason;
-      expect_parity(dc);
-      const CaseInputs in = make_case_inputs(dc);
-      const Results gpu = run_on_device(dc, in);
-      EXPECT_LE(relative_error(gpu.dk, run_oracle(dc, in, gpu).dk), 5e-3) << text;
-    }
-}
-
 // At head dim 64 cuda-sm90 has tiles of 128 queries. For dK 64 of them share a scale of dS.
 TEST(GpuParity, TilesOfQueries) {
   NEED_DEVICE();
@@ -308,8 +290,6 @@ TEST(GpuParity, TilesOfQueries) {
         Wish{.text = "h2 n700 d64 window=65,130"},
         Wish{.text = "h4 hk2 nq700 nk650 d64 causal", .packed = true},
         Wish{.text = "h2 n300 d64 causal", .partial = true},
-        Wish{.text = "h4 hk2 n448 d64 f16 lift=dK"},
-        Wish{.text = "b2 h2 n500 d64 window=65,130 lift=dK", .dlse = true},
         Wish{.text = "b2 h4 hk2 n384 d64 causal", .dlse = true, .codes = true},
         Wish{.text = "h2 nq190 nk256 d64 f16", .codes = true}})
     for (bool deterministic : {false, true}) {
@@ -321,8 +301,7 @@ TEST(GpuParity, TilesOfQueries) {
       const Candidate candidate = device_candidate(dc, true);
       if (!candidate.supported) GTEST_SKIP() << candidate.reason;
       EXPECT_EQ(candidate.name, tuned_implementation());
-      const bool lifted = (dc.c.recipe.high_precision & kMatmulDK) != 0;
-      EXPECT_EQ(candidate.tiles(), lifted ? "128x128" : "128x128 (dK: 64 queries)");
+      EXPECT_EQ(candidate.tiles(), "128x128 (dK: 64 queries)");
       expect_parity(dc, wish.partial ? 0.4f : 0.0f);
     }
 }

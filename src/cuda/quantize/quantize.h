@@ -141,8 +141,6 @@ struct OperandJob {
   Strided o, dout;
   StridedStats lse, dlse;   // dlse.data null: none
   int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
-  void* q16 = nullptr;      // of sm90, [h, tq, D]: in place of q8t, halves of what codes round,
-                            // written with the codes
   void* do16 = nullptr;     // [h, tq, D]
   QueryRow* row;            // [h, tq]
   QueryExponent* exponent;  // [h, tq]

@@ -69,8 +69,7 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme, kReader> {
       }
     } else {
       __syncthreads();
-      if (kReader == Reader::sm80 || job.q8t != nullptr)
-        b.template write_transposed<false>(job.q8t);
+      b.template write_transposed<false>(job.q8t);
       // Codes of dO take the place of these. In write_stats all threads meet before that.
       if (kReader != Reader::sm90) __syncthreads();
       if constexpr (!kEarly) load_statistics();

@@ -48,9 +48,8 @@ struct ListedParams : ForwardParams {
 };
 
 struct BackwardParams {
-  CUtensorMap q8;  // [h·tq, D]
-  // What dK needs of Q: codes, [h·tq / kSlab·D, kSlab], or halves, [h·tq, D].
-  CUtensorMap q_back;
+  CUtensorMap q8;    // [h·tq, D]
+  CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
   CUtensorMap do16;  // [h·tq, D] in 16 bit
   CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
   CUtensorMap k8;    // [hk·tk, D]
@@ -73,7 +72,6 @@ struct BackwardParams {
   // of a lane together.
   void* dq_sum;
   bool dq_halves;
-  bool dk16;  // q_back has halves, and dK is made from them and from dS in 16 bit
   Strided dk, dv;
   bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
   uint32_t* tickets;          // the next thread block's keys; 0 at the start

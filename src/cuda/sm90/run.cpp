@@ -125,11 +125,10 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
     launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
 }
 
-/// `q16`: what the codes of Q round goes there; null: unwanted.
-void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws, void* q16) {
+void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws) {
   const Call call(p, args, tiles_of(p));
   OperandJob job = call.start(ws);
-  job.k_scale = nullptr, job.k8 = job.q8 = nullptr, job.q16 = q16;
+  job.k_scale = nullptr, job.k8 = job.q8 = nullptr;
   sm90::launch_operands(job, p.dtype, call.stream);
 }
 
@@ -139,7 +138,7 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
   const Plan& plan = call.plan;
   const BackwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
-  if (made != nullptr) make_codes(making_codes(p), args, *made, ws.q16);
+  if (made != nullptr) make_codes(making_codes(p), args, *made);
   const Parts& parts = ws.parts;
   OperandJob job = call.start(ws, {ws.parts_done, parts.done_words()});
   job.backward = true;
@@ -149,7 +148,7 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
   job.v_top = ws.v_top;
   job.o = input(args.o), job.dout = input(args.dout);
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
-  job.q8t = ws.q8t, job.q16 = ws.q16, job.do8t = ws.do8t, job.do16 = ws.do16;
+  job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
   job.row = ws.row, job.stats = ws.stats;
   job.k_top = ws.k_top, job.dq_lift = ws.dq_lift;
   job.dq_sum = ws.dq_sum, job.dq_halves = ws.dq_halves;
@@ -158,42 +157,39 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
   const int d = plan.padded_d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
   const int tile = backward_queries(d), slab_rows = tile / kSlab * d;
-  const BackwardParams params{
-      .q8 = byte_matrix(call.q8(ws), queries, d, tile),
-      .q_back = ws.q16 != nullptr ? panel_matrix(ws.q16, queries, d, tile)
-                                  : byte_matrix(ws.q8t, queries / kSlab * d, kSlab, slab_rows),
-      .do16 = panel_matrix(ws.do16, queries, d, tile),
-      .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, slab_rows),
-      .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
-      .seq = job.seq,
-      .mask = mask_of(p),
-      .hk = job.hk,
-      .group = job.group,
-      .k_blocks = plan.k_blocks,
-      .mixed_heads = parts.parted > 0 ? 0 : mixed_heads(p, plan),
-      .parted = parts.parted,
-      .parts = parts.count,
-      .tq = plan.tq,
-      .tk = plan.tk,
-      .stats = ws.stats,
-      .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
-      .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
-      .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
-      .rotation = job.rotation,
-      .k_top = ws.k_top,
-      .dq_lift = ws.dq_lift,
-      .dq_sum = ws.dq_sum,
-      .dq_halves = ws.dq_halves,
-      .dk16 = ws.q16 != nullptr,
-      .dk = output(args.dk),
-      .dv = output(args.dv),
-      .dk_chunks = input(args.dk).vector,
-      .dv_chunks = input(args.dv).vector,
-      .tickets = ws.tickets,
-      .turns = ws.turns,
-      .part_sums = ws.part_sums,
-      .parts_done = ws.parts_done,
-      .row_sum = ws.row_sum};
+  const BackwardParams params{.q8 = byte_matrix(call.q8(ws), queries, d, tile),
+                              .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, slab_rows),
+                              .do16 = panel_matrix(ws.do16, queries, d, tile),
+                              .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, slab_rows),
+                              .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
+                              .seq = job.seq,
+                              .mask = mask_of(p),
+                              .hk = job.hk,
+                              .group = job.group,
+                              .k_blocks = plan.k_blocks,
+                              .mixed_heads = parts.parted > 0 ? 0 : mixed_heads(p, plan),
+                              .parted = parts.parted,
+                              .parts = parts.count,
+                              .tq = plan.tq,
+                              .tk = plan.tk,
+                              .stats = ws.stats,
+                              .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
+                              .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
+                              .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
+                              .rotation = job.rotation,
+                              .k_top = ws.k_top,
+                              .dq_lift = ws.dq_lift,
+                              .dq_sum = ws.dq_sum,
+                              .dq_halves = ws.dq_halves,
+                              .dk = output(args.dk),
+                              .dv = output(args.dv),
+                              .dk_chunks = input(args.dk).vector,
+                              .dv_chunks = input(args.dv).vector,
+                              .tickets = ws.tickets,
+                              .turns = ws.turns,
+                              .part_sums = ws.part_sums,
+                              .parts_done = ws.parts_done,
+                              .row_sum = ws.row_sum};
   launch_backward(params, p.dtype, d, call.stream);
 
   sm80::BackwardParams sums{};

@@ -63,10 +63,7 @@ struct BackwardSpace : sm80::SharedSpace {
       : sm80::SharedSpace(p, plan, arena), parts(p, plan) {
     parts_done = arena.take<uint32_t>(parts.done_words());
     part_sums = arena.take<float>(parts.sums(plan.padded_d));
-    if (p.lifted(kMatmulDK))
-      q16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
-    else
-      q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) {
@@ -83,8 +80,8 @@ struct BackwardSpace : sm80::SharedSpace {
   Parts parts;
   uint32_t* parts_done;
   float* part_sums;
-  int8_t *q8t = nullptr, *do8t, *v8 = nullptr;
-  uint16_t *q16 = nullptr, *do16;
+  int8_t *q8t, *do8t, *v8 = nullptr;
+  uint16_t* do16;
   float *v_scale = nullptr, *block_k_scale = nullptr;
   QueryRow* row;
   QueryStats* stats;

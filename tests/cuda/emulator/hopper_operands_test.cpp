@@ -111,29 +111,17 @@ INSTANTIATE_TEST_SUITE_P(Every, HopperCodes,
                                          "h2 n256 d128 bf16 rotate=off",
                                          "h2 n256 d64 f16 smooth_k=off smooth_v=off"));
 
-// A backward without saved codes makes them, and nothing else but what the codes of Q round.
+// A backward without saved codes makes them, and nothing else.
 TEST(HopperOperands, CodesAlone) {
   for (const char* text : {"b2 h4 hk2 nq130 nk300 d64 bf16", "h2 n256 d128 f16 rotate=off"}) {
     SCOPED_TRACE(text);
     const DeviceCase dc(text);
     const CaseInputs in = gpu::make_case_inputs(dc);
     const SavingCall<sm80::SharedSpace> c(dc, in);
-    const spec::Problem& p = c.p;
     OperandJob job = c.call.start(c.ws);
-    const auto d = static_cast<size_t>(p.d), rows = static_cast<size_t>(p.h * c.call.plan.tq);
-    std::vector<f16> unrounded(rows * d);
-    job.k_scale = nullptr, job.k8 = job.q8 = nullptr, job.q16 = unrounded.data();
-    sm90::launch_operands(job, p.dtype, nullptr);
+    job.k_scale = nullptr, job.k8 = job.q8 = nullptr;
+    sm90::launch_operands(job, c.p.dtype, nullptr);
     c.expect_oracle_codes(dc, in);
-    const auto* q8 = reinterpret_cast<const int8_t*>(c.codes.data());
-    const auto nq = static_cast<size_t>(p.nq), padded = rows / static_cast<size_t>(p.h * p.b);
-    for (size_t row = 0; row < rows; ++row)
-      for (size_t i = 0; i < d; ++i) {
-        const size_t token = row % padded, sequence = row / padded;
-        const float want = token < nq ? q8[(sequence * nq + token) * d + i] : 0.0f;
-        // Halves near 127 have 11 bits, so a number may lie a little further from its code.
-        ASSERT_LE(std::fabs(to_float(unrounded[row * d + i]) - want), token < nq ? 0.5625f : 0.0f);
-      }
   }
 }
 

@@ -17,11 +17,9 @@ void run(const BackwardParams& p, cudaStream_t stream) {
 
 template <typename T, int D>
 void run(const BackwardParams& p, cudaStream_t stream) {
-  using bwd::kDk16, bwd::kInTurn, bwd::kRowSums;
+  using bwd::kInTurn, bwd::kRowSums;
   const bool in_turn = p.turns != nullptr;
-  if (p.dk16)
-    in_turn ? run<T, D, kDk16 | kInTurn>(p, stream) : run<T, D, kDk16>(p, stream);
-  else if (p.row_sum != nullptr)
+  if (p.row_sum != nullptr)
     in_turn ? run<T, D, kRowSums | kInTurn>(p, stream) : run<T, D, kRowSums>(p, stream);
   else
     in_turn ? run<T, D, kInTurn>(p, stream) : run<T, D, 0>(p, stream);

@@ -55,10 +55,7 @@ struct Copies {
     const uint32_t full = arch::shared_address(&shared.back_full[back_place]);
     const int row = static_cast<int>(back.row / kSlab * D);
     arch::barrier_expect(full, Plan::kBackBytes);
-    if constexpr (kWants & kDk16)
-      arch::copy_panels(arch::shared_address(to.q), p.q_back, static_cast<int>(back.row), full);
-    else
-      arch::copy_rows(arch::shared_address(to.q), p.q_back, 0, row, full);
+    arch::copy_rows(arch::shared_address(to.q8t), p.q8t, 0, row, full);
     arch::copy_rows(arch::shared_address(to.do8t), p.do8t, 0, row, full);
     back.advance(), back_place ^= 1;
   }

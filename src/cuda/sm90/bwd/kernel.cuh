@@ -43,9 +43,7 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   if (threadIdx.x == 0) shared.walk = walk_of<D, kWants>(p);
   __syncthreads();
   if (shared.walk.key0 >= shared.walk.s.nk) return;  // the padding of a sequence
-  // So is the place, unless there is no register to keep it in.
-  const uint32_t place = kWants & kDk16 ? arch::place_of(address)
-                                        : __shfl_sync(0xffffffffu, arch::place_of(address), 0);
+  const uint32_t place = __shfl_sync(0xffffffffu, arch::place_of(address), 0);  // likewise
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
     if (shared.walk.queries > 0)

@@ -325,7 +325,7 @@ struct QueryPiece {
     if (owns()) query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();
-    if (job.q8t != nullptr) write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
+    write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
     write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
   }
 };

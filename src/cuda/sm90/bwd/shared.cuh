@@ -37,8 +37,7 @@ struct SharedPlan {
     alignas(1024) QueryStats stats[kSlabs<D>];
   };
   struct Back {  // what dK and dV need
-    // Codes, turned around; or halves, by rows.
-    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries<D> * D];
+    alignas(1024) uint8_t q8t[kQueries<D> * D];
     uint8_t do8t[kQueries<D> * D];
   };
   alignas(1024) uint8_t k8[kKeys * D];
@@ -63,7 +62,7 @@ struct SharedPlan {
   uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
   static constexpr uint32_t kFrontBytes = 3 * kQueries<D> * D + sizeof(Front::stats);
-  static constexpr uint32_t kBackBytes = sizeof(Back::q) + sizeof(Back::do8t);
+  static constexpr uint32_t kBackBytes = 2 * kQueries<D> * D;
   static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
 };
 

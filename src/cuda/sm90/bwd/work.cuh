@@ -27,7 +27,6 @@ inline constexpr int kSlabs = kQueries<D> / kSlab;
 /// kernel of its own, so that others pay nothing.
 inline constexpr unsigned kInTurn = 1;   // dQ is added up in a fixed order: turns.cuh
 inline constexpr unsigned kRowSums = 2;  // row sums of dS: row_sums.cuh
-inline constexpr unsigned kDk16 = 4;     // dK from dS and Q in 16 bit
 
 /// The walk of a thread block: all query heads of its key head, and of each head the tiles that see
 /// one of its keys.

@@ -262,20 +262,6 @@ struct Consumer {
       }
     }
     write_codes(b, inverse, job.q8, saves() ? job.saved.q8 : nullptr);
-    if (job.q16 != nullptr) write_unrounded(b, inverse);
-  }
-
-  /// Writes what the codes of Q round, as halves.
-  __device__ void write_unrounded(Block& b, float inverse) const {
-    auto* to = static_cast<__half*>(job.q16) + (piece().row + b.place.first_row()) * D +
-               b.place.channel(0);
-#pragma unroll
-    for (int i = 0; i < S::kRows; ++i) {
-      const float factor = __shfl_sync(0xffffffffu, inverse, i, 4);
-#pragma unroll
-      for (int panel = 0; panel < S::kPanels; ++panel)
-        b.write_unrounded(to + (i / 2 * 64 + i % 2 * 8) * D + panel * 64, i, panel, factor);
-    }
   }
 };
 

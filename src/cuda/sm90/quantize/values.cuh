@@ -142,19 +142,6 @@ struct Values {
           __fmul_rn(at(i, panel, 4 * w + 2), inverse), __fmul_rn(at(i, panel, 4 * w + 3), inverse));
     return make_uint4(word[0], word[1], word[2], word[3]);
   }
-  /// Writes what these round, as halves.
-  __device__ __forceinline__ void write_unrounded(__half* to, int i, int panel, float inverse) {
-#pragma unroll
-    for (int c = 0; c < 16; c += 8) {
-      alignas(16) __half2 pair[4];
-#pragma unroll
-      for (int e = 0; e < 8; e += 2)
-        pair[e / 2] = inverse == 0.0f ? __half2{}
-                                      : __floats2half2_rn(at(i, panel, c + e) * inverse,
-                                                          at(i, panel, c + e + 1) * inverse);
-      *reinterpret_cast<uint4*>(to + c) = *reinterpret_cast<const uint4*>(pair);
-    }
-  }
 };
 
 }  // namespace sagebwd::cuda::sm90::codes
