@@ -8,9 +8,10 @@
 
 #include "cuda/host/device.h"
 #include "cuda/lists/job.h"
-#include "cuda/sm80/plan.h"
 #include "cuda/sm80/run.h"
+#include "cuda/sm80/tiles.h"
 #include "cuda/tile/layout.h"
+#include "cuda/tuned/plan.h"
 
 namespace sagebwd::cuda::sm80 {
 namespace {
@@ -46,7 +47,7 @@ std::string decline_these_lists(const spec::Problem& p) {
   if (p.recipe.scheme != Scheme::vectorwise) return "has block lists in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with block lists";
   if (p.recipe.k_per_token) return "has no k_per_token with block lists";
-  const int64_t rows = p.group() * Plan(p).tq / kListedQueries * (l.block_k / 64);
+  const int64_t rows = p.group() * tuned::Plan(p).tq / kListedQueries * (l.block_k / 64);
   if (l.width >= kMostEntries / std::max<int64_t>(rows, 1))
     return "takes up to 2^31 tiles of block lists per key head";
   return "";

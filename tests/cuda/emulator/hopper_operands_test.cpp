@@ -9,9 +9,9 @@
 #include "base/half.h"
 #include "codes_parity.h"
 #include "cuda/host/arena.h"
-#include "cuda/sm80/call.h"
-#include "cuda/sm90/operands.h"
+#include "cuda/sm90/quantize/codes.h"
 #include "cuda/sm90/workspace.h"
+#include "cuda/tuned/call.h"
 #include "device_case.h"
 #include "spec/codes.h"
 
@@ -54,7 +54,7 @@ struct SavingCall {
       : x(dc, in),
         codes(codes_size(x.args), std::byte{0x7f}),
         p(resolve(x.args, codes)),
-        call(p, x.args, {64, 128, 255}),
+        call(p, x.args),
         memory(size_of(p, call.plan), std::byte{0x7f}),
         arena(aligned(memory.data())),
         ws(p, call.plan, arena) {}
@@ -63,7 +63,7 @@ struct SavingCall {
     args.codes = codes.data(), args.codes_bytes = codes.size();
     return spec::resolve(args, true);
   }
-  static size_t size_of(const spec::Problem& p, const sm80::Plan& plan) {
+  static size_t size_of(const spec::Problem& p, const tuned::Plan& plan) {
     Arena sizes(nullptr);
     Space(p, plan, sizes);
     return sizes.used() + kDeviceAlign;
@@ -76,17 +76,20 @@ struct SavingCall {
   Tensors x;
   std::vector<std::byte> codes;
   spec::Problem p;
-  sm80::Call call;
+  tuned::Call call;
   std::vector<std::byte> memory;
   Arena arena;
   Space ws;
 };
 
 void make_operands(const SavingCall<ForwardSpace>& c) {
-  OperandJob job = c.call.start(c.ws);
-  job.v8t = c.ws.v8t, job.v_share = c.ws.v_share, job.block_scales = c.ws.block_scales;
+  c.call.start(c.ws);
+  CodesJob job{};
+  c.call.describe(job, c.ws, c.ws.items);
+  job.k_scale = c.ws.k_scale, job.v8t = c.ws.v8t, job.v_share = c.ws.v_share,
+  job.block_scales = c.ws.block_scales;
   job.logit_factor = c.ws.logit_factor, job.mean_logit = c.ws.mean_logit;
-  sm90::launch_operands(job, c.p.dtype, nullptr);
+  launch_codes(job, c.p.dtype, nullptr);
 }
 
 void expect_parity(const DeviceCase& dc, const CaseInputs& in) {
@@ -117,10 +120,12 @@ TEST(HopperOperands, CodesAlone) {
     SCOPED_TRACE(text);
     const DeviceCase dc(text);
     const CaseInputs in = gpu::make_case_inputs(dc);
-    const SavingCall<sm80::SharedSpace> c(dc, in);
-    OperandJob job = c.call.start(c.ws);
-    job.k_scale = nullptr, job.k8 = job.q8 = nullptr;
-    sm90::launch_operands(job, c.p.dtype, nullptr);
+    const SavingCall<CodesSpace> c(dc, in);
+    c.call.start(c.ws);
+    CodesJob job{};
+    c.call.describe(job, c.ws, c.ws.items);
+    job.k8 = job.q8 = nullptr;
+    launch_codes(job, c.p.dtype, nullptr);
     c.expect_oracle_codes(dc, in);
   }
 }

@@ -6,15 +6,10 @@
 
 namespace sagebwd::cuda::sm80 {
 
-template <typename T, int D>
-void launch_capped(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  fused_backward::run<fused_backward::Policy::general_capped, Scheme::vectorwise, T, D>(p, k_blocks,
-                                                                                        stream);
-}
+using fused_backward::Policy;
 
-template void launch_capped<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_capped<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
-template void launch_capped<__half, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_capped<__half, 128>(const BackwardParams&, int, cudaStream_t);
+void launch_capped(const BackwardCall& call) {
+  fused_backward::run<Policy::general_capped, Scheme::vectorwise>(call);
+}
 
 }  // namespace sagebwd::cuda::sm80

@@ -5,14 +5,10 @@
 
 namespace sagebwd::cuda::sm80 {
 
-template <typename T, int D>
-void launch_dithered(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  fused_backward::run<fused_backward::Policy::dither, Scheme::paper, T, D>(p, k_blocks, stream);
-}
+using fused_backward::Policy;
 
-template void launch_dithered<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_dithered<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
-template void launch_dithered<__half, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_dithered<__half, 128>(const BackwardParams&, int, cudaStream_t);
+void launch_dithered(const BackwardCall& call) {
+  fused_backward::run<Policy::dither, Scheme::paper>(call);
+}
 
 }  // namespace sagebwd::cuda::sm80

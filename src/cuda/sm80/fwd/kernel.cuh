@@ -25,8 +25,10 @@
 
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm80/fwd/codes.cuh"
+#include "cuda/sm80/fwd/fwd.h"
 #include "cuda/sm80/fwd/loads.cuh"
 #include "cuda/sm80/fwd/products.cuh"
 #include "cuda/sm80/fwd/results.cuh"
@@ -156,13 +158,18 @@ __global__ void __launch_bounds__(fwd::config_of(kInstance).threads(), fwd::kRes
   if constexpr (!kConfig.capped || arch::caps(kConfig.d)) fwd::forward<T, kConfig>(p, memory);
 }
 
-template <typename T, fwd::Instance kInstance>
-void run_forward(const ForwardParams& p, int q_blocks, int heads, cudaStream_t stream) {
-  constexpr fwd::Config kConfig = fwd::config_of(kInstance);
-  launch(forward_kernel<T, kInstance>,
-         dim3(static_cast<unsigned>(q_blocks * (kBlock / kConfig.queries())),
-              static_cast<unsigned>(heads)),
-         kConfig.threads(), static_cast<int>(sizeof(fwd::SharedPlan<kConfig>)), p, stream);
+/// Launches the instance of a call: kNarrow at head dims up to 64, else kWide.
+template <fwd::Instance kNarrow, fwd::Instance kWide>
+void run_forward(const ForwardCall& call) {
+  with_instance(call.dtype, call.padded_d, [&]<typename T, int D>() {
+    constexpr fwd::Instance kInstance = D == 64 ? kNarrow : kWide;
+    constexpr fwd::Config kConfig = fwd::config_of(kInstance);
+    launch(forward_kernel<T, kInstance>,
+           dim3(static_cast<unsigned>(call.q_blocks * (kBlock / kConfig.queries())),
+                static_cast<unsigned>(call.heads)),
+           kConfig.threads(), static_cast<int>(sizeof(fwd::SharedPlan<kConfig>)), call.params,
+           call.stream);
+  });
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm90/bwd/bwd.h"
 #include "cuda/sm90/bwd/kernel.cuh"
@@ -25,15 +26,10 @@ void run(const BackwardParams& p, cudaStream_t stream) {
     in_turn ? run<T, D, kInTurn>(p, stream) : run<T, D, 0>(p, stream);
 }
 
-template <typename T>
-void run(const BackwardParams& p, int d, cudaStream_t stream) {
-  d == 64 ? run<T, 64>(p, stream) : run<T, 128>(p, stream);
-}
-
 }  // namespace
 
 void launch_backward(const BackwardParams& p, Dtype dtype, int d, cudaStream_t stream) {
-  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, stream) : run<__half>(p, d, stream);
+  with_instance(dtype, d, [&]<typename T, int D>() { run<T, D>(p, stream); });
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row sums of dS, for calls that see a part of the keys: dQ is made from K - mean, and needs
-// rowsum(dS)·mean beside it (sm80/bwd/query_sums.cu).
+// rowsum(dS)·mean beside it (tuned/query_sums.cu).
 //
 // They are sums of what the codes of dS are made from, and not of the codes: the mean of K may be
 // much larger than K - mean, and so would be an error of the sum.
@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "cuda/arch/mma_sync.cuh"
-#include "cuda/quantize/formats.h"
 #include "cuda/sm90/bwd/work.cuh"
+#include "cuda/sm90/formats.h"
 
 namespace sagebwd::cuda::sm90::bwd {
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order in which thread blocks add to dQ.
 //
-// Deterministic calls add in turn, as those of cuda-sm80 do (sm80/bwd/fused/turn.cuh): of the keys
-// that see a tile of queries, the last come first. So a thread block waits for those behind it in
-// the sequence. It takes its keys by a ticket, and of a sequence the last keys have the lowest
-// tickets (tile/tickets.cuh): whatever a thread block waits for has started before it, so nothing
-// waits forever, however few run at the same time.
+// Deterministic calls add in turn: of the keys that see a tile of queries, the last come first. So
+// a thread block waits for those behind it in the sequence. It takes its keys by a ticket, and of a
+// sequence the last keys have the lowest tickets (tile/tickets.cuh): whatever a thread block waits
+// for has started before it, so nothing waits forever, however few run at the same time.
 //
 // A sum of dQ belongs to the same warp of the warpgroup of dQ in every thread block. Each of these
 // warps has turns of its own, so no barrier of the warpgroup is needed. The four start their

@@ -5,12 +5,14 @@
 //   the caller's memory; those of V also transposed, through shared memory
 #pragma once
 
-#include "cuda/quantize/exact_scale.cuh"
-#include "cuda/quantize/transposed.cuh"
 #include "cuda/sm90/quantize/means.cuh"
+#include "cuda/tuned/exact_scale.cuh"
+#include "cuda/tuned/transposed.cuh"
 #include "sagebwd/codes.h"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::exact_scale, tuned::kZeroScale, tuned::word_at;
 
 template <typename T, int D>
 struct Consumer {
@@ -229,7 +231,7 @@ struct Consumer {
     });
     if (job.v8t != nullptr) {
       meet<D>();
-      write_transposed<D, false>(job.v8t, piece().row, transposed, arch::thread_index());
+      tuned::write_transposed<D, false>(job.v8t, piece().row, transposed, arch::thread_index());
     }
     arch::shared_writes_done();
     release();

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one warp that takes pieces of work (quantize/items.cuh) and brings their tokens,
+// The producer: one warp that takes pieces of work (tuned/items.cuh) and brings their tokens,
 // and the mean that their codes need.
 #pragma once
 
 #include "cuda/arch/mbarrier.cuh"
-#include "cuda/quantize/rows.cuh"
-#include "cuda/sm90/quantize/params.h"
+#include "cuda/sm90/quantize/job.h"
 #include "cuda/sm90/quantize/shared.cuh"
+#include "cuda/tuned/rows.cuh"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::Source;
 
 template <typename T, int D>
 struct Producer {
@@ -77,7 +79,7 @@ struct Producer {
     }
   }
 
-  /// The blocks of a mean's span (quantize/mean.cuh).
+  /// The blocks of a mean's span (tuned/runs.cuh).
   __device__ void span(const Item& item) {
     const Strided& x = item.kind == Kind::k_mean ? job.k : job.v;
     Piece piece = piece_of(item);
@@ -99,7 +101,8 @@ struct Producer {
       put(piece, from);
       next.goes_on = piece.goes_on;
       piece = next;
-      if (piece.goes_on) from = source_of(x, piece.s, piece.head, piece.s.k_begin + piece.first);
+      if (piece.goes_on)
+        from = tuned::source_of(x, piece.s, piece.head, piece.s.k_begin + piece.first);
     }
   }
 
@@ -169,7 +172,7 @@ struct Producer {
 
   /// The mean of the piece before, that of K as it was rotated; zero if there is none. Waits until
   /// it is there. This ends: the pieces of work that make the mean were handed out earlier
-  /// (quantize/items.cuh).
+  /// (tuned/items.cuh).
   __device__ void bring_mean() {
     if (!owes_mean) return;
     const int before = (slot.place + kSlots - 1) % kSlots;

@@ -5,12 +5,14 @@
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/arch/target.cuh"
-#include "cuda/quantize/items.cuh"
 #include "cuda/sm90/quantize/matrices.cuh"
 #include "cuda/sm90/ring.cuh"
 #include "cuda/tile/layout.h"
+#include "cuda/tuned/items.cuh"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::Item, tuned::Kind;
 
 /// A block of tokens belongs to one or two warpgroups, the consumers. A product has 64 rows, which
 /// are a tile. Whatever the head dim, a thread has 64 numbers.

@@ -9,8 +9,8 @@
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/wgmma.cuh"
-#include "cuda/quantize/rows.cuh"
 #include "cuda/sm90/quantize/shared.cuh"
+#include "cuda/tuned/rows.cuh"
 
 namespace sagebwd::cuda::sm90::codes {
 
@@ -114,7 +114,7 @@ struct Values {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[i] = fmaf(at(i, panel, c + e), m[e], sum[i]);
     });
-    return scatter_reduce<4>(sum, place.member(), [](float a, float b) { return a + b; });
+    return tuned::scatter_reduce<4>(sum, place.member(), [](float a, float b) { return a + b; });
   }
   /// The largest magnitude of the token that this lane owns. NaN stays NaN.
   __device__ __forceinline__ float own_top() {
@@ -128,8 +128,8 @@ struct Values {
         for (int c = panel == 0 ? 1 : 0; c < 16; ++c)
           top[i] = arch::max_nan(top[i], fabsf(at(i, panel, c)));
     }
-    return scatter_reduce<4>(top, place.member(),
-                             [](float a, float b) { return arch::max_nan(a, b); });
+    return tuned::scatter_reduce<4>(top, place.member(),
+                                    [](float a, float b) { return arch::max_nan(a, b); });
   }
 
   /// The lane's 16 codes of a row and panel. NaN, which Inf·0 is, becomes 0.

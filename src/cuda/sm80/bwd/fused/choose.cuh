@@ -2,10 +2,11 @@
 // Which instance of the fused backward (config.cuh) the current device takes, and its launch.
 #pragma once
 
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/target.h"
 #include "cuda/sm80/bwd/fused/kernel.cuh"
-#include "cuda/sm80/params.h"
+#include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/layout.h"
 #include "sagebwd/recipe.h"
 
@@ -51,16 +52,20 @@ auto with_choice(Use use) {
     return first_that_fits<kPolicy, 0, paper_wide, paper_wide_small, paper_wide_tiny>(use);
 }
 
-template <Policy kPolicy, Scheme kScheme, typename T, int D>
-void run(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  with_choice<kPolicy, kScheme, D>([&](auto choice) {
-    using Choice = decltype(choice);
-    constexpr Config kConfig = config_of(Choice::kInstance, kPolicy);
-    const int64_t blocks = kConfig.lists ? p.lists.lineups * p.lists.piece_places()
-                                         : int64_t{k_blocks} * (kBlock / kConfig.tile_k());
-    launch(fused_kernel<T, Choice::kInstance, kPolicy, Choice::kLarger>,
-           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.hk)), kConfig.threads(),
-           static_cast<int>(sizeof(SharedPlan<kConfig>)), p, stream);
+/// Launches the instance of a call.
+template <Policy kPolicy, Scheme kScheme>
+void run(const BackwardCall& call) {
+  const BackwardParams& p = call.params;
+  with_instance(call.dtype, call.padded_d, [&]<typename T, int D>() {
+    with_choice<kPolicy, kScheme, D>([&](auto choice) {
+      using Choice = decltype(choice);
+      constexpr Config kConfig = config_of(Choice::kInstance, kPolicy);
+      const int64_t blocks = kConfig.lists ? p.lists.lineups * p.lists.piece_places()
+                                           : int64_t{call.k_blocks} * (kBlock / kConfig.tile_k());
+      launch(fused_kernel<T, Choice::kInstance, kPolicy, Choice::kLarger>,
+             dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.hk)), kConfig.threads(),
+             static_cast<int>(sizeof(SharedPlan<kConfig>)), p, call.stream);
+    });
   });
 }
 

@@ -52,7 +52,7 @@ struct KeyOperands {
   }
 };
 
-/// φ·P, where φ is the scale of dO's codes (quantize/formats.h): codes of this go into dV.
+/// φ·P, where φ is the scale of dO's codes (sm80/formats.h): codes of this go into dV.
 template <Config kConfig>
 __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
                               const KeyOperands<kConfig>& keys, int stage) {

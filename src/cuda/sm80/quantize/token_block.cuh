@@ -15,15 +15,17 @@
 #pragma once
 
 #include "cuda/arch/target.cuh"
-#include "cuda/quantize/quantize.h"
-#include "cuda/quantize/rows.cuh"
-#include "cuda/quantize/transposed.cuh"
+#include "cuda/sm80/quantize/stage.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/rotate.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/transposed.cuh"
+#include "numerics/quantize.h"
 #include "sagebwd/codes.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm80 {
+
+using tuned::scatter_reduce, tuned::word_at;
 
 /// Which values codes are made of: those that were loaded, or what was made of them in FP32.
 enum class Values { loaded, made };
@@ -390,7 +392,7 @@ struct TokenBlock {
     constexpr uint32_t kThreads = D / 4 * (kBlock / 16);
     static_assert(kThreads <= kRowThreads);
     if (thread >= kThreads) return;
-    cuda::write_transposed<D, kTurned>(to, row0, shared.codes, thread);
+    tuned::write_transposed<D, kTurned>(to, row0, shared.codes, thread);
   }
 
   /// Writes codes as 16-bit numbers, which hold them exactly.
@@ -435,4 +437,4 @@ struct TokenBlock {
   }
 };
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm80

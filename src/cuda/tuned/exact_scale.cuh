@@ -3,7 +3,7 @@
 
 #include "numerics/quantize.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::tuned {
 
 // Scale of Q or K where all codes are zero. The backward multiplies scales into dS and divides them
 // out again, so a scale must not be 0. This one is too small to change the maxima of dS.
@@ -16,4 +16,4 @@ __device__ inline float exact_scale(float scale) {
   return scale == 0.0f ? kZeroScale : scale;
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::tuned

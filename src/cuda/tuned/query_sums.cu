@@ -2,19 +2,18 @@
 // The sums of dQ to the caller's tensor, with the rotation turned back. A warp takes 16 whole
 // rows: in the order of the sums (tile::turned_row) a lane has eight neighbouring channels of each
 // 32, of two queries.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/arch/global_add.cuh"
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/arch/scalar.cuh"
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
-#include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/convert.cuh"
+#include "cuda/tile/layout.h"
 #include "cuda/tile/rotate.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/query_sums.h"
 
-namespace sagebwd::cuda::sm80 {
+namespace sagebwd::cuda::tuned {
 namespace {
 
 constexpr int kThreads = 256;
@@ -117,7 +116,7 @@ __device__ __forceinline__ void add_mean(float (&x)[kParts][8], float total, con
 /// Sum: float or __half. kMean: there may be such row sums; else nothing is added.
 template <typename T, int D, typename Sum, bool kMean>
 __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
-    query_sums_kernel(const __grid_constant__ BackwardParams p) {
+    query_sums_kernel(const __grid_constant__ QuerySums p) {
   __shared__ __align__(16) float units[D];
   if (p.rotation > 0 && threadIdx.x < D) {
     const int channel = static_cast<int>(threadIdx.x);
@@ -139,10 +138,10 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
   uint32_t top = __float_as_uint(1.0f);
   if (p.k_top != nullptr) top = p.k_top[static_cast<int64_t>(s.index) * p.hk + head / p.group];
   arch::keep(top);
-  const LaneSums<Sum, kParts> sums(static_cast<const Sum*>(p.dq_sum) + (head * p.tq + padded) * D,
+  const LaneSums<Sum, kParts> sums(static_cast<const Sum*>(p.sums) + (head * p.tq + padded) * D,
                                    lane);
   const int first = static_cast<int>(padded - s.q_pad) + static_cast<int>(lane / 4);
-  const QueryRow* rows = p.q_row + head * p.tq + s.q_pad + first;
+  const QueryRow* rows = p.rows + head * p.tq + s.q_pad + first;
   uint32_t divisors[2] = {__float_as_uint(rows[0].divisor), __float_as_uint(rows[8].divisor)};
   arch::keep(divisors[0]), arch::keep(divisors[1]);
   const float scale = p.scale * __uint_as_float(top);
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
       uint32_t* word = reinterpret_cast<uint32_t*>(&bits);
 #pragma unroll
       for (int c = 0; c < 4; ++c) word[c] = tile::pack_16<T>(x[part][2 * c], x[part][2 * c + 1]);
-      if (p.dq_chunks) {
+      if (p.chunks) {
         *reinterpret_cast<uint4*>(out + channel) = bits;
       } else {
         const T* v = reinterpret_cast<const T*>(&bits);
@@ -192,33 +191,19 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
 
 }  // namespace
 
-template <typename T, int D>
-void launch_query_sums(const BackwardParams& p, int q_blocks, cudaStream_t stream, Start start) {
+void launch_query_sums(const QuerySums& p, Dtype dtype, int padded_d, int q_blocks,
+                       cudaStream_t stream, Start start) {
   static_assert(kBlock == 16 * (kThreads / 32));
   const bool mean = p.row_sum != nullptr || p.dlse.data != nullptr;
-  const auto halves = mean ? query_sums_kernel<T, D, __half, true>
-                           : query_sums_kernel<T, D, __half, false>,
-             floats = mean ? query_sums_kernel<T, D, float, true>
-                           : query_sums_kernel<T, D, float, false>;
-  launch(p.dq_halves ? halves : floats,
-         dim3(static_cast<unsigned>(q_blocks) * static_cast<unsigned>(p.h)), kThreads, 0, p, stream,
-         start);
+  with_instance(dtype, padded_d, [&]<typename T, int D>() {
+    const auto halves = mean ? query_sums_kernel<T, D, __half, true>
+                             : query_sums_kernel<T, D, __half, false>,
+               floats = mean ? query_sums_kernel<T, D, float, true>
+                             : query_sums_kernel<T, D, float, false>;
+    launch(p.halves ? halves : floats,
+           dim3(static_cast<unsigned>(q_blocks) * static_cast<unsigned>(p.h)), kThreads, 0, p,
+           stream, start);
+  });
 }
 
-template void launch_query_sums<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t, Start);
-template void launch_query_sums<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t,
-                                                    Start);
-template void launch_query_sums<__half, 64>(const BackwardParams&, int, cudaStream_t, Start);
-template void launch_query_sums<__half, 128>(const BackwardParams&, int, cudaStream_t, Start);
-
-void launch_query_sums(const BackwardParams& p, Dtype dtype, int padded_d, int q_blocks,
-                       cudaStream_t stream, Start start) {
-  if (dtype == Dtype::bf16)
-    padded_d == 64 ? launch_query_sums<__nv_bfloat16, 64>(p, q_blocks, stream, start)
-                   : launch_query_sums<__nv_bfloat16, 128>(p, q_blocks, stream, start);
-  else
-    padded_d == 64 ? launch_query_sums<__half, 64>(p, q_blocks, stream, start)
-                   : launch_query_sums<__half, 128>(p, q_blocks, stream, start);
-}
-
-}  // namespace sagebwd::cuda::sm80
+}  // namespace sagebwd::cuda::tuned

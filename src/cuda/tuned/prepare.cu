@@ -5,9 +5,9 @@
 
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/launch.h"
-#include "cuda/quantize/items.cuh"
+#include "cuda/tuned/items.cuh"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::tuned {
 namespace {
 
 constexpr int kThreads = 256, kMostBlocks = 256;
@@ -47,4 +47,4 @@ int64_t launch_prepare(OperandJob& job, int64_t ahead, cudaStream_t stream) {
   return count;
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::tuned

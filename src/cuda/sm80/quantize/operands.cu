@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// All operands of a call in one launch. Thread blocks take pieces of work from a list (items.cuh)
-// until it is empty.
-#pragma once
-
+// All operands of a call in one launch. Thread blocks take pieces of work from a list
+// (tuned/items.cuh) until it is empty.
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/device.h"
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
-#include "cuda/quantize/queries.cuh"
+#include "cuda/sm80/quantize/operands.h"
+#include "cuda/sm80/quantize/queries.cuh"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm80 {
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader> {
-  using Base = QueryWorker<T, D, kBackward, kScheme, kReader>;
+template <typename T, int D, bool kBackward, Scheme kScheme>
+struct AnyWorker : QueryWorker<T, D, kBackward, kScheme> {
+  using Base = QueryWorker<T, D, kBackward, kScheme>;
   using Base::job, Base::item, Base::next, Base::shared, Base::is_mean, Base::start,
-      Base::start_rest, Base::reads_codes, Base::scales, Base::keys, Base::values, Base::queries;
+      Base::reads_codes, Base::keys, Base::values, Base::queries;
   using typename Base::Block, typename Base::Mean;
 
   /// Works on `item`, whose stage has arrived, and asks for what `next` reads as soon as there is
@@ -24,20 +24,12 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader> {
       const bool of_k = item.kind == Kind::k_mean;
       const MeanJob mean = of_k ? job.k_mean : job.v_mean;
       const Strided x = of_k ? job.k : job.v;
-      Mean{job, mean, x, item.head, shared.mean, shared.stage[0]}.run(
+      Mean{job, mean, x, item.head, shared.mean, shared.stage}.run(
           item.block, item.end, item.from, item.left, [&](bool more, Source from, int left) {
             Kind kind = item.kind;
             if (!more) kind = next.kind, from = next.from, left = next.left;
             start(kind, from, left);
-            if (!more) start_rest();
           });
-      keep(ticket);
-      return;
-    }
-    if (item.kind == Kind::scales) {
-      start(next.kind, next.from, next.left);
-      start_rest();
-      scales();
       keep(ticket);
       return;
     }
@@ -45,11 +37,10 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader> {
             item.head * (item.kind == Kind::queries ? job.tq : job.tk) +
                 static_cast<int64_t>(item.block) * kBlock);
     if (reads_codes())
-      b.take_codes(shared.stage[0]);
+      b.take_codes(shared.stage);
     else
-      b.take(b.chunk, shared.stage[0]);
+      b.take(b.chunk, shared.stage);
     start(next.kind, next.from, next.left);
-    if (item.kind != Kind::queries) start_rest();
     keep(ticket);
     if (item.kind == Kind::keys)
       keys(b);
@@ -65,11 +56,10 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme, kReader> {
   }
 };
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-__global__ void __launch_bounds__(kRowThreads,
-                                  AnyWorker<T, D, kBackward, kScheme, kReader>::kResident)
+template <typename T, int D, bool kBackward, Scheme kScheme>
+__global__ void __launch_bounds__(kRowThreads, AnyWorker<T, D, kBackward, kScheme>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = AnyWorker<T, D, kBackward, kScheme, kReader>;
+  using Work = AnyWorker<T, D, kBackward, kScheme>;
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Work::Shared*>(memory);
   arch::wait_for_earlier_kernels();
@@ -113,15 +103,29 @@ __global__ void __launch_bounds__(kRowThreads,
   } while (shared.item.kind != Kind::none);
 }
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
-void run_operands(OperandJob job, cudaStream_t stream) {
-  using Work = AnyWorker<T, D, kBackward, kScheme, kReader>;
+namespace {
+
+template <typename T, int D, bool kBackward, Scheme kScheme>
+void run(OperandJob job, cudaStream_t stream) {
+  using Work = AnyWorker<T, D, kBackward, kScheme>;
   const int64_t places = int64_t{multiprocessors()} * Work::kResident,
                 items = launch_prepare(job, places * 3, stream);  // at work, asked for, known
-  launch(operand_kernel<T, D, kBackward, kScheme, kReader>,
+  launch(operand_kernel<T, D, kBackward, kScheme>,
          dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads,
-         static_cast<int>(sizeof(typename Work::Shared)), job, stream,
-         kReader == Reader::sm90 ? Start::early : Start::behind);
+         static_cast<int>(sizeof(typename Work::Shared)), job, stream);
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace
+
+void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream) {
+  with_instance(dtype, job.padded_d, [&]<typename T, int D>() {
+    if (job.scheme == Scheme::paper)
+      job.backward ? run<T, D, true, Scheme::paper>(job, stream)
+                   : run<T, D, false, Scheme::paper>(job, stream);
+    else
+      job.backward ? run<T, D, true, Scheme::vectorwise>(job, stream)
+                   : run<T, D, false, Scheme::vectorwise>(job, stream);
+  });
+}
+
+}  // namespace sagebwd::cuda::sm80

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/host/launch.h"
-#include "cuda/quantize/quantize.h"
 #include "cuda/tile/ordered.cuh"
+#include "cuda/tuned/max_logit.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::tuned {
 namespace {
 
 struct DecodeParams {
@@ -24,4 +24,4 @@ void launch_decode_max(const uint32_t* codes, float* out, int64_t count, cudaStr
          DecodeParams{codes, out, count}, stream);
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::tuned

@@ -7,7 +7,7 @@
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/layout.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::tuned {
 
 /// Where a token's word of four codes lies in shared memory. The exclusive or spreads what is
 /// accessed together over different banks: four slots when codes are written, and four pieces of
@@ -57,4 +57,4 @@ __device__ __forceinline__ void write_transposed(int8_t* to, int64_t row0, const
   }
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::tuned

@@ -1,28 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Means of K and V per sequence and key head.
-//
-//   blocks of the workspace   │0 1 2 3│4 5 6 7│8 …    kMeanBlocks blocks are a span
-//   packed sequences          │A A B B│B B B C│C …    what a span holds of a sequence is a run
-//
-// Where nothing is packed, every sequence starts a span.
-//
-// A thread block takes a span and adds up each of its runs, in FP64 at the end. The thread block
-// that finishes the last run of a sequence adds the sequence's runs in order. So the result does
-// not depend on scheduling.
-//
-// The mean's memory also says whether the mean is there: it holds +0 until then, and a mean of zero
-// is stored as -0. Readers poll until no +0 is left.
+// The mean of a span of K or V (tuned/runs.cuh), by 256 threads.
 #pragma once
 
 #include "cuda/arch/target.cuh"
-#include "cuda/quantize/quantize.h"
-#include "cuda/quantize/rows.cuh"
+#include "cuda/sm80/quantize/operands.h"
+#include "cuda/sm80/quantize/stage.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/runs.cuh"
+#include "numerics/quantize.h"
 #include "numerics/rotate.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm80 {
 
-inline constexpr int kMeanBlocks = 4;
+using tuned::Runs;
 
 /// A sum of floats with twice their precision, which also adds up the errors of the additions
 /// (Knuth's two-sum), for GPUs where FP64 is slow.
@@ -44,20 +34,6 @@ struct DoubleSum {
 };
 
 using LongSum = std::conditional_t<arch::kTarget / 10 == 90, DoubleSum, PairSum>;
-
-/// The runs of a sequence.
-struct Runs {
-  int first_block;  // of the sequence
-  int first_span;   // the first block of the span that holds it
-  int count;
-  __device__ Runs(const tile::Sequence& s, bool packed)
-      : first_block(static_cast<int>(s.k_pad / kBlock)),
-        first_span(packed ? first_block / kMeanBlocks * kMeanBlocks : first_block),
-        count((first_block - first_span + (s.nk + kBlock - 1) / kBlock + kMeanBlocks - 1) /
-              kMeanBlocks) {}
-  /// The first block of a run; its part is stored under that number.
-  __device__ int block(int run) const { return max(first_block, first_span + run * kMeanBlocks); }
-};
 
 /// Waits for a mean, eight channels of every 32. This ends: the pieces of work that make the mean
 /// were handed out earlier (items.cuh).
@@ -149,7 +125,7 @@ struct MeanBlock {
         const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block + 1, false);
         const int token = static_cast<int>(static_cast<int64_t>(block + 1) * kBlock - s.k_pad);
         left = s.nk - token, more = left > 0;
-        from.at = source_of(x, s, head, s.k_begin + token).at;
+        from.at = tuned::source_of(x, s, head, s.k_begin + token).at;
       } else {
         from.at += kBlock * from.stride;
       }
@@ -273,4 +249,4 @@ struct MeanBlock {
   }
 };
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm80

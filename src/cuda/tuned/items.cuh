@@ -18,32 +18,30 @@
 
 #include <cstdint>
 
-#include "cuda/quantize/mean.cuh"
-#include "cuda/quantize/quantize.h"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/operands.h"
+#include "cuda/tuned/rows.cuh"
+#include "cuda/tuned/runs.cuh"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::tuned {
 
-/// scales: the largest scales of blocks of K and V whose codes need no work.
-enum class Kind { none, k_mean, v_mean, scales, keys, values, queries };
-
-inline constexpr int kScaleBlocks = 32;  // of a piece of scales
+enum class Kind { none, k_mean, v_mean, keys, values, queries };
 
 struct alignas(16) Item {
   Kind kind;
   int head;     // a query head for queries, else a key head
   int kv_head;  // its key head
-  int block;    // of tokens; for means and scales the first of several
+  int block;    // of tokens; for means the first of several
   int end;      // the block behind the last of these
   tile::Sequence s;
-  int first, left;       // the block's first token, and the tokens from there to the sequence's end
-  Source from, dout, o;  // rows of the block: K, V or Q, or their saved codes; dO and O beside Q
+  int first, left;  // the block's first token, and the tokens from there to the sequence's end
+  Source from;      // rows of the block: K, V or Q, or their saved codes
 };
 static_assert(sizeof(Item) == kItemBytes);
 
 /// Pieces of work of a portion.
 struct Counts {
-  int k_blocks, q_blocks, spans, means, scales, keys, values, codes;
+  int k_blocks, q_blocks, spans, means, values, codes;
   int64_t portions;
   __host__ __device__ explicit Counts(const OperandJob& job) {
     const bool packed = job.seq.documents != nullptr;
@@ -52,11 +50,8 @@ struct Counts {
     portions = static_cast<int64_t>(job.hk) * (packed ? 1 : job.seq.count);
     spans = (k_blocks + kMeanBlocks - 1) / kMeanBlocks;
     means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
-    scales = job.keys_are_ready ? (k_blocks + kScaleBlocks - 1) / kScaleBlocks : 0;
-    keys = job.keys_are_ready ? 0 : k_blocks;
-    const bool saves = !job.backward && job.saved.q8 != nullptr;
-    values = saves || job.v8t != nullptr || job.v8 != nullptr || job.v16 != nullptr ? keys : 0;
-    codes = scales + keys + values + job.group * q_blocks;
+    values = job.makes_values ? k_blocks : 0;
+    codes = k_blocks + values + job.group * q_blocks;
   }
   __host__ __device__ int64_t all() const { return portions * (means + codes); }
 };
@@ -83,10 +78,6 @@ __device__ inline void locate(const OperandJob& job, Item& item) {
     item.from = {reinterpret_cast<const uint8_t*>(codes + row * job.d), job.d, true};
   } else {
     item.from = source_of(queries ? job.q : of_k ? job.k : job.v, s, item.head, token);
-  }
-  if (job.backward && queries) {
-    item.dout = source_of(job.dout, s, item.head, token);
-    item.o = source_of(job.o, s, item.head, token);
   }
 }
 
@@ -123,12 +114,9 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
     item.kind = of_k ? Kind::k_mean : Kind::v_mean;
     if (!of_k && job.k_mean.mean != nullptr) i -= n.spans;
     item.block = first_k + i * kMeanBlocks, item.end = min(item.block + kMeanBlocks, end_k);
-  } else if (i < n.scales) {
-    item.kind = Kind::scales;
-    item.block = first_k + i * kScaleBlocks, item.end = min(item.block + kScaleBlocks, end_k);
-  } else if (i -= n.scales; i < n.keys) {
+  } else if (i < n.k_blocks) {
     item.kind = Kind::keys, item.block = first_k + i;
-  } else if (i -= n.keys; i < n.values) {
+  } else if (i -= n.k_blocks; i < n.values) {
     item.kind = Kind::values, item.block = first_k + i;
   } else {
     i -= n.values;
@@ -141,4 +129,4 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
   return item;
 }
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::tuned

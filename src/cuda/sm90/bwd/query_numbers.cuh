@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the scales and dot products of a query to what sm90's backward knows of it (QueryStats,
+// From the scales and dot products of a query to what the backward knows of it (QueryStats,
 // QueryRow).
 #pragma once
 
 #include <cmath>
 
 #include "cuda/arch/scalar.cuh"
-#include "cuda/quantize/formats.h"
+#include "cuda/sm90/formats.h"
 #include "cuda/tile/codes.cuh"
 #include "numerics/quantize.h"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm90 {
 
 struct QueryNumbers {
   float logit_factor;
@@ -74,4 +74,4 @@ struct QueryNumbers {
   }
 };
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm90

@@ -6,20 +6,17 @@
 #include <type_traits>
 
 #include "cuda/arch/target.cuh"
-#include "cuda/quantize/exact_scale.cuh"
-#include "cuda/quantize/items.cuh"
-#include "cuda/quantize/mean.cuh"
-#include "cuda/quantize/token_block.cuh"
+#include "cuda/sm80/quantize/mean.cuh"
+#include "cuda/sm80/quantize/token_block.cuh"
+#include "cuda/tuned/exact_scale.cuh"
+#include "cuda/tuned/items.cuh"
 
-namespace sagebwd::cuda {
+namespace sagebwd::cuda::sm80 {
 
-/// Whose main kernels read the operands. Those of sm90 are made here only of saved codes, for its
-/// backward; a kernel of its own makes codes (sm90/quantize).
-enum class Reader { sm80, sm90 };
+using tuned::exact_scale, tuned::kZeroScale, tuned::Kind;
 
-template <typename T, int D, bool kBackward, Scheme kScheme, Reader kReader>
+template <typename T, int D, bool kBackward, Scheme kScheme>
 struct Worker {
-  static_assert(kReader == Reader::sm80 || (kBackward && kScheme == Scheme::vectorwise));
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
@@ -33,12 +30,8 @@ struct Worker {
   static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward;
   static constexpr int kResident = kFarTooMany ? 1 : D == 128 || kTooManyRegisters ? 2 : 3;
 
-  // What comes through shared memory: K, V or Q; in the backward of sm90, which has room, also dO
-  // and O.
-  static constexpr bool kStagesGradients = kBackward && kReader == Reader::sm90;
-
   struct Shared {
-    Stage<D> stage[kStagesGradients ? 3 : 1];
+    Stage<D> stage;  // of K, V or Q
     union {
       typename Block::Shared block;
       typename Mean::Shared mean;
@@ -61,36 +54,21 @@ struct Worker {
                  item.head * tokens + static_cast<int64_t>(item.block) * kBlock);
   }
 
-  /// Saved codes come with their means, so sm90 makes none here.
-  __device__ static bool is_mean(Kind kind) {
-    return kReader == Reader::sm80 && (kind == Kind::k_mean || kind == Kind::v_mean);
-  }
+  __device__ static bool is_mean(Kind kind) { return kind == Kind::k_mean || kind == Kind::v_mean; }
 
-  /// Asks for what a piece of work reads: K, V or Q, and then the rest. Each is a group of copies,
-  /// which may be empty.
+  /// Asks for what a piece of work reads of K, V or Q: a group of copies, which may be empty.
   __device__ __forceinline__ void start(Kind kind, Source from, int left) const {
     if (is_mean(kind))
-      Mean::start(shared.stage[0], from, left, job.d);
-    else if (kind == Kind::none || kind == Kind::scales)
+      Mean::start(shared.stage, from, left, job.d);
+    else if (kind == Kind::none)
       ;
     else if (reads_codes())
-      Block::start_codes(shared.stage[0], from, left, job.d);
+      Block::start_codes(shared.stage, from, left, job.d);
     else
-      Block::start(shared.stage[0], from, left, job.d);
+      Block::start(shared.stage, from, left, job.d);
     arch::cp_async_commit();
   }
-  __device__ __forceinline__ void start_rest() const {
-    if constexpr (kStagesGradients) {
-      if (next.kind == Kind::queries) {
-        Block::start(shared.stage[1], next.dout, next.left, job.d);
-        Block::start(shared.stage[2], next.o, next.left, job.d);
-      }
-      arch::cp_async_commit();
-    }
-  }
-
-  /// Waits for what was asked for, but for the group that was asked for last.
-  __device__ static void wait_for_stage() { arch::cp_async_wait<kStagesGradients ? 1 : 0>(); }
+  __device__ static void wait_for_stage() { arch::cp_async_wait<0>(); }
 
   /// The row of the thread's first token in one of the caller's tensors.
   __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
@@ -100,7 +78,6 @@ struct Worker {
   }
   /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
   __device__ bool reads_codes() const {
-    if constexpr (kReader == Reader::sm90) return true;
     return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
   }
   __device__ bool saves_codes() const {
@@ -171,71 +148,12 @@ struct Worker {
                                            -tile::kMagicFloat * common};
   }
 
-  /// What sm90 knows of a block's K.
-  __device__ void write_block_scale(const Block& b, float common) const {
-    job.block_k_scale[b.row0 / kBlock] = common != common ? 0.0f : common;
-    if (item.left > 0) note_key_scale(item.s.index, common);
-  }
-
-  // The largest scales of a sequence, of which sm90's queries wait for that of V. Where documents
-  // are on the device there may be blocks behind the last one's end; nobody waits for those.
-  __device__ int64_t place_of_tops(int sequence, int kv_head) const {
-    return static_cast<int64_t>(sequence) * job.hk + kv_head;
-  }
-  __device__ void note_key_scale(int sequence, float scale) const {
-    if (numerics::is_finite(scale))
-      atomicMax(job.k_top + place_of_tops(sequence, item.head),
-                __float_as_uint(exact_scale(scale)));
-  }
-  __device__ void note_value_scale(int sequence, float top) const {
-    uint2* at = job.v_top + place_of_tops(sequence, item.head);
-    atomicMax(&at->x, __float_as_uint(top));
-    __threadfence();
-    atomicAdd(&at->y, 1u);
-  }
-  __device__ uint2 value_scale(int kv_head) const {
-    return __ldcv(job.v_top + place_of_tops(item.s.index, kv_head));
-  }
-  /// `found`: what value_scale gave before. It is one word, so the scale is as new as the number.
-  __device__ float wait_for_value_scale(uint2 found, int kv_head) const {
-    const uint32_t blocks = static_cast<uint32_t>((item.s.nk + kBlock - 1) / kBlock);
-    while (found.y < blocks) {
-      __nanosleep(100);
-      found = value_scale(kv_head);
-    }
-    return __uint_as_float(found.x);
-  }
-
-  /// The largest scales of blocks whose codes stay where they are. A warp takes a block at a time.
-  __device__ void scales() const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    for (int block = item.block + static_cast<int>(threadIdx.x) / 32; block < item.end;
-         block += kRowThreads / 32) {
-      const int sequence = job.k_blocks_each.divide(block);
-      const auto* from = reinterpret_cast<const float4*>(
-          job.saved.v_scale + item.head * job.saved.keys + static_cast<int64_t>(block) * kBlock);
-      const float4 scale = from[lane];
-      float top = 0.0f;
-      for (float x : {scale.x, scale.y, scale.z, scale.w})
-        if (numerics::is_finite(x)) top = fmaxf(top, x);
-      const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
-      if (lane != 0) continue;
-      note_key_scale(sequence, job.saved.k_scale[item.head * job.saved.key_blocks + block]);
-      note_value_scale(sequence, __uint_as_float(most));
-    }
-  }
-
-  // The backward of sm90 turns K8 around by itself.
-  static constexpr bool kTurnsKeys = kBackward && kReader == Reader::sm80;
-
   __device__ void keys(Block& b) const {
-    const Targets to{.rows = job.k8, .transpose = kTurnsKeys, .marks = true};
+    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
     if (reads_codes()) {
       typename Block::Words codes;
       b.get_codes(codes);
       const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
-      // Poison of K needs no mark here: the LSE of queries that see it is NaN.
-      if (kReader == Reader::sm90 && threadIdx.x == 0) write_block_scale(b, common);
       write_k_scale(b, common, b.take_marks(codes));
       b.put_all(to, codes);
     } else {
@@ -260,7 +178,7 @@ struct Worker {
         *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
       b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
     }
-    if constexpr (kTurnsKeys) {
+    if constexpr (kBackward) {
       __syncthreads();
       b.template write_transposed<true>(job.k8t);
     }
@@ -272,15 +190,7 @@ struct Worker {
       b.get_codes(codes);
       const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
       if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
-      if constexpr (kReader == Reader::sm90) {
-        const uint32_t top =
-            b.share_top(0, b.own_is_real() && numerics::is_finite(scale) ? scale : 0.0f, kBlock)
-                .all;
-        if (threadIdx.x == 0 && item.left > 0) note_value_scale(item.s.index, __uint_as_float(top));
-        b.put_all({.rows = job.v8}, codes);
-      } else {
-        b.write_codes_16(job.v16, codes);
-      }
+      b.write_codes_16(job.v16, codes);
       return;
     }
     if (kBackward && !job.folds_v) {
@@ -333,4 +243,4 @@ struct Worker {
   }
 };
 
-}  // namespace sagebwd::cuda
+}  // namespace sagebwd::cuda::sm80
