@@ -12,7 +12,8 @@ namespace sagebwd::cuda {
 /// Calls use.operator()<T>() with the 16-bit type of `dtype`.
 template <class Use>
 void with_type(Dtype dtype, Use use) {
-  dtype == Dtype::bf16 ? use.template operator()<__nv_bfloat16>() : use.template operator()<__half>();
+  dtype == Dtype::bf16 ? use.template operator()<__nv_bfloat16>()
+                       : use.template operator()<__half>();
 }
 
 /// Calls use.operator()<D>() with the padded head dimension, 64 or 128.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/host/device.h"
+#include "cuda/host/target.h"
 #include "cuda/lists/job.h"
 #include "cuda/sm80/run.h"
 #include "cuda/sm80/tiles.h"
@@ -16,15 +17,20 @@
 namespace sagebwd::cuda::sm80 {
 namespace {
 
+/// The matmuls of the call whose operand is rounded by dither.
+uint32_t dithered_in(const spec::Problem& p) {
+  const uint32_t here = p.direction == spec::Direction::forward
+                            ? uint32_t{kMatmulO}
+                            : kMatmulDitherable & ~uint32_t{kMatmulO};
+  return p.recipe.rounding == Rounding::dither ? p.recipe.dithered & here : 0;
+}
+
 std::string decline_dither(const spec::Problem& p) {
-  constexpr uint32_t kGradients = kMatmulDV | kMatmulDQ | kMatmulDK;
   const uint32_t dithered = dithered_in(p);
   if (dithered == 0) return "";
-  if (p.recipe.scheme == Scheme::vectorwise)
-    return dithered == kMatmulDQ ? "" : "has dither of dQ alone in recipe vectorwise";
-  return dithered == kMatmulO || dithered == kGradients
-             ? ""
-             : "has dither of all gradients or of none in recipe paper";
+  if (p.recipe.scheme != Scheme::vectorwise || dithered != kMatmulDQ)
+    return "has dither of dQ alone, in recipe vectorwise";
+  return made_for_hopper() ? "" : "has dither on Hopper only";
 }
 
 std::string decline_cap(const spec::Problem& p) {

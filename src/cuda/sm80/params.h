@@ -39,7 +39,6 @@ struct ForwardParams {
   Strided o;
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
-  uint64_t seed;        // of the dither
   KeyLists lists;       // rows null: none
   numerics::Softcap cap;
 };
@@ -68,11 +67,12 @@ struct BackwardParams {
   float* dq_sum;
   float* row_sum;  // [h, tq]: row sums of dS·divisor, zero at the start; null: unwanted
   Strided dk, dv;
-  uint64_t seed;      // of the dither
-  uint32_t* tickets;  // the next thread block's keys; zero at the start
-  uint32_t* turns;    // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
-                      // zero at the start; null: they add in any order
-  QueryLists lists;   // entries null: none
+  uint64_t seed;         // of the dither of dQ
+  bool general = false;  // the instance is one with kGeneral (bwd/fused/code_generation.cuh)
+  uint32_t* tickets;     // the next thread block's keys; zero at the start
+  uint32_t* turns;   // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
+                     // zero at the start; null: they add in any order
+  QueryLists lists;  // entries null: none
   numerics::Softcap cap;
   const float* q_mean_logit;  // [h, tq], as in the forward; with a cap
   bool sums_what_cap_takes;   // row_sum is of that (spec::Problem)

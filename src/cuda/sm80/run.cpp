@@ -104,7 +104,6 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .o = output(args.o),
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
-                             .seed = p.recipe.seed,
                              .lists = ws.lists,
                              .cap = numerics::softcap_of(p.softcap)};
   launch_forward({.params = params,
@@ -113,8 +112,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                   .tile_k = tiles.k,
                   .q_blocks = plan.q_blocks,
                   .heads = static_cast<int>(p.h),
-                  .stream = call.stream},
-                 p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest);
+                  .stream = call.stream});
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     tuned::launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -186,8 +184,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .cap = numerics::softcap_of(p.softcap),
                               .q_mean_logit = ws.mean_logit,
                               .sums_what_cap_takes = p.sums_what_cap_takes()};
-  launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.k_blocks,
-                  call.stream);
+  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.dithers(kMatmulDQ), plan.padded_d,
+                  plan.k_blocks, call.stream);
   tuned::launch_query_sums({.seq = params.seq,
                             .d = params.d,
                             .h = params.h,

@@ -11,8 +11,8 @@
 // not depend on scheduling.
 //
 // The mean's memory also says whether the mean is there: it holds +0 until then, and a mean of zero
-// is stored as -0. Readers poll until no +0 is left. This ends: the pieces of work that make the mean were handed
-// out earlier (items.cuh).
+// is stored as -0. Readers poll until no +0 is left. This ends: the pieces of work that make the
+// mean were handed out earlier (items.cuh).
 #pragma once
 
 #include "cuda/tile/layout.h"

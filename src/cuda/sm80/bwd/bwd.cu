@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which kernels make a backward.
+#include "cuda/host/target.h"
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/bwd/launch.h"
 
 namespace sagebwd::cuda::sm80 {
 
-void launch_backward(const BackwardParams& p, Dtype dtype, Scheme scheme, uint32_t dithered,
-                     int padded_d, int k_blocks, cudaStream_t stream) {
+void launch_backward(BackwardParams p, Dtype dtype, Scheme scheme, bool dithers_dq, int padded_d,
+                     int k_blocks, cudaStream_t stream) {
+  p.general = p.turns != nullptr || p.row_sum != nullptr || p.k_per_token || !made_for_hopper();
   const BackwardCall call{p, dtype, padded_d, k_blocks, stream};
   if (p.lists.entries != nullptr) {
     launch_listed(call);
     launch_piece_sums(call);
   } else if (p.cap.on()) {
     launch_capped(call);
-  } else if (dithered != 0) {
-    scheme == Scheme::paper ? launch_dithered(call) : launch_dithered_dq(call);
-  } else if (wants_general(p)) {
-    launch_general(call, scheme);
+  } else if (dithers_dq) {
+    launch_dithered_dq(call);
   } else {
-    launch_fast(call, scheme);
+    scheme == Scheme::paper ? launch_paper(call) : launch_vectorwise(call);
   }
 }
 

@@ -6,10 +6,9 @@
 
 namespace sagebwd::cuda::sm80 {
 
-using fused_backward::Policy;
-
 void launch_capped(const BackwardCall& call) {
-  fused_backward::run<Policy::general_capped, Scheme::vectorwise>(call);
+  using fused_backward::kCapped, fused_backward::kGeneral;
+  fused_backward::run<kCapped | kGeneral, Scheme::vectorwise>(call);
 }
 
 }  // namespace sagebwd::cuda::sm80

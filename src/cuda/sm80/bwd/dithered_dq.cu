@@ -5,12 +5,8 @@
 
 namespace sagebwd::cuda::sm80 {
 
-using fused_backward::Policy;
-
 void launch_dithered_dq(const BackwardCall& call) {
-  constexpr Scheme kScheme = Scheme::vectorwise;
-  wants_general(call.params) ? fused_backward::run<Policy::general_dither_dq, kScheme>(call)
-                             : fused_backward::run<Policy::fast_dither_dq, kScheme>(call);
+  fused_backward::run_as_wanted<fused_backward::kDitherDq, Scheme::vectorwise>(call);
 }
 
 }  // namespace sagebwd::cuda::sm80

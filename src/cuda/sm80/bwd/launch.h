@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the backward, one launch per instance file. The calls that each serves are those
-// of its policy (fused/config.cuh).
+// The kernels of the backward, one launch per instance file.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm80/params.h"
-#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::sm80 {
@@ -21,17 +19,11 @@ struct BackwardCall {
 };
 
 // The fused backward: dK, dV, and dQ added up in dq_sum.
-void launch_fast(const BackwardCall& call, Scheme scheme);
-void launch_general(const BackwardCall& call, Scheme scheme);
-void launch_dithered(const BackwardCall& call);
+void launch_vectorwise(const BackwardCall& call);
+void launch_paper(const BackwardCall& call);
 void launch_dithered_dq(const BackwardCall& call);
 void launch_capped(const BackwardCall& call);
 void launch_listed(const BackwardCall& call);
-
-/// Whether a call needs policy `general`.
-constexpr bool wants_general(const BackwardParams& p) {
-  return p.turns != nullptr || p.row_sum != nullptr || p.k_per_token;
-}
 
 /// dK and dV of the keys whose lists were cut, from the sums of the pieces.
 void launch_piece_sums(const BackwardCall& call);

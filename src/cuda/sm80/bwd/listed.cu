@@ -5,11 +5,8 @@
 
 namespace sagebwd::cuda::sm80 {
 
-using fused_backward::Policy;
-
 void launch_listed(const BackwardCall& call) {
-  wants_general(call.params) ? fused_backward::run<Policy::general_lists, Scheme::vectorwise>(call)
-                             : fused_backward::run<Policy::lists, Scheme::vectorwise>(call);
+  fused_backward::run_as_wanted<fused_backward::kLists, Scheme::vectorwise>(call);
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
     add_pieces<D>(x, l.sums + (2 * at * kPerTensor + index) * 8, cut.pieces);
     if (is_dk)
       finish_dk<D>(x, channel, p.rotation,
-                   wants_general(p) ? p.k_scale[kv_head * p.tk + first_key + row].scale : 1.0f);
+                   p.general ? p.k_scale[kv_head * p.tk + first_key + row].scale : 1.0f);
     const int64_t key = first_key - s.k_pad + row;
     if (key >= s.nk || static_cast<int>(channel) >= p.d) continue;
     const Strided& to = is_dk ? p.dk : p.dv;

@@ -7,13 +7,11 @@ namespace sagebwd::cuda::sm80 {
 
 using fwd::Instance;
 
-void launch_forward(const ForwardCall& call, Rounding rounding) {
+void launch_forward(const ForwardCall& call) {
   if (call.params.lists.rows != nullptr)
     launch_listed_forward(call);
   else if (call.params.cap.on())
     launch_capped_forward(call);
-  else if (rounding == Rounding::dither)
-    launch_dithered_forward(call);
   else if (call.tile_k == 64)
     run_forward<Instance::paper_narrow, Instance::paper_wide>(call);
   else if (call.params.k_per_token)

@@ -5,13 +5,12 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm80/params.h"
-#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::sm80 {
 
 /// A call's instance and grid. padded_d: 64 or 128. tile_k: 128, or 64 in `paper` and for block
-/// lists. Dither needs tiles of 64 keys.
+/// lists.
 struct ForwardCall {
   const ForwardParams& params;
   Dtype dtype;
@@ -19,11 +18,10 @@ struct ForwardCall {
   cudaStream_t stream;
 };
 
-void launch_forward(const ForwardCall& call, Rounding rounding);
+void launch_forward(const ForwardCall& call);
 
-// Instances of which each kind has a file of its own, to compile beside the others: those that
-// round by dither, those that cap logits, those that walk block lists.
-void launch_dithered_forward(const ForwardCall& call);
+// Instances of which each kind has a file of its own, to compile beside the others: those that cap
+// logits, those that walk block lists.
 void launch_capped_forward(const ForwardCall& call);
 void launch_listed_forward(const ForwardCall& call);
 

@@ -38,14 +38,14 @@ struct OperandJob : tuned::OperandJob {
   int8_t* k8t = nullptr;     // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
   float* v_scale = nullptr;  // [hk, tk]: NaN for a poisoned token
   Strided o, dout;
-  StridedStats lse, dlse;         // dlse.data null: none
-  int8_t *q8t, *do8t;             // [h, tq / kSlab, D, kSlab]
-  void* do16 = nullptr;           // [h, tq, D]
-  QueryRow* row;                  // [h, tq]
-  QueryExponent* exponent;        // [h, tq]
-  QueryGradient* gradient;        // [h, tq]
-  float* dq_sum = nullptr;        // [h, tq, D], set to zero
-  bool capped = false;  // logits have the mean key's before they are capped, and so has LSE
+  StridedStats lse, dlse;   // dlse.data null: none
+  int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
+  void* do16 = nullptr;     // [h, tq, D]
+  QueryRow* row;            // [h, tq]
+  QueryExponent* exponent;  // [h, tq]
+  QueryGradient* gradient;  // [h, tq]
+  float* dq_sum = nullptr;  // [h, tq, D], set to zero
+  bool capped = false;      // logits have the mean key's before they are capped, and so has LSE
 };
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
