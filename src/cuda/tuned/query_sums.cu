@@ -113,7 +113,8 @@ __device__ __forceinline__ void add_mean(float (&x)[kParts][8], float total, con
 
 /// dS·K = dS·(K - mean) + rowsum(dS)·mean. Rows of dS sum to zero, to dLSE when that is given, and
 /// to what was added up when the call sees a part of the keys; what a cap takes from dS comes off.
-/// Sum: float or __half. kMean: there may be such row sums; else nothing is added.
+/// Sum: float or __half. kMean: there may be such row sums; else nothing is added. Sums in float
+/// have one kernel for both.
 template <typename T, int D, typename Sum, bool kMean>
 __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
     query_sums_kernel(const __grid_constant__ QuerySums p) {
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
     if (p.rotation > 0) turn_back(x, member, p.rotation, units);
     const int query = first + 8 * r;
     if (query >= s.nq) continue;
-    if constexpr (kMean) {
+    if (kMean && (sizeof(Sum) == 2 || p.row_sum != nullptr || p.dlse.data != nullptr)) {
       float total = 0.0f;  // the row sum of dS times c
       if (p.row_sum != nullptr)
         total = p.scale / rows[8 * r].divisor * p.row_sum[head * p.tq + s.q_pad + query];
@@ -194,13 +195,11 @@ __global__ void __launch_bounds__(kThreads, kResident<D, Sum, kMean>)
 void launch_query_sums(const QuerySums& p, Dtype dtype, int padded_d, int q_blocks,
                        cudaStream_t stream, Start start) {
   static_assert(kBlock == 16 * (kThreads / 32));
-  const bool mean = p.row_sum != nullptr || p.dlse.data != nullptr;
+  const bool mean = !p.halves || p.row_sum != nullptr || p.dlse.data != nullptr;
   with_instance(dtype, padded_d, [&]<typename T, int D>() {
-    const auto halves = mean ? query_sums_kernel<T, D, __half, true>
-                             : query_sums_kernel<T, D, __half, false>,
-               floats = mean ? query_sums_kernel<T, D, float, true>
-                             : query_sums_kernel<T, D, float, false>;
-    launch(p.halves ? halves : floats,
+    launch(!p.halves ? query_sums_kernel<T, D, float, true>
+           : mean    ? query_sums_kernel<T, D, __half, true>
+                     : query_sums_kernel<T, D, __half, false>,
            dim3(static_cast<unsigned>(q_blocks) * static_cast<unsigned>(p.h)), kThreads, 0, p,
            stream, start);
   });

@@ -7,29 +7,31 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, unsigned kWants>
+using bwd::Wants;
+
+/// Sum: what dQ is added up in, float or __half.
+template <typename T, int D, typename Sum, Wants kWants>
 void run(const BackwardParams& p, cudaStream_t stream) {
   // Rows of key heads, and some more for parts.
   const int more = (p.parted * (p.parts - 1) + p.k_blocks - 1) / p.k_blocks;
-  launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
+  launch(backward_kernel<T, D, Sum, kWants>,
          dim3(static_cast<unsigned>(p.k_blocks), static_cast<unsigned>(p.hk + more)), bwd::kThreads,
-         static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
-}
-
-template <typename T, int D>
-void run(const BackwardParams& p, cudaStream_t stream) {
-  using bwd::kInTurn, bwd::kRowSums;
-  const bool in_turn = p.turns != nullptr;
-  if (p.row_sum != nullptr)
-    in_turn ? run<T, D, kRowSums | kInTurn>(p, stream) : run<T, D, kRowSums>(p, stream);
-  else
-    in_turn ? run<T, D, kInTurn>(p, stream) : run<T, D, 0>(p, stream);
+         static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
 }
 
 }  // namespace
 
 void launch_backward(const BackwardParams& p, Dtype dtype, int d, cudaStream_t stream) {
-  with_instance(dtype, d, [&]<typename T, int D>() { run<T, D>(p, stream); });
+  const bool in_turn = p.turns != nullptr, adds_rows = p.row_sum != nullptr;
+  with_instance(dtype, d, [&]<typename T, int D>() {
+    if (p.dq_halves)
+      adds_rows ? run<T, D, __half, Wants::what_comes>(p, stream)
+      : in_turn ? run<T, D, __half, Wants::turns>(p, stream)
+                : run<T, D, __half, Wants::nothing>(p, stream);
+    else
+      adds_rows || in_turn ? run<T, D, float, Wants::what_comes>(p, stream)
+                           : run<T, D, float, Wants::nothing>(p, stream);
+  });
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -23,9 +23,9 @@ using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
 
-template <typename T, int D, unsigned kWants>
+template <typename T, int D>
 struct Consumer {
-  using Plan = SharedPlan<D, kWants>;
+  using Plan = SharedPlan<D>;
   static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
   // Of a tile of queries.
   using AllScores = Scores[kSlabs];

@@ -16,9 +16,9 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D, unsigned kWants>
+template <int D>
 struct Copies {
-  using Plan = SharedPlan<D, kWants>;
+  using Plan = SharedPlan<D>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -62,16 +62,16 @@ struct Copies {
 };
 
 /// Sum: float or __half.
-template <int D, typename Sum, unsigned kWants>
+template <int D, typename Sum, Wants kWants>
 struct DqMaker {
-  using Plan = SharedPlan<D, kWants>;
+  using Plan = SharedPlan<D>;
 
   const BackwardParams& p;
   Plan& shared;
   uint32_t warp, lane;
   uint32_t place;  // of the shared memory, for products
 
-  using Totals = RowSums<(kWants & kRowSums) != 0>;
+  using Totals = RowSums<kWants == Wants::what_comes>;
 
   /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
   __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], uint32_t place_of_ds,
@@ -146,7 +146,7 @@ struct DqMaker {
   __device__ void run() {
     const Walk& w = shared.walk;
     // Two threads share the copies, so that neither keeps its warp waiting for long.
-    Copies<D, kWants> copies(p, shared);
+    Copies<D> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
     if (loads_front) {
       copies.load_keys();
@@ -162,7 +162,7 @@ struct DqMaker {
     const float k_unit =
         k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
     Step<kSlab> step(w);
-    Turns<(kWants & kInTurn) != 0> turns(p.turns, warp, lane);
+    Turns<kWants> turns(p.turns, warp, lane);
     Totals totals(p.row_sum, lane);
     // The lifts of a lane's two queries, asked for one slab early.
     const auto lifts_at = [&](uint32_t row, float(&to)[2]) {

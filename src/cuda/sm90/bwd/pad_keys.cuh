@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(kPadThreads)
   const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block, false);
   const int first = static_cast<int>(static_cast<int64_t>(block) * kBlock - s.k_pad),
             left = s.nk - first;  // 0 or less behind the last document
-  const int64_t from =
-                    head * job.saved.keys + s.batch * job.seq.nk + s.k_begin + first,
+  const int64_t from = head * job.saved.keys + s.batch * job.seq.nk + s.k_begin + first,
                 to = head * job.tk + static_cast<int64_t>(block) * kBlock;
   const auto copy = [&](const int8_t* codes, int8_t* padded) {
     const auto* source = reinterpret_cast<const uint4*>(codes + from * job.d);

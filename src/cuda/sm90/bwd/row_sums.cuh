@@ -15,10 +15,11 @@
 namespace sagebwd::cuda::sm90::bwd {
 
 /// Those of a warp's 16 queries over the keys of the block.
-template <bool kWanted>
+template <bool kMayBeWanted>
 class RowSums {
  public:
-  __device__ RowSums(float* to, uint32_t lane) : to_(to + lane / 4), lane_(lane) {}
+  /// to: [h, tq], or null
+  __device__ RowSums(float* to, uint32_t lane) : to_(to), lane_(lane) {}
 
   /// A new tile. lift: that of dQ, of the lane's two queries.
   __device__ __forceinline__ void start(const float (&lift)[2]) {
@@ -27,6 +28,7 @@ class RowSums {
   /// dS as A operands of 16 keys each: a product with ones adds it up in FP32, and every column of
   /// the result is the row sum.
   __device__ __forceinline__ void take(const uint32_t (&ds)[32]) {
+    if (to_ == nullptr) return;
     constexpr uint32_t kOnes = 0x3c003c00u;
 #pragma unroll
     for (float& x : sum_) x = 0.0f;
@@ -38,9 +40,10 @@ class RowSums {
   }
   /// Adds them to those of other keys. row: the first of the warp's queries.
   __device__ __forceinline__ void add(uint32_t row) const {
-    if (lane_ % 4 != 0) return;
-    atomicAdd(to_ + row, sum_[0] * unit_[0]);
-    atomicAdd(to_ + row + 8, sum_[2] * unit_[1]);
+    if (lane_ % 4 != 0 || to_ == nullptr) return;
+    float* const to = to_ + row + lane_ / 4;
+    atomicAdd(to, sum_[0] * unit_[0]);
+    atomicAdd(to + 8, sum_[2] * unit_[1]);
   }
 
  private:

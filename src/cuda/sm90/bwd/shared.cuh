@@ -29,7 +29,7 @@ using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
-template <int D, unsigned kWants>
+template <int D>
 struct SharedPlan {
   struct Front {  // of a tile of queries: what S and dP need
     alignas(1024) uint8_t q8[kQueries<D> * D];

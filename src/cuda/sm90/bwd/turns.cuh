@@ -19,7 +19,7 @@
 namespace sagebwd::cuda::sm90::bwd {
 
 /// A warp's turns. All lanes come to each of its functions.
-template <bool kWanted>
+template <Wants kWants>
 class Turns {
  public:
   __device__ Turns(uint32_t* turns, uint32_t warp, uint32_t lane)
@@ -28,12 +28,14 @@ class Turns {
   /// Looks early whether the turn of a tile has come, while there is time to wait for the answer.
   /// `last`: of its queries. row: of the first of the 64 that are added to.
   __device__ __forceinline__ void ask(const Walk& w, int last, uint32_t row) {
+    if (has_none()) return;
     next_ = row / 16 + warp_;
     before_ = static_cast<uint32_t>(tile::last_key_tile(w.band, w.s, last, kKeys) - w.key0 / kKeys);
     has_come_ = arch::load_acquire(turns_ + next_) == before_;
   }
   /// Until all that come before have added to the tile.
   __device__ __forceinline__ void wait() {
+    if (has_none()) return;
     while (!__all_sync(0xffffffffu, has_come_)) {
       __nanosleep(20);
       has_come_ = arch::load_acquire(turns_ + next_) == before_;
@@ -48,6 +50,8 @@ class Turns {
   }
 
  private:
+  __device__ bool has_none() const { return kWants == Wants::what_comes && turns_ == nullptr; }
+
   static constexpr uint32_t kNone = 0xffffffffu;
   uint32_t* turns_;
   uint32_t warp_, lane_;
@@ -57,7 +61,7 @@ class Turns {
 
 /// Nobody waits.
 template <>
-class Turns<false> {
+class Turns<Wants::nothing> {
  public:
   __device__ Turns(uint32_t*, uint32_t, uint32_t) {}
   __device__ __forceinline__ void ask(const Walk&, int, uint32_t) {}
