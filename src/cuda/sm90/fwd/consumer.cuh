@@ -9,6 +9,7 @@
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/again.cuh"
 #include "cuda/sm90/fwd/results.cuh"
+#include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
 
@@ -60,63 +61,19 @@ struct Consumer {
     arch::settle(x);
   }
 
+  /// Where a tile of keys meets the thread's rows.
+  __device__ Corner corner(int tile) const {
+    return {shared.work[slot.place].q0 + first_row(), tile * kKeys};
+  }
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
   __device__ void hide(Scores& x, int tile) const {
-    const Work& w = shared.work[slot.place];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int key0 = tile * kKeys + static_cast<int>(lane % 4 * 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
-      const uint32_t here = static_cast<uint32_t>(key0 - begin);
-      const uint32_t seen =
-          query < w.s.nq
-              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
-              : 0;
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (here + 8 * j + e >= seen) x[4 * j + 2 * r + e] = kHidden;
-    }
+    hide_keys<kKeys>(x, p.mask, shared.work[slot.place].s, corner(tile), lane);
   }
-
-  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
-  __device__ void note_logits(const Scores& x, const Factors<1>& factor) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor);
-      float& most = shared.logit_top[first_row() + 8 * r];
-      if (lane % 4 == 0 && !(top <= most)) most = top;
-    }
-  }
-
-  /// Makes NaN of rows that see a poisoned key, whose codes are zero: of O and LSE if its K holds
-  /// NaN or Inf, and of O, in all channels, if its V does.
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
     const Work& w = shared.work[slot.place];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const __half* share = shared.v_share[stage.place];
-    const int end = min((tile + 1) * kKeys, w.s.nk);
-    const bool k_poisoned = shared.scales[stage.place].k_poisoned != 0;
-    bool of_k[2] = {false, false}, of_v[2] = {false, false};
-#pragma unroll 1
-    for (int key = tile * kKeys; key < end; ++key) {
-      const float scale = k_poisoned ? p.k_scale[static_cast<uint64_t>(w.keys) + key].scale : 0.0f;
-      const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int distance = key - (w.q0 + first_row() + 8 * r);
-        if (distance < band.begin || distance >= band.end) continue;
-        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[place]) == kPoisonedShare;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (of_k[r]) sums.sum[r] = NAN;
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i)
-      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+    const bool of_k = shared.scales[stage.place].k_poisoned != 0;
+    fwd::spread_poison<kKeys>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
+                              shared.v_share[stage.place]);
   }
 
   /// O += P8·V8 of the tile, which is free then.
@@ -148,10 +105,7 @@ struct Consumer {
         if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
         release();
       }
-#pragma unroll
-      for (int i = 0; i < kChannels / 2; ++i)
-        sums.o[part * (kChannels / 2) + i] =
-            fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * (kChannels / 2) + i]);
+      add_product(sums, part, acc, unit);
     }
   }
 
@@ -172,7 +126,7 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
-    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
     if (first) sums.start(x, factor);
     const __half* share = shared.v_share[stage.place];
     const auto make_p = [&] {

@@ -10,6 +10,7 @@
 #include "cuda/sm90/fwd/again.cuh"
 #include "cuda/sm90/fwd/listed/shared.cuh"
 #include "cuda/sm90/fwd/results.cuh"
+#include "cuda/sm90/fwd/rows.cuh"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
 
@@ -52,26 +53,14 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
-  /// Hides what the mask hides of one of the stage's tiles, and what is behind the last key.
+  /// Where a tile of keys meets the thread's rows.
+  __device__ Corner corner(int tile) const {
+    return {shared.work[slot()].q0 + first_row(), tile * kHalf};
+  }
+  /// Hides what the mask hides of one of the stage's tiles, and what is after the last key.
   template <int kWhich>
   __device__ __forceinline__ void hide(Scores& x, int tile) const {
-    const Work& w = shared.work[slot()];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int key0 = tile * kHalf + static_cast<int>(lane % 4 * 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
-      const uint32_t here = static_cast<uint32_t>(key0 - begin);
-      const uint32_t seen =
-          query < w.s.nq
-              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
-              : 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (here + 8 * j + e >= seen) x[32 * kWhich + 4 * j + 2 * r + e] = kHidden;
-    }
+    hide_keys<kHalf>(x + 32 * kWhich, p.mask, shared.work[slot()].s, corner(tile), lane);
   }
   __device__ __forceinline__ void hide(Scores& x, const int2& tiles) const {
     const tile::WholeTiles whole = shared.work[slot()].whole[warpgroup];
@@ -79,41 +68,10 @@ struct Consumer {
     if (!whole.holds(tiles.y)) hide<1>(x, tiles.y);
   }
 
-  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
-  __device__ void note_logits(const Scores& x, const Factors<2>& factor) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor);
-      float& most = shared.logit_top[first_row() + 8 * r];
-      if (lane % 4 == 0 && !(top <= most)) most = top;
-    }
-  }
-
-  /// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its
-  /// K holds NaN or Inf, and of O, in all channels, if its V does.
-  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share,
-                                bool k_poisoned) const {
+  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share, bool of_k) const {
     const Work& w = shared.work[slot()];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int end = min((tile + 1) * kHalf, w.s.nk);
-    bool of_k[2] = {false, false}, of_v[2] = {false, false};
-#pragma unroll 1
-    for (int key = tile * kHalf; key < end; ++key) {
-      const float scale = k_poisoned ? p.k_scale[static_cast<uint64_t>(w.keys) + key].scale : 0.0f;
-      const int at = key % kHalf / 16 * 16 + tile::place_of(key % 16);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int distance = key - (w.q0 + first_row() + 8 * r);
-        if (distance < band.begin || distance >= band.end) continue;
-        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[at]) == kPoisonedShare;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (of_k[r]) sums.sum[r] = NAN;
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i)
-      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+    fwd::spread_poison<kHalf>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
+                              share);
   }
 
   /// O += unit·codes·V8 of stage i.
@@ -140,10 +98,7 @@ struct Consumer {
       arch::wgmma_wait<0>();
       arch::settle(acc);
       if (part == D / kChannels - 1) arch::settle(codes);
-#pragma unroll
-      for (int n = 0; n < kChannels / 2; ++n)
-        sums.o[part * (kChannels / 2) + n] =
-            fmaf(static_cast<float>(acc[n]), unit[(n & 2) / 2], sums.o[part * (kChannels / 2) + n]);
+      add_product(sums, part, acc, unit);
     }
   }
 
@@ -166,7 +121,7 @@ struct Consumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) factor[half][r] = logit_factor * scales[half].k;
     }
-    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
     if (first) sums.start(x, factor);
     for (;;) {
       exponentials(halves, sum, x, factor, sums.reference);
