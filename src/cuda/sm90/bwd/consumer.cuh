@@ -80,8 +80,7 @@ struct Consumer {
   }
   __device__ __forceinline__ void issue_next_scores(AllScores& s, bool more) const {
     const Tile next = tile.next();
-    if (more)
-      arch::barrier_wait(arch::shared_address(&shared.front_full[next.place()]), next.parity());
+    if (more) wait_for(shared.front_full, next);
     issue_scores(s, next);
   }
 
@@ -206,18 +205,16 @@ struct Consumer {
     const uint32_t row = lane % 8 + (lane >> 4) * 8,
                    to = arch::shared_address(shared.ds[of.place()][warpgroup]) + row * 128 +
                         ((warp * 2 + (lane >> 3) % 2 ^ lane % 8) << 4);
-    arch::barrier_wait(arch::shared_address(&shared.ds_empty[of.place()]), of.parity() ^ 1);
+    wait_until_empty(shared.ds_empty, of);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       arch::stmatrix_x4_trans(to + static_cast<uint32_t>(i) * 16 * 128, h[4 * i], h[4 * i + 1],
                               h[4 * i + 2], h[4 * i + 3]);
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[of.place()]));
+    if (lane == 0) arrive_at(shared.ds_full, of);
   }
 
-  __device__ __forceinline__ void wait_for_back() const {
-    arch::barrier_wait(arch::shared_address(&shared.back_full[tile.place()]), tile.parity());
-  }
+  __device__ __forceinline__ void wait_for_back() const { wait_for(shared.back_full, tile); }
   /// acc = codes·(64 channels of a transposed operand), over so many slabs of the tile from `slab`
   /// on; only issued.
   template <arch::Bytes kCode, int kCount>
@@ -365,7 +362,7 @@ struct Consumer {
       widen_values<T, D>(shared.v16 + warpgroup * 64 * 128,
                          p.v8 + static_cast<int64_t>(w.key_row + warpgroup * 64) * D,
                          warp * 32 + lane);
-      share_with_products(warpgroup);
+      share_with_products(meeting_of(warpgroup));
       arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
       const float k_scale = exact_scale(p.k_scale[w.key_row / kBlock]),
                   v_scale[2] = {value_scale_of(0), value_scale_of(1)};
@@ -375,7 +372,7 @@ struct Consumer {
         while (clock64() - start < kOffset) {
         }
       }
-      arch::barrier_wait(arch::shared_address(&shared.front_full[0]), 0);
+      wait_for(shared.front_full, tile);
       issue_scores(s, tile);
       arch::wgmma_wait<0>();
 #pragma unroll

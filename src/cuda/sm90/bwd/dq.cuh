@@ -74,10 +74,10 @@ struct DqMaker {
   using Totals = RowSums<kWants == Wants::what_comes>;
 
   /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
-  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], uint32_t place_of_ds,
+  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], typename Plan::Slab slab,
                                                 Totals& totals) const {
     uint32_t x[32];
-    uint32_t at = arch::shared_address(shared.ds[place_of_ds]) + (warp * 16 + lane % 16) * 128 +
+    uint32_t at = arch::shared_address(shared.ds[slab.place()]) + (warp * 16 + lane % 16) * 128 +
                   ((lane / 16 ^ lane % 8) << 4);
     arch::keep(at);
 #pragma unroll
@@ -86,7 +86,7 @@ struct DqMaker {
       arch::ldmatrix_x4(to, (at ^ (i % 4 << 5)) + i / 4 * (kSlab * 128));
     }
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[place_of_ds]));
+    if (lane == 0) arrive_at(shared.ds_empty, slab);
     totals.take(x);
     uint32_t most[2] = {0, 0};
 #pragma unroll
@@ -156,7 +156,7 @@ struct DqMaker {
     typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
     turn_keys<D>(shared.k8t, shared.k8, warp * 32 + lane);
-    share_with_products(kConsumers);
+    share_with_products(Meeting::dq_maker);
     const float k_top =
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
     const float k_unit =
@@ -181,13 +181,13 @@ struct DqMaker {
       const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
       step.advance();
       if (step.left > 0) lifts_at(step.row, lift);
-      arch::barrier_wait(arch::shared_address(&shared.ds_full[slab.place()]), slab.parity());
+      wait_for(shared.ds_full, slab);
       if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
         if (loads_front) copies.load_front();
         if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
       }
       uint32_t codes[16];
-      const RowScales scales = quantize(codes, slab.place(), totals);
+      const RowScales scales = quantize(codes, slab, totals);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};
       turns.pass();
       turns.wait();

@@ -75,10 +75,10 @@ __device__ __forceinline__ void widen_values(uint8_t* to, const int8_t* from, ui
   }
 }
 
-/// The products of a warpgroup see what its threads have written. Barrier 0 is that of all threads.
-__device__ __forceinline__ void share_with_products(int warpgroup) {
+/// The products of a warpgroup see what its threads have written.
+__device__ __forceinline__ void share_with_products(Meeting at) {
   arch::shared_writes_done();
-  arch::warpgroup_barrier(warpgroup + 1);
+  meet(at);
 }
 
 }  // namespace sagebwd::cuda::sm90::bwd

@@ -10,21 +10,14 @@
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/sm90/params.h"
+#include "cuda/sm90/pipeline.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
 
 inline constexpr int kPlaces = 2;  // of each ring, for tiles of queries
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 
-/// A tile of queries, or a slab, by its number on the walk. That says which place of a ring it has,
-/// and which phase of the barrier there is its own.
-template <int kCount>
-struct Nth {
-  uint32_t number = 0;
-  __device__ uint32_t place() const { return number % kCount; }
-  __device__ uint32_t parity() const { return number / kCount % 2; }
-  __device__ Nth next() const { return {number + 1}; }
-};
+/// A tile of queries by its number on the walk; a slab likewise.
 using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.

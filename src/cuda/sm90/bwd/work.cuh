@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/arch/mbarrier.cuh"
 #include "cuda/sm90/bwd/bwd.h"
 #include "cuda/sm90/params.h"
 #include "cuda/tile/sequence.cuh"
@@ -15,6 +16,15 @@ namespace sagebwd::cuda::sm90::bwd {
 inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
 inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 inline constexpr int kWarpgroup = 128;         // threads
+
+/// Barriers by name. That of all threads has the number 0.
+enum class Meeting { first_consumer = 1, second_consumer, dq_maker };
+/// The one of a warpgroup.
+constexpr Meeting meeting_of(int warpgroup) {
+  return static_cast<Meeting>(static_cast<int>(Meeting::first_consumer) + warpgroup);
+}
+__device__ __forceinline__ void meet(Meeting at) { arch::warpgroup_barrier(static_cast<int>(at)); }
+
 static_assert(kKeys == kBlock && kKeys == kBackwardKeys);
 
 /// A tile of queries has one or two slabs, of 64 queries each.

@@ -37,17 +37,17 @@ struct Consumer {
   // With 128 channels no registers are left to keep them in, and every tile reads them again.
   static constexpr bool kKeepsFactors = D == 64;
   __device__ float logit_factor_of(int r) const {
-    return shared.logit_factor[slot.place][first_row() + 8 * r];
+    return shared.logit_factor[slot.place()][first_row() + 8 * r];
   }
 
   /// The place of the stage, for products.
   __device__ uint32_t stage_at() const {
-    return place + static_cast<uint32_t>(stage.place) * arch::places(sizeof(Stage));
+    return place + static_cast<uint32_t>(stage.place()) * arch::places(sizeof(Stage));
   }
 
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
-    const uint32_t q = place + static_cast<uint32_t>(slot.place) * arch::places(sizeof(Slot)) +
+    const uint32_t q = place + static_cast<uint32_t>(slot.place()) * arch::places(sizeof(Slot)) +
                        static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
                    k = stage_at();
     arch::settle(x);
@@ -63,17 +63,17 @@ struct Consumer {
 
   /// Where a tile of keys meets the thread's rows.
   __device__ Corner corner(int tile) const {
-    return {shared.work[slot.place].q0 + first_row(), tile * kKeys};
+    return {shared.work[slot.place()].q0 + first_row(), tile * kKeys};
   }
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
   __device__ void hide(Scores& x, int tile) const {
-    hide_keys<kKeys>(x, p.mask, shared.work[slot.place].s, corner(tile), lane);
+    hide_keys<kKeys>(x, p.mask, shared.work[slot.place()].s, corner(tile), lane);
   }
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
-    const Work& w = shared.work[slot.place];
-    const bool of_k = shared.scales[stage.place].k_poisoned != 0;
+    const Work& w = shared.work[slot.place()];
+    const bool of_k = shared.scales[stage.place()].k_poisoned != 0;
     fwd::spread_poison<kKeys>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
-                              shared.v_share[stage.place]);
+                              shared.v_share[stage.place()]);
   }
 
   /// O += P8·V8 of the tile, which is free then.
@@ -96,7 +96,7 @@ struct Consumer {
                        step > 0);
       arch::wgmma_commit();
       // Read here, and not with the scale of K: until now they would only take registers.
-      const BlockScales scales = shared.scales[stage.place];
+      const BlockScales scales = shared.scales[stage.place()];
       if (part == 0) unit[0] = code_unit[0] * scales.v, unit[1] = code_unit[1] * scales.v;
       arch::wgmma_wait<0>();
       arch::settle(acc);
@@ -119,16 +119,16 @@ struct Consumer {
     PerRow sum;
     RowScales rows;
     uint32_t codes[16];
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    wait_for(shared.stage_full, stage);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
-    const float k_scale = shared.scales[stage.place].k;
+    const float k_scale = shared.scales[stage.place()].k;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
     if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
     if (first) sums.start(x, factor);
-    const __half* share = shared.v_share[stage.place];
+    const __half* share = shared.v_share[stage.place()];
     const auto make_p = [&] {
       exponentials(halves, sum, x, factor, sums.reference);
       rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
@@ -138,7 +138,7 @@ struct Consumer {
     // The sums are looked at last, so that most tiles run through all of it without a branch.
     while (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
-      scores_of_warp<D>(x, shared.slot[slot.place].q8, shared.stage[stage.place].k8,
+      scores_of_warp<D>(x, shared.slot[slot.place()].q8, shared.stage[stage.place()].k8,
                         static_cast<uint32_t>(first_row()), lane);
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
@@ -151,11 +151,11 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release() {
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[stage.place]));
+    if (lane == 0) arrive_at(shared.stage_empty, stage);
   }
   /// A tile that this warpgroup's queries do not see.
   __device__ void skip() {
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    wait_for(shared.stage_full, stage);
     __syncwarp();
     release();
     stage.advance();
@@ -171,10 +171,10 @@ struct Consumer {
 
   __device__ void run() {
     for (;; slot.advance()) {
-      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
-      const Work& w = shared.work[slot.place];
+      wait_for(shared.slot_full, slot);
+      const Work& w = shared.work[slot.place()];
       if (w.last) return;
-      const Seen seen = shared.seen[slot.place][warpgroup];
+      const Seen seen = shared.seen[slot.place()][warpgroup];
       const PerRow logit_factor = {logit_factor_of(0), logit_factor_of(1)};
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
@@ -191,10 +191,10 @@ struct Consumer {
       if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
       if (w.q0 + warpgroup * 64 < w.end)
-        store<T>(sums, p, w, shared.v_mean[slot.place], shared.mean_logit[slot.place],
+        store<T>(sums, p, w, shared.v_mean[slot.place()], shared.mean_logit[slot.place()],
                  shared.logit_top, first_row(), lane);
       __syncwarp();
-      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot.place]));
+      if (lane == 0) arrive_at(shared.slot_empty, slot);
     }
   }
 };

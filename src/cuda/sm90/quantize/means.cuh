@@ -108,10 +108,10 @@ struct RunMean {
     mine = __any_sync(0xffffffffu, mine);
     if constexpr (S::kWarpgroups > 1) {
       if (place.lane() == 0) shared.bad_sums[place.warpgroup] = mine;
-      arch::barrier_of(2, 32 * S::kWarpgroups);
+      meet<D>(Meeting::adding_warps);
 #pragma unroll
       for (int i = 0; i < S::kWarpgroups; ++i) mine |= shared.bad_sums[i];
-      arch::barrier_of(2, 32 * S::kWarpgroups);  // all have read this
+      meet<D>(Meeting::adding_warps);  // all have read this
     }
     return mine;
   }

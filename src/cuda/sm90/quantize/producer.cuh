@@ -109,9 +109,9 @@ struct Producer {
   /// Describes a piece and brings its tokens. Then brings the mean of the piece before it:
   /// consumers need that later than the tokens, and it may not be made yet.
   __device__ void put(const Piece& piece, const Source& from) {
-    const uint32_t full = arch::shared_address(&shared.full[stage.place]);
-    arch::barrier_wait(arch::shared_address(&shared.empty[stage.place]), stage.parity);
-    if (lane == 0) shared.piece[slot.place] = piece;
+    const uint32_t full = arch::shared_address(&shared.full[stage.place()]);
+    wait_for(shared.empty, stage);
+    if (lane == 0) shared.piece[slot.place()] = piece;
     const bool mapped = piece.kind == Kind::none || start_copy(piece, full);
     if (!mapped) copy_slowly(piece.left, from);
     __syncwarp();  // the others' writes come before the arrival
@@ -141,7 +141,7 @@ struct Producer {
     const arch::Keep keep = piece.kind == Kind::k_mean || piece.kind == Kind::v_mean
                                 ? arch::Keep::most
                                 : arch::Keep::least;
-    arch::copy_tokens(arch::shared_address(&shared.stage[stage.place]), map,
+    arch::copy_tokens(arch::shared_address(&shared.stage[stage.place()]), map,
                       static_cast<int>(token), head, batch, full, keep);
     return true;
   }
@@ -149,7 +149,7 @@ struct Producer {
   /// The same by loads and stores. Tokens from `left` on are zero.
   __device__ void copy_slowly(int left, const Source& from) const {
     constexpr uint32_t kChunks = D / 8;
-    auto& to = shared.stage[stage.place];
+    auto& to = shared.stage[stage.place()];
 #pragma unroll 4
     for (uint32_t i = lane; i < kBlock * kChunks; i += 32) {
       const uint32_t token = i / kChunks, chunk = i % kChunks;
@@ -175,7 +175,7 @@ struct Producer {
   /// (tuned/items.cuh).
   __device__ void bring_mean() {
     if (!owes_mean) return;
-    const int before = (slot.place + kSlots - 1) % kSlots;
+    const int before = (slot.place() + kSlots - 1) % kSlots;
     const Piece& piece = shared.piece[before];
     const bool of_v = piece.kind == Kind::values;
     const float* from = of_v ? job.v_mean.mean : job.k_mean.turned;

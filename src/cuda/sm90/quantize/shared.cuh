@@ -5,8 +5,8 @@
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/arch/target.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/quantize/matrices.cuh"
-#include "cuda/sm90/ring.cuh"
 #include "cuda/tile/layout.h"
 #include "cuda/tuned/items.cuh"
 
@@ -86,10 +86,12 @@ __device__ void init_barriers(Plan& shared) {
   arch::barrier_init_done();
 }
 
-/// The consumers meet.
+/// Barriers by name. That of all threads has the number 0.
+enum class Meeting { consumers = 1, adding_warps };
 template <int D>
-__device__ __forceinline__ void meet() {
-  arch::barrier_of(1, Shape<D>::kConsumers);
+__device__ __forceinline__ void meet(Meeting at = Meeting::consumers) {
+  arch::barrier_of(static_cast<int>(at),
+                   at == Meeting::consumers ? Shape<D>::kConsumers : 32 * Shape<D>::kWarpgroups);
 }
 
 }  // namespace sagebwd::cuda::sm90::codes

@@ -27,9 +27,9 @@ struct Consumer {
   uint32_t warp, lane;  // warp: inside the warpgroup
   uint32_t place;       // of the shared memory, for products
   Ring<kStages> stage{0};
-  uint32_t piece = 0;  // how many it has done. One number, because a Ring takes two registers
+  Nth<kSlots> piece{};  // a Ring would take another register
 
-  __device__ uint32_t slot() const { return piece % kSlots; }
+  __device__ uint32_t slot() const { return piece.place(); }
   __device__ int first_row() const {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
@@ -110,7 +110,7 @@ struct Consumer {
     Factors<2> factor;
     PerRow sum, unit;
     uint32_t codes[16];
-    const int now = stage.place;
+    const int now = stage.place();
     const int2 tiles = shared.tiles[now];
     hide(x, tiles);
     const BlockScales scales[2] = {shared.scales[now][0], shared.scales[now][1]};
@@ -138,11 +138,10 @@ struct Consumer {
         spread_poison(sums, half == 0 ? tiles.x : tiles.y, shared.v_share[now][half],
                       scales[half].k_poisoned != 0);
     stage.advance();
-    if (more)
-      arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    if (more) wait_for(shared.stage_full, stage);
     // The next scores are multiplied while codes are made of these. A leading stage has too many
     // codes for that.
-    if constexpr (!kLeading) issue_scores(x, more ? stage.place : now);
+    if constexpr (!kLeading) issue_scores(x, more ? stage.place() : now);
 
     // Shares are relative to the largest scale of V of their own block. The smaller of the two
     // scales goes with them. Where both are zero so are all codes of V, whatever P is.
@@ -168,7 +167,7 @@ struct Consumer {
         make_rest(codes, halves, rows);
         multiply_pv<arch::Bytes::s8>(sums, codes, rest_unit, now);
       }
-      issue_scores(x, more ? stage.place : now);
+      issue_scores(x, more ? stage.place() : now);
     }
     make_codes(codes, halves, rows);
     multiply_pv<arch::Bytes::u8>(sums, codes, unit, now);
@@ -181,9 +180,9 @@ struct Consumer {
   }
   /// A stage of a piece in which this warpgroup has no queries.
   __device__ void skip() {
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    wait_for(shared.stage_full, stage);
     __syncwarp();
-    release(stage.place);
+    release(stage.place());
     stage.advance();
   }
 
@@ -191,8 +190,8 @@ struct Consumer {
   __device__ __forceinline__ void walk(Sums<D>& sums, const Work& w) {
     if (w.steps == 0) return;
     Scores x;
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
-    issue_scores(x, stage.place);
+    wait_for(shared.stage_full, stage);
+    issue_scores(x, stage.place());
     arch::wgmma_wait<0>();
     arch::settle(x);
     int step = 0;
@@ -203,8 +202,8 @@ struct Consumer {
   }
 
   __device__ void run() {
-    for (;; ++piece) {
-      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot()]), piece / kSlots % 2);
+    for (;; piece = piece.next()) {
+      wait_for(shared.slot_full, piece);
       const Work& w = shared.work[slot()];
       if (w.last) return;
       if (p.max_logit != nullptr && lane % 4 == 0)
@@ -219,7 +218,7 @@ struct Consumer {
         for (int step = 0; step < w.steps; ++step) skip();
       }
       __syncwarp();
-      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot()]));
+      if (lane == 0) arrive_at(shared.slot_empty, piece);
     }
   }
 };
