@@ -58,7 +58,7 @@ float half_at(const uint16_t* x, int64_t i, Dtype dtype) {
 /// One direction's workspace, its problem, and the oracle's view of one head of one sequence.
 struct Inside {
   const spec::Problem& p;
-  cuda::sm80::Plan plan;
+  cuda::tuned::Plan plan;
   const CaseInputs& in;
   backend::Tiles tiles;
   Differences& diff;
@@ -130,7 +130,7 @@ struct Inside {
     rows_equal("k8", ws.k8, row0, want.k8, s.nk, head);
     for (int64_t i = 0; i < s.nk; ++i) {
       const float scale = k_scale(want, i);
-      const cuda::KeyScale got = ws.k_scale[row0 + i];
+      const cuda::sm80::KeyScale got = ws.k_scale[row0 + i];
       const bool poisoned = std::isnan(scale);  // the offset is then that of its neighbours
       diff.expect(same(got.scale, scale) && (poisoned || same(got.offset, -12582912.0f * scale)),
                   "k_scale", head, i, 0);
@@ -164,7 +164,7 @@ struct Inside {
 
 void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) {
   const spec::Problem& p = w.problem;
-  const Inside x{p, cuda::sm80::Plan(p), in, cuda::sm80::tiles_of(p), diff};
+  const Inside x{p, cuda::tuned::Plan(p), in, cuda::sm80::tiles_of(p), diff};
   cuda::Arena arena(const_cast<std::byte*>(w.bytes.data()));
   const cuda::sm80::ForwardSpace ws(p, x.plan, arena);
   for (int64_t t = 0; t < p.num_sequences(); ++t)
@@ -211,7 +211,7 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
                     "tile_scale.v", kv, tile, 0);
         for (int64_t j = begin; j < end && ws.folded != nullptr; ++j) {
           const float folded = folds && !poisoned ? scale(j) : 1.0f;
-          const cuda::FoldedScales& got = ws.folded[(k0 + j) / cuda::kBlock];
+          const cuda::sm80::FoldedScales& got = ws.folded[(k0 + j) / cuda::kBlock];
           const auto order = std::find(kPermuted.begin(), kPermuted.end(), j % 16);
           const int64_t place = (k0 + j) % cuda::kBlock / 16 * 16 + (order - kPermuted.begin());
           diff.expect(near(got.exponent[place] - got.kBias, std::log2(folded), got.kBias) &&
@@ -236,7 +236,7 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
   const spec::Problem& p = w.backward.problem;
   const bool dout_as_is = aligned && p.d == 64, folds = spec::folds_v(p.recipe),
              v_as_is = aligned && !folds && (p.d == 64 || p.d == 128);
-  const Inside x{p, cuda::sm80::Plan(p), in, cuda::sm80::tiles_of(p), diff};
+  const Inside x{p, cuda::tuned::Plan(p), in, cuda::sm80::tiles_of(p), diff};
   cuda::Arena arena(const_cast<std::byte*>(w.backward.bytes.data())),
       forward_arena(const_cast<std::byte*>(w.forward.bytes.data()));
   const cuda::sm80::BackwardSpace ws(p, x.plan, arena);
@@ -257,7 +257,7 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
       for (int64_t i = 0; i < s.nq; ++i) {
         const int64_t row = (s.batch * p.h + head) * p.nq + s.q_begin + i;
         const float lse = out.lse[static_cast<size_t>(row)];
-        const cuda::QueryRow got = ws.row[q0 + i];
+        const cuda::sm80::QueryRow got = ws.row[q0 + i];
         const float logit_factor = x.logit_factor(want, i);
         const float lse2 =
             lse == -INFINITY ? INFINITY : (lse - of_forward.mean_logit[q0 + i]) * numerics::kLog2e;
@@ -278,7 +278,7 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         diff.expect(same(ws.exponent[q0 + i].logit_factor, logit_factor) &&
                         near(ws.exponent[q0 + i].lse2, lse2 - std::log2(phi), 1.0f),
                     "exponent", head, i, 0);
-        const cuda::QueryGradient gradient = ws.gradient[q0 + i];
+        const cuda::sm80::QueryGradient gradient = ws.gradient[q0 + i];
         diff.expect(same(gradient.slope, slope), "gradient.slope", head, i, 0);
         diff.expect(
             !std::isfinite(delta) || std::isnan(slope) ||

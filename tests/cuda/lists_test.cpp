@@ -341,7 +341,7 @@ TEST(GpuLists, DeterministicDocuments) {
 void expect_pieces(const DeviceCase& dc, const CaseInputs& in, const Workspace& w) {
   SCOPED_TRACE(dc.c.to_string());
   const spec::Problem& p = w.problem;
-  const cuda::sm80::Plan plan(p);
+  const cuda::tuned::Plan plan(p);
   cuda::Arena arena(const_cast<std::byte*>(w.bytes.data()));
   const cuda::QueryLists l = cuda::sm80::BackwardSpace(p, plan, arena).lists;
   const BlockLists& given = in.lists.shape;

@@ -13,6 +13,9 @@ inline constexpr int kTarget = __CUDA_ARCH__;
 inline constexpr int kTarget = 900;  // the host's reading of a kernel, from which no code is made
 #endif
 
+/// Whether code is made for Hopper, the target on which the tuned kernels were measured.
+inline constexpr bool kIsHopper = kTarget / 10 == 90;
+
 /// Shared memory of a multiprocessor, and what each thread block costs beside its own. PTX for
 /// sm_80 serves GPUs that are not named here.
 constexpr int shared_memory_of(int target) {

@@ -50,6 +50,7 @@ int of_device() {
 }  // namespace
 
 int shared_memory() { return of_device<find_shared_memory>(); }
+bool made_for_hopper() { return of_device<find_version>() == 90; }
 bool can_start_early() { return of_device<find_version>() >= 90; }
 
 }  // namespace sagebwd::cuda

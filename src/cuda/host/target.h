@@ -7,6 +7,9 @@ namespace sagebwd::cuda {
 /// device, or of the target that its code was compiled for if that has fewer. 0 without a device.
 int shared_memory();
 
+/// Whether the kernels here were compiled for Hopper.
+bool made_for_hopper();
+
 /// Whether kernels here may start early (Start in launch.h): their code can wait for those before.
 bool can_start_early();
 

@@ -7,23 +7,30 @@
 #include <string>
 
 #include "cuda/host/device.h"
+#include "cuda/host/target.h"
 #include "cuda/lists/job.h"
-#include "cuda/sm80/plan.h"
 #include "cuda/sm80/run.h"
+#include "cuda/sm80/tiles.h"
 #include "cuda/tile/layout.h"
+#include "cuda/tuned/plan.h"
 
 namespace sagebwd::cuda::sm80 {
 namespace {
 
+/// The matmuls of the call whose operand is rounded by dither.
+uint32_t dithered_in(const spec::Problem& p) {
+  const uint32_t here = p.direction == spec::Direction::forward
+                            ? uint32_t{kMatmulO}
+                            : kMatmulDitherable & ~uint32_t{kMatmulO};
+  return p.recipe.rounding == Rounding::dither ? p.recipe.dithered & here : 0;
+}
+
 std::string decline_dither(const spec::Problem& p) {
-  constexpr uint32_t kGradients = kMatmulDV | kMatmulDQ | kMatmulDK;
   const uint32_t dithered = dithered_in(p);
   if (dithered == 0) return "";
-  if (p.recipe.scheme == Scheme::vectorwise)
-    return dithered == kMatmulDQ ? "" : "has dither of dQ alone in recipe vectorwise";
-  return dithered == kMatmulO || dithered == kGradients
-             ? ""
-             : "has dither of all gradients or of none in recipe paper";
+  if (p.recipe.scheme != Scheme::vectorwise || dithered != kMatmulDQ)
+    return "has dither of dQ alone, in recipe vectorwise";
+  return made_for_hopper() ? "" : "has dither on Hopper only";
 }
 
 std::string decline_cap(const spec::Problem& p) {
@@ -46,7 +53,7 @@ std::string decline_these_lists(const spec::Problem& p) {
   if (p.recipe.scheme != Scheme::vectorwise) return "has block lists in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with block lists";
   if (p.recipe.k_per_token) return "has no k_per_token with block lists";
-  const int64_t rows = p.group() * Plan(p).tq / kListedQueries * (l.block_k / 64);
+  const int64_t rows = p.group() * tuned::Plan(p).tq / kListedQueries * (l.block_k / 64);
   if (l.width >= kMostEntries / std::max<int64_t>(rows, 1))
     return "takes up to 2^31 tiles of block lists per key head";
   return "";

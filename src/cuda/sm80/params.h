@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "cuda/lists/lists.h"
-#include "cuda/quantize/formats.h"
+#include "cuda/sm80/formats.h"
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
@@ -39,7 +39,6 @@ struct ForwardParams {
   Strided o;
   StridedStats lse;
   uint32_t* max_logit;  // [sequences, h] in order-preserving code, or null
-  uint64_t seed;        // of the dither
   KeyLists lists;       // rows null: none
   numerics::Softcap cap;
 };
@@ -49,12 +48,9 @@ struct BackwardParams {
   MaskParams mask;
   int d, h, hk, group;
   int64_t tq, tk;
-  float scale;
-  bool dq_chunks;                   // rows of dQ start at multiples of 16 bytes
   float p_unit;                     // as in the forward
   const int8_t* q8;                 // [h, tq, D]
   const int8_t* q8t;                // [h, tq / kSlab, D, kSlab]
-  const QueryRow* q_row;            // [h, tq]
   const QueryExponent* q_exponent;  // [h, tq]
   const QueryGradient* q_gradient;  // [h, tq]
   const int8_t* k8;                 // [hk, tk, D]
@@ -68,19 +64,15 @@ struct BackwardParams {
   Strided v, dout;
   const int8_t* do8t;  // [h, tq / kSlab, D, kSlab]
   // [h, tq / 16, D / 8, 128]: dQ·divisor/c, from zero on (arch/global_add.cuh).
-  void* dq_sum;
-  bool dq_halves;         // of sm90: they have 16 bits
-  const uint32_t* k_top;  // of sm90, [sequences, hk]: bits of what they have to be multiplied by
-  const float* k_mean;    // [sequences, hk, k_mean_d]
-  int k_mean_d;           // D, or d where the mean is the one that the forward saved
-  StridedStats dlse;      // data null: none
-  float* row_sum;         // [h, tq]: row sums of dS·divisor, zero at the start; null: unwanted
-  Strided dq, dk, dv;
-  uint64_t seed;      // of the dither
-  uint32_t* tickets;  // the next thread block's keys; zero at the start
-  uint32_t* turns;    // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
-                      // zero at the start; null: they add in any order
-  QueryLists lists;   // entries null: none
+  float* dq_sum;
+  float* row_sum;  // [h, tq]: row sums of dS·divisor, zero at the start; null: unwanted
+  Strided dk, dv;
+  uint64_t seed;         // of the dither of dQ
+  bool general = false;  // the instance is one with kGeneral (bwd/fused/code_generation.cuh)
+  uint32_t* tickets;     // the next thread block's keys; zero at the start
+  uint32_t* turns;   // [h, tq / 32, parts]: thread blocks that have added to a warp's part of dQ,
+                     // zero at the start; null: they add in any order
+  QueryLists lists;  // entries null: none
   numerics::Softcap cap;
   const float* q_mean_logit;  // [h, tq], as in the forward; with a cap
   bool sums_what_cap_takes;   // row_sum is of that (spec::Problem)

@@ -8,17 +8,20 @@
 #include "cuda/host/arena.h"
 #include "cuda/host/views.h"
 #include "cuda/lists/job.h"
-#include "cuda/quantize/quantize.h"
 #include "cuda/sm80/bwd/bwd.h"
-#include "cuda/sm80/call.h"
 #include "cuda/sm80/fwd/fwd.h"
-#include "cuda/sm80/plan.h"
+#include "cuda/sm80/quantize/operands.h"
+#include "cuda/sm80/tiles.h"
 #include "cuda/sm80/workspace.h"
+#include "cuda/tuned/call.h"
+#include "cuda/tuned/max_logit.h"
+#include "cuda/tuned/query_sums.h"
 
 namespace sagebwd::cuda::sm80 {
 namespace {
 
 using spec::Problem;
+using tuned::Call;
 
 constexpr int64_t kAllTiles = int64_t{1} << 40;
 
@@ -29,9 +32,24 @@ int64_t pv16_tiles(const Problem& p) {
   return p.has_lists() && p.recipe.pv16_tiles > 0 ? kAllTiles : p.recipe.pv16_tiles;
 }
 
-ListJob list_job(const Call& call, const SharedSpace& ws) {
+ListJob list_job(const Call& call, const SharedSpace& ws, const backend::Tiles& tiles) {
   return cuda::list_job(call.p, call.sequences(ws), call.plan.tq, call.plan.tk, kListedQueries,
-                        call.tiles.k);
+                        tiles.k);
+}
+
+/// What both directions say of their operands.
+OperandJob operand_job(const Call& call, const SharedSpace& ws, const backend::Tiles& tiles,
+                       const tuned::Zeros::Piece& zeros = {}) {
+  const Recipe& recipe = call.p.recipe;
+  OperandJob job{};
+  call.describe(job, ws, ws.items, zeros);
+  job.scheme = recipe.scheme, job.k_per_token = recipe.k_per_token;
+  job.folds_v = spec::folds_v(recipe);
+  job.q_tokens = tiles.q, job.k_tokens = tiles.k;
+  // In `vectorwise` tiles share the scales of their block.
+  job.tile_k = recipe.scheme == Scheme::paper ? tiles.k : kBlock;
+  job.k_scale = ws.k_scale;
+  return job;
 }
 
 }  // namespace
@@ -47,17 +65,20 @@ size_t workspace_of(const Problem& p) {
 }
 
 void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
-  const Call call(p, args, tiles_of(p));
+  const Call call(p, args);
+  const backend::Tiles tiles = tiles_of(p);
+  const auto p_levels = static_cast<float>(tiles.p_levels);
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
-  OperandJob job = call.start(ws);
+  call.start(ws);
+  OperandJob job = operand_job(call, ws, tiles);
   job.v8t = ws.v8t, job.tile_scale = ws.tile_scale, job.pv16_tiles = pv16_tiles(p);
   job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO);
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
-  if (p.has_lists()) launch_key_lists(list_job(call, ws), ws.lists, call.stream);
+  if (p.has_lists()) launch_key_lists(list_job(call, ws, tiles), ws.lists, call.stream);
 
   const ForwardParams params{.seq = call.sequences(ws),
                              .mask = mask_of(p),
@@ -78,23 +99,29 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,
                              .pv16_tiles = pv16_tiles(p),
-                             .p_levels = call.p_levels(),
-                             .p_unit = 1.0f / call.p_levels(),
+                             .p_levels = p_levels,
+                             .p_unit = 1.0f / p_levels,
                              .o = output(args.o),
                              .lse = stats(args.lse),
                              .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
-                             .seed = p.recipe.seed,
                              .lists = ws.lists,
                              .cap = numerics::softcap_of(p.softcap)};
-  launch_forward(params, p.dtype, p.recipe.dithers(kMatmulO) ? Rounding::dither : Rounding::nearest,
-                 plan.padded_d, call.tiles.k, plan.q_blocks, static_cast<int>(p.h), call.stream);
+  launch_forward({.params = params,
+                  .dtype = p.dtype,
+                  .padded_d = plan.padded_d,
+                  .tile_k = tiles.k,
+                  .q_blocks = plan.q_blocks,
+                  .heads = static_cast<int>(p.h),
+                  .stream = call.stream});
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
-    launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
+    tuned::launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
 }
 
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
-  const Call call(p, args, tiles_of(p));
+  const Call call(p, args);
+  const backend::Tiles tiles = tiles_of(p);
+  const auto p_levels = static_cast<float>(tiles.p_levels);
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const BackwardSpace ws(p, plan, arena);
@@ -107,20 +134,20 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   const Strided v = input(args.v), dout = input(args.dout);
   const bool v_as_is = !spec::folds_v(p.recipe) && (p.d == 64 || p.d == 128) && v.vector,
              dout_as_is = p.d == 64 && dout.vector && dout.token < kFarApart && !p.has_lists();
-  OperandJob job = call.start(ws, {ws.lists.bits, ws.lists.zero_words});
-  job.backward = true;
+  call.start(ws);
+  OperandJob job = operand_job(call, ws, tiles, {ws.lists.bits, ws.lists.zero_words});
   job.k8t = ws.k8t;
   job.o = input(args.o), job.dout = dout;
   job.lse = stats(args.lse), job.dlse = stats(args.dlse);
   job.q8t = ws.q8t, job.do8t = ws.do8t, job.do16 = ws.do16;
-  job.v16 = v_as_is ? nullptr : ws.v16;
+  job.makes_values = !v_as_is, job.v16 = v_as_is ? nullptr : ws.v16;
   job.v_scale = ws.v_scale;
   if (dout_as_is) job.do16 = nullptr;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
   job.capped = p.capped(), job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
-  if (p.has_lists()) launch_query_lists(list_job(call, ws), ws.lists, call.stream);
+  if (p.has_lists()) launch_query_lists(list_job(call, ws, tiles), ws.lists, call.stream);
 
   const BackwardParams params{.seq = call.sequences(ws),
                               .mask = mask_of(p),
@@ -130,12 +157,9 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .group = static_cast<int>(p.group()),
                               .tq = plan.tq,
                               .tk = plan.tk,
-                              .scale = p.scale,
-                              .dq_chunks = input(args.dq).vector,
-                              .p_unit = 1.0f / call.p_levels(),
+                              .p_unit = 1.0f / p_levels,
                               .q8 = call.q8(ws),
                               .q8t = ws.q8t,
-                              .q_row = ws.row,
                               .q_exponent = ws.exponent,
                               .q_gradient = ws.gradient,
                               .k8 = call.k8(ws),
@@ -150,13 +174,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .dout = dout,
                               .do8t = ws.do8t,
                               .dq_sum = ws.dq_sum,
-                              .dq_halves = false,
-                              .k_top = nullptr,
-                              .k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean,
-                              .k_mean_d = p.has_codes ? static_cast<int>(p.d) : plan.padded_d,
-                              .dlse = stats(args.dlse),
                               .row_sum = ws.row_sum,
-                              .dq = output(args.dq),
                               .dk = output(args.dk),
                               .dv = output(args.dv),
                               .seed = p.recipe.seed,
@@ -166,8 +184,28 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .cap = numerics::softcap_of(p.softcap),
                               .q_mean_logit = ws.mean_logit,
                               .sums_what_cap_takes = p.sums_what_cap_takes()};
-  launch_backward(params, p.dtype, p.recipe.scheme, dithered_in(p), plan.padded_d, plan.q_blocks,
+  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.dithers(kMatmulDQ), plan.padded_d,
                   plan.k_blocks, call.stream);
+  tuned::launch_query_sums({.seq = params.seq,
+                            .d = params.d,
+                            .h = params.h,
+                            .hk = params.hk,
+                            .group = params.group,
+                            .tq = plan.tq,
+                            .scale = p.scale,
+                            .rotation = job.rotation,
+                            .rows = ws.row,
+                            .sums = ws.dq_sum,
+                            .halves = false,
+                            .k_top = nullptr,
+                            .k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean,
+                            .k_mean_d = p.has_codes ? params.d : plan.padded_d,
+                            .dlse = stats(args.dlse),
+                            .row_sum = ws.row_sum,
+                            .sums_what_cap_takes = params.sums_what_cap_takes,
+                            .dq = output(args.dq),
+                            .chunks = input(args.dq).vector},
+                           p.dtype, plan.padded_d, plan.q_blocks, call.stream);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});

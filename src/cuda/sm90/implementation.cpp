@@ -41,10 +41,7 @@ std::string decline(const spec::Problem& p) {
   if (r.rounding == Rounding::dither) return "rounds to nearest only";
   // With lists this is their `lead`.
   if (r.pv16_tiles != 0 && !p.has_lists()) return "has no tiles whose P is not quantised";
-  if ((r.high_precision & ~static_cast<uint32_t>(kMatmulDK)) != 0)
-    return "has all matmuls but dP, and dK if that is lifted, in INT8";
-  if (backward && p.lifted(kMatmulDK) && p.partial_kv)
-    return "has dK in INT8 where a call sees a part of the keys";
+  if (r.high_precision != 0) return "has all matmuls but dP in INT8";
   if (r.p_levels != 0 && r.p_levels != 255) return "has 255 levels of P";
   if (p.h == 0 || p.nq == 0 || p.nk == 0) return "takes at least one query head, query and key";
   // Copies count rows of all heads in 31 bits.
@@ -66,7 +63,7 @@ backend::Tiles tiles_of(const spec::Problem& p) {
   const bool backward = p.direction == spec::Direction::backward;
   backend::Tiles t{backward ? backward_queries(static_cast<int>(p.d)) : 64,
                    p.has_lists() ? listed_keys(p) : kBlock, 255};
-  if (backward && !p.lifted(kMatmulDK)) t.dk_q = kSlab;
+  if (backward) t.dk_q = kSlab;
   return t;
 }
 

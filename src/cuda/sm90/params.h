@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parameters of the main kernels. Every pointer is device memory, with its shape.
 //
-// Tokens lie in the workspace as in sm80/params.h: sequences behind one another, each padded to
-// whole blocks of kBlock tokens, tq and tk tokens in all. D is 64 or 128.
+// In the workspace sequences follow one another, each padded to whole blocks of kBlock tokens, tq
+// and tk tokens in all. D is 64 or 128.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "cuda/lists/lists.h"
-#include "cuda/quantize/formats.h"
+#include "cuda/sm90/formats.h"
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
@@ -48,9 +48,8 @@ struct ListedParams : ForwardParams {
 };
 
 struct BackwardParams {
-  CUtensorMap q8;  // [h·tq, D]
-  // What dK needs of Q: codes, [h·tq / kSlab·D, kSlab], or halves, [h·tq, D].
-  CUtensorMap q_back;
+  CUtensorMap q8;    // [h·tq, D]
+  CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
   CUtensorMap do16;  // [h·tq, D] in 16 bit
   CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
   CUtensorMap k8;    // [hk·tk, D]
@@ -69,11 +68,9 @@ struct BackwardParams {
   int rotation;             // channels that the rotation of Q and K mixes; 0: none
   const uint32_t* k_top;    // [sequences, hk]: bits of the largest scale of K
   const float* dq_lift;     // [h, tq]
-  // [h, tq / 16, D / 8, 128] as in sm80/params.h; halves: [h, tq / 16, D / 16, 256], eight numbers
-  // of a lane together.
+  // [h, tq / 16, D / 8, 128], or halves, [h, tq / 16, D / 16, 256] (tuned/query_sums.h).
   void* dq_sum;
   bool dq_halves;
-  bool dk16;  // q_back has halves, and dK is made from them and from dS in 16 bit
   Strided dk, dv;
   bool dk_chunks, dv_chunks;  // rows start at multiples of 16 bytes
   uint32_t* tickets;          // the next thread block's keys; 0 at the start

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward as a sequence of kernels on the caller's stream, as in sm80/run.cpp.
+// Forward and backward as a sequence of kernels on the caller's stream: nothing here waits for the
+// device, and nothing on the host has to outlive the call, so a call can be captured into a graph.
 #include "cuda/sm90/run.h"
 
 #include <algorithm>
@@ -8,18 +9,19 @@
 #include "cuda/host/device.h"
 #include "cuda/host/tensor_map.h"
 #include "cuda/lists/job.h"
-#include "cuda/sm80/bwd/launch.h"
-#include "cuda/sm80/call.h"
 #include "cuda/sm90/bwd/bwd.h"
+#include "cuda/sm90/bwd/operands.h"
 #include "cuda/sm90/fwd/fwd.h"
-#include "cuda/sm90/operands.h"
+#include "cuda/sm90/quantize/codes.h"
 #include "cuda/sm90/workspace.h"
+#include "cuda/tuned/call.h"
+#include "cuda/tuned/max_logit.h"
+#include "cuda/tuned/query_sums.h"
 
 namespace sagebwd::cuda::sm90 {
 
-using sm80::Call;
-using sm80::Plan;
 using spec::Problem;
+using tuned::Call;
 
 /// Whether some queries see more keys than others, as under a causal mask.
 bool is_uneven(const Problem& p) { return p.left < 0 && p.right >= 0; }
@@ -56,20 +58,12 @@ Problem making_codes(Problem p) {
   return p;
 }
 
-/// What such a backward has in its workspace beside the rest.
-struct CodesSpace : sm80::SharedSpace {
-  CodesSpace(const Problem& p, Arena& arena)
-      : sm80::SharedSpace(p, Plan(p), arena),
-        codes(arena.take<std::byte>(spec::codes_layout(p).bytes)) {}
-  std::byte* codes;
-};
-
 size_t workspace_of(const Problem& p) {
   Arena arena(nullptr);
   if (p.direction == spec::Direction::forward) {
     ForwardSpace(p, Plan(p), arena);
   } else {
-    if (!p.has_codes) CodesSpace(making_codes(p), arena);
+    if (!p.has_codes) CodesSpace(making_codes(p), Plan(p), arena);
     const Problem read = with_codes(p);
     BackwardSpace(read, Plan(read), arena);
   }
@@ -77,19 +71,22 @@ size_t workspace_of(const Problem& p) {
 }
 
 void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
-  const Call call(p, args, tiles_of(p));
+  const Call call(p, args);
   const Plan& plan = call.plan;
   Arena arena(aligned(workspace));
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
-  OperandJob job = call.start(ws);
+  call.start(ws);
+  CodesJob job{};
+  call.describe(job, ws, ws.items);
   // Before the operands, because the kernels from there on start early, one after the other.
   if (p.has_lists())
     launch_key_lists(list_job(p, job.seq, plan.tq, plan.tk, kBlock, listed_keys(p)), ws.lists,
                      call.stream);
-  job.v8t = ws.v8t, job.v_share = ws.v_share, job.block_scales = ws.block_scales;
+  job.k_scale = ws.k_scale, job.v8t = ws.v8t, job.v_share = ws.v_share,
+  job.block_scales = ws.block_scales;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
-  sm90::launch_operands(job, p.dtype, call.stream);
+  launch_codes(job, p.dtype, call.stream);
 
   const int d = plan.padded_d, queries = p.has_lists() ? kListedForwardQueries : kForwardQueries,
             keys = p.has_lists() ? kListedForwardKeys : kForwardKeys;
@@ -122,91 +119,118 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
     launch_forward(params, p.dtype, d, call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
-    launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
+    tuned::launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
 }
 
-/// `q16`: what the codes of Q round goes there; null: unwanted.
-void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws, void* q16) {
-  const Call call(p, args, tiles_of(p));
-  OperandJob job = call.start(ws);
-  job.k_scale = nullptr, job.k8 = job.q8 = nullptr, job.q16 = q16;
-  sm90::launch_operands(job, p.dtype, call.stream);
+void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws) {
+  const Call call(p, args);
+  call.start(ws);
+  CodesJob job{};
+  call.describe(job, ws, ws.items);
+  job.k8 = job.q8 = nullptr;
+  launch_codes(job, p.dtype, call.stream);
 }
 
 void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                        const CodesSpace* made) {
-  const Call call(p, args, tiles_of(p));
+  const Call call(p, args);
   const Plan& plan = call.plan;
   const BackwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
-  if (made != nullptr) make_codes(making_codes(p), args, *made, ws.q16);
+  if (made != nullptr) make_codes(making_codes(p), args, *made);
+  call.start(ws);
   const Parts& parts = ws.parts;
-  OperandJob job = call.start(ws, {ws.parts_done, parts.done_words()});
-  job.backward = true;
-  // Where saved codes of K and V need no padding, the main kernel reads them in place.
-  job.keys_are_ready = plan.k8_is_saved;
-  job.v8 = ws.v8, job.v_scale = ws.v_scale, job.block_k_scale = ws.block_k_scale;
-  job.v_top = ws.v_top;
-  job.o = input(args.o), job.dout = input(args.dout);
-  job.lse = stats(args.lse), job.dlse = stats(args.dlse);
-  job.q8t = ws.q8t, job.q16 = ws.q16, job.do8t = ws.do8t, job.do16 = ws.do16;
-  job.row = ws.row, job.stats = ws.stats;
-  job.k_top = ws.k_top, job.dq_lift = ws.dq_lift;
-  job.dq_sum = ws.dq_sum, job.dq_halves = ws.dq_halves;
-  sm90::launch_operands(job, p.dtype, call.stream);
+  const BackwardJob job{.seq = call.sequences(ws),
+                        .d = static_cast<int>(p.d),
+                        .h = static_cast<int>(p.h),
+                        .hk = static_cast<int>(p.hk),
+                        .group = static_cast<int>(p.group()),
+                        .k_blocks = plan.k_blocks,
+                        .tq = plan.tq,
+                        .tk = plan.tk,
+                        .zeros = call.zeros(ws, {ws.parts_done, parts.done_words()}),
+                        .saved = call.codes(),
+                        .o = input(args.o),
+                        .dout = input(args.dout),
+                        .lse = stats(args.lse),
+                        .dlse = stats(args.dlse),
+                        .logit_scale = p.scale,
+                        .v_top = ws.v_top,
+                        .k_top = ws.k_top,
+                        .keys_are_ready = plan.k8_is_saved,
+                        .k8 = ws.k8,
+                        .v8 = ws.v8,
+                        .v_scale = ws.v_scale,
+                        .block_k_scale = ws.block_k_scale,
+                        .q8 = ws.q8,
+                        .q8t = ws.q8t,
+                        .do8t = ws.do8t,
+                        .do16 = ws.do16,
+                        .row = ws.row,
+                        .stats = ws.stats,
+                        .dq_lift = ws.dq_lift,
+                        .dq_sum = ws.dq_sum,
+                        .dq_halves = ws.dq_halves};
+  launch_operands(job, p.dtype, call.stream);
 
-  const int d = plan.padded_d;
+  const int d = job.d;
   const int64_t queries = p.h * plan.tq, keys = p.hk * plan.tk;
   const int tile = backward_queries(d), slab_rows = tile / kSlab * d;
-  const BackwardParams params{
-      .q8 = byte_matrix(call.q8(ws), queries, d, tile),
-      .q_back = ws.q16 != nullptr ? panel_matrix(ws.q16, queries, d, tile)
-                                  : byte_matrix(ws.q8t, queries / kSlab * d, kSlab, slab_rows),
-      .do16 = panel_matrix(ws.do16, queries, d, tile),
-      .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, slab_rows),
-      .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
-      .seq = job.seq,
-      .mask = mask_of(p),
-      .hk = job.hk,
-      .group = job.group,
-      .k_blocks = plan.k_blocks,
-      .mixed_heads = parts.parted > 0 ? 0 : mixed_heads(p, plan),
-      .parted = parts.parted,
-      .parts = parts.count,
-      .tq = plan.tq,
-      .tk = plan.tk,
-      .stats = ws.stats,
-      .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
-      .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
-      .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
-      .rotation = job.rotation,
-      .k_top = ws.k_top,
-      .dq_lift = ws.dq_lift,
-      .dq_sum = ws.dq_sum,
-      .dq_halves = ws.dq_halves,
-      .dk16 = ws.q16 != nullptr,
-      .dk = output(args.dk),
-      .dv = output(args.dv),
-      .dk_chunks = input(args.dk).vector,
-      .dv_chunks = input(args.dv).vector,
-      .tickets = ws.tickets,
-      .turns = ws.turns,
-      .part_sums = ws.part_sums,
-      .parts_done = ws.parts_done,
-      .row_sum = ws.row_sum};
+  const BackwardParams params{.q8 = byte_matrix(call.q8(ws), queries, d, tile),
+                              .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, slab_rows),
+                              .do16 = panel_matrix(ws.do16, queries, d, tile),
+                              .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, slab_rows),
+                              .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
+                              .seq = job.seq,
+                              .mask = mask_of(p),
+                              .hk = job.hk,
+                              .group = job.group,
+                              .k_blocks = plan.k_blocks,
+                              .mixed_heads = parts.parted > 0 ? 0 : mixed_heads(p, plan),
+                              .parted = parts.parted,
+                              .parts = parts.count,
+                              .tq = plan.tq,
+                              .tk = plan.tk,
+                              .stats = ws.stats,
+                              .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
+                              .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
+                              .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
+                              .rotation = call.rotation(),
+                              .k_top = ws.k_top,
+                              .dq_lift = ws.dq_lift,
+                              .dq_sum = ws.dq_sum,
+                              .dq_halves = ws.dq_halves,
+                              .dk = output(args.dk),
+                              .dv = output(args.dv),
+                              .dk_chunks = input(args.dk).vector,
+                              .dv_chunks = input(args.dv).vector,
+                              .tickets = ws.tickets,
+                              .turns = ws.turns,
+                              .part_sums = ws.part_sums,
+                              .parts_done = ws.parts_done,
+                              .row_sum = ws.row_sum};
   launch_backward(params, p.dtype, d, call.stream);
 
-  sm80::BackwardParams sums{};
-  sums.seq = job.seq;
-  sums.d = d, sums.h = job.h, sums.hk = job.hk, sums.group = job.group;
-  sums.tq = plan.tq, sums.tk = plan.tk, sums.scale = p.scale;
-  sums.dq_chunks = input(args.dq).vector;
-  sums.q_row = ws.row, sums.rotation = job.rotation;
-  sums.dq_sum = ws.dq_sum, sums.dq_halves = ws.dq_halves, sums.k_top = ws.k_top;
-  sums.k_mean = call.saved.k_mean(), sums.k_mean_d = d;
-  sums.row_sum = ws.row_sum;
-  sums.dlse = stats(args.dlse), sums.dq = output(args.dq);
-  sm80::launch_query_sums(sums, p.dtype, d, plan.q_blocks, call.stream, Start::early);
+  tuned::launch_query_sums({.seq = job.seq,
+                            .d = d,
+                            .h = job.h,
+                            .hk = job.hk,
+                            .group = job.group,
+                            .tq = plan.tq,
+                            .scale = p.scale,
+                            .rotation = params.rotation,
+                            .rows = ws.row,
+                            .sums = ws.dq_sum,
+                            .halves = ws.dq_halves,
+                            .k_top = ws.k_top,
+                            .k_mean = call.saved.k_mean(),
+                            .k_mean_d = d,
+                            .dlse = stats(args.dlse),
+                            .row_sum = ws.row_sum,
+                            .sums_what_cap_takes = false,
+                            .dq = output(args.dq),
+                            .chunks = input(args.dq).vector},
+                           p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});
@@ -215,7 +239,7 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
 void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   Arena arena(aligned(workspace));
   if (p.has_codes) return backward_of_codes(p, args, arena, nullptr);
-  const CodesSpace made(making_codes(p), arena);
+  const CodesSpace made(making_codes(p), Plan(p), arena);
   BackwardArgs with = args;
   with.codes = made.codes;
   backward_of_codes(with_codes(p), with, arena, &made);

@@ -3,25 +3,35 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "cuda/host/device.h"
-#include "cuda/sm80/workspace.h"
+#include "cuda/sm90/formats.h"
+#include "cuda/tuned/workspace.h"
+#include "spec/codes.h"
 
 namespace sagebwd::cuda::sm90 {
+
+using tuned::Plan;
 
 /// Keys of an entry of a list: of a block of such size, or a part of a block.
 inline int listed_keys(const spec::Problem& p) { return p.blocks.block_k % kBlock == 0 ? 128 : 64; }
 
-struct ForwardSpace : sm80::SharedSpace {
-  ForwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
-      : sm80::SharedSpace(p, plan, arena) {
+struct ForwardSpace : tuned::SharedSpace {
+  ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
+      : tuned::SharedSpace(p, plan, arena) {
+    items = tuned::take_items(p, plan, arena);
+    k_scale = arena.take<KeyScale>(p.hk * plan.tk);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     v_share = arena.take<uint16_t>(p.hk * plan.tk);
     block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
     logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
-    if (p.has_lists()) lists = sm80::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
+    if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
+  tuned::Item* items;
+  KeyScale* k_scale;
   int8_t* v8t;
   uint16_t* v_share;
   BlockScales* block_scales;
@@ -39,7 +49,7 @@ struct Parts {
   static constexpr int64_t kMost = 8;  // of a walk: adding them up takes time, too
 
   /// Few walks: all of them. Many walks of the same length: those that are left for the last round.
-  Parts(const spec::Problem& p, const sm80::Plan& plan) {
+  Parts(const spec::Problem& p, const Plan& plan) {
     const int64_t walks = p.hk * plan.k_blocks, places = multiprocessors(),
                   left = walks < places ? walks : walks % places;
     const bool same_length = !p.packed() && p.left < 0 && p.right < 0;
@@ -58,15 +68,25 @@ struct Parts {
   int64_t sums(int d) const { return int64_t{2} * parted * count * kBlock * d; }
 };
 
-struct BackwardSpace : sm80::SharedSpace {
-  BackwardSpace(const spec::Problem& p, const sm80::Plan& plan, Arena& arena)
-      : sm80::SharedSpace(p, plan, arena), parts(p, plan) {
+/// What a backward without saved codes has beside the rest: it makes them first, as `p`, a forward
+/// that saves codes.
+struct CodesSpace : tuned::SharedSpace {
+  CodesSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
+      : tuned::SharedSpace(p, plan, arena),
+        items(tuned::take_items(p, plan, arena)),
+        codes(arena.take<std::byte>(spec::codes_layout(p).bytes)) {}
+  tuned::Item* items;
+  std::byte* codes;
+};
+
+struct BackwardSpace : tuned::SharedSpace {
+  BackwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
+      : tuned::SharedSpace(p, plan, arena, p.h * plan.tq / 16), parts(p, plan) {
+    v_top = arena.take<uint32_t>(plan.num_sequences * p.hk);
+    k_top = arena.take<uint32_t>(plan.num_sequences * p.hk);
     parts_done = arena.take<uint32_t>(parts.done_words());
     part_sums = arena.take<float>(parts.sums(plan.padded_d));
-    if (p.lifted(kMatmulDK))
-      q16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
-    else
-      q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) {
@@ -81,10 +101,11 @@ struct BackwardSpace : sm80::SharedSpace {
     dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
   }
   Parts parts;
+  uint32_t *v_top, *k_top;
   uint32_t* parts_done;
   float* part_sums;
-  int8_t *q8t = nullptr, *do8t, *v8 = nullptr;
-  uint16_t *q16 = nullptr, *do16;
+  int8_t *q8t, *do8t, *v8 = nullptr;
+  uint16_t* do16;
   float *v_scale = nullptr, *block_k_scale = nullptr;
   QueryRow* row;
   QueryStats* stats;

@@ -13,7 +13,7 @@ export SAGEBWD_EMULATOR_LAUNCHES=$launches
 for memory in $gpus; do SAGEBWD_EMULATOR_SHARED_MEMORY=$memory "$@"; done
 nm --demangle --print-size --defined-only "$1" | awk -v launches="$launches" '
   BEGIN { while ((getline address < launches) > 0) ran[address] = 1 }
-  $3 ~ /^[tTW]$/ && /[a-z]_kernel[<(]/ && !/lambda|clone|::plain::|Reader\)1|sm90::(backward|forward|listed_forward)_kernel/ && $2 !~ /^0*[0-8]$/ {
+  $3 ~ /^[tTW]$/ && /[a-z]_kernel[<(]/ && !/lambda|clone|::plain::|sm90::(backward|forward|listed_forward)_kernel/ && $2 !~ /^0*[0-8]$/ {
     if ($1 in ran) { ++good; next }
     ++bad
     $1 = $2 = $3 = ""

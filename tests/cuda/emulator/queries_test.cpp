@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands of queries from saved codes: sm90 has a kernel for them, and its results have the bits
-// of the operand kernel's. The main kernel that reads them is not part of the emulator.
-#include "cuda/sm90/bwd/queries.h"
-
+// What the backward of sm90 makes of saved codes. Packed calls and calls whose rows are not aligned
+// have instances of their own: the same numbers must come out of them, bit by bit.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/half.h"
-#include "emulator/operands_read.h"
+#include "cuda/sm90/bwd/operands.h"
 
 namespace sagebwd::cuda::sm90 {
 namespace {
+
+/// How the same call comes: as it is best, as documents, with rows that are not aligned.
+enum class Form { regular, documents, unaligned, both };
 
 struct Call {
   Dtype dtype;
@@ -54,13 +57,17 @@ struct Inputs {
   explicit Inputs(const Call& c)
       : dout(size_of(c) * 2),
         o(size_of(c) * 2),
+        dout_aside(size_of(c) * 2 + 2),
+        o_aside(size_of(c) * 2 + 2),
         q8(size_of(c)),
         q_scale(queries(c)),
         mean_logit(queries(c)),
         lse(queries(c)),
         dlse(queries(c)),
-        v_scale(static_cast<size_t>(c.hk * c.b * c.nk)),
+        v_scale(keys(c)),
         k_scale(v_scale.size() / kBlock),
+        k8(keys(c) * static_cast<size_t>(c.d)),
+        v8(k8),
         v_mean(static_cast<size_t>(c.b * c.hk * c.d)) {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = INFINITY;
     const auto put = [&](Bytes& to, size_t i, float x) {
@@ -74,7 +81,7 @@ struct Inputs {
       for (size_t e = 0; e < static_cast<size_t>(c.d); ++e) {
         const size_t i = row * static_cast<size_t>(c.d) + e;
         put(dout, i, size * random.normal()), put(o, i, random.normal());
-        q8.as<int8_t>()[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+        q8.as<int8_t>()[i] = code();
       }
       const size_t bad = row * static_cast<size_t>(c.d) + random.below(static_cast<unsigned>(c.d));
       if (random.below(16) == 0) put(dout, bad, random.below(2) != 0 ? nan : inf);
@@ -90,13 +97,22 @@ struct Inputs {
     for (float& x : k_scale)
       x = random.below(8) == 0 ? nan : random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
     for (float& x : v_mean) x = random.normal();
+    for (size_t i = 0; i < keys(c) * static_cast<size_t>(c.d); ++i)
+      k8.as<int8_t>()[i] = code(), v8.as<int8_t>()[i] = code();
+    // Rows one element further than they should be.
+    for (auto [from, to] : {std::pair{&dout, &dout_aside}, {&o, &o_aside}})
+      std::memcpy(to->as<uint16_t>() + 1, from->as<uint16_t>(), size_of(c) * 2);
   }
+  int8_t code() { return static_cast<int8_t>(static_cast<int>(random.below(255)) - 127); }
+  static size_t keys(const Call& c) { return static_cast<size_t>(c.hk * c.b * c.nk); }
   static size_t queries(const Call& c) { return static_cast<size_t>(c.b * c.h * c.nq); }
   static size_t size_of(const Call& c) { return queries(c) * static_cast<size_t>(c.d); }
 
   Random random;
-  Bytes dout, o, q8;
-  std::vector<float> q_scale, mean_logit, lse, dlse, v_scale, k_scale, v_mean;
+  Bytes dout, o, dout_aside, o_aside, q8;
+  std::vector<float> q_scale, mean_logit, lse, dlse, v_scale, k_scale;
+  Bytes k8, v8;
+  std::vector<float> v_mean;
 };
 
 struct Outputs {
@@ -111,79 +127,114 @@ struct Outputs {
         row(tokens * sizeof(QueryRow)),
         stats(tokens / kSlab * sizeof(QueryStats)),
         dq_lift(tokens * sizeof(float)),
-        zeros((kBefore + 3 * heads + kBehind) * sizeof(uint32_t)) {}
-  static constexpr size_t kBefore = 64, kBehind = 1000;
+        v_top(heads * 4),
+        k_top(heads * 4),
+        zeros(kZeros * 4),
+        k8(Inputs::keys(c) * static_cast<size_t>(c.d)),
+        v8(k8),
+        v_scale(Inputs::keys(c) * 4),
+        block_k_scale(Inputs::keys(c) / kBlock * 4) {}
+  static constexpr size_t kZeros = 1000;
   size_t tokens, heads;
-  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, dq_lift;
-  Bytes zeros;  // among other things the largest scales
+  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, dq_lift, v_top, k_top, zeros;
+  Bytes k8, v8, v_scale, block_k_scale;
+  std::vector<DocumentStart> documents;
 };
 
-OperandJob job_of(const Call& c, Inputs& in, Outputs& out, Bytes& items) {
-  OperandJob job{};
+BackwardJob job_of(const Call& c, Inputs& in, Outputs& out, Form form) {
+  const bool packed = form == Form::documents || form == Form::both,
+             aligned = form == Form::regular || form == Form::documents;
   const int q_blocks = (c.nq + kBlock - 1) / kBlock, k_blocks = c.nk / kBlock;
-  job.seq = {.count = c.b, .nq = c.nq, .nk = c.nk, .q_blocks = q_blocks, .k_blocks = k_blocks};
-  job.d = job.padded_d = c.d;
-  job.h = c.h, job.hk = c.hk, job.group = c.h / c.hk;
-  job.q_blocks = c.b * q_blocks, job.k_blocks = c.b * k_blocks;
-  job.tq = int64_t{job.q_blocks} * kBlock, job.tk = int64_t{job.k_blocks} * kBlock;
-  job.backward = job.keys_are_ready = true;
-  job.scheme = Scheme::vectorwise, job.tile_k = kBlock;
-  job.logit_scale = 0.125f;
-  auto* words = out.zeros.as<uint32_t>();
-  job.zeros.piece[0] = {words,
-                        static_cast<int64_t>(Outputs::kBefore + 3 * out.heads + Outputs::kBehind)};
-  job.next = words;
-  job.v_top = reinterpret_cast<uint2*>(words + Outputs::kBefore);
-  job.k_top = words + Outputs::kBefore + 2 * out.heads;
-  job.items = items.as<Item>();
-  job.saved = {.queries = int64_t{c.b} * c.nq,
-               .keys = int64_t{c.b} * c.nk,
-               .key_blocks = job.k_blocks,
-               .q8 = in.q8.as<int8_t>(),
-               .k8 = nullptr,
-               .v8 = nullptr,
-               .q_scale = in.q_scale.data(),
-               .mean_logit = in.mean_logit.data(),
-               .k_scale = in.k_scale.data(),
-               .v_scale = in.v_scale.data(),
-               .v_mean = in.v_mean.data()};
+  for (int i = 0; packed && i <= c.b; ++i)
+    out.documents.push_back({i * c.nq, i * c.nk, i * q_blocks, i * k_blocks});
   // Tokens outside heads, as PyTorch's projections give them.
-  const auto strided = [&](Bytes& x) {
-    return Strided{x.as<void>(), int64_t{c.nq} * c.h * c.d, c.d, int64_t{c.h} * c.d, true};
+  const auto strided = [&](Bytes& x, Bytes& aside) {
+    return Strided{aligned ? x.as<void>() : aside.as<uint16_t>() + 1, int64_t{c.nq} * c.h * c.d,
+                   c.d, int64_t{c.h} * c.d, aligned};
   };
-  job.dout = strided(in.dout), job.o = strided(in.o);
-  job.lse = {in.lse.data(), int64_t{c.h} * c.nq, c.nq, 1};
-  if (c.dlse) job.dlse = {in.dlse.data(), int64_t{c.nq} * c.h, 1, c.h};
-  if (c.nq % kBlock != 0) job.q8 = out.q8.as<int8_t>();
-  job.q8t = out.q8t.as<int8_t>(), job.do8t = out.do8t.as<int8_t>();
-  job.do16 = out.do16.as<void>(), job.dq_sum = out.dq_sum.as<void>(), job.dq_halves = c.halves;
-  job.row = out.row.as<QueryRow>(), job.stats = out.stats.as<QueryStats>();
-  job.dq_lift = out.dq_lift.as<float>();
-  return job;
+  const auto statistics = [&](std::vector<float>& x) {
+    return StridedStats{x.data(), int64_t{c.nq} * c.h, 1, c.h};
+  };
+  return {.seq = {.count = c.b,
+                  .nq = packed ? c.b * c.nq : c.nq,
+                  .nk = packed ? c.b * c.nk : c.nk,
+                  .q_blocks = packed ? 0 : q_blocks,
+                  .k_blocks = packed ? 0 : k_blocks,
+                  .documents = packed ? out.documents.data() : nullptr},
+          .d = c.d,
+          .h = c.h,
+          .hk = c.hk,
+          .group = c.h / c.hk,
+          .k_blocks = c.b * k_blocks,
+          .tq = int64_t{c.b} * q_blocks * kBlock,
+          .tk = int64_t{c.b} * k_blocks * kBlock,
+          .zeros = {{{out.zeros.as<uint32_t>(), Outputs::kZeros}}},
+          .saved = {.queries = int64_t{c.b} * c.nq,
+                    .keys = int64_t{c.b} * c.nk,
+                    .key_blocks = int64_t{c.b} * k_blocks,
+                    .q8 = in.q8.as<int8_t>(),
+                    .k8 = in.k8.as<int8_t>(),
+                    .v8 = in.v8.as<int8_t>(),
+                    .q_scale = in.q_scale.data(),
+                    .mean_logit = in.mean_logit.data(),
+                    .k_scale = in.k_scale.data(),
+                    .v_scale = in.v_scale.data(),
+                    .v_mean = in.v_mean.data()},
+          .o = strided(in.o, in.o_aside),
+          .dout = strided(in.dout, in.dout_aside),
+          .lse = statistics(in.lse),
+          .dlse = c.dlse ? statistics(in.dlse) : StridedStats{},
+          .logit_scale = 0.125f,
+          .v_top = out.v_top.as<uint32_t>(),
+          .k_top = out.k_top.as<uint32_t>(),
+          .keys_are_ready = !packed,
+          .k8 = out.k8.as<int8_t>(),
+          .v8 = out.v8.as<int8_t>(),
+          .v_scale = out.v_scale.as<float>(),
+          .block_k_scale = out.block_k_scale.as<float>(),
+          .q8 = c.nq % kBlock != 0 ? out.q8.as<int8_t>() : nullptr,
+          .q8t = out.q8t.as<int8_t>(),
+          .do8t = out.do8t.as<int8_t>(),
+          .do16 = out.do16.as<void>(),
+          .row = out.row.as<QueryRow>(),
+          .stats = out.stats.as<QueryStats>(),
+          .dq_lift = out.dq_lift.as<float>(),
+          .dq_sum = out.dq_sum.as<void>(),
+          .dq_halves = c.halves};
 }
 
 class ReadQueries : public testing::TestWithParam<Call> {};
 
-TEST_P(ReadQueries, SameBitsAsTheOperandKernel) {
+TEST_P(ReadQueries, SameBitsInEveryForm) {
   const Call& c = GetParam();
   Inputs in(c);
-  Outputs got(c), want(c);
-  Bytes items(static_cast<size_t>(
-      kItemBytes * most_items(c.hk, c.h / c.hk, c.b * (c.nq / kBlock + 1), c.b * c.nk / kBlock)));
-  const OperandJob job = job_of(c, in, got, items);
-  ASSERT_TRUE(has_only_queries(job));
-  launch_queries(job, c.dtype, nullptr);
-  emulator::launch_operands_read(job_of(c, in, want, items), c.dtype);
-  want.zeros.as<uint32_t>()[0] = 0;  // pieces of work that were handed out
-  EXPECT_TRUE(got.q8t == want.q8t);
-  EXPECT_TRUE(got.do8t == want.do8t);
-  EXPECT_TRUE(got.q8 == want.q8);
-  EXPECT_TRUE(got.do16 == want.do16);
-  EXPECT_TRUE(got.dq_sum == want.dq_sum);
-  EXPECT_TRUE(got.row == want.row);
-  EXPECT_TRUE(got.stats == want.stats);
-  EXPECT_TRUE(got.dq_lift == want.dq_lift);
-  EXPECT_TRUE(got.zeros == want.zeros);
+  Outputs want(c);
+  launch_operands(job_of(c, in, want, Form::regular), c.dtype, nullptr);
+  for (Form form : {Form::documents, Form::unaligned, Form::both}) {
+    SCOPED_TRACE(static_cast<int>(form));
+    Outputs got(c);
+    launch_operands(job_of(c, in, got, form), c.dtype, nullptr);
+    EXPECT_TRUE(got.q8t == want.q8t);
+    EXPECT_TRUE(got.do8t == want.do8t);
+    EXPECT_TRUE(got.q8 == want.q8);
+    EXPECT_TRUE(got.do16 == want.do16);
+    EXPECT_TRUE(got.dq_sum == want.dq_sum);
+    EXPECT_TRUE(got.row == want.row);
+    EXPECT_TRUE(got.stats == want.stats);
+    EXPECT_TRUE(got.dq_lift == want.dq_lift);
+    EXPECT_TRUE(got.v_top == want.v_top);
+    EXPECT_TRUE(got.k_top == want.k_top);
+    EXPECT_TRUE(got.zeros == want.zeros);
+    if (form == Form::unaligned) continue;
+    // Nothing needs padding here, so copies are what was saved.
+    EXPECT_TRUE(got.k8 == in.k8);
+    EXPECT_TRUE(got.v8 == in.v8);
+    for (size_t i = 0; i < in.v_scale.size(); ++i)
+      ASSERT_EQ(std::bit_cast<uint32_t>(got.v_scale.as<float>()[i]),
+                std::bit_cast<uint32_t>(in.v_scale[i]));
+    for (size_t i = 0; i < in.k_scale.size(); ++i)
+      ASSERT_EQ(got.block_k_scale.as<float>()[i], std::isnan(in.k_scale[i]) ? 0.0f : in.k_scale[i]);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
@@ -194,12 +245,36 @@ INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
                                          Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
                                          Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true}));
 
+// Sequences of 300 keys: the last 84 of three blocks are padding.
+TEST(HopperOperands, KeysArePadded) {
+  constexpr int kKeys = 300, kPadded = 384, kSequences = 2, kHeads = 2, kD = 64;
+  const Call c{Dtype::bf16, kD, kSequences, kHeads, kHeads, 128, kPadded, false, true};
+  Inputs in(c);
+  Outputs out(c);
+  BackwardJob job = job_of(c, in, out, Form::regular);
+  job.seq.nk = kKeys, job.saved.keys = kSequences * kKeys, job.keys_are_ready = false;
+  launch_operands(job, c.dtype, nullptr);
+  for (int head = 0; head < kHeads; ++head)
+    for (int i = 0; i < kSequences * kPadded; ++i) {
+      const int token = i % kPadded, to = head * kSequences * kPadded + i,
+                from = head * kSequences * kKeys + i / kPadded * kKeys + token;
+      for (int e = 0; e < kD; ++e) {
+        ASSERT_EQ(out.k8.as<int8_t>()[to * kD + e],
+                  token < kKeys ? in.k8.as<int8_t>()[from * kD + e] : 0);
+        ASSERT_EQ(out.v8.as<int8_t>()[to * kD + e],
+                  token < kKeys ? in.v8.as<int8_t>()[from * kD + e] : 0);
+      }
+      ASSERT_EQ(
+          std::bit_cast<uint32_t>(out.v_scale.as<float>()[to]),
+          std::bit_cast<uint32_t>(token < kKeys ? in.v_scale[static_cast<size_t>(from)] : 1.0f));
+    }
+}
+
 TEST(HopperOperands, SlabsOfATileHaveTheSameUnits) {
   const Call c{Dtype::bf16, 64, 1, 2, 1, 512, 128, true, true};
   Inputs in(c);
   Outputs out(c);
-  Bytes items(static_cast<size_t>(kItemBytes * most_items(1, 2, 4, 1)));
-  launch_queries(job_of(c, in, out, items), c.dtype, nullptr);
+  launch_operands(job_of(c, in, out, Form::regular), c.dtype, nullptr);
   const auto* stats = out.stats.as<QueryStats>();
   for (size_t i = 0; i < out.tokens / kSlab; i += 2) {
     EXPECT_EQ(stats[i].dv_unit, stats[i + 1].dv_unit);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ from sums in half precision. cuda-sm90 makes these, and is not part of the emulator.
+// dQ from sums in half precision, which cuda-sm90 makes.
+#include "cuda/tuned/query_sums.h"
+
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -8,9 +10,9 @@
 #include <vector>
 
 #include "base/half.h"
-#include "cuda/sm80/bwd/launch.h"
+#include "cuda/tile/layout.h"
 
-namespace sagebwd::cuda::sm80 {
+namespace sagebwd::cuda::tuned {
 namespace {
 
 struct Kind {
@@ -46,11 +48,11 @@ TEST_P(HalfSums, BecomeDq) {
             sum * kScale * kTop / rows[static_cast<size_t>(head * kBlock + query)].divisor;
       }
   const uint32_t k_top = std::bit_cast<uint32_t>(kTop);
-  BackwardParams p{};
+  QuerySums p{};
   p.seq = {.count = 1, .nq = kQueries, .nk = 1, .q_blocks = 1, .k_blocks = 1};
-  p.d = d, p.h = kHeads, p.hk = 1, p.group = kHeads, p.tq = p.tk = kBlock, p.scale = kScale;
-  p.dq_chunks = true, p.q_row = rows.data();
-  p.dq_sum = sums.data(), p.dq_halves = true, p.k_top = &k_top;
+  p.d = d, p.h = kHeads, p.hk = 1, p.group = kHeads, p.tq = kBlock, p.scale = kScale;
+  p.chunks = true, p.rows = rows.data();
+  p.sums = sums.data(), p.halves = true, p.k_top = &k_top;
   p.k_mean_d = d;
   p.dq = {got.data(), 0, int64_t{kBlock} * d, d, true};
   launch_query_sums(p, dtype, d, 1, nullptr);
@@ -82,11 +84,11 @@ TEST_P(HalfSums, RowSumsOfEqualKeys) {
   std::vector<uint16_t> sums(size, 0), got(size, 0x7fff);
   const std::vector<float> mean(static_cast<size_t>(d), kMean);
   const uint32_t k_top = 0;
-  BackwardParams p{};
+  QuerySums p{};
   p.seq = {.count = 1, .nq = kQueries, .nk = 1, .q_blocks = 1, .k_blocks = 1};
-  p.d = d, p.h = p.hk = p.group = 1, p.tq = p.tk = kBlock, p.scale = kScale;
-  p.dq_chunks = true, p.q_row = rows.data();
-  p.dq_sum = sums.data(), p.dq_halves = true, p.k_top = &k_top;
+  p.d = d, p.h = p.hk = p.group = 1, p.tq = kBlock, p.scale = kScale;
+  p.chunks = true, p.rows = rows.data();
+  p.sums = sums.data(), p.halves = true, p.k_top = &k_top;
   p.k_mean = mean.data(), p.k_mean_d = d, p.row_sum = row_sum.data();
   p.dq = {got.data(), 0, int64_t{kBlock} * d, d, true};
   launch_query_sums(p, dtype, d, 1, nullptr);
@@ -103,4 +105,4 @@ INSTANTIATE_TEST_SUITE_P(Every, HalfSums,
                                          Kind{Dtype::f16, 64}, Kind{Dtype::f16, 128}));
 
 }  // namespace
-}  // namespace sagebwd::cuda::sm80
+}  // namespace sagebwd::cuda::tuned

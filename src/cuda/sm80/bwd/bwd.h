@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// INT8 attention backward on mma.sync. One kernel makes dK and dV and adds dQ up in memory, another
-// one scales and casts dQ.
+// INT8 attention backward on mma.sync: dK and dV, and dQ added up in memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,9 +19,9 @@ struct BackwardTiles {
 };
 BackwardTiles backward_tiles(Scheme scheme, int padded_d);
 
-/// `dithered`: of dV, dQ and dK, those whose codes of P or dS are rounded by dither (Matmul bits).
-/// That is all or none in `paper`, dQ or none in `vectorwise`.
-void launch_backward(const BackwardParams& params, Dtype dtype, Scheme scheme, uint32_t dithered,
-                     int padded_d, int q_blocks, int k_blocks, cudaStream_t stream);
+/// params.general is found here. `dithers_dq`: the codes of dS for dQ are rounded by dither; in
+/// `vectorwise`.
+void launch_backward(BackwardParams params, Dtype dtype, Scheme scheme, bool dithers_dq,
+                     int padded_d, int k_blocks, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm80

@@ -6,15 +6,9 @@
 
 namespace sagebwd::cuda::sm80 {
 
-template <typename T, int D>
-void launch_capped(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  fused_backward::run<fused_backward::Policy::general_capped, Scheme::vectorwise, T, D>(p, k_blocks,
-                                                                                        stream);
+void launch_capped(const BackwardCall& call) {
+  using fused_backward::kCapped, fused_backward::kGeneral;
+  fused_backward::run<kCapped | kGeneral, Scheme::vectorwise>(call);
 }
-
-template void launch_capped<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_capped<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
-template void launch_capped<__half, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_capped<__half, 128>(const BackwardParams&, int, cudaStream_t);
 
 }  // namespace sagebwd::cuda::sm80

@@ -5,19 +5,8 @@
 
 namespace sagebwd::cuda::sm80 {
 
-using fused_backward::Policy;
-
-template <typename T, int D>
-void launch_dithered_dq(const BackwardParams& p, int k_blocks, cudaStream_t stream) {
-  constexpr Scheme kScheme = Scheme::vectorwise;
-  wants_general(p)
-      ? fused_backward::run<Policy::general_dither_dq, kScheme, T, D>(p, k_blocks, stream)
-      : fused_backward::run<Policy::fast_dither_dq, kScheme, T, D>(p, k_blocks, stream);
+void launch_dithered_dq(const BackwardCall& call) {
+  fused_backward::run_as_wanted<fused_backward::kDitherDq, Scheme::vectorwise>(call);
 }
-
-template void launch_dithered_dq<__nv_bfloat16, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_dithered_dq<__nv_bfloat16, 128>(const BackwardParams&, int, cudaStream_t);
-template void launch_dithered_dq<__half, 64>(const BackwardParams&, int, cudaStream_t);
-template void launch_dithered_dq<__half, 128>(const BackwardParams&, int, cudaStream_t);
 
 }  // namespace sagebwd::cuda::sm80

@@ -2,11 +2,9 @@
 // dK and dV of keys whose list was cut into pieces (cuda/lists). The sums of the pieces are added
 // up in their order and go to the caller's tensors, those of dK with the rotation turned back. A
 // thread takes eight channels of a key.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/convert.cuh"
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
     add_pieces<D>(x, l.sums + (2 * at * kPerTensor + index) * 8, cut.pieces);
     if (is_dk)
       finish_dk<D>(x, channel, p.rotation,
-                   wants_general(p) ? p.k_scale[kv_head * p.tk + first_key + row].scale : 1.0f);
+                   p.general ? p.k_scale[kv_head * p.tk + first_key + row].scale : 1.0f);
     const int64_t key = first_key - s.k_pad + row;
     if (key >= s.nk || static_cast<int>(channel) >= p.d) continue;
     const Strided& to = is_dk ? p.dk : p.dv;
@@ -84,19 +82,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-template <typename T, int D>
-void launch_piece_sums(const BackwardParams& p, cudaStream_t stream) {
+void launch_piece_sums(const BackwardCall& call) {
   // Mostly there is little to do, or nothing: about as many thread blocks as a large GPU holds.
   constexpr int64_t kThreadBlocks = 1024;
+  const BackwardParams& p = call.params;
   const int64_t lineups = p.hk * p.lists.lineups,
                 each = std::max<int64_t>(kThreadBlocks / std::max<int64_t>(lineups, 1), 1);
-  launch(piece_sums_kernel<T, D>, dim3(static_cast<unsigned>(lineups), static_cast<unsigned>(each)),
-         kThreads, 0, p, stream);
+  with_instance(call.dtype, call.padded_d, [&]<typename T, int D>() {
+    launch(piece_sums_kernel<T, D>,
+           dim3(static_cast<unsigned>(lineups), static_cast<unsigned>(each)), kThreads, 0, p,
+           call.stream);
+  });
 }
-
-template void launch_piece_sums<__nv_bfloat16, 64>(const BackwardParams&, cudaStream_t);
-template void launch_piece_sums<__nv_bfloat16, 128>(const BackwardParams&, cudaStream_t);
-template void launch_piece_sums<__half, 64>(const BackwardParams&, cudaStream_t);
-template void launch_piece_sums<__half, 128>(const BackwardParams&, cudaStream_t);
 
 }  // namespace sagebwd::cuda::sm80

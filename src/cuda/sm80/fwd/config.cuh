@@ -21,10 +21,9 @@ struct Config {
   int d;       // channels, padded
   int tile_k;  // keys of a tile
   int warps;
-  int resident;  // thread blocks on a multiprocessor, if its shared memory has room for them
-  Rounding rounding = Rounding::nearest;  // of P
-  bool lists = false;                     // walks the tiles of block lists (cuda/lists)
-  bool capped = false;                    // logits are capped (tile/softcap.cuh)
+  int resident;         // thread blocks on a multiprocessor, if its shared memory has room for them
+  bool lists = false;   // walks the tiles of block lists (cuda/lists)
+  bool capped = false;  // logits are capped (tile/softcap.cuh)
 
   /// Whether V's token scale is folded into P.
   constexpr bool folds_v() const { return scheme == Scheme::vectorwise; }
@@ -87,22 +86,6 @@ inline constexpr Config kPaperWide{.scheme = Scheme::paper,
                                    .tile_k = 64,
                                    .warps = 4,
                                    .resident = 2};
-// Only `paper` has dither here; cuda-plain serves it in `vectorwise`.
-inline constexpr Config kDitheredNarrow{.scheme = Scheme::paper,
-                                        .k_scale = KeyScales::key,
-                                        .d = 64,
-                                        .tile_k = 64,
-                                        .warps = 4,
-                                        .resident = 3,
-                                        .rounding = Rounding::dither};
-inline constexpr Config kDitheredWide{.scheme = Scheme::paper,
-                                      .k_scale = KeyScales::key,
-                                      .d = 128,
-                                      .tile_k = 64,
-                                      .warps = 4,
-                                      .resident = 2,
-                                      .rounding = Rounding::dither};
-
 // Soft capping. It needs more registers.
 constexpr Config with_cap(Config config) {
   config.capped = true, config.resident = 2;
@@ -124,8 +107,6 @@ enum class Instance {
   per_key_wide,
   paper_narrow,
   paper_wide,
-  dithered_narrow,
-  dithered_wide,
   capped_narrow,
   capped_wide,
   listed_narrow,
@@ -147,10 +128,6 @@ constexpr Config config_of(Instance instance) {
       return kPaperNarrow;
     case Instance::paper_wide:
       return kPaperWide;
-    case Instance::dithered_narrow:
-      return kDitheredNarrow;
-    case Instance::dithered_wide:
-      return kDitheredWide;
     case Instance::capped_narrow:
       return with_cap(kNarrow);
     case Instance::capped_wide:

@@ -25,13 +25,15 @@
 
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/target.cuh"
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
-#include "cuda/sm80/fwd/codes.cuh"
+#include "cuda/sm80/fwd/fwd.h"
 #include "cuda/sm80/fwd/loads.cuh"
 #include "cuda/sm80/fwd/products.cuh"
 #include "cuda/sm80/fwd/results.cuh"
 #include "cuda/sm80/fwd/scores.cuh"
 #include "cuda/sm80/fwd/softmax.cuh"
+#include "cuda/tile/codes.cuh"
 
 namespace sagebwd::cuda::sm80::fwd {
 
@@ -42,27 +44,24 @@ struct State {
   Thread<kConfig> me;
   Queries<kConfig> queries;
   Accumulators<kConfig> sums;
-  Dither<kConfig> dither;
 
   __device__ State(uint8_t* memory, const ForwardParams& p, const Work<kConfig>& w)
       : me(p, memory) {
     share_work(me, w);
     queries.load(me, w);
-    dither.start(me, w);
   }
 };
 
 /// Adds a tile in INT8 to the sums.
 template <Config kConfig>
-__device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile, bool first) {
-  auto& [me, queries, sums, dither] = state;
+__device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile) {
+  auto& [me, queries, sums] = state;
   Scores<kConfig> x;
   Codes<kConfig> codes;
   TileRows rows;
-  dither.draw(me, tile, first);
   multiply_qk(x, me, queries, stage);
   softmax(x, rows, me, queries, stage, tile);
-  quantize(codes, x, me, dither, tile);
+  tile::quantize_rows<tile::Bytes::u8, kConfig.key_blocks()>(codes, x, 1.0f, 1.0f);
   // The branch in here keeps the compiler from mixing codes and products, which would take more
   // registers than there are.
   sums.template carry_over<Product::int8>(rows);
@@ -75,7 +74,7 @@ __device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile
 template <typename T, Config kConfig>
 __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int tile, bool leading,
                                          bool poisoned) {
-  auto& [me, queries, sums, dither] = state;
+  auto& [me, queries, sums] = state;
   Scores<kConfig> x;
   TileRows rows;
   load_v16<T>(me, other(stage), tile);
@@ -101,7 +100,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   const Work<kConfig> own_work = work_of<kConfig>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (own_work.has_no_queries()) return;  // the padding of a sequence
   State<kConfig> state(memory, p, own_work);
-  auto& [me, queries, sums, dither] = state;
+  auto& [me, queries, sums] = state;
 
   int stage = 0;
   int left = own_work.walk.steps - own_work.leading;  // steps in INT8 from this one on
@@ -110,7 +109,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     load_tile(me, stage, own_work.keys + static_cast<uint32_t>(next) * kConfig.tile_k);
   arch::cp_async_commit();
   wait_for_copies();  // the Work is there too
-  for (bool first = true; left > 0; --left, stage = other(stage), first = false) {
+  for (; left > 0; --left, stage = other(stage)) {
     // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
     // on sm_80 at d 64, and before Hopper with a cap.
     if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64) ||
@@ -121,7 +120,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);  // 0: the first in 16 bit
     load_tile(me, other(stage), me.key_row(next));
     arch::cp_async_commit();
-    visit(state, stage, tile, first);
+    visit(state, stage, tile);
     if (left % tile::kTilesWithStart == 0) sums.settle();
     wait_for_copies();
   }
@@ -156,13 +155,18 @@ __global__ void __launch_bounds__(fwd::config_of(kInstance).threads(), fwd::kRes
   if constexpr (!kConfig.capped || arch::caps(kConfig.d)) fwd::forward<T, kConfig>(p, memory);
 }
 
-template <typename T, fwd::Instance kInstance>
-void run_forward(const ForwardParams& p, int q_blocks, int heads, cudaStream_t stream) {
-  constexpr fwd::Config kConfig = fwd::config_of(kInstance);
-  launch(forward_kernel<T, kInstance>,
-         dim3(static_cast<unsigned>(q_blocks * (kBlock / kConfig.queries())),
-              static_cast<unsigned>(heads)),
-         kConfig.threads(), static_cast<int>(sizeof(fwd::SharedPlan<kConfig>)), p, stream);
+/// Launches the instance of a call: kNarrow at head dims up to 64, else kWide.
+template <fwd::Instance kNarrow, fwd::Instance kWide>
+void run_forward(const ForwardCall& call) {
+  with_instance(call.dtype, call.padded_d, [&]<typename T, int D>() {
+    constexpr fwd::Instance kInstance = D == 64 ? kNarrow : kWide;
+    constexpr fwd::Config kConfig = fwd::config_of(kInstance);
+    launch(forward_kernel<T, kInstance>,
+           dim3(static_cast<unsigned>(call.q_blocks * (kBlock / kConfig.queries())),
+                static_cast<unsigned>(call.heads)),
+           kConfig.threads(), static_cast<int>(sizeof(fwd::SharedPlan<kConfig>)), call.params,
+           call.stream);
+  });
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm90/bwd/bwd.h"
 #include "cuda/sm90/bwd/kernel.cuh"
@@ -6,36 +7,31 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, unsigned kWants>
+using bwd::Wants;
+
+/// Sum: what dQ is added up in, float or __half.
+template <typename T, int D, typename Sum, Wants kWants>
 void run(const BackwardParams& p, cudaStream_t stream) {
   // Rows of key heads, and some more for parts.
   const int more = (p.parted * (p.parts - 1) + p.k_blocks - 1) / p.k_blocks;
-  launch(p.dq_halves ? backward_kernel<T, D, __half, kWants> : backward_kernel<T, D, float, kWants>,
+  launch(backward_kernel<T, D, Sum, kWants>,
          dim3(static_cast<unsigned>(p.k_blocks), static_cast<unsigned>(p.hk + more)), bwd::kThreads,
-         static_cast<int>(sizeof(bwd::SharedPlan<D, kWants>)), p, stream, Start::early);
-}
-
-template <typename T, int D>
-void run(const BackwardParams& p, cudaStream_t stream) {
-  using bwd::kDk16, bwd::kInTurn, bwd::kRowSums;
-  const bool in_turn = p.turns != nullptr;
-  if (p.dk16)
-    in_turn ? run<T, D, kDk16 | kInTurn>(p, stream) : run<T, D, kDk16>(p, stream);
-  else if (p.row_sum != nullptr)
-    in_turn ? run<T, D, kRowSums | kInTurn>(p, stream) : run<T, D, kRowSums>(p, stream);
-  else
-    in_turn ? run<T, D, kInTurn>(p, stream) : run<T, D, 0>(p, stream);
-}
-
-template <typename T>
-void run(const BackwardParams& p, int d, cudaStream_t stream) {
-  d == 64 ? run<T, 64>(p, stream) : run<T, 128>(p, stream);
+         static_cast<int>(sizeof(bwd::SharedPlan<D>)), p, stream, Start::early);
 }
 
 }  // namespace
 
 void launch_backward(const BackwardParams& p, Dtype dtype, int d, cudaStream_t stream) {
-  dtype == Dtype::bf16 ? run<__nv_bfloat16>(p, d, stream) : run<__half>(p, d, stream);
+  const bool in_turn = p.turns != nullptr, adds_rows = p.row_sum != nullptr;
+  with_instance(dtype, d, [&]<typename T, int D>() {
+    if (p.dq_halves)
+      adds_rows ? run<T, D, __half, Wants::what_comes>(p, stream)
+      : in_turn ? run<T, D, __half, Wants::turns>(p, stream)
+                : run<T, D, __half, Wants::nothing>(p, stream);
+    else
+      adds_rows || in_turn ? run<T, D, float, Wants::what_comes>(p, stream)
+                           : run<T, D, float, Wants::nothing>(p, stream);
+  });
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -23,17 +23,15 @@ using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
 
-template <typename T, int D, unsigned kWants>
+template <typename T, int D>
 struct Consumer {
-  using Plan = SharedPlan<D, kWants>;
+  using Plan = SharedPlan<D>;
   static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
   // Of a tile of queries.
   using AllScores = Scores[kSlabs];
   using AllHalves = Halves[kSlabs];
   using Codes = uint32_t[8 * kSlabs];  // A operands
   using SlabCodes = uint32_t[8];
-  // dK of the first of two slabs is multiplied before dS of the second is there.
-  static constexpr bool kKeysBetween = kSlabs == 2 && !(kWants & kDk16);
 
   const BackwardParams& p;
   Plan& shared;
@@ -43,7 +41,7 @@ struct Consumer {
   Tile tile{};
 
   // Places of operands. Those of the products that end a tile: transposed codes of Q and dO.
-  static constexpr size_t kQ8t = offsetof(Plan, back), kDo8t = kQ8t + sizeof(Plan::Back::q);
+  static constexpr size_t kQ8t = offsetof(Plan, back), kDo8t = kQ8t + kQueries * D;
   __device__ uint32_t front_at(Tile of) const {
     return place + of.place() * arch::places(sizeof(typename Plan::Front));
   }
@@ -62,7 +60,7 @@ struct Consumer {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
   // Where no registers are left to keep them in, every tile reads them again.
-  static constexpr bool kKeepsValueScales = kSlabs == 1 && !(kWants & kDk16);
+  static constexpr bool kKeepsValueScales = kSlabs == 1;
   __device__ float value_scale_of(int r) const { return shared.v_scale[first_key() + 8 * r]; }
 
   /// S = K8·Q8ᵀ of a tile; only issued.
@@ -82,8 +80,7 @@ struct Consumer {
   }
   __device__ __forceinline__ void issue_next_scores(AllScores& s, bool more) const {
     const Tile next = tile.next();
-    if (more)
-      arch::barrier_wait(arch::shared_address(&shared.front_full[next.place()]), next.parity());
+    if (more) wait_for(shared.front_full, next);
     issue_scores(s, next);
   }
 
@@ -208,18 +205,16 @@ struct Consumer {
     const uint32_t row = lane % 8 + (lane >> 4) * 8,
                    to = arch::shared_address(shared.ds[of.place()][warpgroup]) + row * 128 +
                         ((warp * 2 + (lane >> 3) % 2 ^ lane % 8) << 4);
-    arch::barrier_wait(arch::shared_address(&shared.ds_empty[of.place()]), of.parity() ^ 1);
+    wait_until_empty(shared.ds_empty, of);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       arch::stmatrix_x4_trans(to + static_cast<uint32_t>(i) * 16 * 128, h[4 * i], h[4 * i + 1],
                               h[4 * i + 2], h[4 * i + 3]);
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_full[of.place()]));
+    if (lane == 0) arrive_at(shared.ds_full, of);
   }
 
-  __device__ __forceinline__ void wait_for_back() const {
-    arch::barrier_wait(arch::shared_address(&shared.back_full[tile.place()]), tile.parity());
-  }
+  __device__ __forceinline__ void wait_for_back() const { wait_for(shared.back_full, tile); }
   /// acc = codes·(64 channels of a transposed operand), over so many slabs of the tile from `slab`
   /// on; only issued.
   template <arch::Bytes kCode, int kCount>
@@ -248,7 +243,6 @@ struct Consumer {
 
   struct Sums {
     float dv[D / 2], dk[D / 2];
-    float dk_unit = 0.0f;  // of dK in 16 bit: that of the tile whose dS has the largest
   };
 
   /// dV of a tile, or dK of a slab, as integers and of 64 channels; only issued.
@@ -266,38 +260,6 @@ struct Consumer {
     units[0] = scales.unit[0] * unit, units[1] = scales.unit[1] * unit;
   }
 
-  // dK in 16 bit is added up by its products. All of them have the unit of the tile with the
-  // largest so far: dS of other tiles has a smaller one, and becomes smaller.
-  __device__ __forceinline__ static void use_common_unit(AllHalves& h, Sums& sums, float unit) {
-    if (unit > sums.dk_unit) {
-      const float change = sums.dk_unit / unit;
-#pragma unroll
-      for (float& x : sums.dk) x *= change;
-      sums.dk_unit = unit;
-    }
-    const float share = unit < sums.dk_unit ? unit / sums.dk_unit : 1.0f;
-    const uint32_t shares = arch::half2_of(share, share);
-#pragma unroll
-    for (Halves& of_slab : h)
-#pragma unroll
-      for (uint32_t& x : of_slab) x = arch::half2_mul(x, shares);
-  }
-  /// dK += dS·Q in 16 bit; only issued.
-  __device__ __forceinline__ void issue_keys_16(float (&sums)[D / 2], const AllHalves& h) const {
-    const uint32_t here = back();
-    arch::wgmma_fence();
-#pragma unroll
-    for (int part = 0; part < D / 64; ++part)
-#pragma unroll
-      for (int step = 0; step < 4 * kSlabs; ++step)
-        arch::wgmma_f16_by_rows(
-            sums + part * 32, h[step / 4] + step % 4 * 4,
-            arch::operand_at<128>(
-                here, offsetof(Plan, back) + part * (kQueries * 128) + step * (16 * 128)),
-            true);
-    arch::wgmma_commit();
-  }
-
   /// One tile of queries. `s` holds its scores, and then those of the next tile.
   template <bool kMasked>
   __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
@@ -305,21 +267,17 @@ struct Consumer {
     AllHalves h;
     Codes p8;
     Gradients dp;
-    constexpr bool kLateGradients = kMasked && (kWants & kDk16) != 0;  // masks take registers
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       // With two slabs dP takes the registers that the first one's scores leave.
-      if (slab == kSlabs - 1 && !kLateGradients) issue_gradients(dp, 0);
+      if (slab == kSlabs - 1) issue_gradients(dp, 0);
       exponentials<kMasked>(h[slab], s[slab], stats_of(slab), k_scale, query + slab * kSlab);
     }
-    if constexpr (kLateGradients) issue_gradients(dp, 0);
     const RowScales p_scales = quantize<arch::Bytes::u8, kSlabs>(p8, h);
     arch::wgmma_wait<0>();
     float dv_units[2], dk_units[2], dk_unit;
     SlabCodes ds8;
-    // What is multiplied between two slabs. If that is dK too, it takes the place of scores.
-    int own[32];
-    int(&acc)[32] = kKeysBetween ? s[0] : own;
+    int(&acc)[32] = s[0];  // what is multiplied between two slabs takes the place of scores
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       arch::settle(dp);
@@ -338,28 +296,21 @@ struct Consumer {
         arch::settle(p8);
         issue_values(acc, p8, 0);
         issue_gradients(dp, slab + 1);
-        if constexpr (kKeysBetween) quantize_for_keys(ds8, dk_units, h[slab], dk_unit);
+        quantize_for_keys(ds8, dk_units, h[slab], dk_unit);
         arch::wgmma_wait<1>();
         arch::settle(acc), arch::settle(p8);
         add(sums.dv, 0, acc, dv_units);
-        if constexpr (kKeysBetween) {  // dK of this slab while dS of the next is made
-          arch::settle(acc), arch::settle(ds8);
-          issue_keys(acc, ds8, 0, slab);
-          arch::wgmma_wait<1>();
-        } else {
-          arch::wgmma_wait<0>();
-        }
+        arch::settle(acc), arch::settle(ds8);
+        issue_keys(acc, ds8, 0, slab);  // dK of this slab while dS of the next is made
+        arch::wgmma_wait<1>();
       }
     }
-    if constexpr (kKeysBetween) {
+    if constexpr (kSlabs == 2) {
       arch::wgmma_wait<0>();
       arch::settle(acc), arch::settle(ds8);
       add(sums.dk, 0, acc, dk_units);
     }
-    if constexpr (kWants & kDk16)
-      finish_16(sums, s, h, p8, dv_units, dk_unit, more);
-    else
-      finish_8(sums, s, h[kSlabs - 1], p8, dv_units, dk_unit, more);
+    finish(sums, s, h[kSlabs - 1], p8, dv_units, dk_unit, more);
     tile = tile.next();
     arch::wgmma_wait<0>();
 #pragma unroll
@@ -368,8 +319,8 @@ struct Consumer {
 
   /// The products of a tile that are left: dK of its last slab, and with one slab dV. The next
   /// scores are issued with the last of them, and multiplied while its sums are added up.
-  __device__ __forceinline__ void finish_8(Sums& sums, AllScores& s, const Halves& h, Codes& p8,
-                                           const float (&dv_units)[2], float dk_unit, bool more) {
+  __device__ __forceinline__ void finish(Sums& sums, AllScores& s, const Halves& h, Codes& p8,
+                                         const float (&dv_units)[2], float dk_unit, bool more) {
     SlabCodes ds8;
     float dk_units[2];
     quantize_for_keys(ds8, dk_units, h, dk_unit);
@@ -401,41 +352,6 @@ struct Consumer {
     arch::settle(p8), arch::settle(ds8);
   }
 
-  /// The same with dK in 16 bit, of all slabs.
-  __device__ __forceinline__ void finish_16(Sums& sums, AllScores& s, AllHalves& h, Codes& p8,
-                                            const float (&dv_units)[2], float dk_unit, bool more) {
-    const auto settle_keys = [&] {
-#pragma unroll
-      for (Halves& of_slab : h) arch::settle(of_slab);
-      arch::settle(sums.dk);
-    };
-    use_common_unit(h, sums, dk_unit);
-    if constexpr (kSlabs == 1) {
-      int acc[32];
-      wait_for_back();
-      arch::settle(p8);
-      issue_values(acc, p8, 0);
-      settle_keys();
-      issue_keys_16(sums.dk, h);
-      arch::wgmma_wait<1>();
-      arch::settle(acc);
-      add(sums.dv, 0, acc, dv_units);
-      issue_values(acc, p8, 1);
-      arch::wgmma_wait<1>();  // dK is done, and its operand leaves registers for the scores
-      settle_keys();
-      issue_next_scores(s, more);
-      arch::wgmma_wait<1>();
-      arch::settle(acc), arch::settle(p8);
-      add(sums.dv, 1, acc, dv_units);
-    } else {
-      settle_keys();
-      issue_keys_16(sums.dk, h);
-      issue_next_scores(s, more);
-      arch::wgmma_wait<1>();
-      settle_keys();
-    }
-  }
-
   __device__ void run() {
     const Walk& w = shared.walk;
     Sums sums;
@@ -446,7 +362,7 @@ struct Consumer {
       widen_values<T, D>(shared.v16 + warpgroup * 64 * 128,
                          p.v8 + static_cast<int64_t>(w.key_row + warpgroup * 64) * D,
                          warp * 32 + lane);
-      share_with_products(warpgroup);
+      share_with_products(meeting_of(warpgroup));
       arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
       const float k_scale = exact_scale(p.k_scale[w.key_row / kBlock]),
                   v_scale[2] = {value_scale_of(0), value_scale_of(1)};
@@ -456,7 +372,7 @@ struct Consumer {
         while (clock64() - start < kOffset) {
         }
       }
-      arch::barrier_wait(arch::shared_address(&shared.front_full[0]), 0);
+      wait_for(shared.front_full, tile);
       issue_scores(s, tile);
       arch::wgmma_wait<0>();
 #pragma unroll
@@ -478,9 +394,6 @@ struct Consumer {
         }
       }
     }
-    if constexpr (kWants & kDk16)
-#pragma unroll
-      for (float& x : sums.dk) x *= sums.dk_unit;
     // A part has no results yet. It comes this way nevertheless: if a branch led around the first
     // use of the sums, the loops above would spill.
     store<T, D>(sums.dv, p.dv, p.dv_chunks, w, first_key(), lane, 0, w.parts == 1);

@@ -16,9 +16,9 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D, unsigned kWants>
+template <int D>
 struct Copies {
-  using Plan = SharedPlan<D, kWants>;
+  using Plan = SharedPlan<D>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -55,32 +55,29 @@ struct Copies {
     const uint32_t full = arch::shared_address(&shared.back_full[back_place]);
     const int row = static_cast<int>(back.row / kSlab * D);
     arch::barrier_expect(full, Plan::kBackBytes);
-    if constexpr (kWants & kDk16)
-      arch::copy_panels(arch::shared_address(to.q), p.q_back, static_cast<int>(back.row), full);
-    else
-      arch::copy_rows(arch::shared_address(to.q), p.q_back, 0, row, full);
+    arch::copy_rows(arch::shared_address(to.q8t), p.q8t, 0, row, full);
     arch::copy_rows(arch::shared_address(to.do8t), p.do8t, 0, row, full);
     back.advance(), back_place ^= 1;
   }
 };
 
 /// Sum: float or __half.
-template <int D, typename Sum, unsigned kWants>
+template <int D, typename Sum, Wants kWants>
 struct DqMaker {
-  using Plan = SharedPlan<D, kWants>;
+  using Plan = SharedPlan<D>;
 
   const BackwardParams& p;
   Plan& shared;
   uint32_t warp, lane;
   uint32_t place;  // of the shared memory, for products
 
-  using Totals = RowSums<(kWants & kRowSums) != 0>;
+  using Totals = RowSums<kWants == Wants::what_comes>;
 
   /// Codes of 16 queries of a warp, A operands: one scale per query over the keys of the block.
-  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], uint32_t place_of_ds,
+  __device__ __forceinline__ RowScales quantize(uint32_t (&codes)[16], typename Plan::Slab slab,
                                                 Totals& totals) const {
     uint32_t x[32];
-    uint32_t at = arch::shared_address(shared.ds[place_of_ds]) + (warp * 16 + lane % 16) * 128 +
+    uint32_t at = arch::shared_address(shared.ds[slab.place()]) + (warp * 16 + lane % 16) * 128 +
                   ((lane / 16 ^ lane % 8) << 4);
     arch::keep(at);
 #pragma unroll
@@ -89,7 +86,7 @@ struct DqMaker {
       arch::ldmatrix_x4(to, (at ^ (i % 4 << 5)) + i / 4 * (kSlab * 128));
     }
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.ds_empty[place_of_ds]));
+    if (lane == 0) arrive_at(shared.ds_empty, slab);
     totals.take(x);
     uint32_t most[2] = {0, 0};
 #pragma unroll
@@ -149,7 +146,7 @@ struct DqMaker {
   __device__ void run() {
     const Walk& w = shared.walk;
     // Two threads share the copies, so that neither keeps its warp waiting for long.
-    Copies<D, kWants> copies(p, shared);
+    Copies<D> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
     if (loads_front) {
       copies.load_keys();
@@ -159,13 +156,13 @@ struct DqMaker {
     typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
     turn_keys<D>(shared.k8t, shared.k8, warp * 32 + lane);
-    share_with_products(kConsumers);
+    share_with_products(Meeting::dq_maker);
     const float k_top =
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
     const float k_unit =
         k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
     Step<kSlab> step(w);
-    Turns<(kWants & kInTurn) != 0> turns(p.turns, warp, lane);
+    Turns<kWants> turns(p.turns, warp, lane);
     Totals totals(p.row_sum, lane);
     // The lifts of a lane's two queries, asked for one slab early.
     const auto lifts_at = [&](uint32_t row, float(&to)[2]) {
@@ -184,13 +181,13 @@ struct DqMaker {
       const float unit_here[2] = {lift[0] * k_unit, lift[1] * k_unit};
       step.advance();
       if (step.left > 0) lifts_at(step.row, lift);
-      arch::barrier_wait(arch::shared_address(&shared.ds_full[slab.place()]), slab.parity());
+      wait_for(shared.ds_full, slab);
       if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
         if (loads_front) copies.load_front();
         if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
       }
       uint32_t codes[16];
-      const RowScales scales = quantize(codes, slab.place(), totals);
+      const RowScales scales = quantize(codes, slab, totals);
       const float unit[2] = {scales.unit[0] * unit_here[0], scales.unit[1] * unit_here[1]};
       turns.pass();
       turns.wait();

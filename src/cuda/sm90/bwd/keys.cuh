@@ -8,11 +8,13 @@
 
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/wgmma.cuh"
-#include "cuda/quantize/exact_scale.cuh"
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/tile/codes.cuh"
+#include "cuda/tuned/exact_scale.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
+
+using tuned::exact_scale;
 
 /// K8ᵀ from K8, by a warpgroup: two slabs of 64 keys with a row per channel. Keys have the order of
 /// tile::permuted, 16 at a time, and channels that of tile::turned_row, so that a lane's sums of dQ
@@ -73,10 +75,10 @@ __device__ __forceinline__ void widen_values(uint8_t* to, const int8_t* from, ui
   }
 }
 
-/// The products of a warpgroup see what its threads have written. Barrier 0 is that of all threads.
-__device__ __forceinline__ void share_with_products(int warpgroup) {
+/// The products of a warpgroup see what its threads have written.
+__device__ __forceinline__ void share_with_products(Meeting at) {
   arch::shared_writes_done();
-  arch::warpgroup_barrier(warpgroup + 1);
+  meet(at);
 }
 
 }  // namespace sagebwd::cuda::sm90::bwd

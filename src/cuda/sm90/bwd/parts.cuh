@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "cuda/arch/mbarrier.cuh"
 #include "cuda/sm90/bwd/work.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
@@ -55,12 +54,12 @@ __device__ bool add_parts(float (&dv)[D / 2], float (&dk)[D / 2], const Backward
   const Sums mine(p.part_sums, w.first_part + w.part, consumer, thread);
   mine.put(0, dv), mine.put(Sums::kSums, dk);
   __threadfence();
-  arch::warpgroup_barrier(consumer + 1);
+  meet(meeting_of(consumer));
   if (thread == 0) {
     uint32_t* const done = p.parts_done + w.first_part * kConsumers + consumer;
     is_last[consumer] = atomicAdd(done, 1u) + 1 == static_cast<uint32_t>(w.parts);
   }
-  arch::warpgroup_barrier(consumer + 1);
+  meet(meeting_of(consumer));
   if (is_last[consumer] == 0) return false;
   __threadfence();
   const Sums all(p.part_sums, w.first_part, consumer, thread);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operands of queries whose saved codes, like those of the keys, serve as they are. Results are
-// those of quantize/queries.cuh, bit for bit; what differs is the way there:
+// The operands of queries, from saved codes of Q, from dO and from O:
 //
 //   dO → shared memory → 16-bit copy, scales, codes → shared memory → dO8ᵀ
 //   O  → shared memory → dO·(O - mean(V))
@@ -10,8 +9,7 @@
 // and ends. It asks for all that it reads at once. Several share a multiprocessor: while some
 // wait, others compute.
 //
-// Four lanes share 256 / D tokens, and each has eight channels of every 32, as in
-// quantize/token_block.cuh: sums of products then have the same bits.
+// Four lanes share 256 / D tokens, and each has eight channels of every 32.
 #pragma once
 
 #include <type_traits>
@@ -20,21 +18,28 @@
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/arch/target.cuh"
-#include "cuda/quantize/exact_scale.cuh"
-#include "cuda/quantize/quantize.h"
-#include "cuda/quantize/query_numbers.cuh"
-#include "cuda/quantize/rows.cuh"
-#include "cuda/quantize/transposed.cuh"
+#include "cuda/sm90/bwd/operands.h"
+#include "cuda/sm90/bwd/query_numbers.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/exact_scale.cuh"
+#include "cuda/tuned/rows.cuh"
+#include "cuda/tuned/transposed.cuh"
 
 namespace sagebwd::cuda::sm90 {
 
-struct QueryJob : OperandJob {
-  Divisor heads, heads_of_key;  // by h and by group
+using tuned::Chunk, tuned::Divisor, tuned::kZeroScale, tuned::word_at;
+
+struct QueryJob : BackwardJob {
+  explicit QueryJob(const BackwardJob& job)
+      : BackwardJob(job), heads(job.h), heads_of_key(job.group), q_blocks_each(job.seq.q_blocks) {}
+  Divisor heads, heads_of_key, q_blocks_each;  // by h, by group, by blocks of a sequence
 };
 
-template <typename T, int D>
+/// regular: nothing is packed, and rows of dO and O are aligned for copies of 16 bytes.
+enum class Form { regular, any };
+
+template <typename T, int D, Form kForm>
 struct QueryPiece {
   static constexpr int kThreads = 128, kWarps = kThreads / 32;
   static constexpr int kLanes = 4, kSteps = 256 / D, kParts = D / 32;
@@ -69,9 +74,14 @@ struct QueryPiece {
       : job(j), shared(memory), thread(threadIdx.x) {
     const int block = static_cast<int>(blockIdx.x), piece = job.heads.divide(block);
     head = block - piece * job.h, kv_head = job.heads_of_key.divide(head);
-    Sequences seq = job.seq;
-    seq.documents = nullptr;  // has_only_queries
-    s = tile::sequence_at<kBlock>(seq, job.q_blocks_each.divide(piece / (kBlock / kTokens)));
+    const int q_block = piece / (kBlock / kTokens);
+    if constexpr (kForm == Form::regular) {
+      Sequences seq = job.seq;
+      seq.documents = nullptr;
+      s = tile::sequence_at<kBlock>(seq, job.q_blocks_each.divide(q_block));
+    } else {
+      s = tile::sequence_of_block<kBlock>(job.seq, q_block, true);
+    }
     const int64_t token = static_cast<int64_t>(piece) * kTokens;
     first = static_cast<int>(token - s.q_pad), left = s.nq - first;
     row0 = head * job.tq + token;
@@ -110,11 +120,24 @@ struct QueryPiece {
     const RowPart part(thread);
     const T* from =
         tile::row_of<const T>(x, s, head, s.q_begin + first + part.row) + part.piece * 8;
+    if (kForm == Form::any && !x.vector) return load_slowly(to, from, x);
 #pragma unroll
     for (int i = 0; i < RowPart::kRows; ++i, from += RowPart::kStride * x.token)
       arch::cp_async_16_once_or_zero(
           arch::shared_address(to + chunk_at(part.row_of(i), part.piece)), from,
           static_cast<int>(part.row_of(i)) < left);
+  }
+  /// The same for rows that are not aligned. Later waits for copies find them there.
+  __device__ void load_slowly(uint4* to, const T* from, const Strided& x) const {
+    const RowPart part(thread);
+#pragma unroll 1
+    for (int i = 0; i < RowPart::kRows; ++i, from += RowPart::kStride * x.token) {
+      alignas(16) T row[8] = {};
+      if (static_cast<int>(part.row_of(i)) < left)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) row[e] = from[e];
+      to[chunk_at(part.row_of(i), part.piece)] = *reinterpret_cast<const uint4*>(row);
+    }
   }
   /// The first of the piece's queries in the saved codes.
   __device__ int64_t saved_row() const {
@@ -290,7 +313,7 @@ struct QueryPiece {
     // The kernel before this one finds the largest scales. It has itself waited for all others, so
     // only these must not be read before.
     arch::wait_for_earlier_kernels();
-    uint32_t v_top = __ldcg(&job.v_top[static_cast<int64_t>(s.index) * job.hk + kv_head].x);
+    uint32_t v_top = __ldcg(job.v_top + static_cast<int64_t>(s.index) * job.hk + kv_head);
     arch::keep(v_top);  // asked for here, not when it is needed
     arch::cp_async_wait<0>();
     write_dout();
@@ -325,17 +348,18 @@ struct QueryPiece {
     if (owns()) query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();
-    if (job.q8t != nullptr) write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
-    write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
+    tuned::write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
+    tuned::write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
   }
 };
 
-template <typename T, int D>
-__global__ void __launch_bounds__(QueryPiece<T, D>::kThreads, QueryPiece<T, D>::kResident)
+template <typename T, int D, Form kForm>
+__global__ void __launch_bounds__(QueryPiece<T, D, kForm>::kThreads,
+                                  QueryPiece<T, D, kForm>::kResident)
     query_piece_kernel(const __grid_constant__ QueryJob job) {
   extern __shared__ __align__(16) uint8_t memory[];
   arch::let_next_kernel_start();
-  using Piece = QueryPiece<T, D>;
+  using Piece = QueryPiece<T, D, kForm>;
   Piece(job, *reinterpret_cast<typename Piece::Shared*>(memory)).run();
 }
 

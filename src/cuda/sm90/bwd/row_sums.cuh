@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row sums of dS, for calls that see a part of the keys: dQ is made from K - mean, and needs
-// rowsum(dS)·mean beside it (sm80/bwd/query_sums.cu).
+// rowsum(dS)·mean beside it (tuned/query_sums.cu).
 //
 // They are sums of what the codes of dS are made from, and not of the codes: the mean of K may be
 // much larger than K - mean, and so would be an error of the sum.
@@ -9,16 +9,17 @@
 #include <cstdint>
 
 #include "cuda/arch/mma_sync.cuh"
-#include "cuda/quantize/formats.h"
 #include "cuda/sm90/bwd/work.cuh"
+#include "cuda/sm90/formats.h"
 
 namespace sagebwd::cuda::sm90::bwd {
 
 /// Those of a warp's 16 queries over the keys of the block.
-template <bool kWanted>
+template <bool kMayBeWanted>
 class RowSums {
  public:
-  __device__ RowSums(float* to, uint32_t lane) : to_(to + lane / 4), lane_(lane) {}
+  /// to: [h, tq], or null
+  __device__ RowSums(float* to, uint32_t lane) : to_(to), lane_(lane) {}
 
   /// A new tile. lift: that of dQ, of the lane's two queries.
   __device__ __forceinline__ void start(const float (&lift)[2]) {
@@ -27,6 +28,7 @@ class RowSums {
   /// dS as A operands of 16 keys each: a product with ones adds it up in FP32, and every column of
   /// the result is the row sum.
   __device__ __forceinline__ void take(const uint32_t (&ds)[32]) {
+    if (to_ == nullptr) return;
     constexpr uint32_t kOnes = 0x3c003c00u;
 #pragma unroll
     for (float& x : sum_) x = 0.0f;
@@ -38,9 +40,10 @@ class RowSums {
   }
   /// Adds them to those of other keys. row: the first of the warp's queries.
   __device__ __forceinline__ void add(uint32_t row) const {
-    if (lane_ % 4 != 0) return;
-    atomicAdd(to_ + row, sum_[0] * unit_[0]);
-    atomicAdd(to_ + row + 8, sum_[2] * unit_[1]);
+    if (lane_ % 4 != 0 || to_ == nullptr) return;
+    float* const to = to_ + row + lane_ / 4;
+    atomicAdd(to, sum_[0] * unit_[0]);
+    atomicAdd(to + 8, sum_[2] * unit_[1]);
   }
 
  private:

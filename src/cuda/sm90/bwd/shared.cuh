@@ -10,26 +10,19 @@
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/sm90/params.h"
+#include "cuda/sm90/pipeline.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
 
 inline constexpr int kPlaces = 2;  // of each ring, for tiles of queries
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 
-/// A tile of queries, or a slab, by its number on the walk. That says which place of a ring it has,
-/// and which phase of the barrier there is its own.
-template <int kCount>
-struct Nth {
-  uint32_t number = 0;
-  __device__ uint32_t place() const { return number % kCount; }
-  __device__ uint32_t parity() const { return number / kCount % 2; }
-  __device__ Nth next() const { return {number + 1}; }
-};
+/// A tile of queries by its number on the walk; a slab likewise.
 using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
-template <int D, unsigned kWants>
+template <int D>
 struct SharedPlan {
   struct Front {  // of a tile of queries: what S and dP need
     alignas(1024) uint8_t q8[kQueries<D> * D];
@@ -37,8 +30,7 @@ struct SharedPlan {
     alignas(1024) QueryStats stats[kSlabs<D>];
   };
   struct Back {  // what dK and dV need
-    // Codes, turned around; or halves, by rows.
-    alignas(1024) uint8_t q[(kWants & kDk16 ? 2 : 1) * kQueries<D> * D];
+    alignas(1024) uint8_t q8t[kQueries<D> * D];
     uint8_t do8t[kQueries<D> * D];
   };
   alignas(1024) uint8_t k8[kKeys * D];
@@ -63,7 +55,7 @@ struct SharedPlan {
   uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
   static constexpr uint32_t kFrontBytes = 3 * kQueries<D> * D + sizeof(Front::stats);
-  static constexpr uint32_t kBackBytes = sizeof(Back::q) + sizeof(Back::do8t);
+  static constexpr uint32_t kBackBytes = 2 * kQueries<D> * D;
   static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
 };
 

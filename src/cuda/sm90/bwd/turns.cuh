@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order in which thread blocks add to dQ.
 //
-// Deterministic calls add in turn, as those of cuda-sm80 do (sm80/bwd/fused/turn.cuh): of the keys
-// that see a tile of queries, the last come first. So a thread block waits for those behind it in
-// the sequence. It takes its keys by a ticket, and of a sequence the last keys have the lowest
-// tickets (tile/tickets.cuh): whatever a thread block waits for has started before it, so nothing
-// waits forever, however few run at the same time.
+// Deterministic calls add in turn: of the keys that see a tile of queries, the last come first. So
+// a thread block waits for those behind it in the sequence. It takes its keys by a ticket, and of a
+// sequence the last keys have the lowest tickets (tile/tickets.cuh): whatever a thread block waits
+// for has started before it, so nothing waits forever, however few run at the same time.
 //
 // A sum of dQ belongs to the same warp of the warpgroup of dQ in every thread block. Each of these
 // warps has turns of its own, so no barrier of the warpgroup is needed. The four start their
@@ -20,7 +19,7 @@
 namespace sagebwd::cuda::sm90::bwd {
 
 /// A warp's turns. All lanes come to each of its functions.
-template <bool kWanted>
+template <Wants kWants>
 class Turns {
  public:
   __device__ Turns(uint32_t* turns, uint32_t warp, uint32_t lane)
@@ -29,12 +28,14 @@ class Turns {
   /// Looks early whether the turn of a tile has come, while there is time to wait for the answer.
   /// `last`: of its queries. row: of the first of the 64 that are added to.
   __device__ __forceinline__ void ask(const Walk& w, int last, uint32_t row) {
+    if (has_none()) return;
     next_ = row / 16 + warp_;
     before_ = static_cast<uint32_t>(tile::last_key_tile(w.band, w.s, last, kKeys) - w.key0 / kKeys);
     has_come_ = arch::load_acquire(turns_ + next_) == before_;
   }
   /// Until all that come before have added to the tile.
   __device__ __forceinline__ void wait() {
+    if (has_none()) return;
     while (!__all_sync(0xffffffffu, has_come_)) {
       __nanosleep(20);
       has_come_ = arch::load_acquire(turns_ + next_) == before_;
@@ -49,6 +50,8 @@ class Turns {
   }
 
  private:
+  __device__ bool has_none() const { return kWants == Wants::what_comes && turns_ == nullptr; }
+
   static constexpr uint32_t kNone = 0xffffffffu;
   uint32_t* turns_;
   uint32_t warp_, lane_;
@@ -58,7 +61,7 @@ class Turns {
 
 /// Nobody waits.
 template <>
-class Turns<false> {
+class Turns<Wants::nothing> {
  public:
   __device__ Turns(uint32_t*, uint32_t, uint32_t) {}
   __device__ __forceinline__ void ask(const Walk&, int, uint32_t) {}

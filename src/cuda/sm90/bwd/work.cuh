@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/arch/mbarrier.cuh"
 #include "cuda/sm90/bwd/bwd.h"
 #include "cuda/sm90/params.h"
 #include "cuda/tile/sequence.cuh"
@@ -15,6 +16,15 @@ namespace sagebwd::cuda::sm90::bwd {
 inline constexpr int kConsumers = 2;           // warpgroups with 64 keys each
 inline constexpr int kKeys = 64 * kConsumers;  // of a thread block
 inline constexpr int kWarpgroup = 128;         // threads
+
+/// Barriers by name. That of all threads has the number 0.
+enum class Meeting { first_consumer = 1, second_consumer, dq_maker };
+/// The one of a warpgroup.
+constexpr Meeting meeting_of(int warpgroup) {
+  return static_cast<Meeting>(static_cast<int>(Meeting::first_consumer) + warpgroup);
+}
+__device__ __forceinline__ void meet(Meeting at) { arch::warpgroup_barrier(static_cast<int>(at)); }
+
 static_assert(kKeys == kBlock && kKeys == kBackwardKeys);
 
 /// A tile of queries has one or two slabs, of 64 queries each.
@@ -23,11 +33,12 @@ inline constexpr int kQueries = backward_queries(D);
 template <int D>
 inline constexpr int kSlabs = kQueries<D> / kSlab;
 
-/// What a call may want of the kernel, bits of `kWants`. Every combination that bwd.cu names is a
-/// kernel of its own, so that others pay nothing.
-inline constexpr unsigned kInTurn = 1;   // dQ is added up in a fixed order: turns.cuh
-inline constexpr unsigned kRowSums = 2;  // row sums of dS: row_sums.cuh
-inline constexpr unsigned kDk16 = 4;     // dK from dS and Q in 16 bit
+/// What a call may want of the kernel.
+enum class Wants {
+  nothing,
+  turns,       // dQ is added up in a fixed order: turns.cuh
+  what_comes,  // turns, and row sums of dS (row_sums.cuh), each if the call gives memory for it
+};
 
 /// The walk of a thread block: all query heads of its key head, and of each head the tiles that see
 /// one of its keys.
@@ -104,7 +115,7 @@ __device__ inline Share share_of(const BackwardParams& p) {
 }
 
 /// One thread of a thread block comes here, once.
-template <int D, unsigned kWants>
+template <int D, Wants kWants>
 __device__ Walk walk_of(const BackwardParams& p) {
   Walk w;
   const Share share = share_of(p);
@@ -115,7 +126,7 @@ __device__ Walk walk_of(const BackwardParams& p) {
   int block = share.block;
   w.kv_head = share.kv_head;
   w.part = share.part, w.parts = share.parts, w.first_part = share.first_part;
-  if constexpr (kWants & kInTurn) {
+  if (kWants == Wants::turns || (kWants == Wants::what_comes && p.turns != nullptr)) {
     const tile::Tickets tickets(p, gridDim, kQueries<D>, 1);
     const auto [drawn, head] = tickets.keys_of(atomicAdd(p.tickets, 1u));
     block = static_cast<int>(drawn), w.kv_head = static_cast<int>(head);
@@ -138,7 +149,7 @@ __device__ Walk walk_of(const BackwardParams& p) {
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries<D>);
   w.whole_begin = whole.begin, w.whole = whole.more;
-  if constexpr (kWants & kInTurn) w.band = tile::band_of(p.mask, w.s);
+  if constexpr (kWants != Wants::nothing) w.band = tile::band_of(p.mask, w.s);
   return w;
 }
 

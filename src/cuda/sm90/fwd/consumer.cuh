@@ -9,6 +9,7 @@
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/again.cuh"
 #include "cuda/sm90/fwd/results.cuh"
+#include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
 
@@ -36,17 +37,17 @@ struct Consumer {
   // With 128 channels no registers are left to keep them in, and every tile reads them again.
   static constexpr bool kKeepsFactors = D == 64;
   __device__ float logit_factor_of(int r) const {
-    return shared.logit_factor[slot.place][first_row() + 8 * r];
+    return shared.logit_factor[slot.place()][first_row() + 8 * r];
   }
 
   /// The place of the stage, for products.
   __device__ uint32_t stage_at() const {
-    return place + static_cast<uint32_t>(stage.place) * arch::places(sizeof(Stage));
+    return place + static_cast<uint32_t>(stage.place()) * arch::places(sizeof(Stage));
   }
 
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
-    const uint32_t q = place + static_cast<uint32_t>(slot.place) * arch::places(sizeof(Slot)) +
+    const uint32_t q = place + static_cast<uint32_t>(slot.place()) * arch::places(sizeof(Slot)) +
                        static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
                    k = stage_at();
     arch::settle(x);
@@ -60,63 +61,19 @@ struct Consumer {
     arch::settle(x);
   }
 
+  /// Where a tile of keys meets the thread's rows.
+  __device__ Corner corner(int tile) const {
+    return {shared.work[slot.place()].q0 + first_row(), tile * kKeys};
+  }
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
   __device__ void hide(Scores& x, int tile) const {
-    const Work& w = shared.work[slot.place];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int key0 = tile * kKeys + static_cast<int>(lane % 4 * 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
-      const uint32_t here = static_cast<uint32_t>(key0 - begin);
-      const uint32_t seen =
-          query < w.s.nq
-              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
-              : 0;
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (here + 8 * j + e >= seen) x[4 * j + 2 * r + e] = kHidden;
-    }
+    hide_keys<kKeys>(x, p.mask, shared.work[slot.place()].s, corner(tile), lane);
   }
-
-  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
-  __device__ void note_logits(const Scores& x, const Factors<1>& factor) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor);
-      float& most = shared.logit_top[first_row() + 8 * r];
-      if (lane % 4 == 0 && !(top <= most)) most = top;
-    }
-  }
-
-  /// Makes NaN of rows that see a poisoned key, whose codes are zero: of O and LSE if its K holds
-  /// NaN or Inf, and of O, in all channels, if its V does.
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
-    const Work& w = shared.work[slot.place];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const __half* share = shared.v_share[stage.place];
-    const int end = min((tile + 1) * kKeys, w.s.nk);
-    const bool k_poisoned = shared.scales[stage.place].k_poisoned != 0;
-    bool of_k[2] = {false, false}, of_v[2] = {false, false};
-#pragma unroll 1
-    for (int key = tile * kKeys; key < end; ++key) {
-      const float scale = k_poisoned ? p.k_scale[static_cast<uint64_t>(w.keys) + key].scale : 0.0f;
-      const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int distance = key - (w.q0 + first_row() + 8 * r);
-        if (distance < band.begin || distance >= band.end) continue;
-        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[place]) == kPoisonedShare;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (of_k[r]) sums.sum[r] = NAN;
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i)
-      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+    const Work& w = shared.work[slot.place()];
+    const bool of_k = shared.scales[stage.place()].k_poisoned != 0;
+    fwd::spread_poison<kKeys>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
+                              shared.v_share[stage.place()]);
   }
 
   /// O += P8·V8 of the tile, which is free then.
@@ -139,7 +96,7 @@ struct Consumer {
                        step > 0);
       arch::wgmma_commit();
       // Read here, and not with the scale of K: until now they would only take registers.
-      const BlockScales scales = shared.scales[stage.place];
+      const BlockScales scales = shared.scales[stage.place()];
       if (part == 0) unit[0] = code_unit[0] * scales.v, unit[1] = code_unit[1] * scales.v;
       arch::wgmma_wait<0>();
       arch::settle(acc);
@@ -148,10 +105,7 @@ struct Consumer {
         if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
         release();
       }
-#pragma unroll
-      for (int i = 0; i < kChannels / 2; ++i)
-        sums.o[part * (kChannels / 2) + i] =
-            fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * (kChannels / 2) + i]);
+      add_product(sums, part, acc, unit);
     }
   }
 
@@ -165,16 +119,16 @@ struct Consumer {
     PerRow sum;
     RowScales rows;
     uint32_t codes[16];
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    wait_for(shared.stage_full, stage);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
-    const float k_scale = shared.scales[stage.place].k;
+    const float k_scale = shared.scales[stage.place()].k;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
-    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
     if (first) sums.start(x, factor);
-    const __half* share = shared.v_share[stage.place];
+    const __half* share = shared.v_share[stage.place()];
     const auto make_p = [&] {
       exponentials(halves, sum, x, factor, sums.reference);
       rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
@@ -184,7 +138,7 @@ struct Consumer {
     // The sums are looked at last, so that most tiles run through all of it without a branch.
     while (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
-      scores_of_warp<D>(x, shared.slot[slot.place].q8, shared.stage[stage.place].k8,
+      scores_of_warp<D>(x, shared.slot[slot.place()].q8, shared.stage[stage.place()].k8,
                         static_cast<uint32_t>(first_row()), lane);
       if constexpr (kMasked) hide(x, tile);
       sums.raise(x, factor);
@@ -197,11 +151,11 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release() {
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[stage.place]));
+    if (lane == 0) arrive_at(shared.stage_empty, stage);
   }
   /// A tile that this warpgroup's queries do not see.
   __device__ void skip() {
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    wait_for(shared.stage_full, stage);
     __syncwarp();
     release();
     stage.advance();
@@ -217,10 +171,10 @@ struct Consumer {
 
   __device__ void run() {
     for (;; slot.advance()) {
-      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot.place]), slot.parity);
-      const Work& w = shared.work[slot.place];
+      wait_for(shared.slot_full, slot);
+      const Work& w = shared.work[slot.place()];
       if (w.last) return;
-      const Seen seen = shared.seen[slot.place][warpgroup];
+      const Seen seen = shared.seen[slot.place()][warpgroup];
       const PerRow logit_factor = {logit_factor_of(0), logit_factor_of(1)};
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
@@ -237,10 +191,10 @@ struct Consumer {
       if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
       if (w.q0 + warpgroup * 64 < w.end)
-        store<T>(sums, p, w, shared.v_mean[slot.place], shared.mean_logit[slot.place],
+        store<T>(sums, p, w, shared.v_mean[slot.place()], shared.mean_logit[slot.place()],
                  shared.logit_top, first_row(), lane);
       __syncwarp();
-      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot.place]));
+      if (lane == 0) arrive_at(shared.slot_empty, slot);
     }
   }
 };

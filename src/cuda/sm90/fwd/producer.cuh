@@ -31,10 +31,10 @@ struct Producer {
   /// when there is none left.
   __device__ bool fetch() {
     const uint32_t all = Numbers(p).of_all_heads(p);
-    arch::barrier_wait(arch::shared_address(&shared.slot_empty[slot.place]), slot.parity);
+    wait_for(shared.slot_empty, slot);
     for (;; take_number()) {
       int found = 0;  // 1: a piece, -1: no more numbers
-      if (lane == 0) found = number >= all ? -1 : work_at(shared.work[slot.place], p, number);
+      if (lane == 0) found = number >= all ? -1 : work_at(shared.work[slot.place()], p, number);
       __syncwarp();  // the others see what lane 0 has written
       found = __shfl_sync(0xffffffffu, found, 0);
       if (found != 0) return found > 0;
@@ -42,38 +42,38 @@ struct Producer {
   }
 
   __device__ void load_queries(const Work& w) {
-    const uint32_t full = arch::shared_address(&shared.slot_full[slot.place]);
+    const uint32_t full = arch::shared_address(&shared.slot_full[slot.place()]);
     // Behind the last row of all nothing is copied: whatever the queries there have, nobody sees.
     const int rows = min(kQueries, static_cast<int>(p.h * p.tq - w.row));
     const uint32_t row_bytes = static_cast<uint32_t>(rows) * sizeof(float);
     if (lane < kConsumers)
-      shared.seen[slot.place][lane] = seen_by(w, p.mask, static_cast<int>(lane));
+      shared.seen[slot.place()][lane] = seen_by(w, p.mask, static_cast<int>(lane));
     __syncwarp();
     if (lane == 0) {
       arch::barrier_expect(full, Plan::kSlotBytes + 2 * row_bytes);
-      arch::copy_rows(arch::shared_address(&shared.slot[slot.place]), p.q8, 0,
+      arch::copy_rows(arch::shared_address(&shared.slot[slot.place()]), p.q8, 0,
                       static_cast<int>(w.row), full);
       const auto copy = [&](float* to, const float* from, uint32_t bytes) {
         arch::copy_bulk(arch::shared_address(to), from, bytes, full);
       };
-      copy(shared.logit_factor[slot.place], p.logit_factor + w.row, row_bytes);
-      copy(shared.mean_logit[slot.place], p.q_mean_logit + w.row, row_bytes);
-      copy(shared.v_mean[slot.place], v_mean_of<D>(p, w), sizeof(shared.v_mean[0]));
+      copy(shared.logit_factor[slot.place()], p.logit_factor + w.row, row_bytes);
+      copy(shared.mean_logit[slot.place()], p.q_mean_logit + w.row, row_bytes);
+      copy(shared.v_mean[slot.place()], v_mean_of<D>(p, w), sizeof(shared.v_mean[0]));
     }
   }
 
   __device__ void load_keys(uint32_t keys, int tile) {
     if (lane == 0) {
-      const uint32_t full = arch::shared_address(&shared.stage_full[stage.place]),
-                     to = arch::shared_address(&shared.stage[stage.place]),
+      const uint32_t full = arch::shared_address(&shared.stage_full[stage.place()]),
+                     to = arch::shared_address(&shared.stage[stage.place()]),
                      row = keys + static_cast<uint32_t>(tile) * kKeys;
-      arch::barrier_wait(arch::shared_address(&shared.stage_empty[stage.place]), stage.parity);
+      wait_for(shared.stage_empty, stage);
       arch::barrier_expect(full, Plan::kStageBytes);
       arch::copy_rows(to, p.k8, 0, static_cast<int>(row), full);
       arch::copy_rows(to + kKeys * D, p.v8t, 0, static_cast<int>(row / kSlab * D), full);
-      arch::copy_bulk(arch::shared_address(shared.v_share[stage.place]), p.v_share + row,
+      arch::copy_bulk(arch::shared_address(shared.v_share[stage.place()]), p.v_share + row,
                       sizeof(shared.v_share[0]), full);
-      arch::copy_bulk(arch::shared_address(&shared.scales[stage.place]), p.scales + row / kKeys,
+      arch::copy_bulk(arch::shared_address(&shared.scales[stage.place()]), p.scales + row / kKeys,
                       sizeof(shared.scales[0]), full);
     }
     stage.advance();
@@ -82,7 +82,7 @@ struct Producer {
   __device__ void run() {
     take_number();
     for (; fetch(); slot.advance()) {
-      const Work& w = shared.work[slot.place];
+      const Work& w = shared.work[slot.place()];
       load_queries(w);
       const uint32_t keys = w.keys;
       const int first = w.walk.first, end = first + w.walk.steps;
@@ -93,8 +93,8 @@ struct Producer {
       if (first < end) load_keys(keys, end - 1);
     }
     if (lane == 0) {
-      shared.work[slot.place].last = true;
-      arch::barrier_arrive(arch::shared_address(&shared.slot_full[slot.place]));
+      shared.work[slot.place()].last = true;
+      arrive_at(shared.slot_full, slot);
     }
   }
 };

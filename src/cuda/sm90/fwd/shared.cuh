@@ -9,7 +9,7 @@
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/sm90/fwd/work.cuh"
 #include "cuda/sm90/params.h"
-#include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/pipeline.cuh"
 
 namespace sagebwd::cuda::sm90::fwd {
 

@@ -5,12 +5,14 @@
 //   the caller's memory; those of V also transposed, through shared memory
 #pragma once
 
-#include "cuda/quantize/exact_scale.cuh"
-#include "cuda/quantize/transposed.cuh"
 #include "cuda/sm90/quantize/means.cuh"
+#include "cuda/tuned/exact_scale.cuh"
+#include "cuda/tuned/transposed.cuh"
 #include "sagebwd/codes.h"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::exact_scale, tuned::kZeroScale, tuned::word_at;
 
 template <typename T, int D>
 struct Consumer {
@@ -24,24 +26,19 @@ struct Consumer {
   Ring<kStages> stage{0};
   Ring<kSlots> slot{0};
 
-  __device__ const Piece& piece() const { return shared.piece[slot.place]; }
-  __device__ const float* mean() const { return shared.mean[slot.place]; }
+  __device__ const Piece& piece() const { return shared.piece[slot.place()]; }
+  __device__ const float* mean() const { return shared.mean[slot.place()]; }
   __device__ uint32_t stage_place() const {
     return memory + arch::places(offsetof(Plan, stage)) +
-           static_cast<uint32_t>(stage.place) * arch::places(sizeof(typename Plan::Stage));
+           static_cast<uint32_t>(stage.place()) * arch::places(sizeof(typename Plan::Stage));
   }
 
-  __device__ void wait() const {
-    arch::barrier_wait(arch::shared_address(&shared.full[stage.place]), stage.parity);
-  }
-  __device__ void wait_for_mean() const {
-    arch::barrier_wait(arch::shared_address(&shared.mean_full[slot.place]), slot.parity);
-  }
+  __device__ void wait() const { wait_for(shared.full, stage); }
+  __device__ void wait_for_mean() const { wait_for(shared.mean_full, slot); }
   /// The stage may be filled again.
   __device__ void release() const {
     __syncwarp();
-    if (arch::thread_index() % 32 == 0)
-      arch::barrier_arrive(arch::shared_address(&shared.empty[stage.place]));
+    if (arch::thread_index() % 32 == 0) arrive_at(shared.empty, stage);
   }
   __device__ void advance() { stage.advance(), slot.advance(); }
 
@@ -93,7 +90,7 @@ struct Consumer {
     for (uint32_t i = arch::thread_index(); i < kBlock * kChunks; i += S::kConsumers) {
       const uint32_t token = i / kChunks, chunk = i % kChunks;
       if (static_cast<int>(token) < piece().left) continue;
-      *reinterpret_cast<uint4*>(shared.stage[stage.place].panel[chunk / 8] +
+      *reinterpret_cast<uint4*>(shared.stage[stage.place()].panel[chunk / 8] +
                                 arch::swizzled<kRowBytes>(token * kRowBytes + chunk % 8 * 16)) =
           make_uint4(0, 0, 0, 0);
     }
@@ -107,9 +104,9 @@ struct Consumer {
   __device__ float share_top(int round, float top) const {
     const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
     const uint32_t thread = arch::thread_index();
-    if (thread % 32 == 0) shared.top[slot.place][round][thread / 32] = most;
+    if (thread % 32 == 0) shared.top[slot.place()][round][thread / 32] = most;
     meet<D>();
-    const auto* tops = reinterpret_cast<const uint4*>(shared.top[slot.place][round]);
+    const auto* tops = reinterpret_cast<const uint4*>(shared.top[slot.place()][round]);
     uint32_t all = 0;
 #pragma unroll
     for (int i = 0; i < S::kWarps / 4; ++i) {
@@ -217,7 +214,7 @@ struct Consumer {
       if (saves() && real) job.saved.v_scale[piece().saved_row + row] = scale;
     }
     // Codes take the place of the tokens.
-    auto* transposed = reinterpret_cast<uint32_t*>(&shared.stage[stage.place]);
+    auto* transposed = reinterpret_cast<uint32_t*>(&shared.stage[stage.place()]);
     static_assert(kBlock * D <= sizeof(typename Plan::Stage));
     int8_t* saved = saves() ? job.saved.v8 + piece().saved_row * D + place.channel(0) : nullptr;
     const int left = piece().left;
@@ -229,7 +226,7 @@ struct Consumer {
     });
     if (job.v8t != nullptr) {
       meet<D>();
-      write_transposed<D, false>(job.v8t, piece().row, transposed, arch::thread_index());
+      tuned::write_transposed<D, false>(job.v8t, piece().row, transposed, arch::thread_index());
     }
     arch::shared_writes_done();
     release();
@@ -262,20 +259,6 @@ struct Consumer {
       }
     }
     write_codes(b, inverse, job.q8, saves() ? job.saved.q8 : nullptr);
-    if (job.q16 != nullptr) write_unrounded(b, inverse);
-  }
-
-  /// Writes what the codes of Q round, as halves.
-  __device__ void write_unrounded(Block& b, float inverse) const {
-    auto* to = static_cast<__half*>(job.q16) + (piece().row + b.place.first_row()) * D +
-               b.place.channel(0);
-#pragma unroll
-    for (int i = 0; i < S::kRows; ++i) {
-      const float factor = __shfl_sync(0xffffffffu, inverse, i, 4);
-#pragma unroll
-      for (int panel = 0; panel < S::kPanels; ++panel)
-        b.write_unrounded(to + (i / 2 * 64 + i % 2 * 8) * D + panel * 64, i, panel, factor);
-    }
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Means and codes of Q, K and V: all operands of a forward, in persistent thread blocks.
 //
-//   producer   one warp: takes a piece of work (quantize/items.cuh), copies its tokens and mean
+//   producer   one warp: takes a piece of work (tuned/items.cuh), copies its tokens and mean
 //   consumers  one or two warpgroups: a product brings 128 tokens to registers, Q and K rotated;
 //              then scales and codes. Pieces that make a mean add tokens up, by a product too.
 //

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Means of K and V per sequence and key head, in the spans and runs of quantize/mean.cuh.
+// Means of K and V per sequence and key head, in the spans and runs of tuned/runs.cuh.
 //
 // A product adds tokens up, eight at a time (TokenRows). These sums are FP32 and rounded once; all
 // further ones are FP64.
 #pragma once
 
 #include "cuda/arch/wgmma.cuh"
-#include "cuda/sm90/quantize/params.h"
+#include "cuda/sm90/quantize/job.h"
 #include "cuda/sm90/quantize/values.cuh"
+#include "cuda/tuned/runs.cuh"
+#include "numerics/quantize.h"
+#include "numerics/rotate.h"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::Runs;
 
 template <typename T, int D>
 struct RunMean {
@@ -103,10 +108,10 @@ struct RunMean {
     mine = __any_sync(0xffffffffu, mine);
     if constexpr (S::kWarpgroups > 1) {
       if (place.lane() == 0) shared.bad_sums[place.warpgroup] = mine;
-      arch::barrier_of(2, 32 * S::kWarpgroups);
+      meet<D>(Meeting::adding_warps);
 #pragma unroll
       for (int i = 0; i < S::kWarpgroups; ++i) mine |= shared.bad_sums[i];
-      arch::barrier_of(2, 32 * S::kWarpgroups);  // all have read this
+      meet<D>(Meeting::adding_warps);  // all have read this
     }
     return mine;
   }

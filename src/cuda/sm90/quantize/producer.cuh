@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one warp that takes pieces of work (quantize/items.cuh) and brings their tokens,
+// The producer: one warp that takes pieces of work (tuned/items.cuh) and brings their tokens,
 // and the mean that their codes need.
 #pragma once
 
 #include "cuda/arch/mbarrier.cuh"
-#include "cuda/quantize/rows.cuh"
-#include "cuda/sm90/quantize/params.h"
+#include "cuda/sm90/quantize/job.h"
 #include "cuda/sm90/quantize/shared.cuh"
+#include "cuda/tuned/rows.cuh"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::Source;
 
 template <typename T, int D>
 struct Producer {
@@ -77,7 +79,7 @@ struct Producer {
     }
   }
 
-  /// The blocks of a mean's span (quantize/mean.cuh).
+  /// The blocks of a mean's span (tuned/runs.cuh).
   __device__ void span(const Item& item) {
     const Strided& x = item.kind == Kind::k_mean ? job.k : job.v;
     Piece piece = piece_of(item);
@@ -99,16 +101,17 @@ struct Producer {
       put(piece, from);
       next.goes_on = piece.goes_on;
       piece = next;
-      if (piece.goes_on) from = source_of(x, piece.s, piece.head, piece.s.k_begin + piece.first);
+      if (piece.goes_on)
+        from = tuned::source_of(x, piece.s, piece.head, piece.s.k_begin + piece.first);
     }
   }
 
   /// Describes a piece and brings its tokens. Then brings the mean of the piece before it:
   /// consumers need that later than the tokens, and it may not be made yet.
   __device__ void put(const Piece& piece, const Source& from) {
-    const uint32_t full = arch::shared_address(&shared.full[stage.place]);
-    arch::barrier_wait(arch::shared_address(&shared.empty[stage.place]), stage.parity);
-    if (lane == 0) shared.piece[slot.place] = piece;
+    const uint32_t full = arch::shared_address(&shared.full[stage.place()]);
+    wait_for(shared.empty, stage);
+    if (lane == 0) shared.piece[slot.place()] = piece;
     const bool mapped = piece.kind == Kind::none || start_copy(piece, full);
     if (!mapped) copy_slowly(piece.left, from);
     __syncwarp();  // the others' writes come before the arrival
@@ -138,7 +141,7 @@ struct Producer {
     const arch::Keep keep = piece.kind == Kind::k_mean || piece.kind == Kind::v_mean
                                 ? arch::Keep::most
                                 : arch::Keep::least;
-    arch::copy_tokens(arch::shared_address(&shared.stage[stage.place]), map,
+    arch::copy_tokens(arch::shared_address(&shared.stage[stage.place()]), map,
                       static_cast<int>(token), head, batch, full, keep);
     return true;
   }
@@ -146,7 +149,7 @@ struct Producer {
   /// The same by loads and stores. Tokens from `left` on are zero.
   __device__ void copy_slowly(int left, const Source& from) const {
     constexpr uint32_t kChunks = D / 8;
-    auto& to = shared.stage[stage.place];
+    auto& to = shared.stage[stage.place()];
 #pragma unroll 4
     for (uint32_t i = lane; i < kBlock * kChunks; i += 32) {
       const uint32_t token = i / kChunks, chunk = i % kChunks;
@@ -169,10 +172,10 @@ struct Producer {
 
   /// The mean of the piece before, that of K as it was rotated; zero if there is none. Waits until
   /// it is there. This ends: the pieces of work that make the mean were handed out earlier
-  /// (quantize/items.cuh).
+  /// (tuned/items.cuh).
   __device__ void bring_mean() {
     if (!owes_mean) return;
-    const int before = (slot.place + kSlots - 1) % kSlots;
+    const int before = (slot.place() + kSlots - 1) % kSlots;
     const Piece& piece = shared.piece[before];
     const bool of_v = piece.kind == Kind::values;
     const float* from = of_v ? job.v_mean.mean : job.k_mean.turned;

@@ -5,12 +5,14 @@
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/arch/target.cuh"
-#include "cuda/quantize/items.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/quantize/matrices.cuh"
-#include "cuda/sm90/ring.cuh"
 #include "cuda/tile/layout.h"
+#include "cuda/tuned/items.cuh"
 
 namespace sagebwd::cuda::sm90::codes {
+
+using tuned::Item, tuned::Kind;
 
 /// A block of tokens belongs to one or two warpgroups, the consumers. A product has 64 rows, which
 /// are a tile. Whatever the head dim, a thread has 64 numbers.
@@ -84,10 +86,12 @@ __device__ void init_barriers(Plan& shared) {
   arch::barrier_init_done();
 }
 
-/// The consumers meet.
+/// Barriers by name. That of all threads has the number 0.
+enum class Meeting { consumers = 1, adding_warps };
 template <int D>
-__device__ __forceinline__ void meet() {
-  arch::barrier_of(1, Shape<D>::kConsumers);
+__device__ __forceinline__ void meet(Meeting at = Meeting::consumers) {
+  arch::barrier_of(static_cast<int>(at),
+                   at == Meeting::consumers ? Shape<D>::kConsumers : 32 * Shape<D>::kWarpgroups);
 }
 
 }  // namespace sagebwd::cuda::sm90::codes

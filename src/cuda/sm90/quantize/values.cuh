@@ -9,8 +9,8 @@
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/wgmma.cuh"
-#include "cuda/quantize/rows.cuh"
 #include "cuda/sm90/quantize/shared.cuh"
+#include "cuda/tuned/rows.cuh"
 
 namespace sagebwd::cuda::sm90::codes {
 
@@ -114,7 +114,7 @@ struct Values {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[i] = fmaf(at(i, panel, c + e), m[e], sum[i]);
     });
-    return scatter_reduce<4>(sum, place.member(), [](float a, float b) { return a + b; });
+    return tuned::scatter_reduce<4>(sum, place.member(), [](float a, float b) { return a + b; });
   }
   /// The largest magnitude of the token that this lane owns. NaN stays NaN.
   __device__ __forceinline__ float own_top() {
@@ -128,8 +128,8 @@ struct Values {
         for (int c = panel == 0 ? 1 : 0; c < 16; ++c)
           top[i] = arch::max_nan(top[i], fabsf(at(i, panel, c)));
     }
-    return scatter_reduce<4>(top, place.member(),
-                             [](float a, float b) { return arch::max_nan(a, b); });
+    return tuned::scatter_reduce<4>(top, place.member(),
+                                    [](float a, float b) { return arch::max_nan(a, b); });
   }
 
   /// The lane's 16 codes of a row and panel. NaN, which Inf·0 is, becomes 0.
@@ -141,19 +141,6 @@ struct Values {
           __fmul_rn(at(i, panel, 4 * w), inverse), __fmul_rn(at(i, panel, 4 * w + 1), inverse),
           __fmul_rn(at(i, panel, 4 * w + 2), inverse), __fmul_rn(at(i, panel, 4 * w + 3), inverse));
     return make_uint4(word[0], word[1], word[2], word[3]);
-  }
-  /// Writes what these round, as halves.
-  __device__ __forceinline__ void write_unrounded(__half* to, int i, int panel, float inverse) {
-#pragma unroll
-    for (int c = 0; c < 16; c += 8) {
-      alignas(16) __half2 pair[4];
-#pragma unroll
-      for (int e = 0; e < 8; e += 2)
-        pair[e / 2] = inverse == 0.0f ? __half2{}
-                                      : __floats2half2_rn(at(i, panel, c + e) * inverse,
-                                                          at(i, panel, c + e + 1) * inverse);
-      *reinterpret_cast<uint4*>(to + c) = *reinterpret_cast<const uint4*>(pair);
-    }
   }
 };
 

@@ -117,7 +117,7 @@ struct RowScales {
                             kQuery = offsetof(Maxima, query);
   static constexpr float kUnit = 1.0f / numerics::kLevels;
   // Dithered codes stay inside the levels, though the largest may be off by a few roundings.
-  static constexpr float kQueryUnit = kConfig.dithers_dq ? kUnit * (1.0f + 0x1p-20f) : kUnit;
+  static constexpr float kQueryUnit = kConfig.dithers_dq() ? kUnit * (1.0f + 0x1p-20f) : kUnit;
 
   const Thread<kConfig>& me;
   uint32_t maxima, tile_scales;  // Thread::maxima_at and tile_scales_at of the tile's buffer

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/scalar.cuh"
@@ -30,7 +31,7 @@ struct DqDither {
 
   /// Before the loop: the terms of the thread's first query and key, and the first uniforms.
   __device__ static void start(const Thread<kConfig>& me, const Walk& w) {
-    if constexpr (kConfig.dithers_dq) {
+    if constexpr (kConfig.dithers_dq()) {
       at<uint32_t>(terms_at(me)) =
           (me.first_query() + 2 * me.t()) * kQuery + static_cast<uint32_t>(me.key(0, 0)) * kKey;
       if (w.steps > 0) draw_for(me, w, w.steps);
@@ -39,7 +40,7 @@ struct DqDither {
   /// Before a tile begins, behind the second barrier of the last. `left` are the tiles from this
   /// one on.
   __device__ static void draw(const Thread<kConfig>& me, int left) {
-    if constexpr (kConfig.dithers_dq)
+    if constexpr (kConfig.dithers_dq())
       if (left % kTiles == kTiles - 1) draw_for(me, me.walk(), left);
   }
   /// Between the barriers: the term of a tile's first query and key of this thread.
@@ -142,5 +143,11 @@ struct DqDitheredScales : RowScales<kConfig> {
 #endif
   }
 };
+
+/// The scales and codes of an instance.
+template <Config kConfig>
+using Scales = std::conditional_t<
+    kConfig.scheme == Scheme::paper, TileScales<kConfig>,
+    std::conditional_t<kConfig.dithers_dq(), DqDitheredScales<kConfig>, RowScales<kConfig>>>;
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

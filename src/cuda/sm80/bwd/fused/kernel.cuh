@@ -24,9 +24,8 @@
 // third barrier. Where it is shortest (one_place), that and the codes lie where Q8 and dO were, and
 // nothing is loaded ahead.
 //
-// Most calls add dQ up in any order. The policies of an instance (config.cuh) are what else a call
-// may ask for: additions in turn (turn.cuh), row sums of dS (row_sums.cuh), dither (dither.cuh), in
-// `vectorwise` of dQ alone (dither_dq.cuh).
+// What else a call may ask for is known when a kernel is made (kGeneral and so on): additions in
+// turn (turn.cuh), row sums of dS (row_sums.cuh), dither of dQ (dither_dq.cuh), block lists, a cap.
 //
 // config.cuh has the instances, walk.cuh the order of the tiles, shared.cuh the shared memory.
 #pragma once
@@ -35,7 +34,7 @@
 
 #include "cuda/arch/target.cuh"
 #include "cuda/sm80/bwd/fused/codes.cuh"
-#include "cuda/sm80/bwd/fused/dither.cuh"
+#include "cuda/sm80/bwd/fused/dither_dq.cuh"
 #include "cuda/sm80/bwd/fused/loads.cuh"
 #include "cuda/sm80/bwd/fused/products.cuh"
 #include "cuda/sm80/bwd/fused/row_sums.cuh"
@@ -70,7 +69,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   constexpr int kAhead = kConfig.ahead();
   constexpr bool kOnePlace = kConfig.one_place, kOneBack = kConfig.backs == 1 && !kOnePlace;
   static_assert(!(kOnePlace && kChoices.mixes_tiles));
-  static_assert(!kConfig.lists || (kAhead == 1 && !kOnePlace));
+  static_assert(!kConfig.lists() || (kAhead == 1 && !kOnePlace));
   using Back = typename SharedPlan<kConfig>::Back;
   const WalkOf<kConfig> own_walk = walk_of<kConfig>(p, Place<kConfig>::take(p, memory));
   if (own_walk.has_no_keys()) return;  // the padding of a sequence
@@ -79,7 +78,6 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   auto& [me, keys, sums, loads] = state;
   Starts<kConfig>::reset(me);
   Turns<kConfig>::reset(me);
-  Dither<kConfig>::start(me);
   if (me.index == 0)
     at<WalkOf<kConfig>>(me.shared + offsetof(SharedPlan<kConfig>, walk)) = own_walk;
   load_keys<T>(me, own_walk);
@@ -91,14 +89,14 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   int left = own_walk.steps;          // tiles from `now` on
   int head = own_walk.first_head(p);  // of `next`, the tile that is loaded next
   Tile now = own_walk.first_tile(p, head), next = now;
-  if constexpr (kConfig.lists)
+  if constexpr (kConfig.lists())
     if (me.index == 0) at<Tile>(me.listed_at(left)) = now, me.list_end() = own_walk.list_end(p);
   loads.start_head(me, own_walk.s, head, own_walk.first);
   const auto advance = [&](Tile& t) { return walk.template advance<kConfig>(t); };
   // The tile that comes `count` tiles after the one of this round, for a loop that has advanced so
   // far. Lists have it in shared memory.
   const auto tile_after = [&](int count) -> Tile {
-    if constexpr (kConfig.lists)
+    if constexpr (kConfig.lists())
       return at<Tile>(me.listed_at(left - count));
     else
       return now;
@@ -109,7 +107,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   };
   // Starts loading the tile that comes `ahead` tiles after `now`; behind the last, nothing.
   const auto load_next = [&](int ahead, int stage, bool with_back) {
-    if constexpr (kConfig.lists) {
+    if constexpr (kConfig.lists()) {
       if (left > ahead) {
         const Tile tile = ahead == 0 ? next : tile_after(ahead);
         loads.load_front(me, walk, stage, tile);
@@ -139,7 +137,6 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   for (; left > 0; --left) {
     me.renew_addresses();
     const Scales<kConfig> scales{me, me.maxima_at(left & 1), me.tile_scales_at(left & 1)};
-    Dither<kConfig>::draw(me, left);
     TileCodes codes;
     bool poisoned = false;
     {
@@ -167,14 +164,14 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
     Starts<kConfig>::settle(sums, me, left);
     const uint32_t back = me.back_at(stage);
     const Tile done = tile_after(0);
-    if constexpr (!kConfig.lists) advance(now);
+    if constexpr (!kConfig.lists()) advance(now);
     stage = kConfig.stage_after(stage);
 
     const auto make_dq = [&] {
       Turns<kConfig>::wait(me, done);
       add_to_dq(done.row, me, codes.query, scales.of_queries(poisoned));
       // `left` inside the lambda changes the order of other instructions even if nothing uses it.
-      if constexpr (kConfig.policy != Policy::fast) RowSums<kConfig>::add(me, done, left & 1);
+      if constexpr (kConfig.general()) RowSums<kConfig>::add(me, done, left & 1);
     };
     if constexpr (kChoices.dq_early) make_dq();
     // S and P of the next tile. Behind the last this works on what lies there, to no effect.
@@ -191,7 +188,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
       if (left > 1) loads.load_back(me, 0, tile_after(1).row);
       arch::cp_async_commit();
     }
-    if constexpr (!kChoices.dq_first && !kChoices.dq_early) apart<kChoices.dq_apart>(me, make_dq);
+    if constexpr (!kChoices.dq_first && !kChoices.dq_early) make_dq();
     if constexpr (kOnePlace) {
       __syncthreads();  // the products have read the tile and the codes
       load_next(1, 0, false);
@@ -208,7 +205,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Turns<kConfig>::pass(me);
   arch::cp_async_wait<0>();
   Starts<kConfig>::settle_last(sums, me);
-  if constexpr (kConfig.lists)
+  if constexpr (kConfig.lists())
     if (me.walk().cut() >= 0) return store_cut(sums, me);
   store_dv<T>(sums, me);
   store_dk<T>(sums, me);
@@ -224,16 +221,16 @@ inline constexpr int kMemory = arch::shared_memory_for(sizeof(SharedPlan<kConfig
 namespace sagebwd::cuda::sm80 {
 
 /// kLarger: memory of the instance that is taken instead where it fits; 0: there is none.
-template <typename T, fused_backward::Instance kInstance, fused_backward::Policy kPolicy,
-          int kLarger>
+template <typename T, fused_backward::Instance kInstance, unsigned kWants, int kLarger>
 __global__ void __launch_bounds__(
-    fused_backward::config_of(kInstance, kPolicy).threads(),
-    fused_backward::kResident<fused_backward::config_of(kInstance, kPolicy)>)
+    fused_backward::config_of(kInstance, kWants).threads(),
+    fused_backward::kResident<fused_backward::config_of(kInstance, kWants)>)
     fused_kernel(const __grid_constant__ BackwardParams p) {
-  constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kPolicy);
+  constexpr fused_backward::Config kConfig = fused_backward::config_of(kInstance, kWants);
   extern __shared__ __align__(128) uint8_t memory[];
   if constexpr (arch::runs_here(fused_backward::kMemory<kConfig>, kLarger) &&
-                (!kConfig.capped || arch::caps(kConfig.d)))
+                ((kConfig.general() && !kConfig.dithers_dq()) || arch::kIsHopper) &&
+                (!kConfig.capped() || arch::caps(kConfig.d)))
     fused_backward::fused<T, kConfig>(p, memory);
 }
 

@@ -60,7 +60,7 @@ struct QueryLoads {
   using Back = typename SharedPlan<kConfig>::Back;
 
   // Block lists go from head to head and back, so their dO lies in the workspace.
-  static constexpr bool kInPlace = D == 64 && !kConfig.lists;
+  static constexpr bool kInPlace = D == 64 && !kConfig.lists();
   const char* dout;     // in place: this thread's first chunk of the next tile's dO,
   int64_t dout_stride;  // and bytes from row to row
 
@@ -101,7 +101,7 @@ struct QueryLoads {
     arch::cp_async_16_if(
         me.index < kTileQ, front + offsetof(Front, exponent) + me.index * 16,
         static_cast<const char*>(from) + row * uint64_t{8} + me.index % (kTileQ / 2) * 16);
-    if constexpr (kConfig.capped)
+    if constexpr (kConfig.capped())
       arch::cp_async_16_if(me.index < kTileQ / 4,
                            me.shared + me.mean_logits_at(stage) + me.index * 16,
                            me.p.q_mean_logit + row + me.index * 4);

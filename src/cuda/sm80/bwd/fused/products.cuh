@@ -243,8 +243,7 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
   const uint32_t step0 = kConfig.keeps_codes ? me.key_strip() : 0;
   const uint32_t k8t = me.shared + offsetof(SharedPlan<kConfig>, k8t) + first * 8 * kSlab +
                        (kConfig.keeps_codes ? me.transposed ^ step0 * 32 : me.transposed);
-  float* out = static_cast<float*>(me.p.dq_sum) + static_cast<uint64_t>(row) * D +
-               (strip * 32 * D + first * 128);
+  float* out = me.p.dq_sum + static_cast<uint64_t>(row) * D + (strip * 32 * D + first * 128);
 #pragma unroll
   for (int part = 0; part < kDqBlocks; part += kBlocks) {
     int sum[2][kBlocks][4];

@@ -21,7 +21,7 @@ struct RowSums {
   /// With a cap that of the lane's query is given: of what the cap takes from dS, or of dS.
   __device__ static void share(const Thread<kConfig>& me, const Scores& y, float given,
                                int buffer) {
-    if constexpr (kConfig.capped)
+    if constexpr (kConfig.capped())
       put(me, given, buffer);
     else if constexpr (kMayBeWanted)
       if (me.p.row_sum != nullptr) add_up(me, y, buffer);
@@ -34,7 +34,7 @@ struct RowSums {
 
  private:
   using Plan = SharedPlan<kConfig>;
-  static constexpr bool kMayBeWanted = kConfig.policy != Policy::fast;
+  static constexpr bool kMayBeWanted = kConfig.general();
 
   __device__ static void add_up(const Thread<kConfig>& me, const Scores& y, int buffer) {
     PerKey inverse;  // of the scale of K, if y carries it

@@ -52,7 +52,7 @@ struct KeyOperands {
   }
 };
 
-/// φ·P, where φ is the scale of dO's codes (quantize/formats.h): codes of this go into dV.
+/// φ·P, where φ is the scale of dO's codes (sm80/formats.h): codes of this go into dV.
 template <Config kConfig>
 __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
                               const KeyOperands<kConfig>& keys, int stage) {
@@ -86,7 +86,7 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(exponent + n * 64);  // logit factor, lse2; of two queries
     float2 mean;
-    if constexpr (kConfig.capped)
+    if constexpr (kConfig.capped())
       mean = at<float2>(me.shared + me.mean_logits_at(stage) + (me.first_query() + 2 * me.t()) * 4 +
                         n * 32);
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
       for (int e = 0; e < 4; ++e) {
         const float x = tile::scaled_sum(acc[m][n][e], key[m][e >> 1], zero[m][e >> 1]),
                     factor = e & 1 ? q.z : q.x, lse2 = e & 1 ? q.w : q.y;
-        if constexpr (kConfig.capped)
+        if constexpr (kConfig.capped())
           prob[m][n][e] = arch::exp2_approx(
               tile::capped(me.p.cap,
                            fmaf(x, factor, (e & 1 ? mean.y : mean.x) * numerics::kLog2e)) -
@@ -146,7 +146,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
     const float4 q = at<float4>(gradient + n * 64);  // slope, offset; of two queries
     float4 exponent;                                 // logit factor, lse2
     float sums[2] = {};
-    if constexpr (kConfig.capped) exponent = at<float4>(gradient - kFromExponent + n * 64);
+    if constexpr (kConfig.capped()) exponent = at<float4>(gradient - kFromExponent + n * 64);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
@@ -155,7 +155,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
         const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
                     p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
         const float inner = fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
-        if constexpr (kConfig.capped) {
+        if constexpr (kConfig.capped()) {
           // From φ·P and its exponent: the logits are not kept.
           const float logit = arch::log2_approx(prob[m][n][e]) + (e & 1 ? exponent.w : exponent.y),
                       taken = tile::taken_by_cap(me.p.cap, logit),
@@ -167,7 +167,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
           y[m][n][e] = p * inner;
         }
       }
-    if constexpr (kConfig.capped) {  // at once: eight sums of a lane would take eight registers
+    if constexpr (kConfig.capped()) {  // at once: eight sums of a lane would take eight registers
       halve<1>(sums, me.lane(), 4, [](float a, float b) { return a + b; });
       sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], 8);
       sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], 16);

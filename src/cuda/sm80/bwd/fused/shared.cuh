@@ -89,11 +89,11 @@ struct SharedPlan {
     alignas(8) Tile ring[4];
     const Tile* end;  // of the list
   };
-  std::conditional_t<kConfig.lists, ListedTiles, Nothing> listed;
+  std::conditional_t<kConfig.lists(), ListedTiles, Nothing> listed;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
-  // What the policies need; tiles take turns in the row sums.
+  // What kGeneral needs; tiles take turns in the row sums.
   struct Extras {
     uint32_t turn[kConfig.warps()];
     float row_sums[2][kConfig.key_strips][kTileQ];
@@ -103,18 +103,13 @@ struct SharedPlan {
     float row_sums[2][kConfig.key_strips][kTileQ];
     alignas(16) float mean_logit[kConfig.fronts][kTileQ];  // part of the front
   };
-  struct DitherTerms {
-    alignas(8) float query_terms[kTileQ];
-    float uniforms[32];
-  };
   struct DqDither {  // dither_dq.cuh
     uint32_t terms[kConfig.threads()], uniforms[32];
   };
-  std::conditional_t<kConfig.policy == Policy::fast, Nothing,
-                     std::conditional_t<kConfig.capped, CappedExtras, Extras>>
+  std::conditional_t<!kConfig.general(), Nothing,
+                     std::conditional_t<kConfig.capped(), CappedExtras, Extras>>
       extras;
-  std::conditional_t<kConfig.dithers_dq, DqDither, Nothing> dq_dither;
-  std::conditional_t<kConfig.policy == Policy::dither, DitherTerms, Nothing> dither;
+  std::conditional_t<kConfig.dithers_dq(), DqDither, Nothing> dq_dither;
 };
 
 /// What lies at an address in shared memory.

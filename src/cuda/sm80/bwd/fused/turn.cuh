@@ -55,7 +55,7 @@ struct Turns {
   }
 
  private:
-  static constexpr bool kMayBeWanted = kConfig.policy != Policy::fast;
+  static constexpr bool kMayBeWanted = kConfig.general();
   static constexpr uint32_t kNone = 0xffffffffu;
   __device__ static uint32_t& mine(const Thread<kConfig>& me) {
     return at<uint32_t>(me.shared + offsetof(SharedPlan<kConfig>, extras.turn) + me.warp() * 4);

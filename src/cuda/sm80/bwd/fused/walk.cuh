@@ -26,7 +26,7 @@ struct Place {
 
   /// All threads come here. `memory` is free again when it returns.
   __device__ static Place take(const BackwardParams& p, uint8_t* memory) {
-    if constexpr (kConfig.policy == Policy::fast) return {0, 0};
+    if constexpr (!kConfig.general()) return {0, 0};
     tile::Tickets::Keys& shared = *reinterpret_cast<tile::Tickets::Keys*>(memory);
     if (threadIdx.x == 0) {
       const tile::Tickets tickets(p, gridDim, kConfig.tile_q(), kConfig.resident);
@@ -40,10 +40,10 @@ struct Place {
   /// Without turns the grid starts with the first keys: in a causal sequence they have the most
   /// queries.
   __device__ int block() const {
-    return static_cast<int>(kConfig.policy == Policy::fast ? blockIdx.x : drawn_block);
+    return static_cast<int>(!kConfig.general() ? blockIdx.x : drawn_block);
   }
   __device__ int kv_head() const {
-    return static_cast<int>(kConfig.policy == Policy::fast ? blockIdx.y : drawn_head);
+    return static_cast<int>(!kConfig.general() ? blockIdx.y : drawn_head);
   }
 };
 
@@ -132,7 +132,7 @@ struct ListedWalk : Walk {
 };
 
 template <Config kConfig>
-using WalkOf = std::conditional_t<kConfig.lists, ListedWalk, Walk>;
+using WalkOf = std::conditional_t<kConfig.lists(), ListedWalk, Walk>;
 
 /// The walk over the queries that see the keys of a place. Lists have pieces instead of places.
 template <Config kConfig>
@@ -140,7 +140,7 @@ __device__ WalkOf<kConfig> walk_of(const BackwardParams& p, const Place<kConfig>
   constexpr int kTileQ = kConfig.tile_q(), kTileK = kConfig.tile_k();
   int block = place.block();
   WalkOf<kConfig> w;
-  if constexpr (kConfig.lists) {
+  if constexpr (kConfig.lists()) {
     const Piece piece = p.lists.pieces[static_cast<int64_t>(place.kv_head()) * gridDim.x + block];
     block = piece.key_tile;
     w.steps = piece.steps, w.first = piece.cut, w.end = static_cast<int>(piece.end);
@@ -160,7 +160,7 @@ __device__ WalkOf<kConfig> walk_of(const BackwardParams& p, const Place<kConfig>
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last_key, w.key0 + kTileK <= w.s.nk, kTileQ);
   w.whole_begin = whole.begin, w.whole = whole.more;
-  if constexpr (!kConfig.lists) {
+  if constexpr (!kConfig.lists()) {
     const tile::QueryWalk tiles = tile::query_walk_of(seen, kTileQ);
     w.first = tiles.first;
     w.end = w.first + tiles.steps * kTileQ, w.steps = tiles.steps * p.group;

@@ -10,6 +10,7 @@
 #include "cuda/sm90/fwd/again.cuh"
 #include "cuda/sm90/fwd/listed/shared.cuh"
 #include "cuda/sm90/fwd/results.cuh"
+#include "cuda/sm90/fwd/rows.cuh"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
 
@@ -26,9 +27,9 @@ struct Consumer {
   uint32_t warp, lane;  // warp: inside the warpgroup
   uint32_t place;       // of the shared memory, for products
   Ring<kStages> stage{0};
-  uint32_t piece = 0;  // how many it has done. One number, because a Ring takes two registers
+  Nth<kSlots> piece{};  // a Ring would take another register
 
-  __device__ uint32_t slot() const { return piece % kSlots; }
+  __device__ uint32_t slot() const { return piece.place(); }
   __device__ int first_row() const {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
   }
@@ -52,26 +53,14 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
-  /// Hides what the mask hides of one of the stage's tiles, and what is behind the last key.
+  /// Where a tile of keys meets the thread's rows.
+  __device__ Corner corner(int tile) const {
+    return {shared.work[slot()].q0 + first_row(), tile * kHalf};
+  }
+  /// Hides what the mask hides of one of the stage's tiles, and what is after the last key.
   template <int kWhich>
   __device__ __forceinline__ void hide(Scores& x, int tile) const {
-    const Work& w = shared.work[slot()];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int key0 = tile * kHalf + static_cast<int>(lane % 4 * 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int query = w.q0 + first_row() + 8 * r, begin = query + band.begin;
-      const uint32_t here = static_cast<uint32_t>(key0 - begin);
-      const uint32_t seen =
-          query < w.s.nq
-              ? static_cast<uint32_t>(min(static_cast<int>(band.width()), max(w.s.nk - begin, 0)))
-              : 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (here + 8 * j + e >= seen) x[32 * kWhich + 4 * j + 2 * r + e] = kHidden;
-    }
+    hide_keys<kHalf>(x + 32 * kWhich, p.mask, shared.work[slot()].s, corner(tile), lane);
   }
   __device__ __forceinline__ void hide(Scores& x, const int2& tiles) const {
     const tile::WholeTiles whole = shared.work[slot()].whole[warpgroup];
@@ -79,41 +68,10 @@ struct Consumer {
     if (!whole.holds(tiles.y)) hide<1>(x, tiles.y);
   }
 
-  /// Notes the largest logits, for calls that want them. A row has one lane that writes.
-  __device__ void note_logits(const Scores& x, const Factors<2>& factor) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float top = row_top(x, r, factor);
-      float& most = shared.logit_top[first_row() + 8 * r];
-      if (lane % 4 == 0 && !(top <= most)) most = top;
-    }
-  }
-
-  /// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its
-  /// K holds NaN or Inf, and of O, in all channels, if its V does.
-  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share,
-                                bool k_poisoned) const {
+  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share, bool of_k) const {
     const Work& w = shared.work[slot()];
-    const tile::Band band = tile::band_of(p.mask, w.s);
-    const int end = min((tile + 1) * kHalf, w.s.nk);
-    bool of_k[2] = {false, false}, of_v[2] = {false, false};
-#pragma unroll 1
-    for (int key = tile * kHalf; key < end; ++key) {
-      const float scale = k_poisoned ? p.k_scale[static_cast<uint64_t>(w.keys) + key].scale : 0.0f;
-      const int at = key % kHalf / 16 * 16 + tile::place_of(key % 16);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int distance = key - (w.q0 + first_row() + 8 * r);
-        if (distance < band.begin || distance >= band.end) continue;
-        of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[at]) == kPoisonedShare;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (of_k[r]) sums.sum[r] = NAN;
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i)
-      if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+    fwd::spread_poison<kHalf>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
+                              share);
   }
 
   /// O += unit·codes·V8 of stage i.
@@ -140,10 +98,7 @@ struct Consumer {
       arch::wgmma_wait<0>();
       arch::settle(acc);
       if (part == D / kChannels - 1) arch::settle(codes);
-#pragma unroll
-      for (int n = 0; n < kChannels / 2; ++n)
-        sums.o[part * (kChannels / 2) + n] =
-            fmaf(static_cast<float>(acc[n]), unit[(n & 2) / 2], sums.o[part * (kChannels / 2) + n]);
+      add_product(sums, part, acc, unit);
     }
   }
 
@@ -155,7 +110,7 @@ struct Consumer {
     Factors<2> factor;
     PerRow sum, unit;
     uint32_t codes[16];
-    const int now = stage.place;
+    const int now = stage.place();
     const int2 tiles = shared.tiles[now];
     hide(x, tiles);
     const BlockScales scales[2] = {shared.scales[now][0], shared.scales[now][1]};
@@ -166,7 +121,7 @@ struct Consumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) factor[half][r] = logit_factor * scales[half].k;
     }
-    if (p.max_logit != nullptr) note_logits(x, factor);
+    if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
     if (first) sums.start(x, factor);
     for (;;) {
       exponentials(halves, sum, x, factor, sums.reference);
@@ -183,11 +138,10 @@ struct Consumer {
         spread_poison(sums, half == 0 ? tiles.x : tiles.y, shared.v_share[now][half],
                       scales[half].k_poisoned != 0);
     stage.advance();
-    if (more)
-      arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    if (more) wait_for(shared.stage_full, stage);
     // The next scores are multiplied while codes are made of these. A leading stage has too many
     // codes for that.
-    if constexpr (!kLeading) issue_scores(x, more ? stage.place : now);
+    if constexpr (!kLeading) issue_scores(x, more ? stage.place() : now);
 
     // Shares are relative to the largest scale of V of their own block. The smaller of the two
     // scales goes with them. Where both are zero so are all codes of V, whatever P is.
@@ -213,7 +167,7 @@ struct Consumer {
         make_rest(codes, halves, rows);
         multiply_pv<arch::Bytes::s8>(sums, codes, rest_unit, now);
       }
-      issue_scores(x, more ? stage.place : now);
+      issue_scores(x, more ? stage.place() : now);
     }
     make_codes(codes, halves, rows);
     multiply_pv<arch::Bytes::u8>(sums, codes, unit, now);
@@ -226,9 +180,9 @@ struct Consumer {
   }
   /// A stage of a piece in which this warpgroup has no queries.
   __device__ void skip() {
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
+    wait_for(shared.stage_full, stage);
     __syncwarp();
-    release(stage.place);
+    release(stage.place());
     stage.advance();
   }
 
@@ -236,8 +190,8 @@ struct Consumer {
   __device__ __forceinline__ void walk(Sums<D>& sums, const Work& w) {
     if (w.steps == 0) return;
     Scores x;
-    arch::barrier_wait(arch::shared_address(&shared.stage_full[stage.place]), stage.parity);
-    issue_scores(x, stage.place);
+    wait_for(shared.stage_full, stage);
+    issue_scores(x, stage.place());
     arch::wgmma_wait<0>();
     arch::settle(x);
     int step = 0;
@@ -248,8 +202,8 @@ struct Consumer {
   }
 
   __device__ void run() {
-    for (;; ++piece) {
-      arch::barrier_wait(arch::shared_address(&shared.slot_full[slot()]), piece / kSlots % 2);
+    for (;; piece = piece.next()) {
+      wait_for(shared.slot_full, piece);
       const Work& w = shared.work[slot()];
       if (w.last) return;
       if (p.max_logit != nullptr && lane % 4 == 0)
@@ -264,7 +218,7 @@ struct Consumer {
         for (int step = 0; step < w.steps; ++step) skip();
       }
       __syncwarp();
-      if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.slot_empty[slot()]));
+      if (lane == 0) arrive_at(shared.slot_empty, piece);
     }
   }
 };

@@ -24,7 +24,7 @@ struct Producer {
   /// Puts the next piece of work into the slot. Returns false when there is none left.
   __device__ bool fetch() {
     const uint32_t all = static_cast<uint32_t>(p.q_blocks) * static_cast<uint32_t>(p.h);
-    arch::barrier_wait(arch::shared_address(&shared.slot_empty[slot.place]), slot.parity);
+    wait_for(shared.slot_empty, slot);
     for (;;) {
       uint32_t index = 0;
       if (lane == 0) index = atomicAdd(p.next, 1u);
@@ -32,23 +32,23 @@ struct Producer {
       if (index >= all) return false;
       Work w;
       if (!work_at(w, p, index)) continue;
-      if (lane == 0) shared.work[slot.place] = w;
+      if (lane == 0) shared.work[slot.place()] = w;
       __syncwarp();
       return true;
     }
   }
 
   __device__ void load_queries(const Work& w) {
-    const uint32_t full = arch::shared_address(&shared.slot_full[slot.place]);
+    const uint32_t full = arch::shared_address(&shared.slot_full[slot.place()]);
 #pragma unroll
     for (int i = 0; i < kQueries / 32; ++i) {
       const int at = i * 32 + static_cast<int>(lane);
-      shared.logit_factor[slot.place][at] = p.logit_factor[static_cast<uint64_t>(w.row) + at];
+      shared.logit_factor[slot.place()][at] = p.logit_factor[static_cast<uint64_t>(w.row) + at];
     }
     __syncwarp();
     if (lane == 0) {
       arch::barrier_expect(full, Plan::kSlotBytes);
-      arch::copy_rows(arch::shared_address(&shared.slot[slot.place]), p.q8, 0,
+      arch::copy_rows(arch::shared_address(&shared.slot[slot.place()]), p.q8, 0,
                       static_cast<int>(w.row), full);
     }
   }
@@ -57,10 +57,10 @@ struct Producer {
   /// again, and a number behind the sequence, where everything is masked.
   __device__ void load_keys(const Work& w, int first, int second, bool absent) {
     if (lane == 0) {
-      const uint32_t full = arch::shared_address(&shared.stage_full[stage.place]);
-      auto& to = shared.stage[stage.place];
-      arch::barrier_wait(arch::shared_address(&shared.stage_empty[stage.place]), stage.parity);
-      shared.tiles[stage.place] = {first, absent ? (w.s.nk + kHalf - 1) / kHalf : second};
+      const uint32_t full = arch::shared_address(&shared.stage_full[stage.place()]);
+      auto& to = shared.stage[stage.place()];
+      wait_for(shared.stage_empty, stage);
+      shared.tiles[stage.place()] = {first, absent ? (w.s.nk + kHalf - 1) / kHalf : second};
       arch::barrier_expect(full, Plan::kStageBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -69,9 +69,9 @@ struct Producer {
         arch::copy_rows(arch::shared_address(to.k8[half]), p.k8, 0, static_cast<int>(row), full);
         arch::copy_rows(arch::shared_address(to.v8t[half]), p.v8t, 0,
                         static_cast<int>(row / kSlab * D), full);
-        arch::copy_bulk(arch::shared_address(shared.v_share[stage.place][half]), p.v_share + row,
+        arch::copy_bulk(arch::shared_address(shared.v_share[stage.place()][half]), p.v_share + row,
                         sizeof(shared.v_share[0][0]), full);
-        arch::copy_bulk(arch::shared_address(&shared.scales[stage.place][half]),
+        arch::copy_bulk(arch::shared_address(&shared.scales[stage.place()][half]),
                         p.scales + row / kBlock, sizeof(BlockScales), full);
       }
     }
@@ -99,12 +99,12 @@ struct Producer {
 
   __device__ void run() {
     for (; fetch(); slot.advance()) {
-      load_queries(shared.work[slot.place]);
-      load_list(shared.work[slot.place]);
+      load_queries(shared.work[slot.place()]);
+      load_list(shared.work[slot.place()]);
     }
     if (lane == 0) {
-      shared.work[slot.place].last = true;
-      arch::barrier_arrive(arch::shared_address(&shared.slot_full[slot.place]));
+      shared.work[slot.place()].last = true;
+      arrive_at(shared.slot_full, slot);
     }
   }
 };

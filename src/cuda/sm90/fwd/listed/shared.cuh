@@ -8,7 +8,7 @@
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/sm90/fwd/listed/work.cuh"
-#include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/pipeline.cuh"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
 

@@ -68,9 +68,6 @@ void wgmma_s8(int (&c)[kCount], const uint32_t* a, uint64_t b, bool add) {
   static_assert(kCount == 32 || kCount == 16);
   emulator::issue({c, kCount, a, 0, b, add, emulator::Element::s8, false, false});
 }
-inline void wgmma_f16_by_rows(float* c, const uint32_t* a, uint64_t b, bool add) {
-  emulator::issue({c, 32, a, 0, b, add, emulator::Element::f16, false, true});
-}
 
 /// Registers are many here.
 template <int kRegisters>

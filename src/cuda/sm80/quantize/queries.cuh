@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of work that are queries: Q, and in the backward dO and O.
+#pragma once
+
+#include "cuda/sm80/quantize/worker.cuh"
+
+namespace sagebwd::cuda::sm80 {
+
+template <typename T, int D, bool kBackward, Scheme kScheme>
+struct QueryWorker : Worker<T, D, kBackward, kScheme> {
+  using Base = Worker<T, D, kBackward, kScheme>;
+  using Base::job, Base::item, Base::shared, Base::row, Base::reads_codes, Base::saves_codes,
+      Base::saved_row, Base::with_saved, Base::load_mean, Base::read_v_mean, Base::kSteps;
+  using typename Base::Block, typename Base::Targets;
+
+  __device__ void queries(Block& b) const {
+    const int64_t own = b.token0() + b.own();
+    const Targets to{.rows = job.q8, .transpose = kBackward};
+    float mean_logit;
+    if constexpr (kBackward) clear_sums(b.row0);
+    if (reads_codes()) {
+      const int64_t saved = saved_row(b, true);
+      typename Block::Words codes;
+      b.get_codes(codes);
+      b.scale = b.own_is_real() ? job.saved.q_scale[saved + b.own()] : 0.0f;
+      mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
+      b.put_all(to, codes);
+    } else {
+      b.flip(shared.signs);
+      load_mean(b, job.k_mean, item.kv_head);
+      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+      });
+      b.template make<false>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      this->template measure<Values::made>(b, job.q_tokens);
+      // The forward adds this number to LSE and the backward subtracts it again. Both need the same
+      // bits, so the product is rounded by itself and not as part of a multiply-add.
+      mean_logit = __fmul_rn(job.logit_scale, dot);
+      const int64_t saved = saved_row(b, true);
+      if (saves_codes() && b.owns() && b.own_is_real()) {
+        job.saved.q_scale[saved + b.own()] = b.scale;
+        job.saved.mean_logit[saved + b.own()] = mean_logit;
+      }
+      b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
+    }
+    const float logit_factor = b.scale * (job.logit_scale * numerics::kLog2e);
+    if constexpr (!kBackward) {
+      if (b.owns()) {
+        // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
+        // -inf, and next to a small one the start of the integer sums vanishes.
+        job.logit_factor[own] = logit_factor == 0.0f ? kZeroScale : logit_factor;
+        job.mean_logit[own] = mean_logit;
+      }
+    } else {
+      __syncthreads();
+      b.template write_transposed<false>(job.q8t);
+      __syncthreads();  // codes of dO take the place of these
+      float lse = -INFINITY, dlse = 0.0f;
+      if (b.own_is_real()) {
+        const int64_t token = item.s.q_begin + item.first + b.first_token() + b.own();
+        lse = *tile::stat_of(job.lse, item.s, item.head, token);
+        if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
+      }
+      if (job.capped) {
+        if (b.owns()) job.mean_logit[own] = mean_logit;
+        mean_logit = 0.0f;
+      }
+      // P = 0 for queries without keys and after the end.
+      const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
+      douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
+    }
+  }
+
+  /// dO, after Q. A query needs numbers of both, and the lane that owns it has them.
+  __device__ void douts(Block& b, int64_t own, float logit_factor, float lse2, float dlse) const {
+    typename Block::Chunks out;
+    b.load(b.chunk, row(job.dout, b, true), job.dout, job.d);
+    b.load(out, row(job.o, b, true), job.o, job.d);
+    if (job.do16 != nullptr) b.write_loaded(job.do16);
+    this->template measure<Values::loaded>(b, job.q_tokens);
+    // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
+    if (reads_codes())
+      read_v_mean(b, item.kv_head);
+    else
+      load_mean(b, job.v_mean, item.kv_head);
+    float delta = dots(b, [&](int step, int part, float(&y)[8]) {
+      out[part][step].unpack(y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
+    });
+    delta = lse2 == INFINITY ? 0.0f : delta - dlse;
+    if (b.owns()) {
+      // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
+      const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
+      const float slope = logit_factor / phi;
+      job.row[own] = {logit_factor, lse2};
+      job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
+      job.gradient[own] = {slope, -delta * slope};
+    }
+    b.template write_codes<Values::loaded>({.transpose = true});
+    __syncthreads();
+    b.template write_transposed<false>(job.do8t);
+  }
+
+  /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y
+  /// the thread's eight channels of a part for its token `step`.
+  template <typename Other>
+  __device__ float dots(const Block& b, Other other) const {
+    float sum[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sum[step] = 0.0f;
+#pragma unroll
+      for (int part = 0; part < Block::kParts; ++part) {
+        float x[8], y[8];
+        b.chunk[part][step].unpack(x);
+        other(step, part, y);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[step] = fmaf(x[e], y[e], sum[step]);
+      }
+    }
+    return scatter_reduce<Block::kLanes>(sum, b.member(), [](float x, float y) { return x + y; });
+  }
+
+  /// Zeroes the sums of dQ, to which the fused kernel adds.
+  __device__ void clear_sums(int64_t row0) const {
+    if (job.dq_sum == nullptr) return;
+    constexpr int kVectors = kBlock * D / 4;
+    auto* to = reinterpret_cast<uint4*>(job.dq_sum) + row0 * (D / 4) + threadIdx.x;
+    for (int i = 0; i < kVectors / kRowThreads; ++i) to[i * kRowThreads] = make_uint4(0, 0, 0, 0);
+  }
+};
+
+}  // namespace sagebwd::cuda::sm80

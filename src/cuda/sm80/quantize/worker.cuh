@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread block at a piece of work of the operand kernel: where things come from and go to, and
+// the pieces that are keys or values.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/arch/target.cuh"
+#include "cuda/sm80/quantize/mean.cuh"
+#include "cuda/sm80/quantize/token_block.cuh"
+#include "cuda/tuned/exact_scale.cuh"
+#include "cuda/tuned/items.cuh"
+
+namespace sagebwd::cuda::sm80 {
+
+using tuned::exact_scale, tuned::kZeroScale, tuned::Kind;
+
+template <typename T, int D, bool kBackward, Scheme kScheme>
+struct Worker {
+  using Block = TokenBlock<T, D>;
+  using Mean = MeanBlock<T, D>;
+  static constexpr int kSteps = Block::kSteps;
+  // Thread blocks on a multiprocessor. With three `paper` would spill before sm_90, and the forward
+  // of `vectorwise` in FP16 on sm_120.
+  static constexpr bool kTooManyRegisters =
+      kScheme == Scheme::paper
+          ? kBackward || arch::kTarget < 900
+          : !kBackward && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
+  // With two the backward of `paper` would spill.
+  static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward;
+  static constexpr int kResident = kFarTooMany ? 1 : D == 128 || kTooManyRegisters ? 2 : 3;
+
+  struct Shared {
+    Stage<D> stage;  // of K, V or Q
+    union {
+      typename Block::Shared block;
+      typename Mean::Shared mean;
+    };
+    SignTable signs;
+    Item item, next, after;  // pieces of work: this one and those behind it
+    uint32_t ticket;         // the number of the one behind `after`
+  };
+
+  static_assert(arch::shared_memory_for(sizeof(Shared), kResident) <=
+                arch::shared_memory_of(arch::kTarget == 800 ? 860 : arch::kTarget));
+
+  const OperandJob& job;
+  const Item& item;
+  const Item& next;
+  Shared& shared;
+
+  __device__ Block block(int64_t tokens) const {
+    return Block(shared.block, item.left,
+                 item.head * tokens + static_cast<int64_t>(item.block) * kBlock);
+  }
+
+  __device__ static bool is_mean(Kind kind) { return kind == Kind::k_mean || kind == Kind::v_mean; }
+
+  /// Asks for what a piece of work reads of K, V or Q: a group of copies, which may be empty.
+  __device__ __forceinline__ void start(Kind kind, Source from, int left) const {
+    if (is_mean(kind))
+      Mean::start(shared.stage, from, left, job.d);
+    else if (kind == Kind::none)
+      ;
+    else if (reads_codes())
+      Block::start_codes(shared.stage, from, left, job.d);
+    else
+      Block::start(shared.stage, from, left, job.d);
+    arch::cp_async_commit();
+  }
+  __device__ static void wait_for_stage() { arch::cp_async_wait<0>(); }
+
+  /// The row of the thread's first token in one of the caller's tensors.
+  __device__ const T* row(const Strided& x, const Block& b, bool queries) const {
+    return tile::row_of<const T>(
+        x, item.s, item.head,
+        (queries ? item.s.q_begin : item.s.k_begin) + item.first + b.first_token());
+  }
+  /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
+  __device__ bool reads_codes() const {
+    return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  __device__ bool saves_codes() const {
+    return !kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+  }
+  /// The thread's first token in that memory, heads included.
+  __device__ int64_t saved_row(const Block& b, bool queries) const {
+    const int64_t sequence = queries ? item.s.batch * job.seq.nq + item.s.q_begin
+                                     : item.s.batch * job.seq.nk + item.s.k_begin;
+    return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + item.first +
+           b.first_token();
+  }
+  /// The place of a key's scale there.
+  __device__ float* saved_k_scale(const Block& b) const {
+    return job.saved.k_scale + (job.k_per_token ? saved_row(b, false) + b.own()
+                                                : item.head * job.saved.key_blocks + item.block);
+  }
+  using Targets = typename Block::Targets;
+  __device__ Targets with_saved(Targets to, int8_t* saved, int64_t row) const {
+    if (saves_codes()) to.saved = saved + row * job.d, to.d = job.d;
+    return to;
+  }
+
+  /// Waits for the mean of a key head, that of K as it was turned. It is zero if there is none.
+  __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
+#pragma unroll
+    for (int part = 0; part < Block::kParts; ++part)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
+    if (mean.mean == nullptr || item.s.nk == 0) return;
+    const float* from = mean.turned != nullptr ? mean.turned : mean.mean;
+    wait_for_mean(
+        b.mean, from + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D + b.channel(0));
+  }
+
+  /// The mean of V that the forward saved.
+  __device__ void read_v_mean(Block& b, int kv_head) const {
+    const float* from =
+        job.saved.v_mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * job.d;
+#pragma unroll
+    for (int part = 0; part < Block::kParts; ++part) {
+      float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
+      if (static_cast<int>(b.channel(part)) < job.d) {
+        const auto* at = reinterpret_cast<const float4*>(from + b.channel(part));
+        low = at[0], high = at[1];
+      }
+      float(&to)[8] = b.mean[part];
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
+  }
+
+  /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
+  template <Values kValues>
+  __device__ void measure(Block& b, int tokens) const {
+    if constexpr (kScheme == Scheme::paper)
+      b.template measure_shared<kValues>(tokens);
+    else
+      b.template measure_tokens<kValues>();
+  }
+
+  /// Scale of the key that this lane owns. `common`: that of the keys which share one, poisoned or
+  /// not.
+  __device__ void write_k_scale(const Block& b, float common, bool poisoned) const {
+    common = exact_scale(common);
+    if (b.owns())
+      job.k_scale[b.token0() + b.own()] = {poisoned ? __int_as_float(0x7fffffff) : common,
+                                           -tile::kMagicFloat * common};
+  }
+
+  __device__ void keys(Block& b) const {
+    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.get_codes(codes);
+      const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
+      write_k_scale(b, common, b.take_marks(codes));
+      b.put_all(to, codes);
+    } else {
+      b.flip(shared.signs);
+      load_mean(b, job.k_mean, item.head);
+      b.template make<true>();
+      if (job.rotation > 0) b.rotate(job.rotation);
+      float common;
+      bool poisoned = false;  // one of the keys that share a scale
+      if (kScheme == Scheme::vectorwise && job.k_per_token) {
+        b.template measure_tokens<Values::made>();
+        common = b.scale;
+      } else {
+        const typename Block::SharedScale shared_scale = b.template measure_shared<Values::made>(
+            kScheme == Scheme::paper ? job.k_tokens : kBlock);
+        common = shared_scale.scale, poisoned = shared_scale.poisoned;
+      }
+      if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
+        job.tile_scale[b.row0 / kBlock].k = poisoned ? -exact_scale(common) : exact_scale(common);
+      write_k_scale(b, common, b.scale != b.scale);
+      if (saves_codes() && b.owns() && b.own_is_real() && (job.k_per_token || threadIdx.x == 0))
+        *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
+      b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
+    }
+    if constexpr (kBackward) {
+      __syncthreads();
+      b.template write_transposed<true>(job.k8t);
+    }
+  }
+
+  __device__ void values(Block& b) const {
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.get_codes(codes);
+      const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
+      b.write_codes_16(job.v16, codes);
+      return;
+    }
+    if (kBackward && !job.folds_v) {
+      b.write_loaded(job.v16);
+      return;
+    }
+    load_mean(b, job.v_mean, item.head);
+    b.template make<true>();
+    bool poisoned;
+    float unit = 1.0f;
+    if (job.folds_v) {
+      poisoned = b.measure_values();
+    } else {
+      const typename Block::SharedScale of_tile =
+          b.template measure_shared<Values::made>(job.tile_k);
+      poisoned = of_tile.poisoned, unit = of_tile.scale;
+    }
+    if constexpr (kBackward) {
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
+      b.write_codes_16(job.v16);
+    } else {
+      const int mine = static_cast<int>(b.slot()) * kSteps;
+      const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
+      if (mine % job.tile_k == 0 && b.member() == 0)
+        job.tile_scale[job.tile_k == kSlab ? tile : tile / 2].v =
+            poisoned ? __int_as_float(0x7fffffff) : unit;
+      if (job.folded != nullptr && b.owns()) {
+        const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
+        const int token = mine + static_cast<int>(b.own());
+        const int place = (token & ~15) + tile::place_of(token);
+        FoldedScales& to = job.folded[b.row0 / kBlock];
+        to.exponent[place] = log2f(folded) + FoldedScales::kBias;
+        to.inverse[place] = arch::reciprocal_approx(folded);
+      }
+      const bool leading = item.first + mine < job.pv16_tiles * job.tile_k,
+                 as_loaded = poisoned || (leading && job.v16_is_v);
+      if (saves_codes() && b.owns() && b.own_is_real())
+        job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      if (leading && !as_loaded) b.write_codes_16(job.v16);
+      b.template write_codes<Values::made>(
+          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
+      __syncthreads();
+      b.template write_transposed<false>(job.v8t);
+      if (as_loaded) {
+        // Loaded again: kept until here they would take registers that most blocks need.
+        b.load(b.chunk, row(job.v, b, false), job.v, job.d);
+        b.write_loaded(job.v16);
+      }
+    }
+  }
+};
+
+}  // namespace sagebwd::cuda::sm80

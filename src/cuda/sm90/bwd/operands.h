@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backward makes of saved codes, dO and O before its main kernel, in two or three
+// launches: the largest scales of K and V; padded copies of the codes of K and V, unless they serve
+// where they are; and all that follows from queries.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/formats.h"
+#include "cuda/tuned/operands.h"
+#include "sagebwd/types.h"
+
+namespace sagebwd::cuda::sm90 {
+
+/// Every pointer is device memory, with its shape. D is the head dimension: there is no other.
+struct BackwardJob {
+  Sequences seq;
+  int d, h, hk, group, k_blocks;
+  int64_t tq, tk;  // padded totals
+  tuned::Zeros zeros;
+  tuned::SavedCodes saved;
+  Strided o, dout;
+  StridedStats lse, dlse;  // dlse.data null: none
+  float logit_scale;
+
+  // Of keys.
+  uint32_t *v_top, *k_top;  // [sequences, hk]: bits of the largest scales of V and K
+  // The codes of K and V serve where they are saved, and need no copies: nothing is packed, and no
+  // token is padding.
+  bool keys_are_ready;
+  int8_t *k8, *v8;       // [hk, tk, D]
+  float* v_scale;        // [hk, tk]
+  float* block_k_scale;  // [hk, tk / kBlock]
+
+  // Of queries.
+  int8_t* q8;          // [h, tq, D]; null: the saved codes serve
+  int8_t *q8t, *do8t;  // [h, tq / kSlab, D, kSlab]
+  void* do16;          // [h, tq, D]
+  QueryRow* row;       // [h, tq]
+  QueryStats* stats;   // [h, tq / kSlab]
+  float* dq_lift;      // [h, tq]: what the sums of dQ are multiplied by, a power of two
+  void* dq_sum;        // [h, tq, D], set to zero
+  bool dq_halves;      // its numbers have 16 bits
+};
+
+void launch_operands(const BackwardJob& job, Dtype dtype, cudaStream_t stream);
+
+}  // namespace sagebwd::cuda::sm90

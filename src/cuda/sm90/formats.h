@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What operand kernels write beside codes: scales, and numbers of each query, in the form in which
+// the main kernels read them.
+#pragma once
+
+#include "cuda/tile/layout.h"
+#include "cuda/tuned/formats.h"
+
+namespace sagebwd::cuda::sm90 {
+
+using tuned::KeyScale, tuned::QueryRow;
+
+/// What a block of kBlock keys has for the forward: the scale of its K, the largest scale of its V,
+/// and whether a key holds NaN or Inf. 16 bytes, because copies have so many at least.
+struct BlockScales {
+  float k, v;
+  int k_poisoned, v_poisoned;
+};
+
+/// Every key of the forward has its share: its scale of V, divided by the block's largest, in half
+/// precision. That of a poisoned key is -0.
+inline constexpr unsigned short kPoisonedShare = 0x8000;
+
+/// Queries of a tile of the backward: fewer channels leave registers for more queries. They share a
+/// scale of P for dV, per key. For dK those of a slab share a scale of dS.
+constexpr int backward_queries(int d) { return d == 64 ? 128 : 64; }
+
+/// What 64 queries (a slab) have for the backward, where P and dS are halves. Numbers of the
+/// queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale of
+/// K,
+///   2^15·P·φ/φ̂ = 2^(factor·x + exponent)      2^15·σ·dS·L/L̂ = that·(slope·dP + offset)
+/// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the tile, and
+/// σ keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
+/// slope 0.
+struct QueryStats {
+  float factor[64], exponent[64], slope[64], offset[64];
+  float dv_unit;  // φ̂/2^15
+  float ds_unit;  // L̂/(2^15·σ)
+  float unused[2];
+};
+
+/// The sums of dQ are those of 2^15·σ·dS·L/L̂ and of codes of K, in units of the largest scale of K
+/// of the sequence, times 2^-8 and the query's lift. Rows of P sum to 1 at most, and the bracket is
+/// below 2, so no sum is above 2^16·127·2^-8: half precision holds them. kDqUnit takes the powers
+/// of two out again.
+inline constexpr float kDqShift = 0x1p-8f, kDqUnit = 0x1p-15f / kDqShift;
+
+}  // namespace sagebwd::cuda::sm90

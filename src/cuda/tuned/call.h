@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What forward and backward of either architecture share on the host.
+#pragma once
+
+#include "cuda/host/check.h"
+#include "cuda/host/documents.h"
+#include "cuda/host/views.h"
+#include "cuda/tuned/operands.h"
+#include "cuda/tuned/plan.h"
+#include "cuda/tuned/workspace.h"
+#include "numerics/rotate.h"
+#include "spec/codes.h"
+
+namespace sagebwd::cuda::tuned {
+
+/// One call on its way: its sizes, its stream, and the steps both directions share.
+struct Call {
+  Call(const spec::Problem& problem, const AttentionArgs& a)
+      : p(problem),
+        plan(problem),
+        args(a),
+        stream(static_cast<cudaStream_t>(a.stream)),
+        saved(problem, a.codes) {}
+
+  bool reads_codes() const { return p.has_codes && p.direction == spec::Direction::backward; }
+  const int8_t* q8(const SharedSpace& ws) const { return plan.q8_is_saved ? saved.q8() : ws.q8; }
+  const int8_t* k8(const SharedSpace& ws) const { return plan.k8_is_saved ? saved.k8() : ws.k8; }
+
+  Sequences sequences(const SharedSpace& ws) const {
+    return plan.blocks.sequences(p, ws.documents);
+  }
+
+  UncoveredJob::Rows rows_of(const TensorView& x, bool queries) const {
+    return {output(x), queries ? p.nq : p.nk, static_cast<int>(queries ? p.h : p.hk), queries};
+  }
+  /// Results of tokens that no document holds. With offsets on the host there are none.
+  void finish(const SharedSpace& ws, const UncoveredJob::Rows (&rows)[3],
+              const StridedStats& lse) const {
+    if (!p.packed() || !p.documents.on_device) return;
+    launch_uncovered({.documents = ws.documents,
+                      .count = plan.num_sequences,
+                      .d = static_cast<int>(p.d),
+                      .rows = {rows[0], rows[1], rows[2]},
+                      .lse = lse},
+                     stream);
+  }
+
+  /// What has to be zero before the first kernel that adds to it, and `more`.
+  Zeros zeros(const SharedSpace& ws, const Zeros::Piece& more = {}) const {
+    return {{{reinterpret_cast<uint32_t*>(ws.zeros),
+              static_cast<int64_t>(ws.zero_bytes / sizeof(uint32_t))},
+             more}};
+  }
+
+  SavedCodes codes() const {
+    return {.queries = p.b * p.nq,
+            .keys = p.b * p.nk,
+            .key_blocks = saved.layout.key_blocks,
+            .q8 = saved.q8(),
+            .k8 = saved.k8(),
+            .v8 = saved.v8(),
+            .q_scale = saved.q_scale(),
+            .mean_logit = saved.mean_logit(),
+            .k_scale = saved.k_scale(),
+            .v_scale = saved.v_scale(),
+            .v_mean = saved.v_mean()};
+  }
+
+  /// The table of documents, which every other kernel of the call reads.
+  void start(const SharedSpace& ws) const { write_documents(p, plan.blocks, ws.documents, stream); }
+
+  /// What both directions say of their operands.
+  void describe(OperandJob& job, const SharedSpace& ws, Item* items,
+                const Zeros::Piece& more = {}) const {
+    job.zeros = zeros(ws, more);
+    job.seq = sequences(ws);
+    job.d = static_cast<int>(p.d), job.padded_d = plan.padded_d;
+    job.h = static_cast<int>(p.h), job.hk = static_cast<int>(p.hk);
+    job.group = static_cast<int>(p.group());
+    job.q_blocks = plan.q_blocks, job.k_blocks = plan.k_blocks;
+    job.tq = plan.tq, job.tk = plan.tk;
+    job.backward = p.direction == spec::Direction::backward, job.makes_values = true;
+    job.rotation = rotation();
+    job.items = items, job.next = ws.next;
+    if (p.has_codes) job.saved = codes();
+    if (!reads_codes()) {
+      job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
+      if (p.recipe.smooth_k)
+        job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_turned};
+      if (p.recipe.smooth_v && ws.v_mean != nullptr)
+        job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
+    }
+    job.q8 = ws.q8, job.k8 = ws.k8, job.logit_scale = p.scale;
+    if (p.has_codes && !reads_codes()) {
+      job.k_mean.saved = saved.k_mean(), job.v_mean.saved = saved.v_mean();
+      // Sequences without keys, and recipes without smoothing, have means of zero. Nobody else
+      // writes those.
+      const bool all_are_made =
+          job.k_mean.mean != nullptr && job.v_mean.mean != nullptr && !p.packed() && p.nk > 0;
+      const int64_t words = p.num_sequences() * p.hk * p.d;
+      if (!all_are_made) {
+        job.zeros.piece[1] = {reinterpret_cast<uint32_t*>(saved.k_mean()), words};
+        job.zeros.piece[2] = {reinterpret_cast<uint32_t*>(saved.v_mean()), words};
+      }
+    }
+  }
+
+  /// Channels that the rotation of Q and K mixes; 0: none.
+  int rotation() const {
+    return p.recipe.rotate ? numerics::rotation_block(static_cast<int>(p.d)) : 0;
+  }
+
+  const spec::Problem& p;
+  Plan plan;
+  const AttentionArgs& args;
+  cudaStream_t stream;
+  spec::CodesView saved;
+};
+
+}  // namespace sagebwd::cuda::tuned

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in a call's workspace, as far as both architectures have it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/host/arena.h"
+#include "cuda/lists/lists.h"
+#include "cuda/tile/sequences.h"
+#include "cuda/tuned/operands.h"
+#include "cuda/tuned/plan.h"
+#include "spec/problem.h"
+
+namespace sagebwd::cuda::tuned {
+
+/// Saved codes (sagebwd/codes.h) take the place of some pieces: of means where the backward reads
+/// codes, and of row-major codes where those have the same layout.
+struct SharedSpace {
+  /// `turns`: counters of a backward that adds to dQ in turn.
+  SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena, int64_t most_turns = 0) {
+    const bool forward = p.direction == spec::Direction::forward;
+    const bool has_k_mean = forward || !p.has_codes,
+               has_v_mean = has_k_mean && (forward || spec::folds_v(p.recipe));
+    const int64_t heads = plan.num_sequences * p.hk;
+    zeros = arena.take<std::byte>(0);
+    const size_t before = arena.used();
+    next = arena.take<uint32_t>(1), tickets = arena.take<uint32_t>(1);
+    if (has_k_mean) {
+      k_arrived = arena.take<uint32_t>(heads);
+      k_mean = arena.take<float>(heads * plan.padded_d);
+      k_turned = arena.take<float>(heads * plan.padded_d);
+    }
+    if (has_v_mean) {
+      v_arrived = arena.take<uint32_t>(heads);
+      v_mean = arena.take<float>(heads * plan.padded_d);
+    }
+    if (forward) {
+      max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
+    } else {
+      if (p.deterministic) turns = arena.take<uint32_t>(most_turns);
+      if (p.adds_row_sums()) row_sum = arena.take<float>(p.h * plan.tq);
+    }
+    zero_bytes = arena.used() - before;
+    documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
+    const int64_t parts = p.hk * plan.k_blocks;
+    if (has_k_mean)
+      k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
+    if (has_v_mean)
+      v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
+    if (!plan.q8_is_saved) q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
+    if (!plan.k8_is_saved) k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+  }
+  std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
+  size_t zero_bytes;
+  uint32_t *next, *k_arrived = nullptr, *v_arrived = nullptr;
+  float *k_mean = nullptr, *k_turned = nullptr, *v_mean = nullptr;
+  uint32_t* max_logit = nullptr;
+  uint32_t *tickets, *turns = nullptr;
+  float* row_sum = nullptr;
+  DocumentStart* documents;
+  double *k_part = nullptr, *v_part = nullptr;
+  int *k_part_tokens = nullptr, *v_part_tokens = nullptr;
+  int8_t *q8 = nullptr, *k8 = nullptr;
+};
+
+/// Room for the list of pieces of work of the kernel that makes operands.
+inline Item* take_items(const spec::Problem& p, const Plan& plan, Arena& arena) {
+  return reinterpret_cast<Item*>(arena.take<std::byte>(
+      most_items(p.hk, p.group(), plan.q_blocks, plan.k_blocks) * kItemBytes));
+}
+
+/// Room for the lists of a forward with such tiles.
+inline KeyLists take_key_lists(const spec::Problem& p, const Plan& plan, Arena& arena, int tile_q,
+                               int tile_k) {
+  const int64_t rows = p.h * plan.tq / tile_q;
+  KeyLists lists{};
+  lists.width = p.blocks.width * (p.blocks.block_k / tile_k);
+  lists.key_tiles = plan.tk / tile_k / sequences_apart(p);
+  lists.rows = arena.take<ListRow>(rows);
+  lists.tiles = arena.take<int32_t>(rows * lists.width + 1);
+  lists.bits = arena.take<uint32_t>(rows * lists.words());
+  return lists;
+}
+
+}  // namespace sagebwd::cuda::tuned
