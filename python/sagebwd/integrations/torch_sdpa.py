@@ -48,7 +48,8 @@ import torch.nn.functional as F
 from torch.library import Library
 from torch.overrides import has_torch_function
 
-from .. import masks, ops, padding
+from .. import masks, padding
+from .._ops import attention as ops
 from . import sdpa_call
 from .flash_kernels import Kernels
 from .report import Report

@@ -12,8 +12,8 @@ import torch
 
 from .. import ops
 from ..attention import attention
-from ..capture import Layer
-from ..diagnosis import _exact, _rebuilt_p, _repeat, _rotated, _value_codes
+from ..tools.capture import Layer
+from ..tools.diagnosis import _exact, _rebuilt_p, _repeat, _rotated, _value_codes
 from .attend import make_attend
 from .families import Families
 
