@@ -48,6 +48,8 @@ def imports(module, file, known):
                 base = ".".join([*above, *([base] if base else [])])
             for name in node.names if base in known else ():
                 inner = f"{base}.{name.name}"
+                if inner not in known:
+                    assert name.name in known[base].read_text(), f"{module}: there is no {inner}"
                 yield inner if inner in known else base
 
 
@@ -100,7 +102,7 @@ def test_faults_are_found(tmp_path):
         "__init__.py": "from .train import loop\n",
         "front.py": "def f():\n    from .train.loop import run\n",
         "train/__init__.py": "",
-        "train/loop.py": "from .. import front\nimport torch\ntorch.ops.sagebwd.fwd()\n",
+        "train/loop.py": "from .. import front\nimport torch\nrun = torch.ops.sagebwd.fwd\n",
     }.items():
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text(text)
