@@ -21,11 +21,11 @@ import statistics
 import subprocess
 import sys
 
+from sagebwd.pages.svg import smoothed, thinned
 from sagebwd.train.config import Config
 from sagebwd.train.json_text import dumps, load_figures
 from sagebwd.train.log import read_log
 from sagebwd.train.report.runs import Run, read_runs
-from sagebwd.train.report.svg import smoothed, thinned
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

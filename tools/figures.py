@@ -21,9 +21,9 @@ text.title { fill: var(--ink); font-size: 14px; font-weight: 650; }
 
 
 def part(name):
-    """Loads a file of the package's reports without the package, which would import torch."""
-    path = ROOT / "python" / "sagebwd" / "train" / "report" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"report_{name}", path)
+    """Loads a file of the package's pages without the package, which would import torch."""
+    path = ROOT / "python" / "sagebwd" / "pages" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"pages_{name}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -5,7 +5,7 @@
 //
 // PyTorch's stable ABI has no autograd. This file therefore makes a library of its own, which
 // serves the very PyTorch that it was compiled for, and that has its name in the file's name. Where
-// it does not fit, python/sagebwd/ops.py has the same formula in Python.
+// it does not fit, python/sagebwd/_ops/attention.py has the same formula in Python.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
@@ -80,7 +80,8 @@ auto with_python_errors(F&& call) {
 // --- what a call asks for ------------------------------------------------------------------------
 
 /// The arguments of attend behind the tensors. `numbers` come in the order of the fields below;
-/// python/sagebwd/ops.py makes them. As a list they cost a third of what arguments of their own do.
+/// python/sagebwd/_ops/attention.py makes them. As a list they cost a third of what arguments of
+/// their own do.
 struct Request {
   Request(std::optional<double> softmax_scale, std::string_view recipe, at::IntArrayRef numbers,
           double softcap) {
@@ -347,7 +348,7 @@ std::tuple<Maybe, Maybe, Maybe> attend(const at::Tensor& q, const at::Tensor& k,
 
 TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
   // What is not asked for is None. All is None, and nothing was done, where a call needs more than
-  // this operator has: python/sagebwd/ops.py then takes another way.
+  // this operator has: python/sagebwd/_ops/attention.py then takes another way.
   m.def(
       "attend(Tensor q, Tensor k, Tensor v, float? softmax_scale, str recipe, int[] numbers, "
       "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? list_index=None, "

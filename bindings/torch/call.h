@@ -22,7 +22,7 @@ struct OnDeviceOf {
 };
 
 /// PyTorch turns every exception into RuntimeError. The first word of the message therefore gives
-/// the kind, and ops.py reads it.
+/// the kind, and python/sagebwd/_ops/call.py reads it.
 template <typename F>
 auto translated(F&& call) {
   try {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear branch alone: linear_fwd, linear_bwd, and what is asked beforehand. Tensors are
-// [b, h, n, d]; results have the strides of the tensor they belong to. python/sagebwd adds fake
-// kernels and autograd, and PyTorch's matmuls for what no kernel serves on a GPU.
+// [b, h, n, d]; results have the strides of the tensor they belong to.
+// python/sagebwd/_ops/linear.py adds fake kernels and autograd, and PyTorch's matmuls for what no
+// kernel serves on a GPU.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators around the two branches of sparse-linear attention: mix_fwd, mix_bwd, block_means,
 // top_k. Tensors are [b, h, n, d]; results have the strides of the tensor they belong to (out,
-// dsparse: sparse; dlinear: linear). python/sagebwd/mix_ops.py adds fake kernels and autograd.
+// dsparse: sparse; dlinear: linear). python/sagebwd/_ops/mix.py adds fake kernels and autograd.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/core/ScalarType.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators of attention: fwd, bwd, explain. They know nothing of autograd: autograd.cpp and
-// python/sagebwd/ops.py add that; the latter adds the fake kernels too.
+// python/sagebwd/_ops add that; the latter adds the fake kernels too.
 //
 // Tensors are [b, h, n, d], or packed [t, h, d] with cu_seqlens; any strides whose last one is 1.
 // Results have the layout of the tensor they belong to (out and dq: q, dk: k, dv: v). v and out may

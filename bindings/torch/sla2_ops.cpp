@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both branches of sparse-linear attention and their mix as one operator in each direction:
 // sla2_fwd, sla2_bwd. Tensors are [b, h, n, d]; results have the strides of the tensor they belong
-// to. python/sagebwd/sla2_ops.py adds fake kernels and autograd.
+// to. python/sagebwd/_ops/sla2.py adds fake kernels and autograd.
 //
 // Where a linear branch mixes, what lies between the branches need not pass through memory: it
 // writes the mixed output, and its backward adds the gradients of the sparse branch to its own.

@@ -26,7 +26,7 @@ from . import _library  # noqa: E402
 
 _library.load()
 
-from . import fakes, flops  # noqa: E402, F401
+from ._ops import flops  # noqa: E402
 from .attention import Support, attention, attention_varlen, is_supported  # noqa: E402
 from .block_lists import BlockLists  # noqa: E402
 from .drop_ins import (  # noqa: E402
@@ -46,8 +46,8 @@ from .recipe import Recipe  # noqa: E402
 
 if _TYPE_CHECKING:
     from . import integrations, sla2
-    from .diagnosis import diagnose
-    from .leakage import leaks
+    from .tools.diagnosis import diagnose
+    from .tools.leakage import leaks
 
 flops.register()
 
@@ -85,9 +85,9 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> _Any:
     # Loaded on first use: none of them is needed to compute attention.
     if name == "diagnose":
-        return _import_module(".diagnosis", __name__).diagnose
+        return _import_module(".tools.diagnosis", __name__).diagnose
     if name == "leaks":
-        return _import_module(".leakage", __name__).leaks
+        return _import_module(".tools.leakage", __name__).leaks
     if name in ("integrations", "sla2"):
         return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,8 @@ import argparse
 def _info():
     import torch
 
-    from . import __version__, _library, ops
+    from . import __version__, _library
+    from ._ops import attention as ops
 
     print(
         f"sagebwd {__version__}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads"

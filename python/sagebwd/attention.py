@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
 import torch
 from torch import Tensor
 
-from . import arguments, ops, padding, sharded
+from . import arguments, padding, sharded
 from . import sinks as sink_logits
+from ._ops import attention as ops
 from .block_lists import BlockLists
 from .call import (  # noqa: F401  (other modules find them here)
     BACKWARD_MATMULS,

@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from . import arguments, mix_ops
+from . import arguments
+from ._ops import mix
 
 
 class BlockLists:
@@ -58,10 +59,10 @@ class BlockLists:
         key_blocks = scores.shape[-1]
         k = _entries(keep, k, key_blocks)
         fixed = _always(always, key_blocks, k)
-        if fixed or key_blocks > mix_ops.MOST_COLUMNS:
+        if fixed or key_blocks > mix.MOST_COLUMNS:
             index, count = _largest(scores, k, fixed)
         else:
-            index, count = mix_ops.top_k(scores.float(), k)
+            index, count = mix.top_k(scores.float(), k)
         return cls(
             index,
             count,

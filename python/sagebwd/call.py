@@ -3,7 +3,8 @@
 
 import torch
 
-from . import arguments, block_lists, ops, padding, sharded
+from . import arguments, block_lists, padding, sharded
+from ._ops import attention as ops
 from .recipe import as_recipe
 
 #: ``backward="bf16"`` takes these out of INT8. S', the logits rebuilt in the backward, is not among

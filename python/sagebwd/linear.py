@@ -3,7 +3,8 @@
 
 from torch import Tensor
 
-from . import arguments, block_lists, linear_ops
+from . import arguments, block_lists
+from ._ops import linear
 from .call import dense_tensors, readable
 
 
@@ -54,7 +55,7 @@ def linear_attention(
     if exclude is not None:
         block_lists.check(exclude, q, k, packed=False, name="exclude")
     q, k, v = readable(q, k, v)
-    options = linear_ops.Options(mean_free_keys=mean_free_keys)
+    options = linear.Options(mean_free_keys=mean_free_keys)
     if exclude is not None:
         options = options._replace(
             list_index=exclude.index,
@@ -62,7 +63,7 @@ def linear_attention(
             block_q=exclude.block_q,
             block_k=exclude.block_k,
         )
-    out, norm = linear_ops.forward(q, k, v, options)
+    out, norm = linear.forward(q, k, v, options)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, norm) if return_norm else out

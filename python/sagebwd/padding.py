@@ -6,12 +6,12 @@ nothing to a logit, and those of v give zeros in out.
 Where GPU kernels that are tuned serve one head dim alone, v is padded to that of q and k, or these
 to v's: they are several times faster than the plain kernels that would serve the call as it is.
 
-:func:`forward` and :func:`backward` are those of ops.py for all these head dims.
+:func:`forward` and :func:`backward` are those of _ops/attention.py for all these head dims.
 """
 
 import torch.nn.functional as F
 
-from . import ops
+from ._ops import attention as ops
 
 LARGEST = 256
 

@@ -12,7 +12,7 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from . import ops
+from ._ops.call import is_distributed
 
 REASON = (
     "this rank's tensors are part of a sequence here (PyTorch's context_parallel), and attention "
@@ -28,7 +28,7 @@ def refuse(q):
     """Raises inside of PyTorch's context_parallel, unless q knows how it is spread (DTensor)."""
     # One comparison for most calls. Compiled code is compiled again when F changes.
     if F.scaled_dot_product_attention is not _original and is_sharded():
-        if not ops.is_distributed(q):
+        if not is_distributed(q):
             raise NotImplementedError(f"sagebwd: {REASON}")
 
 

@@ -23,7 +23,7 @@ from reference import (
     rel,
     visible,
 )
-from sagebwd import ops
+from sagebwd._ops import attention as ops
 from sagebwd.recipe import MATMULS
 
 MASKS = [

@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 
-from sagebwd import bench, peers, timing
+from sagebwd.tools import bench, peers, timing
 
 
 def test_case_text():

@@ -9,7 +9,8 @@ import pathlib
 import pytest
 import torch
 
-from sagebwd import BlockLists, bench_sparse, peers
+from sagebwd import BlockLists
+from sagebwd.tools import bench_sparse, peers
 
 TABLES = pathlib.Path(__file__).resolve().parents[2] / "tools" / "tables.py"
 

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sagebwd
 from reference import grads_of, qkv
-from sagebwd import BlockLists, ops
+from sagebwd import BlockLists
+from sagebwd._ops import attention as ops
 
 pytestmark = pytest.mark.cpu_only
 

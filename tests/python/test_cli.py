@@ -572,7 +572,7 @@ def test_report(tmp_path):
     assert page.classes.count("ring") == 20  # published points: five sigmas, four tensors
     assert page.classes.count("dot") == 4 * 5 * 3
     assert page.classes.count("bar") == len(hard) * 4 * 3
-    style = (ROOT / "python" / "sagebwd" / "style" / "report.css").read_text()
+    style = (ROOT / "python" / "sagebwd" / "pages" / "report.css").read_text()
     assert style in text and "prefers-color-scheme: dark" in style
     assert not [a for a in page.attributes if a[0] in ("src", "href")], "the page must stand alone"
 

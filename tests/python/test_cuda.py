@@ -6,7 +6,7 @@ import torch
 
 import sagebwd
 from reference import check, exact_grads, visible
-from sagebwd import ops
+from sagebwd._ops import attention as ops
 from sagebwd.integrations import torch_sdpa
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 import sagebwd
 from reference import exact_grads, qkv, rel, visible
-from sagebwd import diagnosis
-from sagebwd.capture import Capture, Layer, save
+from sagebwd.tools import diagnosis
+from sagebwd.tools.capture import Capture, Layer, save
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build" / "bin" / "sagebwd"))

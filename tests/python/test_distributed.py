@@ -187,7 +187,7 @@ def dtensor(rank):
         for a, b in zip(_attend(*leaves, dout=next(grads), dlse=next(grads)), want):
             assert torch.equal(a.full_tensor(), b), (given, other)
     with pytest.raises(Exception, match="codes of distributed tensors are not supported"):
-        torch.ops.sagebwd.fwd(*leaves, *sagebwd.ops.Options(), False, False, True)
+        torch.ops.sagebwd.fwd(*leaves, *sagebwd._ops.attention.Options(), False, False, True)
 
     # Heads over one dimension of a mesh with two, the batch over the other.
     square = init_device_mesh("cpu", (1, ranks.RANKS))

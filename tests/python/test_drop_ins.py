@@ -469,13 +469,13 @@ def test_25_every_argument_counts(call, arguments):
 def test_25_deterministic_counts(monkeypatch):
     """The flag changes no result on a CPU: it must reach the operator."""
     seen = []
-    attend = sagebwd.ops.attend
+    attend = sagebwd._ops.attention.attend
 
     def watched(*args, deterministic, **kw):
         seen.append(deterministic)
         return attend(*args, deterministic=deterministic, **kw)
 
-    monkeypatch.setattr(sagebwd.ops, "attend", watched)
+    monkeypatch.setattr(sagebwd._ops.attention, "attend", watched)
     q = torch.randn(1, 30, 2, 64)
     for call in (sagebwd.flash_attn_func, _flash_varlen, sagebwd.attention):
         call(q, q, q, deterministic=True)

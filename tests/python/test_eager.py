@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sagebwd
-from sagebwd import _library, ops
+from sagebwd import _library
+from sagebwd._ops import attention as ops
 
 PACKAGE = os.path.join(os.path.dirname(sagebwd.__file__), "")
 TORCH = os.path.dirname(torch.__file__)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sagebwd
-from sagebwd import leakage
+from sagebwd.tools import leakage
 
 SMALL = dict(tokens=40, heads=2, head_dim=16)
 

@@ -8,7 +8,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from sagebwd import BlockLists, linear_attention, linear_ops, linear_torch
+from sagebwd import BlockLists, linear_attention
+from sagebwd._ops import linear, matmuls
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -79,7 +80,7 @@ def test_clustered_queries(dtype, sparsity):
     q, k, v, lists = _clustered(1024, 2048, 64, dtype, sparsity)
     out, norm = linear_attention(q, k, v, exclude=lists, layout="bhsd", return_norm=True)
     args = (lists.index, lists.count, lists.block_q, lists.block_k, True)
-    product, product_norm = linear_torch.forward(q, k, v, *args)
+    product, product_norm = matmuls.forward(q, k, v, *args)
     assert out.dtype == dtype and out.shape == q.shape
     assert norm.dtype == torch.float32 and norm.shape == q.shape[:3]
     if sparsity == 0:  # every block is excluded
@@ -126,7 +127,7 @@ def test_gradients(shape, mean_free_keys):
         )
         args = (lists.index, lists.count, block_q, block_k, mean_free_keys)
         no_dout = torch.zeros_like(dout)
-        plain = linear_torch.backward(
+        plain = matmuls.backward(
             dout if 0 in parts else no_dout, dnorm if 1 in parts else None, q, k, v, *args
         )
         for name, a, b, c in zip("qkv", grads, exact, plain):
@@ -304,9 +305,9 @@ def test_heads_in_chunks(monkeypatch):
     lists = _lists(q, k, 0.3)
     args = (q, k, v, lists.index, lists.count, 128, 64, True)
     dout, dnorm = torch.randn(q.shape), torch.randn(q.shape[:3])
-    whole = (*linear_torch.forward(*args), *linear_torch.backward(dout, dnorm, *args))
-    monkeypatch.setattr(linear_torch, "_MOST_SUMS", 1)
-    parts = (*linear_torch.forward(*args), *linear_torch.backward(dout, dnorm, *args))
+    whole = (*matmuls.forward(*args), *matmuls.backward(dout, dnorm, *args))
+    monkeypatch.setattr(matmuls, "_MOST_SUMS", 1)
+    parts = (*matmuls.forward(*args), *matmuls.backward(dout, dnorm, *args))
     for a, b in zip(whole, parts):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -317,21 +318,21 @@ def test_unchecked_entries_are_ignored():
     index = torch.tensor([[[[3, -1, 7, 3, 2**31 - 1, 1]]]], dtype=torch.int32)
     count = torch.tensor([[[5]]], dtype=torch.int32)
     lists = BlockLists(torch.tensor([[3]], dtype=torch.int32), key_blocks=5)
-    got = linear_torch.forward(q, k, v, index, count, 128, 64, True)
-    want = linear_torch.forward(q, k, v, lists.index, None, 128, 64, True)
+    got = matmuls.forward(q, k, v, index, count, 128, 64, True)
+    want = matmuls.forward(q, k, v, lists.index, None, 128, 64, True)
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
 @pytest.fixture
 def no_kernel(monkeypatch):
     """As on a GPU for tensors that no kernel serves."""
-    monkeypatch.setattr(linear_ops, "has_kernel", lambda q: False)
-    monkeypatch.setattr(linear_ops, "_announced", set())
+    monkeypatch.setattr(linear, "has_kernel", lambda q: False)
+    monkeypatch.setattr(linear, "_announced", set())
     monkeypatch.setenv("SAGEBWD_IMPL", "")
     reasons = "\n  cuda-sm80: has the linear branch in bf16 and f16, not f32"
-    call, asked = linear_ops._call, torch.ops.sagebwd.linear_refusal.default
+    call, asked = linear.call, torch.ops.sagebwd.linear_refusal.default
     monkeypatch.setattr(
-        linear_ops, "_call", lambda op, *args: reasons if op == asked else call(op, *args)
+        linear, "call", lambda op, *args: reasons if op == asked else call(op, *args)
     )
 
 
@@ -360,7 +361,7 @@ def test_matmuls_take_no_call_of_a_pinned_implementation(no_kernel, monkeypatch)
 
 def test_a_pinned_implementation_without_a_linear_branch_refuses(monkeypatch):
     q, k, v = _tensors(1, 2, 1, 130, 200, 16)
-    assert linear_ops.has_kernel(q) or q.is_cuda
+    assert linear.has_kernel(q) or q.is_cuda
     monkeypatch.setenv("SAGEBWD_IMPL", "nobody")
     with pytest.raises(NotImplementedError, match="SAGEBWD_IMPL pins nobody"):
         linear_attention(q, k, v, layout="bhsd")
@@ -377,7 +378,7 @@ def test_opcheck(with_lists):
     matmuls = torch.ops.sagebwd.linear_matmuls_fwd, torch.ops.sagebwd.linear_matmuls_bwd
     tensors = [t.detach() for t in leaves]
     dout, dnorm = torch.randn(leaves[0].shape), torch.randn(leaves[0].shape[:3])
-    for fwd, bwd in (linear_ops.operators(leaves[0]), [op.default for op in matmuls]):
+    for fwd, bwd in (linear.operators(leaves[0]), [op.default for op in matmuls]):
         torch.library.opcheck(fwd, (*leaves, *options))
         for given in (dnorm, None):
             torch.library.opcheck(bwd, (dout, given, *tensors, *options))
@@ -414,7 +415,7 @@ def test_operation_counts():
     q, k, v = _tensors(2, 4, 2, 128, 256, 16)
     products = 2 * 16 * 16 * 2 * (4 * 128 + 2 * 256)
     with FlopCounterMode(display=False) as counter:
-        out = linear_ops.operators(q)[0](q, k, v, None, None, 128, 64, True)[0]
+        out = linear.operators(q)[0](q, k, v, None, None, 128, 64, True)[0]
     assert counter.get_total_flops() == products
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
@@ -480,12 +481,11 @@ def test_transforms_and_second_gradients():
 def test_products_stay_float32_under_autocast():
     q, k, v = (torch.randn(1, 2, 192, 64) for _ in range(3))
     args = (q, k, v, None, None, 128, 64, True)
-    plain = linear_torch.forward(*args)
+    plain = matmuls.forward(*args)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = linear_torch.forward(*args)
-        grads = linear_torch.backward(torch.ones_like(q), None, *args)
+        under = matmuls.forward(*args)
+        grads = matmuls.backward(torch.ones_like(q), None, *args)
     assert all(torch.equal(a, b) for a, b in zip(under, plain))
     assert all(
-        torch.equal(a, b)
-        for a, b in zip(grads, linear_torch.backward(torch.ones_like(q), None, *args))
+        torch.equal(a, b) for a, b in zip(grads, matmuls.backward(torch.ones_like(q), None, *args))
     )

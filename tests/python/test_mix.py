@@ -7,7 +7,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from reference import rel
-from sagebwd import BlockLists, mix_ops
+from sagebwd import BlockLists
+from sagebwd._ops import mix
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: Errors of a result that is rounded once.
@@ -53,7 +54,7 @@ def expected(sparse, linear, alpha, norm, dout, block):
 
 def got(sparse, linear, alpha, norm, dout, block):
     leaves = [x.detach().requires_grad_() for x in (sparse, linear, alpha)]
-    out = mix_ops.mix(*leaves, norm, block)
+    out = mix.mix(*leaves, norm, block)
     return out, *torch.autograd.grad(out, leaves, dout)
 
 
@@ -88,7 +89,7 @@ def test_nothing_left_for_the_linear_branch():
     # A norm that is NaN is not 0: what is wrong shows.
     norm[0, 0, 0] = torch.nan
     linear[0, 0, 0] = torch.nan
-    assert mix_ops.mix(sparse, linear, alpha, norm, 128)[0, 0, 0].isnan().all()
+    assert mix.mix(sparse, linear, alpha, norm, 128)[0, 0, 0].isnan().all()
 
 
 def test_small_remainders_keep_their_digits():
@@ -108,12 +109,12 @@ def test_results_have_the_layout_of_their_tensors():
 def test_without_a_norm_and_without_a_gradient_of_alpha():
     sparse, linear, alpha, norm, dout = case()
     leaves = [x.detach().requires_grad_() for x in (sparse, linear)]
-    out = mix_ops.mix(*leaves, alpha, None, 128)
+    out = mix.mix(*leaves, alpha, None, 128)
     want = expected(sparse, linear, alpha, torch.ones_like(norm), dout, 128)
     for a, b in zip((out, *torch.autograd.grad(out, leaves, dout)), want):
         assert rel(a, b) < 1e-6
     # An expanded gradient, as of out.sum().
-    (a,) = torch.autograd.grad(mix_ops.mix(*leaves, alpha, None, 128).sum(), leaves[:1])
+    (a,) = torch.autograd.grad(mix.mix(*leaves, alpha, None, 128).sum(), leaves[:1])
     b = expected(sparse, linear, alpha, torch.ones_like(norm), torch.ones_like(dout), 128)[1]
     assert rel(a, b) < 1e-6
 
@@ -130,10 +131,10 @@ def test_empty_tensors(shape):
     b, h, n, d = shape
     leaves = [torch.randn(shape, requires_grad=True) for _ in range(2)]
     alpha = torch.rand(1, h, -(-n // 64), requires_grad=True)
-    out = mix_ops.mix(*leaves, alpha, torch.ones(b, h, n), 64)
+    out = mix.mix(*leaves, alpha, torch.ones(b, h, n), 64)
     grads = torch.autograd.grad(out.sum(), [*leaves, alpha])
     assert out.shape == shape and (grads[2] == 0).all()
-    means = mix_ops.block_means(out, out, 64, 64, True)
+    means = mix.block_means(out, out, 64, 64, True)
     assert [m.shape for m in means] == [(b, h, -(-n // 64), d)] * 2
 
 
@@ -155,7 +156,7 @@ def test_mixing_refuses(change, words):
     device = sparse.device
     change = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in change.items()}
     with pytest.raises(ValueError, match=words):
-        mix_ops.mix(**(args | change))
+        mix.mix(**(args | change))
 
 
 # --- PyTorch's machinery --------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_opcheck():
 def test_compile_and_checkpointing():
     sparse, linear, alpha, norm, dout = case(dtype=torch.bfloat16)
     leaves = [x.detach().requires_grad_() for x in (sparse, linear, alpha)]
-    call = lambda *args: mix_ops.mix(*args, norm, 128) * 2
+    call = lambda *args: mix.mix(*args, norm, 128) * 2
     results = []
     for function in (
         call,
@@ -194,17 +195,17 @@ def test_compile_and_checkpointing():
 
 def test_meta_tensors():
     args = [x.to("meta") for x in case()[:4]]
-    out = mix_ops.mix(*args, 128)
+    out = mix.mix(*args, 128)
     assert out.device.type == "meta" and out.stride() == args[0].stride()
     with pytest.raises(ValueError, match="alpha"):
-        mix_ops.mix(*args, 64)
+        mix.mix(*args, 64)
 
 
 def test_no_double_backward():
     sparse, linear, alpha, norm, _ = case()
     sparse.requires_grad_()
     (grad,) = torch.autograd.grad(
-        mix_ops.mix(sparse, linear, alpha, norm, 128).square().sum(), sparse, create_graph=True
+        mix.mix(sparse, linear, alpha, norm, 128).square().sum(), sparse, create_graph=True
     )
     with pytest.raises(NotImplementedError, match="double backward"):
         grad.sum().backward()
@@ -227,7 +228,7 @@ def test_means_of_blocks(dtype, layout, mean_free):
     """Fewer key heads than heads, short last blocks."""
     q = case(layout, h=4, n=300, dtype=dtype)[0]
     k = case(layout, h=2, n=450, dtype=dtype)[0] + 3
-    got = mix_ops.block_means(q, k, 128, 64, mean_free)
+    got = mix.block_means(q, k, 128, 64, mean_free)
     for a, b in zip(got, (means_of(q, 128, False), means_of(k, 64, mean_free))):
         assert a.dtype == torch.float32 and a.is_contiguous() and rel(a, b) < 2e-6
 
@@ -236,7 +237,7 @@ def test_means_of_blocks(dtype, layout, mean_free):
 @pytest.mark.parametrize("block", [64, 192, 1024])
 def test_sizes_of_blocks(d, block):
     q = torch.randn(1, 2, 513, d)
-    got = mix_ops.block_means(q, q, block, 64, True)
+    got = mix.block_means(q, q, block, 64, True)
     for a, b in zip(got, (means_of(q, block, False), means_of(q, 64, True))):
         assert rel(a, b) < 2e-6
 
@@ -244,9 +245,9 @@ def test_sizes_of_blocks(d, block):
 def test_means_refuse():
     q = torch.randn(1, 2, 64, 8)
     with pytest.raises(ValueError, match="block_k"):
-        mix_ops.block_means(q, q, 64, 100, True)
+        mix.block_means(q, q, 64, 100, True)
     with pytest.raises(ValueError, match="head dim"):
-        mix_ops.block_means(q, torch.randn(1, 2, 64, 16), 64, 64, True)
+        mix.block_means(q, torch.randn(1, 2, 64, 16), 64, 64, True)
 
 
 # --- the largest scores ---------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_means_refuse():
 def test_the_largest_scores(columns):
     scores = torch.randn(2, 3, 5, columns)
     for k in sorted({0, 1, columns // 3, columns}):
-        index, count = mix_ops.top_k(scores, k)
+        index, count = mix.top_k(scores, k)
         assert index.dtype == torch.int32 and (count == k).all()
         assert torch.equal(scores.gather(-1, index.long()), scores.topk(k, -1).values)
 
@@ -265,13 +266,13 @@ def test_ties_and_infinities():
     """Equal scores come in order, -0 equals 0, and -inf is not listed."""
     inf = torch.inf
     scores = torch.tensor([[1.0, -inf, 0.0, inf, -0.0, 1.0, -inf]])[None, None]
-    index, count = mix_ops.top_k(scores, 6)
+    index, count = mix.top_k(scores, 6)
     assert index.flatten().tolist() == [3, 0, 5, 2, 4, 1] and count.flatten().tolist() == [5]
     lists = BlockLists.top_k(scores.bfloat16(), k=6)
     assert torch.equal(lists.index, index) and torch.equal(lists.count, count)
 
 
 def test_more_blocks_than_fit():
-    scores = torch.randn(1, 1, 2, mix_ops.MOST_COLUMNS + 1)
+    scores = torch.randn(1, 1, 2, mix.MOST_COLUMNS + 1)
     lists = BlockLists.top_k(scores, k=7)
     assert torch.equal(scores.gather(-1, lists.index.long()), scores.topk(7, -1).values)

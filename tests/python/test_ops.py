@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 
 import sagebwd
 from reference import grads_of, qkv
-from sagebwd import ops
+from sagebwd._ops import attention as ops
 
 CU = torch.tensor([0, 40, 40, 96], dtype=torch.int32)
 
@@ -429,7 +429,8 @@ def test_import_is_lean():
 
 def test_names_that_load_on_first_use():
     assert sagebwd.__getattr__("integrations") is importlib.import_module("sagebwd.integrations")
-    assert sagebwd.__getattr__("diagnose") is importlib.import_module("sagebwd.diagnosis").diagnose
+    diagnosis = importlib.import_module("sagebwd.tools.diagnosis")
+    assert sagebwd.__getattr__("diagnose") is diagnosis.diagnose
     assert all(getattr(sagebwd, name) is not None for name in sagebwd.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         sagebwd.no_such_name

@@ -51,7 +51,7 @@ def test_padding_changes_no_bit_of_a_call_that_needs_none():
     q, k, v, dout = problem(64, 64)
     assert padding.fits(q, v)
     want = sagebwd.attention(q, k, v, layout="bhsd")
-    assert torch.equal(padding.forward(q, k, v, sagebwd.ops.Options())[0], want)
+    assert torch.equal(padding.forward(q, k, v, sagebwd._ops.attention.Options())[0], want)
 
 
 def test_the_result_is_as_dense_as_without_padding():

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 
 import sagebwd
 from reference import generator, grads_of, qkv
-from sagebwd import ops
+from sagebwd._ops import attention as ops
 
 CODES, INPUTS = sagebwd.Recipe(), sagebwd.Recipe(save_codes=False)
 

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from reference import rel
-from sagebwd import BlockLists, Recipe, linear_attention, sla2, sla2_ops
+from sagebwd import BlockLists, Recipe, linear_attention, sla2
+from sagebwd._ops import sla2 as operators
 
 NAMES = ("out", "dq", "dk", "dv", "dα")
 #: One by one, outputs and gradients of branches are rounded to 16 bits before they are added.
@@ -74,9 +75,9 @@ def test_matches_float64(d):
 
 def test_the_module_takes_it_where_a_kernel_mixes(monkeypatch):
     layer, (q, k, v, _) = make(dict(alpha="block", rows=5), s=600)
-    assert sla2_ops.mixes(q) == q.is_cuda
+    assert operators.mixes(q) == q.is_cuda
     asked = []
-    monkeypatch.setattr(sla2_ops, "mixes", lambda q: asked.append(q) or True)
+    monkeypatch.setattr(operators, "mixes", lambda q: asked.append(q) or True)
     found = layer.router.route(q, k, layer.keep)
     assert torch.equal(layer(q, k, v), layer.together(q, k, v, *found)) and asked
     layer = sla2.Attention(4, 64, alpha="mass", keep=0.3)  # α of norms
@@ -87,7 +88,7 @@ def test_the_module_takes_it_where_a_kernel_mixes(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("block_q", [64, pytest.param(128, marks=pytest.mark.long)])
 def test_compile_and_checkpointing(monkeypatch, block_q):
-    monkeypatch.setattr(sla2_ops, "mixes", lambda q: True)
+    monkeypatch.setattr(operators, "mixes", lambda q: True)
     layer, (q, k, v, dout) = make(dict(alpha="block", rows=5, block_q=block_q), s=600)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     got = []
@@ -152,7 +153,7 @@ def test_operators_are_sound():
     lists, _ = layer.router.route(q, k, layer.keep)
     tensors = [x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
     alpha = torch.rand(1, 4, 3, requires_grad=True)
-    options = sla2_ops.Options(
+    options = operators.Options(
         *(False, "vectorwise", 0, lists.index, lists.count, 1, lists.index, lists.count),
         *(128, 64, True, 128, True),
     )
@@ -173,7 +174,7 @@ def test_sizes_and_operations():
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
     q, k = (x.transpose(1, 2) for x in (q, k))
-    assert sla2_ops.averages_bytes(q, k, 128) == 2 * 4 * (5 * (64 * 64 * 2 + 64 * 4) + 64 * 8 + 4)
+    assert operators.averages_bytes(q, k, 128) == 2 * 4 * (5 * (64 * 64 * 2 + 64 * 4) + 64 * 8 + 4)
 
 
 @pytest.mark.parametrize("sizes", [dict(s=600), dict(s=130, d=32, kv_heads=2), dict(s=64, b=1)])
@@ -184,13 +185,13 @@ def test_fake_tensors_know_the_size_of_averages(sizes):
     rows, columns = -(-q.shape[1] // 128), -(-q.shape[1] // 64)
     lists = BlockLists.from_mask(torch.ones(1, 1, rows, columns, dtype=torch.bool))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    options = sla2_ops.Options(
+    options = operators.Options(
         *(False, "vectorwise", 0, lists.index, lists.count, 1, lists.index, lists.count),
         *(128, 64, True, 128, True),
     )
     alpha = torch.rand(1, 4, rows)
     *_, averages = torch.ops.sagebwd.sla2_fwd.default(q, k, v, alpha, *options, False, True)
-    assert averages.numel() == sla2_ops.averages_bytes(q, k, 128)
+    assert averages.numel() == operators.averages_bytes(q, k, 128)
 
 
 @pytest.mark.parametrize("recipe", [{}, {"k_per_token": True}, {"smooth_k": False}], ids=str)

@@ -10,9 +10,11 @@ import torch
 
 import sagebwd
 from reference import HAS_ORACLE, LSE, ORACLE, check, generator, grads_of, oracle, qkv, rel, visible
-from sagebwd import Recipe, capture, ops
+from sagebwd import Recipe
+from sagebwd._ops import attention as ops
 from sagebwd.integrations import context_parallel
 from sagebwd.recipe import MATMULS
+from sagebwd.tools import capture
 
 EXACT = Recipe(high_precision=tuple(MATMULS))
 

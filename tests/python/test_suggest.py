@@ -3,8 +3,8 @@
 
 import pytest
 
-from sagebwd import bench
 from sagebwd.suggest import did_you_mean
+from sagebwd.tools import bench
 from sagebwd.train.__main__ import main
 from sagebwd.train.config import from_dict, preset
 from sagebwd.train.errors import BadInput

@@ -7,7 +7,8 @@ import torch
 
 import sagebwd
 from reference import check, exact_grads, visible
-from sagebwd import ops, padding
+from sagebwd import padding
+from sagebwd._ops import attention as ops
 
 DIMS = [(192, 128), (64, 48), (24, 40), (8, 256)]  # q and k; v
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import torch
 
-from .. import peers
 from ..suggest import Parser
+from ..tools import peers
 from ..train.config import count
 from ..train.errors import BadInput, exit_code, figures_of, writing
 from . import arms, finetune, gradients, layers, record

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ..attention import attention
-from ..diagnosis import _mask
+from ..tools.diagnosis import _mask
 
 EXACT, SIXTEEN = "exact", "16-bit"
 _PREFIX = "sagebwd-evidence-"  # of the names in transformers' registry

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from .. import ops
-from ..diagnosis import FINE, USABLE, _exact, _run
+from .._ops import attention as ops
+from ..tools.diagnosis import FINE, USABLE, _exact, _run
 from ..train.errors import BadInput
 from .model import batch_and_loss
 

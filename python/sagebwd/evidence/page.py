@@ -3,10 +3,10 @@
 
 from html import escape
 
-from ..diagnosis import USABLE
+from ..pages import html
+from ..pages.svg import Bars, Chart, Line, bars_to_svg, to_svg
+from ..tools.diagnosis import USABLE
 from ..train.files import write_text
-from ..train.report import html
-from ..train.report.svg import Bars, Chart, Line, bars_to_svg, to_svg
 from .arms import SIXTEEN
 from .finetune import summary, verdict
 from .gradients import worst_of

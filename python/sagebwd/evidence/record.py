@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from datetime import datetime, timezone
 
-from ..bench import machine
+from ..tools.bench import machine
 from ..train.errors import BadInput
 from ..train.files import read_text, write_text
 from ..train.json_text import dumps, load_figures

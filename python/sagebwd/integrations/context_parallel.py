@@ -21,7 +21,8 @@ import contextlib
 
 import torch
 
-from .. import arguments, ops, padding
+from .. import arguments, padding
+from .._ops import attention as ops
 from ..attention import BACKWARD_MATMULS
 from ..recipe import as_recipe
 from .report import Report

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from .. import masks, ops, sharded
+from .. import masks, sharded
+from .._ops import attention as ops
 from ..call import BACKWARD_MATMULS, check_tensors, readable
 from ..recipe import as_recipe
 

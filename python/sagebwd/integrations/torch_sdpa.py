@@ -48,7 +48,8 @@ import torch.nn.functional as F
 from torch.library import Library
 from torch.overrides import has_torch_function
 
-from .. import masks, ops, padding
+from .. import masks, padding
+from .._ops.call import refuse_transforms
 from . import sdpa_call
 from .flash_kernels import Kernels
 from .report import Report
@@ -166,7 +167,7 @@ def _sdpa(
         return _elsewhere(activation, reason, original)
     if not _plain(query, key, value, attn_mask):
         return _routed(activation, *args[:4], is_causal, scale, enable_gqa)
-    ops._refuse_transforms()
+    refuse_transforms()
     try:
         out, _ = sdpa_call.run(
             activation.settings, query, key, value, attn_mask, is_causal, scale, enable_gqa

@@ -4,7 +4,9 @@
 import torch
 from torch import nn
 
-from .. import arguments, ops, sla2_ops
+from .. import arguments
+from .._ops import sla2 as operators
+from .._ops.call import is_distributed
 from ..attention import attention, attention_options, check_dense, is_deterministic, readable
 from ..linear import linear_attention
 from ..recipe import as_recipe
@@ -137,7 +139,7 @@ class Attention(nn.Module):
     def over(self, q, k, v, lists, excluded):
         """The output with what the router chose. Where a kernel mixes, the branches are one
         operator. α of norms is made between them."""
-        if sla2_ops.mixes(q) and not self.alpha.uses_norms and not ops.is_distributed(q):
+        if operators.mixes(q) and not self.alpha.uses_norms and not is_distributed(q):
             return self.together(q, k, v, lists, excluded)
         return self.apart(q, k, v, lists, excluded)
 
@@ -149,7 +151,7 @@ class Attention(nn.Module):
         sparse = attention_options(
             causal=self.causal, recipe=recipe, backward=self.call["backward"]
         ).signed()
-        options = sla2_ops.Options(
+        options = operators.Options(
             causal=self.causal,
             recipe=sparse.recipe,
             seed=sparse.seed,
@@ -165,7 +167,7 @@ class Attention(nn.Module):
             deterministic=is_deterministic(self.call["deterministic"]),
         )
         heads_first = (x.transpose(1, 2) for x in readable(q, k, v))
-        return sla2_ops.attend(*heads_first, alpha, options, recipe.save_codes).transpose(1, 2)
+        return operators.attend(*heads_first, alpha, options, recipe.save_codes).transpose(1, 2)
 
     def apart(self, q, k, v, lists, excluded):
         """The branches one after the other, and then their mix."""

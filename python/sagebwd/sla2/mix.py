@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output: α · sparse + (1 - α) · linear."""
 
-from .. import mix_ops
+from .._ops import mix as operators
 
 
 def mix(sparse, linear, alpha, norm=None, block=1):
@@ -12,4 +12,4 @@ def mix(sparse, linear, alpha, norm=None, block=1):
     On a GPU the time is that of moving the tensors: forward and backward read each of them once.
     """
     heads_first = (x.transpose(1, 2) for x in (sparse, linear))
-    return mix_ops.mix(*heads_first, alpha, norm, block).transpose(1, 2)
+    return operators.mix(*heads_first, alpha, norm, block).transpose(1, 2)

@@ -4,8 +4,8 @@
 import torch
 from torch import nn
 
+from .._ops.mix import block_means
 from ..block_lists import BlockLists
-from ..mix_ops import block_means
 
 
 class Router(nn.Module):

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from .. import ops
+from .._ops import attention as ops
 from ..attention import attention
-from ..capture import Layer
-from ..diagnosis import _exact, _rebuilt_p, _repeat, _rotated, _value_codes
+from ..tools.capture import Layer
+from ..tools.diagnosis import _exact, _rebuilt_p, _repeat, _rotated, _value_codes
 from .attend import make_attend
 from .families import Families
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from ..pages import html
 from ..suggest import Parser
 from . import checkpoint
 from .batch_plan import plan_batch
@@ -34,7 +35,6 @@ from .files import write_text
 from .json_text import dumps
 from .load import load_model
 from .machine import describe_machine
-from .report import html
 from .report.bias_card import PROJECTIONS, bias_card, tokens_text, verdict
 
 DEFAULT_TOKENS = "16K,32K,64K,128K,256K,512K,1M"

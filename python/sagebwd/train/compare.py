@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ..diagnosis import diagnose
 from ..suggest import did_you_mean
+from ..tools.diagnosis import diagnose
 from .config import check, from_dict
 from .data import open_data
 from .errors import BadInput, NonFinite, figures_of, writing

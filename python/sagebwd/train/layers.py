@@ -12,8 +12,8 @@ intermediate and which matmul costs which error.
 import argparse
 import sys
 
-from ..diagnosis import diagnose
 from ..suggest import Parser
+from ..tools.diagnosis import diagnose
 from .compare import parse_arms
 from .data import Batches, evaluation_windows
 from .errors import exit_code

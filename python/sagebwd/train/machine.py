@@ -3,7 +3,7 @@
 
 import os
 
-from ..bench import machine
+from ..tools.bench import machine
 
 
 def describe_machine(device):

@@ -84,7 +84,7 @@ def test_paper_has_the_larger_dead_zone(trained):
 
 def test_dead_zone_by_hand():
     from sagebwd import Recipe
-    from sagebwd.capture import Layer
+    from sagebwd.tools.capture import Layer
 
     k = torch.ones(1, 1, 2, 8)
     layer = Layer(k, k, k, k, None, True, False, (-1, -1))
@@ -97,7 +97,7 @@ def test_dead_zone_by_hand():
 
 def test_dead_zone_folds_the_scales_of_keys_only_where_the_recipe_does():
     from sagebwd import Recipe
-    from sagebwd.capture import Layer
+    from sagebwd.tools.capture import Layer
 
     k = torch.ones(1, 1, 2, 8)
     k[:, :, 1] = 100

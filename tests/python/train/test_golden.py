@@ -19,7 +19,7 @@ import torch
 sys.path[:0] = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
 
 import tiny  # noqa: E402
-from sagebwd import ops  # noqa: E402
+from sagebwd._ops import attention as ops  # noqa: E402
 from sagebwd.train import Trainer  # noqa: E402
 
 FILE = Path(__file__).parent / "golden_curve.json"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sagebwd.pages import html, svg
 from sagebwd.train.config import Config
-from sagebwd.train.report import Run, html, noise, svg, write_report
+from sagebwd.train.report import Run, noise, write_report
 from sagebwd.train.report.verdict import noise_words, plain_table, speed_words, verdict
 from test_compare import check_page
 
@@ -190,7 +191,7 @@ def test_figures_stay_json_where_numbers_are_not_finite(tmp_path):
 
 def test_the_style_is_a_file_of_the_package():
     root = Path(__file__).resolve().parents[3]
-    assert html.STYLE == (root / "python/sagebwd/style/report.css").read_text(encoding="utf-8")
+    assert html.STYLE == (root / "python/sagebwd/pages/report.css").read_text(encoding="utf-8")
     for name in [*html.NAMED, *(f"other{i + 1}" for i in range(html.OTHERS))]:
         assert f".c-{name} " in html.STYLE
 

@@ -3,9 +3,9 @@
 
 import torch
 
+from ...pages import html
+from ...pages.svg import Chart, Line, to_svg
 from ...train.files import write_text
-from ...train.report import html
-from ...train.report.svg import Chart, Line, to_svg
 from .arms import ARMS
 from .pictures import image, matrix, some_frames, strip
 from .summary import FIGURES, verdict

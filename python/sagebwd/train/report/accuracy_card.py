@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Easy and hard inputs: the record of ``sagebwd report`` as a card."""
 
-from . import html
-from .svg import Bars, Chart, Line, bars_to_svg, share, to_svg
+from ...pages import html
+from ...pages.svg import Bars, Chart, Line, bars_to_svg, share, to_svg
 
 _RECIPES = ("paper", "vectorwise")
 _GRADIENTS = ("dQ", "dK", "dV")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A card that shows what ``sagebwd.train.bias`` found: does the gradient error average out?"""
 
-from . import html
-from .svg import Chart, Line, share, to_svg
+from ...pages import html
+from ...pages.svg import Chart, Line, share, to_svg
 
 PROJECTIONS = ("Wq", "Wk", "Wv", "Wo")
 

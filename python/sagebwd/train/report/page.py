@@ -6,10 +6,11 @@ from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
+from ...pages import html
+from ...pages.svg import Band, Chart, Line, smoothed, thinned, to_svg
 from ..config import FIELDS
 from ..files import write_text
 from ..json_text import dumps
-from . import html
 from .accuracy_card import accuracy_card
 from .bias_card import bias_card
 from .noise import (
@@ -23,7 +24,6 @@ from .noise import (
     speed_bar,
 )
 from .runs import reference_of
-from .svg import Band, Chart, Line, smoothed, thinned, to_svg
 from .verdict import noise_words, paired_words, signed, speed_words, table_rows, verdict
 
 _TENSORS = ("O", "dQ", "dK", "dV")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import arguments
-from .attention import attention
+from .. import arguments
+from ..attention import attention
 
 #: Where the tokens that change begin: the first block, its edges, octaves of blocks, and between.
 CUTS = (1, 2, 15, 17, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300)

@@ -10,10 +10,10 @@ from typing import Any, Optional, TextIO
 
 import torch
 
-from . import padding
-from .attention import attention, is_supported
+from .. import padding
+from ..attention import attention, is_supported
+from ..recipe import Recipe, as_recipe
 from .capture import Capture, save
-from .recipe import Recipe, as_recipe
 
 #: Relative errors up to which a layer is called fine, and usable.
 FINE, USABLE = 0.06, 0.15

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 #: One style sheet for all pages; the command-line program has it built in.
-STYLE = (Path(__file__).parents[2] / "style" / "report.css").read_text(encoding="utf-8")
+STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
 NAMED = ("paper", "vectorwise", "fpa")
 OTHERS = 5

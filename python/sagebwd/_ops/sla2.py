@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both branches of sparse-linear attention and their mix as one operator in each direction, as
-PyTorch sees them: fake kernels and autograd. Tensors are [b, h, n, d].
+"""Both branches of sparse-linear attention and their mix as one operator in each direction. Tensors
+are [b, h, n, d].
 
 ``sagebwd::sla2_fwd`` gives (out, sparse, lse, norm, codes, averages). Autograd keeps the last five.
 Averages are what the backward of the linear branch would otherwise make of k and v again;
@@ -16,8 +16,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import fakes, linear_ops, ops
-from .ops import _bwd_backward, _call, _no_vmap, _refuse_transforms
+from . import attention, attention_shapes, linear
+from .call import call, refuse, refuse_transforms
 
 _ops = torch.ops.sagebwd
 
@@ -41,7 +41,7 @@ class Options(NamedTuple):
 
     def sparse(self):
         """Those of sagebwd::fwd and sagebwd::bwd, up to the lists."""
-        return ops.Options(
+        return attention.Options(
             causal=self.causal,
             recipe=self.recipe,
             seed=self.seed,
@@ -63,7 +63,7 @@ _TENSORS = tuple(
 
 def mixes(q):
     """Whether a kernel mixes tensors like q."""
-    return q.is_cuda and linear_ops.has_kernel(q)
+    return q.is_cuda and linear.has_kernel(q)
 
 
 def keeps_averages(d, block_q):
@@ -86,19 +86,19 @@ def attend(q, k, v, alpha, options, save_codes):
     alpha is float32 [b or 1, h, rows], one number for every ``alpha_block`` queries (a multiple of
     64)."""
     if not torch.compiler.is_compiling():
-        _refuse_transforms()
+        refuse_transforms()
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, alpha))
-    codes = wanted and save_codes and ops.codes_suffice(options.recipe)
+    codes = wanted and save_codes and attention.codes_suffice(options.recipe)
     averages = wanted and keeps_averages(q.shape[-1], options.block_q)
-    return _call(_ops.sla2_fwd.default, q, k, v, alpha, *options, codes, averages)[0]
+    return call(_ops.sla2_fwd.default, q, k, v, alpha, *options, codes, averages)[0]
 
 
 # --- fake kernels ---------------------------------------------------------------------------------
 
 
 def _check(q, k, v, alpha, options):
-    fakes.check_shapes(q, k, v, options.sparse(), one_head_dim=True)
-    fakes.check_lists(q, options.excluded_index, options.excluded_count)
+    attention_shapes.check_shapes(q, k, v, options.sparse(), one_head_dim=True)
+    attention_shapes.check_lists(q, options.excluded_index, options.excluded_count)
     block = options.alpha_block
     rows = (q.shape[2] + block - 1) // block
     if (
@@ -120,7 +120,7 @@ def _forward_fake(q, k, v, alpha, *rest):
     options = Options(*options)
     _check(q, k, v, alpha, options)
     floats = lambda: q.new_empty(q.shape[:3], dtype=torch.float32)
-    codes = ops.codes_bytes(q, k, v, None, options.recipe) if save_codes else 0
+    codes = attention.codes_bytes(q, k, v, None, options.recipe) if save_codes else 0
     averages = averages_bytes(q, k, options.block_q) if save_averages else 0
     return (
         *(torch.empty_like(q), torch.empty_like(q), floats(), floats()),
@@ -162,11 +162,24 @@ def _gradients(ctx, dout, *_):
     for i, t in zip(_TENSORS, lists):
         options[i] = t
     with_dalpha = ctx.needs_input_grad[3]
-    *grads, dalpha = _call(_ops.sla2_bwd.default, dout, *tensors, *kept, *options, with_dalpha)
+    *grads, dalpha = call(_ops.sla2_bwd.default, dout, *tensors, *kept, *options, with_dalpha)
     return *grads, dalpha if with_dalpha else None, *(None,) * (count - 4)
 
 
 torch.library.register_autograd("sagebwd::sla2_fwd", _gradients, setup_context=_setup_context)
-torch.library.register_autograd("sagebwd::sla2_bwd", _bwd_backward)
-for _name in ("sla2_fwd", "sla2_bwd"):
-    torch.library.register_vmap(f"sagebwd::{_name}", _no_vmap)
+refuse(("sla2_fwd", "sla2_bwd"), backward="sla2_bwd")
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+def forward_flops(q, k, v, alpha, *rest, **kwargs):
+    options = Options(*rest[: len(Options._fields)])
+    pairs = attention_shapes.listed_pairs(q, options.sparse())
+    return 2 * 2 * q.shape[-1] * pairs + linear.forward_flops(q, k)
+
+
+def backward_flops(dout, q, k, v, alpha, sparse, lse, norm, codes, averages, *rest, **kwargs):
+    options = Options(*rest[: len(Options._fields)])
+    pairs = attention_shapes.listed_pairs(q, options.sparse())
+    return 5 * 2 * q.shape[-1] * pairs + linear.backward_flops(dout, None, q, k)

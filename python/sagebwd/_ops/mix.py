@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators around the two branches of sparse-linear attention as PyTorch sees them: fake
-kernels and autograd. Tensors are [b, h, n, d].
+"""The operators around the two branches of sparse-linear attention. Tensors are [b, h, n, d].
 
 ``sagebwd::mix_fwd`` gives out = α · sparse + (1 - α) · linear, and ``sagebwd::mix_bwd`` the
 gradients of sparse, linear and α in one pass. The router has ``sagebwd::block_means``, the means of
@@ -9,7 +8,7 @@ blocks of q and k, and ``sagebwd::top_k``, the largest of many scores.
 
 import torch
 
-from .ops import _bwd_backward, _call, _no_vmap, _refuse_transforms
+from .call import call, refuse, refuse_transforms
 
 _ops = torch.ops.sagebwd
 
@@ -21,13 +20,13 @@ def mix(sparse, linear, alpha, norm=None, block=1):
     64). norm is float32 [b, h, n]: where it is 0, α counts as 1 and linear as 0.
     """
     if not torch.compiler.is_compiling():
-        _refuse_transforms()
-    return _call(_ops.mix_fwd.default, sparse, linear, alpha, norm, block)
+        refuse_transforms()
+    return call(_ops.mix_fwd.default, sparse, linear, alpha, norm, block)
 
 
 def block_means(q, k, block_q, block_k, mean_free_keys):
     """Means of blocks in float32, [b, h, rows, d] and [b, hk, key blocks, d], without gradient."""
-    return _call(_ops.block_means.default, q.detach(), k.detach(), block_q, block_k, mean_free_keys)
+    return call(_ops.block_means.default, q.detach(), k.detach(), block_q, block_k, mean_free_keys)
 
 
 #: The most columns that ``top_k`` takes on a GPU (sagebwd/mix.h).
@@ -37,7 +36,7 @@ MOST_COLUMNS = 8192
 def top_k(scores, k):
     """(index, count) of the k largest of each row of float32 [b, h, rows, columns], largest first:
     int32 [b, h, rows, k], and how many of them are above -inf."""
-    return _call(_ops.top_k.default, scores.detach(), k)
+    return call(_ops.top_k.default, scores.detach(), k)
 
 
 def _check(sparse, linear, alpha, norm, block):
@@ -111,13 +110,11 @@ def _setup_context(ctx, inputs, output):
 
 def _mix_fwd_backward(ctx, dout):
     with_dalpha = ctx.needs_input_grad[2]
-    dsparse, dlinear, dalpha = _call(
+    dsparse, dlinear, dalpha = call(
         _ops.mix_bwd.default, dout, *ctx.saved_tensors, ctx.block, with_dalpha
     )
     return dsparse, dlinear, dalpha if with_dalpha else None, None, None
 
 
 torch.library.register_autograd("sagebwd::mix_fwd", _mix_fwd_backward, setup_context=_setup_context)
-torch.library.register_autograd("sagebwd::mix_bwd", _bwd_backward)
-for _name in ("mix_fwd", "mix_bwd", "block_means", "top_k"):
-    torch.library.register_vmap(f"sagebwd::{_name}", _no_vmap)
+refuse(("mix_fwd", "mix_bwd", "block_means", "top_k"), backward="mix_bwd")

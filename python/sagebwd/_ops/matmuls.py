@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linear branch made of PyTorch's own matmuls, for what no kernel of ours serves on a GPU
-(linear_ops.py says when).
+(linear.py says when).
 
 Key blocks give h_j = φ(K_j)ᵀ·[V_j, 1]. A block of queries sums them over the blocks that it does
 not exclude: H = (1 - M)·h, a product with a 0/1 matrix, in which nothing cancels. The last column

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as PyTorch sees them: autograd and errors; fakes.py has their shapes. No other file
-calls ``torch.ops.sagebwd``, but for those of sparse-linear attention: linear_ops.py with the linear
-branch, mix_ops.py with what stands around the branches, and sla2_ops.py with both branches as one.
+"""The operators of attention: how they are called, and autograd.
 
 ``sagebwd::fwd`` gives (out, lse, max_logit, codes); ``sagebwd::bwd`` gives (dq, dk, dv) from q, k,
 v, out, lse and the gradients of out and lse. With ``save_codes`` the codes hold what the forward
@@ -17,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
-from .recipe import MATMULS
+from ..recipe import MATMULS
+from .call import call, call_kernel, is_distributed, refuse, refuse_transforms
 
 _ops = torch.ops.sagebwd
+FORWARD, BACKWARD = _ops.fwd.default, _ops.bwd.default
 #: Eager calls with autograd in C++; None where it was not compiled for this PyTorch.
 _attend = _ops.attend.default if hasattr(_ops, "attend") else None
 
@@ -65,52 +65,6 @@ _numbers = itemgetter(
     )
 )
 
-_KINDS = {"sagebwd.ValueError: ": ValueError, "sagebwd.NotImplementedError: ": NotImplementedError}
-
-
-def _call(op, *args):
-    """Calls an operator."""
-    if torch.compiler.is_compiling():
-        return op(*args)
-    try:
-        return op(*args)
-    except RuntimeError as error:
-        raise _translated(error) from None
-
-
-def _call_kernel(op, *args):
-    """Calls an operator past its registered autograd formula, which is written in Python and costs
-    more than the rest of a call."""
-    try:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
-    except RuntimeError as error:
-        raise _translated(error) from None
-
-
-def _translated(error):
-    """PyTorch has one exception for all errors of C++ code; the first word of its message says
-    which kind it is."""
-    message = str(error)
-    for prefix, kind in _KINDS.items():
-        if message.startswith(prefix):
-            return kind(message[len(prefix) :].split("\nException raised from")[0])
-    return error
-
-
-def _refuse_transforms():
-    """Refuses torch.func and forward-mode AD, which would otherwise give zero tangents or fail with
-    an error that names no remedy."""
-    if torch._C._are_functorch_transforms_active():
-        raise NotImplementedError(
-            "sagebwd: torch.func transforms (grad, vjp, jvp, vmap, ...) are not supported; use "
-            "loss.backward() or torch.autograd.grad, and fold a mapped dimension into the batch"
-        )
-    if torch.autograd.forward_ad._current_level >= 0:
-        raise NotImplementedError(
-            "sagebwd: forward-mode automatic differentiation is not supported"
-        )
-
 
 def attend(
     q, k, v, options, *, deterministic, return_lse, return_max_logit, save_codes, tokens_first
@@ -120,7 +74,7 @@ def attend(
     autocast and the kernels leave as they are. Documents and lists have to be checked."""
     if _attend is None or not _is_eager(q, k, v):
         return None
-    _refuse_transforms()
+    refuse_transforms()
     options = options.signed()
     results = _attend(
         q,
@@ -191,15 +145,15 @@ def forward(
     if results is not None:
         return results
     if not torch.compiler.is_compiling():
-        _refuse_transforms()
+        refuse_transforms()
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     save = wanted and save_codes and not is_distributed(q) and codes_suffice(options.recipe)
     rest = (*options.signed(), deterministic, return_max_logit, save)
     q, k, v = swapped(tokens_first, q, k, v)
     if not _is_eager(q, k, v):
-        out, *others = _call(_ops.fwd.default, q, k, v, *rest)[:3]
+        out, *others = call(FORWARD, q, k, v, *rest)[:3]
     elif not wanted:
-        out, *others = _call_kernel(_ops.fwd.default, q, k, v, *rest)[:3]
+        out, *others = call_kernel(FORWARD, q, k, v, *rest)[:3]
     else:
         # Every result that autograd follows costs a microsecond.
         count = 3 if return_max_logit else 2 if return_lse else 1
@@ -210,12 +164,6 @@ def forward(
 def swapped(tokens_first, *tensors):
     """From [b, n, h, d] to [b, h, n, d] or back, if tokens come first."""
     return tuple(t.transpose(1, 2) for t in tensors) if tokens_first else tensors
-
-
-def is_distributed(t):
-    """Whether a tensor is a DTensor, without importing that. Their calls keep q, k and v: codes
-    cannot be cut or gathered as PyTorch may want to."""
-    return hasattr(t, "device_mesh")
 
 
 def codes_suffice(recipe):
@@ -263,8 +211,8 @@ def _backward(*args):
     """(dq, dk, dv) of the operator's arguments."""
     # Where gradients are recorded, a double backward may follow, and the formula refuses it.
     if torch.is_grad_enabled() or not _is_eager(*args[:6]):
-        return _call(_ops.bwd.default, *args)
-    return _call_kernel(_ops.bwd.default, *args)
+        return call(BACKWARD, *args)
+    return call_kernel(BACKWARD, *args)
 
 
 #: By dtype: see :func:`tuned_head_dim`. Asked once, because compilers cannot follow the question.
@@ -283,7 +231,7 @@ def tuned_head_dim(q):
 def explain(q, k, v, options, *, is_backward=False):
     """[(implementation, "chosen" | "able" | "no", tile sizes or the reason it declines)], best
     first."""
-    text = _call(_ops.explain.default, q, k, v, *options.signed(), is_backward)
+    text = call(_ops.explain.default, q, k, v, *options.signed(), is_backward)
     return [tuple(entry.split("\t")) for entry in _lines(text)]
 
 
@@ -304,7 +252,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rest, count):
         """The first ``count`` results; ``rest``: the operator's arguments behind v."""
-        output = _call_kernel(_ops.fwd.default, q, k, v, *rest)
+        output = call_kernel(FORWARD, q, k, v, *rest)
         _save(ctx, q, k, v, *rest, output)
         if count == 3:
             ctx.mark_non_differentiable(output[2])
@@ -389,24 +337,5 @@ def empty_out(q, v):
     return q.new_empty_strided(shape, [*_in_order(shape, q.stride(), v.shape[-1]), 1])
 
 
-def _bwd_backward(ctx, *grads):
-    raise NotImplementedError(
-        "sagebwd: the backward of attention cannot be differentiated again (double backward: "
-        "create_graph=True, gradient penalties, Hessians); compute such a term with "
-        "F.scaled_dot_product_attention under sdpa_kernel(SDPBackend.MATH)"
-    )
-
-
 torch.library.register_autograd("sagebwd::fwd", _fwd_backward, setup_context=_setup_context)
-torch.library.register_autograd("sagebwd::bwd", _bwd_backward)
-
-
-def _no_vmap(info, in_dims, *args):
-    raise NotImplementedError(
-        "sagebwd: torch.vmap is not supported; attention is batched already, fold the mapped "
-        "dimension into the batch dimension"
-    )
-
-
-torch.library.register_vmap("sagebwd::fwd", _no_vmap)
-torch.library.register_vmap("sagebwd::bwd", _no_vmap)
+refuse(("fwd", "bwd"), backward="bwd")

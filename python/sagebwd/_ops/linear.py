@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators of the linear branch as PyTorch sees them: fake kernels and autograd. Tensors are
-[b, h, n, d].
+"""The operators of the linear branch. Tensors are [b, h, n, d].
 
 ``sagebwd::linear_fwd`` gives (out, norm), and ``sagebwd::linear_bwd`` gives (dq, dk, dv) from q, k,
 v and the gradients of both. They are the kernels of the library. ``sagebwd::linear_matmuls_fwd``
-and ``sagebwd::linear_matmuls_bwd`` are the same made of PyTorch's matmuls (linear_torch.py), for
+and ``sagebwd::linear_matmuls_bwd`` are the same made of PyTorch's matmuls (matmuls.py), for
 what has no kernel on a GPU: float32, and other head dims than 64 and 128. :func:`forward` decides
 by dtype and head dim, before the call; the matmuls say once that they serve a kind of tensors, and
 refuse where SAGEBWD_IMPL names an implementation.
@@ -17,8 +16,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import fakes, linear_torch, ops
-from .ops import _bwd_backward, _call, _no_vmap, _refuse_transforms
+from . import attention, attention_shapes, matmuls
+from .call import call, refuse, refuse_transforms
 
 _ops = torch.ops.sagebwd
 
@@ -56,8 +55,8 @@ def operators(q):
 def forward(q, k, v, options):
     """(out, norm) of the linear branch; differentiable in q, k, v through both."""
     if not torch.compiler.is_compiling():
-        _refuse_transforms()
-    return _call(operators(q)[0], q, k, v, *options)
+        refuse_transforms()
+    return call(operators(q)[0], q, k, v, *options)
 
 
 # --- PyTorch's matmuls ----------------------------------------------------------------------------
@@ -72,7 +71,7 @@ def _announce(q, k, v, *options):
     kind, pinned = (q.dtype, q.shape[-1]), os.environ.get("SAGEBWD_IMPL")
     if kind in _announced and not pinned:
         return
-    reasons = _call(_ops.linear_refusal.default, q, k, v, *options)
+    reasons = call(_ops.linear_refusal.default, q, k, v, *options)
     if pinned and reasons:
         raise NotImplementedError(
             f"sagebwd: SAGEBWD_IMPL pins {pinned}, so PyTorch's matmuls do not make the linear "
@@ -89,11 +88,11 @@ def _announce(q, k, v, *options):
 
 def _matmuls_forward(q, k, v, *options):
     _announce(q, k, v, *options)
-    return linear_torch.forward(q, k, v, *options)
+    return matmuls.forward(q, k, v, *options)
 
 
 def _matmuls_backward(dout, dnorm, q, k, v, *options):
-    return linear_torch.backward(dout, dnorm, q, k, v, *options)
+    return matmuls.backward(dout, dnorm, q, k, v, *options)
 
 
 _INPUTS = (
@@ -114,8 +113,8 @@ for _device in ("CPU", "CUDA"):
 
 
 def _check(q, k, v, options):
-    lists = ops.Options(list_index=options.list_index, list_count=options.list_count)
-    fakes.check_shapes(q, k, v, lists, one_head_dim=True)
+    lists = attention.Options(list_index=options.list_index, list_count=options.list_count)
+    attention_shapes.check_shapes(q, k, v, lists, one_head_dim=True)
 
 
 def _forward_fake(q, k, v, *options):
@@ -146,7 +145,7 @@ def _gradients_by(backward):
         if dout is None:
             dout = torch.zeros_like(q)
         args = (dout, dnorm, q, k, v, index, count, *ctx.options)
-        return *_call(backward, *args), *(None,) * len(Options._fields)
+        return *call(backward, *args), *(None,) * len(Options._fields)
 
     return gradients
 
@@ -159,6 +158,18 @@ for _fwd, _bwd in (("linear_fwd", "linear_bwd"), ("linear_matmuls_fwd", "linear_
         _gradients_by(getattr(_ops, _bwd).default),
         setup_context=_setup_context,
     )
-    torch.library.register_autograd(f"sagebwd::{_bwd}", _bwd_backward)
-    for _name in (_fwd, _bwd):
-        torch.library.register_vmap(f"sagebwd::{_name}", _no_vmap)
+    refuse((_fwd, _bwd), backward=_bwd)
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+def forward_flops(q, k, *rest, **kwargs):
+    """The sums of the key blocks and the product with the queries. How the blocks are added up is
+    the implementation's business."""
+    tokens = q.shape[0] * (q.shape[1] * q.shape[2] + k.shape[1] * k.shape[2])
+    return 2 * tokens * q.shape[-1] ** 2
+
+
+def backward_flops(dout, dnorm, q, k, *rest, **kwargs):
+    return 3 * forward_flops(q, k)  # both again, and two gradients of each

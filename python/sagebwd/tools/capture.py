@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import masks, ops
+from .. import masks
+from .._ops import attention as ops
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Capture(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func is _SDPA:
             self._sdpa(result, *args, **kwargs)
-        elif func is torch.ops.sagebwd.fwd.default:
+        elif func is ops.FORWARD:
             self._ours(result[0], *args)
         return result
 
