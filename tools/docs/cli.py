@@ -19,6 +19,7 @@ HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 mask and bfloat16.
 """
 COMMANDS = (
+    ("sagebwd", "run", "Any script with INT8 attention, without editing it"),
     ("sagebwd", "info", "What this machine can run, and why"),
     ("sagebwd", "trace", "Errors of every tensor"),
     ("sagebwd", "report", "Accuracy and speed as a page"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the sagebwd program, which a wheel carries inside the Python package. A module of its own,
-because importing the package would import PyTorch, which the program does not need."""
+"""Starts the sagebwd program, which a wheel carries inside the Python package; `sagebwd run` is a
+Python module. A module of its own, because importing the package would import PyTorch, which
+neither needs."""
 
 import importlib.util
 import os
@@ -12,6 +13,9 @@ def main():
     if package is None:
         sys.exit("sagebwd: the Python package is not installed for " + sys.executable)
     for directory in package.submodule_search_locations:
+        if sys.argv[1:2] == ["run"]:
+            launcher = os.path.join(directory, "launch", "__main__.py")
+            os.execv(sys.executable, [sys.executable, launcher, *sys.argv[2:]])
         program = os.path.join(directory, "bin", "sagebwd")
         if os.path.exists(program):
             os.execv(program, ["sagebwd", *sys.argv[1:]])

@@ -153,6 +153,11 @@ def fallbacks(name="sagebwd"):
     return _registered[name].layers()
 
 
+def fallback_calls(name="sagebwd"):
+    """{reason: calls} of the same; calls of compiled code count when they are traced."""
+    return dict(_registered[name].calls)
+
+
 def is_registered(name):
     """Whether ``attn_implementation=name`` is one that :func:`register` made."""
     return name in _registered

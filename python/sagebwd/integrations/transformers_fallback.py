@@ -144,6 +144,7 @@ class Notes:
 
     def __init__(self):
         self._layers = {}  # (reason without its numbers): (reason, implementation, {layer: None})
+        self.calls = {}  # reason: how many calls, those of compiled code when they are traced
 
     def add(self, reason, name, module, mask):
         layer = getattr(module, "_sagebwd_layer", getattr(module, "layer_idx", None))
@@ -159,7 +160,9 @@ class Notes:
         """The key of a reason that is new; None if it is known."""
         key = re.sub(r"\d+", "#", reason), name
         new = key not in self._layers
-        self._layers.setdefault(key, (reason, name, {}))[2][label] = None
+        first, _, layers = self._layers.setdefault(key, (reason, name, {}))
+        layers[label] = None
+        self.calls[first] = self.calls.get(first, 0) + 1
         return key if new else None
 
     def _say(self, key):
