@@ -14,6 +14,7 @@
 #include "cuda/sm90/bwd/results.cuh"
 #include "cuda/sm90/bwd/shared.cuh"
 #include "cuda/sm90/codes.cuh"
+#include "cuda/sm90/operand.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
 
@@ -40,17 +41,24 @@ struct Consumer {
   uint32_t place;       // of the shared memory, for products
   Tile tile{};
 
-  // Places of operands. Those of the products that end a tile: transposed codes of Q and dO.
-  static constexpr size_t kQ8t = offsetof(Plan, back), kDo8t = kQ8t + kQueries * D;
+  // Operands. Of the keys a consumer has its own 64, of 16-bit ones in each panel of 64 channels;
+  // transposed codes of Q and dO have a row per channel.
+  __device__ Operand<D> k8() const { return {mine_at(D), offsetof(Plan, k8)}; }
+  __device__ Operand<128> v16() const { return {mine_at(128), offsetof(Plan, v16)}; }
+  __device__ Operand<D> q8(Tile of) const { return {front_at(of), offsetof(Plan, front)}; }
+  __device__ Operand<128> do16() const {
+    return {front_at(tile), offsetof(Plan, front) + kQueries * D};
+  }
+  __device__ Operand<kSlab> q8t() const { return {back(), offsetof(Plan, back)}; }
+  __device__ Operand<kSlab> do8t() const { return {back(), offsetof(Plan, back) + kQueries * D}; }
+  __device__ uint32_t mine_at(int row_bytes) const {
+    return place + static_cast<uint32_t>(warpgroup) * arch::places(64 * row_bytes);
+  }
   __device__ uint32_t front_at(Tile of) const {
     return place + of.place() * arch::places(sizeof(typename Plan::Front));
   }
   __device__ uint32_t back() const {
     return place + tile.place() * arch::places(sizeof(typename Plan::Back));
-  }
-  /// Of an operand that has 64 rows of `row_bytes` for each consumer.
-  __device__ uint32_t mine_at(int row_bytes) const {
-    return place + static_cast<uint32_t>(warpgroup) * arch::places(64 * row_bytes);
   }
 
   __device__ const QueryStats& stats_of(int slab) const {
@@ -65,7 +73,7 @@ struct Consumer {
 
   /// S = K8·Q8ᵀ of a tile; only issued.
   __device__ __forceinline__ void issue_scores(AllScores& s, Tile of) const {
-    const uint32_t k = mine_at(D), q = front_at(of);
+    const Operand<D> keys = k8(), queries = q8(of);
 #pragma unroll
     for (Scores& of_slab : s) arch::settle(of_slab);
     arch::wgmma_fence();
@@ -73,8 +81,7 @@ struct Consumer {
     for (int slab = 0; slab < kSlabs; ++slab)
 #pragma unroll
       for (int step = 0; step < D / 32; ++step)
-        arch::wgmma_8(s[slab], arch::operand_at<D>(k, offsetof(Plan, k8) + 32 * step),
-                      arch::operand_at<D>(q, offsetof(Plan, front) + slab * kSlab * D + 32 * step),
+        arch::wgmma_8(s[slab], keys.step(step), queries.from_row(slab * kSlab).step(step),
                       step > 0);
     arch::wgmma_commit();
   }
@@ -86,18 +93,15 @@ struct Consumer {
 
   /// dP = V8·dOᵀ of a slab, still without the scale of V; only issued.
   __device__ __forceinline__ void issue_gradients(Gradients& dp, int slab) const {
-    const size_t kDout = offsetof(Plan, front) + kQueries * D + slab * kSlab * 128;
-    const uint32_t v = mine_at(128), dout = front_at(tile);
+    const Operand<128> values = v16(), douts = do16().from_row(slab * kSlab);
     arch::settle(dp);
     arch::wgmma_fence();
 #pragma unroll
     for (int panel = 0; panel < D / 64; ++panel)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        arch::wgmma_16<T>(
-            dp, arch::operand_at<128>(v, offsetof(Plan, v16) + panel * kKeys * 128 + 32 * step),
-            arch::operand_at<128>(dout, kDout + panel * kQueries * 128 + 32 * step),
-            panel + step > 0);
+        arch::wgmma_16<T>(dp, values.from_row(panel * kKeys).step(step),
+                          douts.from_row(panel * kQueries).step(step), panel + step > 0);
     arch::wgmma_commit();
   }
 
@@ -219,13 +223,11 @@ struct Consumer {
   /// on; only issued.
   template <arch::Bytes kCode, int kCount>
   __device__ __forceinline__ void issue_product(int (&acc)[32], const uint32_t* codes,
-                                                size_t operand, int part, int slab) const {
-    const uint32_t here = back();
+                                                Operand<kSlab> operand, int part, int slab) const {
     arch::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 2 * kCount; ++step) {
-      const uint64_t b = arch::operand_at<kSlab>(
-          here, operand + (slab + step / 2) * (D * kSlab) + part * 64 * kSlab + step % 2 * 32);
+      const uint64_t b = operand.from_row((slab + step / 2) * D + part * 64).step(step % 2);
       if constexpr (kCode == arch::Bytes::u8)
         arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
       else
@@ -247,11 +249,11 @@ struct Consumer {
 
   /// dV of a tile, or dK of a slab, as integers and of 64 channels; only issued.
   __device__ __forceinline__ void issue_values(int (&acc)[32], Codes& p8, int part) const {
-    issue_product<arch::Bytes::u8, kSlabs>(acc, p8, kDo8t, part, 0);
+    issue_product<arch::Bytes::u8, kSlabs>(acc, p8, do8t(), part, 0);
   }
   __device__ __forceinline__ void issue_keys(int (&acc)[32], SlabCodes& ds8, int part,
                                              int slab) const {
-    issue_product<arch::Bytes::s8, 1>(acc, ds8, kQ8t, part, slab);
+    issue_product<arch::Bytes::s8, 1>(acc, ds8, q8t(), part, slab);
   }
   /// Codes of dS of a slab for dK, and what they are worth. unit: of dS.
   __device__ __forceinline__ void quantize_for_keys(SlabCodes& ds8, float (&units)[2],
@@ -260,7 +262,8 @@ struct Consumer {
     units[0] = scales.unit[0] * unit, units[1] = scales.unit[1] * unit;
   }
 
-  /// One tile of queries. `s` holds its scores, and then those of the next tile.
+  /// One tile of queries, in the steps of docs/kernels/sm90.md. `s` holds its scores, and then
+  /// those of the next tile.
   template <bool kMasked>
   __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
                                         const float (&v_scale)[2], int query, bool more) {
@@ -269,8 +272,9 @@ struct Consumer {
     Gradients dp;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      // With two slabs dP takes the registers that the first one's scores leave.
+      // 1. dP = V8·dOᵀ. With two slabs it takes the registers that the first one's scores leave.
       if (slab == kSlabs - 1) issue_gradients(dp, 0);
+      // 2. P, and its codes below.
       exponentials<kMasked>(h[slab], s[slab], stats_of(slab), k_scale, query + slab * kSlab);
     }
     const RowScales p_scales = quantize<arch::Bytes::u8, kSlabs>(p8, h);
@@ -283,6 +287,7 @@ struct Consumer {
       arch::settle(dp);
       const float v[2] = {kKeepsValueScales ? v_scale[0] : value_scale_of(0),
                           kKeepsValueScales ? v_scale[1] : value_scale_of(1)};
+      // 3. dS = P·(dP - D).
       differentiate(h[slab], dp, stats_of(slab), v);
       if constexpr (kMasked) hide(h[slab], query + slab * kSlab);  // again: 0·NaN is not 0
       if (slab == 0) {  // all slabs of a tile have the same units
@@ -290,8 +295,11 @@ struct Consumer {
         dv_units[0] = p_scales.unit[0] * dv_unit, dv_units[1] = p_scales.unit[1] * dv_unit;
         dk_unit = stats_of(0).ds_unit * kLn2;
       }
+      // 4. dS to the warpgroup of dQ.
       hand_over(h[slab], slab);
-      if (slab + 1 < kSlabs) {  // dV is multiplied and added up while dP of the next slab is made
+      if (slab + 1 < kSlabs) {
+        // 6. of the tile: dV += P8·dO8, multiplied and added up while dP of the next slab (1.) is
+        // made and codes of dS (5.).
         wait_for_back();
         arch::settle(p8);
         issue_values(acc, p8, 0);
@@ -301,7 +309,8 @@ struct Consumer {
         arch::settle(acc), arch::settle(p8);
         add(sums.dv, 0, acc, dv_units);
         arch::settle(acc), arch::settle(ds8);
-        issue_keys(acc, ds8, 0, slab);  // dK of this slab while dS of the next is made
+        // 6. dK += dS8·Q8 of this slab, while dS of the next is made.
+        issue_keys(acc, ds8, 0, slab);
         arch::wgmma_wait<1>();
       }
     }
@@ -310,6 +319,7 @@ struct Consumer {
       arch::settle(acc), arch::settle(ds8);
       add(sums.dk, 0, acc, dk_units);
     }
+    // 5. to 7. of the last slab.
     finish(sums, s, h[kSlabs - 1], p8, dv_units, dk_unit, more);
     tile = tile.next();
     arch::wgmma_wait<0>();
@@ -323,7 +333,7 @@ struct Consumer {
                                          const float (&dv_units)[2], float dk_unit, bool more) {
     SlabCodes ds8;
     float dk_units[2];
-    quantize_for_keys(ds8, dk_units, h, dk_unit);
+    quantize_for_keys(ds8, dk_units, h, dk_unit);  // 5.
     if constexpr (kSlabs == 1) {
       wait_for_back();
       arch::settle(p8);
@@ -338,7 +348,7 @@ struct Consumer {
       else
         issue_keys(acc, ds8, part - kParts, kSlabs - 1);
       if (part == kLast) {
-        issue_next_scores(s, more);
+        issue_next_scores(s, more);  // 7. S of the next tile
         arch::wgmma_wait<1>();
       } else {
         arch::wgmma_wait<0>();

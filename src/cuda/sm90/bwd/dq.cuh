@@ -13,6 +13,7 @@
 #include "cuda/sm90/bwd/shared.cuh"
 #include "cuda/sm90/bwd/turns.cuh"
 #include "cuda/sm90/codes.cuh"
+#include "cuda/sm90/operand.cuh"
 
 namespace sagebwd::cuda::sm90::bwd {
 
@@ -112,15 +113,14 @@ struct DqMaker {
 #pragma unroll 1
     for (int part = 0; part < D / kChannels; ++part, to += kChannels * 16) {
       int acc[kChannels / 2];
-      const uint32_t k = place + static_cast<uint32_t>(part) * arch::places(kChannels * kSlab);
+      const Operand<kSlab> k8t{
+          place + static_cast<uint32_t>(part) * arch::places(kChannels * kSlab),
+          offsetof(Plan, k8t)};
       arch::settle(codes);
       arch::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        arch::wgmma_s8(acc, codes + 4 * step,
-                       arch::operand_at<kSlab>(
-                           k, offsetof(Plan, k8t) + step / 2 * (D * kSlab) + step % 2 * 32),
-                       step > 0);
+        arch::wgmma_s8(acc, codes + 4 * step, k8t.from_row(step / 2 * D).step(step % 2), step > 0);
       arch::wgmma_commit();
       arch::wgmma_wait<0>();
       arch::settle(acc);

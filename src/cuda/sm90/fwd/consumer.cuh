@@ -12,6 +12,7 @@
 #include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
+#include "cuda/sm90/operand.cuh"
 
 namespace sagebwd::cuda::sm90::fwd {
 
@@ -47,15 +48,16 @@ struct Consumer {
 
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
-    const uint32_t q = place + static_cast<uint32_t>(slot.place()) * arch::places(sizeof(Slot)) +
-                       static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
-                   k = stage_at();
+    const Operand<D> queries{place +
+                                 static_cast<uint32_t>(slot.place()) * arch::places(sizeof(Slot)) +
+                                 static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
+                             offsetof(Plan, slot)},
+        keys{stage_at(), offsetof(Plan, stage)};
     arch::settle(x);
     arch::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(x, arch::operand_at<D>(q, offsetof(Plan, slot) + 32 * step),
-                    arch::operand_at<D>(k, offsetof(Plan, stage) + 32 * step), step > 0);
+      arch::wgmma_8(x, queries.step(step), keys.step(step), step > 0);
     arch::wgmma_commit();
     arch::wgmma_wait<0>();
     arch::settle(x);
@@ -79,9 +81,8 @@ struct Consumer {
   /// O += P8·V8 of the tile, which is free then.
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
                                               const PerRow& code_unit, int tile) {
-    constexpr size_t kV8t = offsetof(Plan, stage) + kKeys * D;
     constexpr int kParts = D / kChannels;
-    const uint32_t v = stage_at();
+    const Operand<kSlab> v8t{stage_at(), offsetof(Plan, stage) + sizeof(Stage::k8)};
     PerRow unit;
     arch::settle(codes);
 #pragma unroll
@@ -91,9 +92,7 @@ struct Consumer {
 #pragma unroll
       for (int step = 0; step < 4; ++step)
         arch::wgmma_u8(acc, codes + 4 * step,
-                       arch::operand_at<kSlab>(v, kV8t + part * kChannels * kSlab +
-                                                      step / 2 * (D * kSlab) + step % 2 * 32),
-                       step > 0);
+                       v8t.from_row(step / 2 * D + part * kChannels).step(step % 2), step > 0);
       arch::wgmma_commit();
       // Read here, and not with the scale of K: until now they would only take registers.
       const BlockScales scales = shared.scales[stage.place()];

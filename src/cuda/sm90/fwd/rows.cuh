@@ -55,8 +55,8 @@ __device__ __forceinline__ void note_logits(const Scores& x, const Factors<kPart
 }
 
 /// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its K
-/// holds NaN or Inf, and of O, in all channels, if its V does. k_scale: of the keys of the sequence;
-/// null: no key of the tile has a poisoned K.
+/// holds NaN or Inf, and of O, in all channels, if its V does. k_scale: of the keys of the
+/// sequence; null: no key of the tile has a poisoned K.
 template <int kKeys, int D>
 __device__ __forceinline__ void spread_poison(Sums<D>& sums, const MaskParams& mask,
                                               const tile::Sequence& s, Corner at,

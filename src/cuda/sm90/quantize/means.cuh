@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/operand.cuh"
 #include "cuda/sm90/quantize/job.h"
 #include "cuda/sm90/quantize/values.cuh"
 #include "cuda/tuned/runs.cuh"
@@ -37,14 +38,13 @@ struct RunMean {
 
   /// Adds the tokens of a stage up. Nobody reads them any more when this returns.
   __device__ void add_tokens(float (&few)[32], uint32_t stage, uint32_t token_rows) const {
-    const uint32_t tokens = stage + place.warpgroup * arch::places(kPanelBytes);
+    const Operand<kRowBytes> ones{token_rows, 0},
+        tokens{stage + place.warpgroup * arch::places(kPanelBytes), 0};
     arch::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlock / 16; ++step)
-      arch::wgmma_16_by_rows<T>(
-          few,
-          arch::operand_at<kRowBytes>(token_rows, step / 4 * TokenRows<T>::kBytes + step % 4 * 32),
-          arch::operand_at<kRowBytes>(tokens, step * 16 * kRowBytes), step > 0);
+      arch::wgmma_16_by_rows<T>(few, ones.from_row(step / 4 * 16).step(step % 4),
+                                tokens.from_row(step * 16).step(0), step > 0);
     arch::wgmma_commit();
     arch::wgmma_wait<0>();
     arch::settle(few);

@@ -9,6 +9,7 @@
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/scalar.cuh"
 #include "cuda/arch/wgmma.cuh"
+#include "cuda/sm90/operand.cuh"
 #include "cuda/sm90/quantize/shared.cuh"
 #include "cuda/tuned/rows.cuh"
 
@@ -55,7 +56,9 @@ struct Values {
   /// The products. One by one: ptxas would put them in a row anyway, with more waits.
   template <bool kRotates>
   __device__ __forceinline__ void multiply(uint32_t stage, uint32_t matrices) {
-    const uint32_t tokens = stage + place.warpgroup * arch::places(S::kTiles * kTileBytes);
+    const Operand<kRowBytes> tokens{stage + place.warpgroup * arch::places(S::kTiles * kTileBytes),
+                                    0},
+        matrix{matrices, 0};
 #pragma unroll
     for (int tile = 0; tile < S::kTiles; ++tile)
 #pragma unroll
@@ -66,11 +69,8 @@ struct Values {
         for (int from = kRotates ? 0 : panel; from < (kRotates ? S::kPanels : panel + 1); ++from)
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
-            const uint64_t a = arch::operand_at<kRowBytes>(
-                               tokens, from * kPanelBytes + tile * kTileBytes + step * 32),
-                           b = arch::operand_at<kRowBytes>(
-                               matrices,
-                               (kRotates ? from : S::kPanels) * Matrices<T, D>::kBytes + step * 32);
+            const uint64_t a = tokens.from_row(from * kBlock + tile * 64).step(step),
+                           b = matrix.from_row((kRotates ? from : S::kPanels) * 64).step(step);
             const bool add = step > 0 || (kRotates && from > 0);
             if (kRotates && from == 1 && panel == 1)
               arch::wgmma_16_minus<T>(sums, a, b, add);

@@ -16,15 +16,15 @@ inline constexpr int kWarpQueries = 32, kQueryBlocks = kWarpQueries / 8;
 
 /// One instance of the kernel.
 struct Config {
-  Instance instance;
-  Scheme scheme;
-  int d;  // channels, padded
+  Instance instance = Instance::narrow;
+  Scheme scheme = Scheme::vectorwise;
+  int d = 64;  // channels, padded
   // A tile is key_strips x query_strips warps: the warps of a key strip have the same 32 keys, the
   // warps of a query strip the same 32 queries.
-  int key_strips, query_strips;
+  int key_strips = 2, query_strips = 2;
   // Query tiles in shared memory: of what S and dP read (front), and of what dV and dK read (back).
-  int fronts, backs;
-  int resident;              // thread blocks on a multiprocessor
+  int fronts = 1, backs = 2;
+  int resident = 1;          // thread blocks on a multiprocessor
   bool holds_keys = false;   // a warp holds its rows of K and V in registers
   bool one_place = false;    // codes and back of a query tile lie where its front was
   bool keeps_codes = false;  // a warp reads only the codes of other warps from shared memory
@@ -80,45 +80,40 @@ inline constexpr int kResident =
 /// smaller one for sm_80, 86, 89 and 120, which have less shared memory (choose.cuh takes one).
 constexpr Config config_of(Instance instance, unsigned wants) {
   using enum Instance;
-  Config c{.instance = instance,
-           .key_strips = 2,
-           .query_strips = 2,
-           .fronts = 1,
-           .backs = 2,
-           .wants = wants};
+  Config c{.instance = instance, .wants = wants};
   switch (instance) {
     case narrow:  // 64 queries x 64 keys; three small thread blocks of 60 KB
-      c.scheme = Scheme::vectorwise, c.d = 64, c.resident = 3, c.keeps_codes = true;
+      c.resident = 3, c.keeps_codes = true;
       if (c.general() && c.dithers_dq()) c.resident = 2;  // it needs more registers
       break;
     case narrow_small:  // the same tile; two thread blocks of 48 KB, whose warps hold K and V
-      c.scheme = Scheme::vectorwise, c.d = 64, c.resident = 2, c.keeps_codes = true;
+      c.resident = 2, c.keeps_codes = true;
       c.holds_keys = true;
       break;
     case wide:  // 64 queries x 128 keys; one thread block with three stages in 216 KB
-      c.scheme = Scheme::vectorwise, c.d = 128, c.resident = 1, c.starts_stay_on = true;
+      c.d = 128, c.starts_stay_on = true;
       c.key_strips = 4, c.fronts = c.backs = 3;
       break;
     case wide_small:  // half the keys and one stage
-      c.scheme = Scheme::vectorwise, c.d = 128, c.resident = 1, c.starts_stay_on = true;
+      c.d = 128, c.starts_stay_on = true;
       c.backs = 1;
       break;
     case wide_pair:  // the same tile for block lists; room for two thread blocks, of 104 KB
-      c.scheme = Scheme::vectorwise, c.d = 128, c.resident = 2, c.starts_stay_on = true;
+      c.d = 128, c.resident = 2, c.starts_stay_on = true;
       break;
     // The tiles of `paper` are part of the recipe: 128 queries x 64 keys.
     case paper_narrow:  // two thread blocks of 102 KB
-      c.scheme = Scheme::paper, c.d = 64, c.query_strips = 4, c.resident = 2;
+      c.scheme = Scheme::paper, c.query_strips = 4, c.resident = 2;
       break;
     case paper_narrow_small:  // one thread block, whose warps hold K and V
-      c.scheme = Scheme::paper, c.d = 64, c.query_strips = 4, c.resident = 1;
+      c.scheme = Scheme::paper, c.query_strips = 4;
       c.holds_keys = true;
       break;
     case paper_wide:  // one thread block of 174 KB
-      c.scheme = Scheme::paper, c.d = 128, c.query_strips = 4, c.resident = 1;
+      c.scheme = Scheme::paper, c.d = 128, c.query_strips = 4;
       break;
     case paper_wide_small:  // one stage in 97 KB: nothing is loaded ahead
-      c.scheme = Scheme::paper, c.d = 128, c.query_strips = 4, c.resident = 1;
+      c.scheme = Scheme::paper, c.d = 128, c.query_strips = 4;
       c.backs = 1, c.one_place = true;
       break;
   }

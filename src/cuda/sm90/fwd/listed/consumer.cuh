@@ -11,6 +11,7 @@
 #include "cuda/sm90/fwd/listed/shared.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/rows.cuh"
+#include "cuda/sm90/operand.cuh"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
 
@@ -41,15 +42,15 @@ struct Consumer {
 
   /// S = Q8·K8ᵀ of a stage; only issued.
   __device__ __forceinline__ void issue_scores(Scores& x, int i) const {
-    const uint32_t q = place + slot() * arch::places(sizeof(Slot)) +
-                       static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
-                   k = stage_at(i);
+    const Operand<D> queries{place + slot() * arch::places(sizeof(Slot)) +
+                                 static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
+                             offsetof(Plan, slot)},
+        keys{stage_at(i), offsetof(Plan, stage)};
     arch::settle(x);
     arch::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(x, arch::operand_at<D>(q, offsetof(Plan, slot) + 32 * step),
-                    arch::operand_at<D>(k, offsetof(Plan, stage) + 32 * step), step > 0);
+      arch::wgmma_8(x, queries.step(step), keys.step(step), step > 0);
     arch::wgmma_commit();
   }
 
@@ -78,8 +79,7 @@ struct Consumer {
   template <arch::Bytes kCode>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
                                               const PerRow& unit, int i) const {
-    constexpr size_t kV8t = offsetof(Plan, stage) + sizeof(Stage::k8);
-    const uint32_t v = stage_at(i);
+    const Operand<kSlab> v8t{stage_at(i), offsetof(Plan, stage) + sizeof(Stage::k8)};
     arch::settle(codes);
 #pragma unroll
     for (int part = 0; part < D / kChannels; ++part) {
@@ -87,8 +87,7 @@ struct Consumer {
       arch::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const uint64_t b = arch::operand_at<kSlab>(
-            v, kV8t + part * kChannels * kSlab + step / 2 * sizeof(Stage::v8t[0]) + step % 2 * 32);
+        const uint64_t b = v8t.from_row(step / 2 * D + part * kChannels).step(step % 2);
         if constexpr (kCode == arch::Bytes::u8)
           arch::wgmma_u8(acc, codes + 4 * step, b, step > 0);
         else
