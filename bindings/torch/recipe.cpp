@@ -69,10 +69,6 @@ Recipe parse_recipe(const std::string& text) {
       r.rotate = to_bool(key, value);
     else if (key == "k_per_token")
       r.k_per_token = to_bool(key, value);
-    else if (key == "p_levels")
-      r.p_levels = to_int(key, value);
-    else if (key == "pv16_tiles")
-      r.pv16_tiles = to_int(key, value);
     else if (key == "high_precision")
       r.high_precision = static_cast<uint32_t>(to_int(key, value));
     else

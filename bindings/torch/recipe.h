@@ -9,7 +9,7 @@
 namespace sagebwd::binding {
 
 /// "vectorwise", or a name followed by the switches that differ from it: "paper smooth_v=1
-/// pv16_tiles=-1 rounding=dither high_precision=96". Throws Error(invalid_argument) for anything it
+/// rounding=dither high_precision=96". Throws Error(invalid_argument) for anything it
 /// does not know.
 Recipe parse_recipe(const std::string& text);
 

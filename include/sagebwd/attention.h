@@ -64,8 +64,7 @@ struct Documents {
 /// to index[offset[n + 1] − 1]. No block stands in a row twice.
 ///
 /// A row has its best block first: `lead` entries keep P unquantised. Where few blocks are seen one
-/// key often has most of a row, and INT8 would lose the others of its tile. With lists, `lead`
-/// takes the place of the recipe's pv16_tiles, which must be 0.
+/// key often has most of a row, and INT8 would lose the others of its tile.
 ///
 /// Lists of a CPU call are checked. With `on_device` they lie in GPU memory, where nobody can check
 /// them beforehand: entries out of range are ignored, and a block that stands in a row twice counts

@@ -104,10 +104,10 @@ typedef struct sagebwd_recipe {
   int32_t smooth_v;
   int32_t rounding;
   uint64_t seed;
-  int32_t pv16_tiles; /* -1: all */
+  int32_t reserved; /* 0 */
   uint32_t high_precision;
-  int32_t p_levels;  /* 127 or 255; 0: the backend's own choice */
-  uint32_t dithered; /* with SAGEBWD_ROUND_DITHER: bits of O, dV, dQ, dK; 0: all of them */
+  int32_t reserved_2; /* 0 */
+  uint32_t dithered;  /* with SAGEBWD_ROUND_DITHER: bits of O, dV, dQ, dK; 0: all of them */
   int32_t rotate;
   int32_t k_per_token;
 } sagebwd_recipe;

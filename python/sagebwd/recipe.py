@@ -16,8 +16,6 @@ _INTEGERS = {
     "tile_q": (0, 256, "0 or a multiple of 64 up to 256"),
     "tile_k": (0, 256, "0 or a multiple of 64 up to 256"),
     "seed": (0, 2**64 - 1, "an int from 0 to 2**64 - 1"),
-    "pv16_tiles": (-1, 2**31 - 1, "-1 (all) or a number of tiles"),
-    "p_levels": (0, 255, "127, 255 or 0 (the backend's choice)"),
 }
 
 
@@ -66,14 +64,10 @@ class Recipe:
         with ``deterministic=True``).
         ``"dither:dQ"`` does so for the operand of dQ alone (the one that the tuned GPU kernels
         have in ``"vectorwise"``); ``dither:dQ,dK`` for two of ``O dV dQ dK``.
-    pv16_tiles
-        Leading key tiles whose P is not quantised; -1: all.
     high_precision
         Names of matmuls to take out of INT8, of ``S O S' dV dP dQ dK``.
     tile_q, tile_k
         Tile sizes, multiples of 64 up to 256; 0: the backend's choice.
-    p_levels
-        Levels of the codes of P, 127 or 255; 0: the backend's choice (255, but 127 on AVX2).
     save_codes
         Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
         and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
@@ -91,9 +85,7 @@ class Recipe:
     k_per_token: bool = False
     rounding: str = "nearest"
     seed: int = 0
-    pv16_tiles: int = 0
     high_precision: tuple = ()
-    p_levels: int = 0
     save_codes: bool = True
 
     def __post_init__(self):
@@ -120,8 +112,12 @@ class Recipe:
                 )
 
     def __setstate__(self, state):
-        """Checks a pickle or a copy like arguments. One of an older version has fewer fields."""
-        if not isinstance(state, dict) or not state.keys() <= self.__dataclass_fields__.keys():
+        """Checks a pickle or a copy like arguments. One of an older version has fewer fields, or
+        those that were removed since."""
+        if not isinstance(state, dict):
+            raise ValueError(f"recipe: expected a pickle of sagebwd.Recipe, got {state!r}")
+        state = without_removed(state)
+        if not state.keys() <= self.__dataclass_fields__.keys():
             raise ValueError(f"recipe: expected a pickle of sagebwd.Recipe, got {state!r}")
         for key, value in state.items():
             object.__setattr__(self, key, value)
@@ -131,9 +127,7 @@ class Recipe:
     def paper(**changes):
         """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""
         return replace(
-            Recipe(
-                scheme="paper", tile_q=128, tile_k=64, smooth_v=False, rotate=False, p_levels=127
-            ),
+            Recipe(scheme="paper", tile_q=128, tile_k=64, smooth_v=False, rotate=False),
             **changes,
         )
 
@@ -158,8 +152,6 @@ class Recipe:
             "smooth_v",
             "rotate",
             "k_per_token",
-            "pv16_tiles",
-            "p_levels",
         ):
             if getattr(self, key) != getattr(preset, key):
                 words.append(f"{key}={int(getattr(self, key))}")
@@ -171,6 +163,25 @@ class Recipe:
         if mask:
             words.append(f"high_precision={mask}")
         return " ".join(words)
+
+
+#: Fields of older versions: values that are what every recipe does now, and what to use instead.
+_REMOVED = {
+    "pv16_tiles": ((0,), "high_precision=('O',), or lead= of block lists"),
+    "p_levels": ((0, 127), "the scheme and the backend say how many levels P has"),
+}
+
+
+def without_removed(fields):
+    """The fields that an older version wrote of a recipe, without those that no longer exist.
+    Raises if one of them would change numbers."""
+    fields = dict(fields)
+    for key, (same, instead) in _REMOVED.items():
+        value = fields.pop(key, 0)
+        paper_only = value == 127 and fields.get("scheme") != "paper"
+        if value not in same or paper_only:
+            raise ValueError(f"recipe: {key}={value} is no longer a switch ({instead})")
+    return fields
 
 
 _VECTORWISE = Recipe()

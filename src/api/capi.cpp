@@ -102,9 +102,7 @@ sagebwd_recipe to_c(const Recipe& r) {
   c.smooth_v = r.smooth_v;
   c.rounding = static_cast<int>(r.rounding);
   c.seed = r.seed;
-  c.pv16_tiles = r.pv16_tiles;
   c.high_precision = r.high_precision;
-  c.p_levels = r.p_levels;
   c.dithered = r.dithered;
   c.rotate = r.rotate;
   c.k_per_token = r.k_per_token;
@@ -193,6 +191,9 @@ void check_reserved(const char* name, int32_t value) {
 }
 
 Recipe convert(const sagebwd_recipe& c) {
+  // Of 0.1.0's previews: pv16_tiles and p_levels.
+  check_reserved("recipe", c.reserved);
+  check_reserved("recipe", c.reserved_2);
   Recipe r;
   r.scheme = static_cast<Scheme>(c.scheme);
   r.tile_q = c.tile_q;
@@ -202,9 +203,7 @@ Recipe convert(const sagebwd_recipe& c) {
   r.smooth_v = flag("recipe.smooth_v", c.smooth_v);
   r.rounding = static_cast<Rounding>(c.rounding);
   r.seed = c.seed;
-  r.pv16_tiles = c.pv16_tiles;
   r.high_precision = c.high_precision;
-  r.p_levels = c.p_levels;
   r.dithered = c.dithered != 0 ? c.dithered : kMatmulDitherable;
   r.rotate = flag("recipe.rotate", c.rotate);
   r.k_per_token = flag("recipe.k_per_token", c.k_per_token);

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kMaxSize = int64_t{1}
                              << 31;  // of one dimension: larger is a slip of the keyboard
-constexpr int kDefaultTileK = 128;
 
 template <typename T>
 T number(std::string_view text, std::string_view token, T low, T high) {
@@ -105,9 +104,9 @@ class Parser {
                                    "bshd",  "f32",        "bf16",   "f16"};
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos)
-      for (const char* name : {"dv", "align", "window", "softcap", "tile", "p_levels", "smooth_k",
-                               "smooth_q", "smooth_v", "rotate", "k_per_token", "rounding", "pv16",
-                               "lift", "keep", "blocks", "lead", "lists"})
+      for (const char* name :
+           {"dv", "align", "window", "softcap", "tile", "smooth_k", "smooth_q", "smooth_v",
+            "rotate", "k_per_token", "rounding", "lift", "keep", "blocks", "lead", "lists"})
         known.push_back(name + std::string(token.substr(equals)));
     else if (digits != std::string_view::npos)
       for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})
@@ -172,8 +171,6 @@ class Parser {
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected tile=<queries>x<keys>");
       r.tile_q = number<int>(sides[0], t, 0, 256);
       r.tile_k = number<int>(sides[1], t, 0, 256);
-    } else if (name == "p_levels") {
-      r.p_levels = number<int>(value, t, 0, 255);
     } else if (name == "smooth_k") {
       r.smooth_k = on_or_off(value, t);
     } else if (name == "smooth_q") {
@@ -186,8 +183,6 @@ class Parser {
       r.k_per_token = on_or_off(value, t);
     } else if (name == "rounding") {
       parse_rounding(value, r);
-    } else if (name == "pv16") {
-      r.pv16_tiles = count_or_all(value, t);
     } else if (name == "lift") {
       r.high_precision = parse_matmuls(value);
     } else if (name == "keep") {
@@ -316,9 +311,6 @@ std::string AttnCase::to_string() const {
   if (r.k_per_token != preset.k_per_token) s << " k_per_token=" << switch_name(r.k_per_token);
   if (r.rounding != preset.rounding || r.dithered != preset.dithered)
     s << " rounding=" << rounding_name(r);
-  if (r.pv16_tiles != preset.pv16_tiles)
-    s << " pv16=" << (r.pv16_tiles < 0 ? "all" : std::to_string(r.pv16_tiles));
-  if (r.p_levels != preset.p_levels) s << " p_levels=" << r.p_levels;
   if (r.high_precision != 0) s << " lift=" << matmul_names(r.high_precision);
   if (has_lists())
     s << " keep=" << shortest(keep) << " blocks=" << block_q << "x" << block_k
@@ -348,7 +340,6 @@ Problem AttnCase::problem() const {
   p.right = mask.causal ? 0 : mask.window_right;
   p.recipe = recipe;
   p.blocks = list_shape();
-  if (has_lists()) p.recipe.pv16_tiles = lead;
   return p;
 }
 
@@ -392,11 +383,11 @@ BlockLists AttnCase::list_shape() const {
   return l;
 }
 
-int64_t AttnCase::visible_pairs_below(int64_t key_end) const {
+int64_t AttnCase::visible_pairs() const {
   int64_t pairs = 0;
   for (int64_t i = 0; i < nq; ++i) {
     const KeyRange r = visible(i);
-    pairs += std::max<int64_t>(0, std::min(r.end, key_end) - r.begin);
+    pairs += r.end - r.begin;
   }
   return pairs;
 }
@@ -419,19 +410,12 @@ MatmulMacs MacCounts::of(uint32_t matmul) const {
   return {matmul, 0, 0};
 }
 
-Pairs count_pairs(const AttnCase& c, int tile_k) {
-  if (tile_k == 0) tile_k = c.recipe.tile_k != 0 ? c.recipe.tile_k : kDefaultTileK;
-  const int64_t heads = c.b * c.h;
-  const int64_t all = c.visible_pairs() * heads;
-  // A window may hide the leading tiles from a row: those pairs are INT8 whatever their tile.
-  const int64_t pv16_tiles = c.recipe.pv16_tiles;
-  return {all, pv16_tiles < 0 ? all : c.visible_pairs_below(pv16_tiles * tile_k) * heads};
-}
+Pairs count_pairs(const AttnCase& c) { return {c.visible_pairs() * c.b * c.h, 0}; }
 
 Pairs count_listed_pairs(const Problem& p) {
   const ListSets sets(p);
   const int64_t block_q = p.blocks.block_q, block_k = p.blocks.block_k;
-  const int64_t lead = p.recipe.pv16_tiles;
+  const int64_t lead = p.lead();
   Pairs pairs;
   for (int64_t t = 0; t < p.num_sequences(); ++t) {
     const Sequence s = p.sequence(t);
@@ -452,8 +436,8 @@ Pairs count_listed_pairs(const Problem& p) {
   return pairs;
 }
 
-MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k) {
-  return count_macs(c, direction, count_pairs(c, tile_k));
+MacCounts count_macs(const AttnCase& c, Direction direction) {
+  return count_macs(c, direction, count_pairs(c));
 }
 
 MacCounts count_macs(const AttnCase& c, Direction direction, const Pairs& pairs) {

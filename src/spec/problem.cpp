@@ -41,10 +41,6 @@ void check_recipe(const Recipe& r) {
   for (int tile : {r.tile_q, r.tile_k})
     SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
                "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);
-  SAGE_CHECK(r.p_levels == 0 || r.p_levels == 127 || r.p_levels == 255,
-             "recipe.p_levels: expected 127, 255 or 0 (the backend's choice), got " << r.p_levels);
-  SAGE_CHECK(r.pv16_tiles >= -1,
-             "recipe.pv16_tiles: expected -1 (all) or more, got " << r.pv16_tiles);
   SAGE_CHECK((r.high_precision & ~static_cast<uint32_t>(kMatmulAll)) == 0,
              "recipe.high_precision: expected bits of the seven matmuls (0x7f), got 0x"
                  << std::hex << r.high_precision);
@@ -121,10 +117,6 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   p.blocks = a.blocks;
   check_lists(p, check_memory, "blocks", {a.recipe.tile_q, a.recipe.tile_k});
   forget_unused_lists(p);
-  SAGE_CHECK(!p.has_lists() || p.recipe.pv16_tiles == 0,
-             "recipe.pv16_tiles: expected 0 beside block lists, which have blocks.lead, got "
-                 << p.recipe.pv16_tiles);
-  if (p.has_lists()) p.recipe.pv16_tiles = p.blocks.lead;
   check_codes(a, p, check_memory);
   return p;
 }

@@ -237,8 +237,6 @@ def test_recipe_switches_reach_the_case(tmp_path):
         "off",
         "--rounding",
         "dither",
-        "--pv16-tiles",
-        "all",
         "--dtype",
         "f16",
         "--json",
@@ -248,7 +246,7 @@ def test_recipe_switches_reach_the_case(tmp_path):
     assert case["tile"] == [128, 64]
     assert case["case"] == (
         "b1 h1 hk1 nq128 nk128 d64 full f16 vectorwise bhsd seed1 tile=128x64 "
-        "smooth_k=off smooth_q=on smooth_v=off rounding=dither pv16=all"
+        "smooth_k=off smooth_q=on smooth_v=off rounding=dither"
     )
 
 
@@ -320,8 +318,6 @@ def test_captured_values_are_the_ones_compared(tmp_path):
         "vectorwise",
         "--smooth-v",
         "off",
-        "--pv16-tiles",
-        0,
         "--json",
         out,
     )

@@ -65,7 +65,7 @@ one by one, "all" lifts everything.
 
 Examples:
   sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html
-  sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each
+  sagebwd trace --inputs sink --recipe vectorwise --lift each
   sagebwd trace --inputs sink --case "h2 n4096 keep=0.03 lists=mass"
   sagebwd trace --from captured.safetensors --json trace.json)";
 
@@ -75,7 +75,6 @@ struct TraceOptions {
   std::optional<int64_t> n, d, heads;
   std::optional<uint64_t> seed;
   bool causal = false;
-  std::string pv16_tiles;
   std::string json_path, html_path;
   RunOptions run;
 };
@@ -92,10 +91,6 @@ void resolve(TraceOptions& o) {
   if (o.causal) c.mask.causal = true;
   if (r.dtype) c.dtype = *r.dtype;
   check_memory(c);
-  if (!o.pv16_tiles.empty()) {
-    RecipeSwitches& s = r.switches;
-    s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16_tiles).recipe.pv16_tiles;
-  }
 }
 
 void run(TraceOptions o, const std::string& command_line) {
@@ -191,7 +186,6 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
                  "Matmuls to lift out of INT8, each a case of its own; see below"),
         add_size(command, "--tile-q", s.tile_q, 4096, "Queries per tile"),
         add_size(command, "--tile-k", s.tile_k, 4096, "Keys per tile"),
-        add_size(command, "--p-levels", s.p_levels, 255, "Levels of the codes of P, 127 or 255"),
         add_choice(command, "--smooth-k", s.smooth_k, kSwitch, "Subtract the mean key"),
         add_choice(command, "--smooth-q", s.smooth_q, kSwitch,
                    "Subtract the mean query of each block"),
@@ -200,10 +194,7 @@ void add_recipe(CLI::App& command, TraceOptions& o) {
         add_choice(command, "--k-per-token", s.k_per_token, kSwitch,
                    "One scale of K per token instead of per block"),
         command.add_option("--rounding", s.rounding, "Rounding of P and dS")
-            ->type_name("nearest|dither|dither:MATMUL,.."),
-        command
-            .add_option("--pv16-tiles", o.pv16_tiles, "Leading key tiles whose P stays unquantised")
-            ->type_name("N|all")})
+            ->type_name("nearest|dither|dither:MATMUL,..")})
     option->group("Recipe");
 }
 

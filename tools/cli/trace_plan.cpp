@@ -42,8 +42,6 @@ std::vector<uint32_t> lifts_of(const TraceRequest& request) {
 Recipe RecipeSwitches::apply(Recipe r) const {
   if (tile_q) r.tile_q = *tile_q;
   if (tile_k) r.tile_k = *tile_k;
-  if (p_levels) r.p_levels = *p_levels;
-  if (pv16_tiles) r.pv16_tiles = *pv16_tiles;
   if (smooth_k) r.smooth_k = *smooth_k;
   if (smooth_q) r.smooth_q = *smooth_q;
   if (smooth_v) r.smooth_v = *smooth_v;

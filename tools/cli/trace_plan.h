@@ -15,7 +15,7 @@ namespace sagebwd::cli {
 
 /// Switches that replace what a recipe's preset says; unset: the preset's own.
 struct RecipeSwitches {
-  std::optional<int> tile_q, tile_k, p_levels, pv16_tiles;
+  std::optional<int> tile_q, tile_k;
   std::optional<bool> smooth_k, smooth_q, smooth_v, rotate, k_per_token;
   std::string rounding;  // as in a case string; empty: the preset's own
 

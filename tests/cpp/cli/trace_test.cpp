@@ -44,12 +44,10 @@ TEST(TracePlan, SwitchesReplaceThePreset) {
   r.recipes = {"paper"};
   r.switches.smooth_k = false;
   r.switches.tile_q = 64;
-  r.switches.pv16_tiles = -1;
   const Recipe s = plan_trace(r, nullptr).variants[0].settings;
   EXPECT_FALSE(s.smooth_k);
   EXPECT_EQ(s.tile_q, 64);
   EXPECT_EQ(s.tile_k, 64);
-  EXPECT_EQ(s.pv16_tiles, -1);
 }
 
 TEST(TracePlan, RefusesWrongNames) {

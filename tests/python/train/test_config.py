@@ -158,7 +158,6 @@ def test_attention_fields_make_the_recipe():
     assert make(smoothing="none").smooth_k is False
     assert make(smoothing="qk").smooth_q is True and make(smoothing="qk").smooth_k is True
     assert make(lift="dQ, dK").high_precision == ("dQ", "dK")
-    assert make(recipe="paper").pv16_tiles == 0
     assert make(tile_q=64, tile_k=128).text() == "vectorwise tile_q=64 tile_k=128"
     assert make(recipe="paper", tile_k=128).text() == "paper tile_k=128"
     assert Config(tile_q=64).describe_attention() == "vectorwise tile_q 64"
