@@ -13,8 +13,6 @@
 #include <sstream>
 #include <utility>
 
-#include "recipe.h"
-
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK  // PyTorch 2.11 has another name for it
 #define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
 #endif

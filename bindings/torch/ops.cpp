@@ -111,6 +111,13 @@ std::string library_version() {
                              "; install the package again");
   return core;
 }
+bool suffice(std::string recipe) {
+  try {
+    return codes_suffice(parse_recipe(recipe));
+  } catch (const Error&) {
+    return false;  // the call refuses it
+  }
+}
 std::string library_build() { return describe_build(); }
 int64_t largest_tuned(std::string dtype) {
   for (Dtype t : {Dtype::f32, Dtype::bf16, Dtype::f16})
@@ -141,6 +148,7 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("version() -> str");
   m.def("build() -> str");
   m.def("tuned_head_dim(str dtype) -> int");
+  m.def("codes_suffice(str recipe) -> bool");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
@@ -159,4 +167,5 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&sagebwd::binding::library_version));
   m.impl("build", TORCH_BOX(&sagebwd::binding::library_build));
   m.impl("tuned_head_dim", TORCH_BOX(&sagebwd::binding::largest_tuned));
+  m.impl("codes_suffice", TORCH_BOX(&sagebwd::binding::suffice));
 }

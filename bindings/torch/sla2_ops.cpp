@@ -15,7 +15,6 @@
 #include "arguments.h"
 #include "attention.h"
 #include "call.h"
-#include "recipe.h"
 
 namespace sagebwd::binding {
 namespace {

@@ -134,6 +134,8 @@ SAGEBWD_API size_t workspace_size(const BackwardArgs& args);
 /// Bytes of codes: about one per channel and token of q, k and v, which have two in 16 bits.
 /// Refuses a recipe whose codes do not stand for its inputs.
 SAGEBWD_API size_t codes_size(const ForwardArgs& args);
+/// Whether the codes of a recipe stand for its inputs.
+SAGEBWD_API bool codes_suffice(const Recipe& recipe);
 
 SAGEBWD_API void forward(const ForwardArgs& args);
 SAGEBWD_API void backward(const BackwardArgs& args);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "sagebwd/types.h"
 
@@ -77,8 +78,12 @@ struct Recipe {
 };
 
 SAGEBWD_API const char* scheme_name(Scheme s);
-/// "paper" or "vectorwise"; throws Error(invalid_argument) for anything else.
-SAGEBWD_API Recipe recipe_by_name(const std::string& name);
+/// A recipe of its name and the switches that differ from it, as in case strings: "paper",
+/// "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no part of it.
+/// Throws Error(invalid_argument) that names what it does not know.
+SAGEBWD_API Recipe parse_recipe(std::string_view text);
+/// The shortest such text.
+SAGEBWD_API std::string recipe_text(const Recipe& r);
 
 /// Name of one matmul bit: S, O, S', dV, dP, dQ, dK. Null for anything that is not exactly one of
 /// the bits.

@@ -268,7 +268,7 @@ SAGEBWD_C_API const char* sagebwd_last_error(void);
 
 /* Fill a struct with size, version and defaults. `size` is sizeof the caller's struct. */
 SAGEBWD_C_API int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size,
-                                      const char* name); /* "paper", "vectorwise" */
+                                      const char* text); /* "paper", "vectorwise smooth_k=off" */
 SAGEBWD_C_API int sagebwd_block_lists_init(sagebwd_block_lists* lists, size_t size);
 SAGEBWD_C_API int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size);
 SAGEBWD_C_API int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t size);

@@ -68,6 +68,8 @@ size_t codes_size(const ForwardArgs& a) {
   return static_cast<size_t>(spec::codes_layout(p).bytes);
 }
 
+bool codes_suffice(const Recipe& recipe) { return spec::codes_refusal(recipe).empty(); }
+
 void forward(const ForwardArgs& a) { run(a); }
 void backward(const BackwardArgs& a) { run(a); }
 

@@ -25,6 +25,7 @@
 //   lists=random|mass|diagonal|skewed  what they list (trace/lists.h); random is the default
 //   tile=<q>x<k> smooth_k|smooth_q|smooth_v|rotate|k_per_token=on|off
 //   rounding=nearest|dither|dither:<matmul>[,…] lift=<matmul>[,…]
+//                                      switches of the recipe (spec/recipe_fields.h)
 #pragma once
 
 #include <array>
@@ -96,14 +97,6 @@ struct AttnCase {
  private:
   TensorView view(void* data, int64_t heads, int64_t n, int64_t channels) const;
 };
-
-/// Matmul bits of a list such as "S,dV": names as matmul_name() gives them, S2 for S' where a quote
-/// is awkward. Throws Error(invalid_argument) for anything else.
-uint32_t parse_matmuls(std::string_view list);
-
-/// Sets the rounding of a recipe from "nearest", "dither" or "dither:dQ,dK", and names it so.
-void parse_rounding(std::string_view text, Recipe& r);
-std::string rounding_name(const Recipe& r);
 
 /// Multiply-adds of one matmul over all batches and heads, by the arithmetic the recipe gives them.
 struct MatmulMacs {

@@ -203,10 +203,10 @@ def test_recipe_text_round_trip():
     assert sagebwd.Recipe().text() == "vectorwise"
     assert sagebwd.Recipe.paper().text() == "paper"
     text = sagebwd.Recipe.paper(smooth_v=True, rounding="dither").text(("dQ", "dK"))
-    assert text == "paper smooth_v=1 rounding=dither high_precision=96"
+    assert text == "paper smooth_v=on rounding=dither lift=dQ,dK"
     assert sagebwd.Recipe(rounding="dither:dK,dQ,dV,O").text() == "vectorwise rounding=dither"
     text = sagebwd.Recipe(rotate=False, k_per_token=True, rounding="dither:dQ").text()
-    assert text == "vectorwise rotate=0 k_per_token=1 rounding=dither:32"
+    assert text == "vectorwise rotate=off k_per_token=on rounding=dither:dQ"
     assert sagebwd.Recipe(save_codes=False).text() == "vectorwise", "it changes no number"
 
 

@@ -65,7 +65,7 @@ TEST(CApi, RecipeInitFillsThePresets) {
   for (const char* name : {"paper", "vectorwise"}) {
     sagebwd_recipe c;
     ASSERT_EQ(sagebwd_recipe_init(&c, sizeof c, name), SAGEBWD_OK);
-    const Recipe r = recipe_by_name(name);
+    const Recipe r = parse_recipe(name);
     EXPECT_EQ(c.size, sizeof c);
     EXPECT_EQ(c.version, static_cast<uint32_t>(SAGEBWD_STRUCT_VERSION));
     EXPECT_EQ(c.scheme, static_cast<int>(r.scheme));

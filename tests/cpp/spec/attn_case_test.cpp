@@ -209,13 +209,5 @@ TEST(MacCounts, LeavesLiftedMatmulsAndLeadingPairsOutOfInt8) {
   EXPECT_EQ(count_macs(lifted, Direction::forward).of(kMatmulO).int8, 0);
 }
 
-TEST(ParseMatmuls, ReadsListsAndTheQuoteFreeAlias) {
-  EXPECT_EQ(parse_matmuls("S"), kMatmulS);
-  EXPECT_EQ(parse_matmuls("S',dQ"), kMatmulSRecompute | kMatmulDQ);
-  EXPECT_EQ(parse_matmuls("S2"), kMatmulSRecompute);
-  EXPECT_THROW(parse_matmuls(""), Error);
-  EXPECT_THROW(parse_matmuls("S,,O"), Error);
-}
-
 }  // namespace
 }  // namespace sagebwd::spec
