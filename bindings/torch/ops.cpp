@@ -58,10 +58,11 @@ std::tuple<Tensor, Tensor, Tensor> bwd(
   });
 }
 
-/// One line per implementation: "name<TAB>chosen|able|no<TAB>tiles, or why not".
+/// One line per implementation: "name<TAB>chosen|able|no<TAB>tiles, or why not". Nothing if a call
+/// would have to take its offsets to the host.
 template <typename Args>
-std::string describe(const Args& args, const Packing& packing) {
-  if (packing.on_device()) workspace_size(args);  // throws where a call would
+std::optional<std::string> describe(const Args& args, const Packing& packing) {
+  if (packing.on_device() && !refusal(args).empty()) return std::nullopt;
   std::string text;
   for (const Candidate& c : sagebwd::explain(args)) {
     text += c.name + "\t" + (c.chosen ? "chosen" : c.supported ? "able" : "no") + "\t";
@@ -84,7 +85,7 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
                           seed,         list_index,   list_count,   block_q,      block_k,
                           lead,         softcap};
     const OnDeviceOf device(q);
-    return with_packing(options, q, k, [&](const Packing& packing) {
+    return with_packing(options, q, k, [&](const Packing& packing) -> std::optional<std::string> {
       ForwardArgs args;
       const Lists lists(options, q, packing);
       fill_shared(args, q, k, v, options, packing, lists);

@@ -107,6 +107,8 @@ struct AttentionArgs {
   Device device = Device::cpu;
   void* workspace = nullptr;  // workspace_size() bytes of any alignment
   size_t workspace_bytes = 0;
+  Allocator allocator;  // asked for the workspace if that is null and the call needs some: a call
+                        // is then checked once, not for workspace_size() as well
   ParallelFor parallel_for;
   void* stream = nullptr;  // cudaStream_t for Device::cuda
 };
@@ -139,6 +141,15 @@ SAGEBWD_API bool codes_suffice(const Recipe& recipe);
 
 SAGEBWD_API void forward(const ForwardArgs& args);
 SAGEBWD_API void backward(const BackwardArgs& args);
+
+/// Why no implementation serves the call: a line for each. Empty: one does. Validates like
+/// workspace_size().
+SAGEBWD_API std::string refusal(const ForwardArgs& args);
+SAGEBWD_API std::string refusal(const BackwardArgs& args);
+/// The calls for those who have another way: false, and nothing written, if no implementation
+/// serves them.
+SAGEBWD_API bool try_forward(const ForwardArgs& args);
+SAGEBWD_API bool try_backward(const BackwardArgs& args);
 
 /// One implementation's answer to a call: used, able, or why not.
 struct Candidate {
