@@ -226,6 +226,13 @@ def test_max_logit_is_not_differentiable():
     assert out.requires_grad and not max_logit.requires_grad
 
 
+@pytest.mark.parametrize("op, before, after", [("fwd", 3, 3), ("bwd", 7, 3), ("explain", 3, 1)])
+def test_options_are_those_that_the_library_declares(op, before, after):
+    """bindings/torch/options.h has them, in this order."""
+    names = [a.name for a in getattr(torch.ops.sagebwd, op).default._schema.arguments]
+    assert tuple(names[before:-after]) == ops.Options._fields
+
+
 def test_library_errors_become_python_errors(monkeypatch):
     q = torch.randn(1, 2, 8, 64)
     with pytest.raises(ValueError, match='got "x=1"'):
