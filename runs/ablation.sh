@@ -8,11 +8,13 @@
 source "$(dirname "$0")/model.sh"
 data=$1 out=$2 which=$3 recipe=${4:-paper}
 case $which in
-  smoothing) arms=fpa,none=$recipe:smoothing=none,k=$recipe:smoothing=k,qk=$recipe:smoothing=qk ;;
+  smoothing)
+    arms="fpa,none=$recipe smooth_k=off smooth_q=off,k=$recipe smooth_k=on smooth_q=off,qk=$recipe smooth_k=on smooth_q=on"
+    ;;
   lift)
     arms=fpa,int8=$recipe
-    for matmul in O dV dQ dK; do arms+=,$matmul=$recipe:lift=$matmul; done
-    arms+=,S=$recipe:lift=S+"S'"
+    for matmul in O dV dQ dK; do arms+=",$matmul=$recipe lift=$matmul"; done
+    arms+=",S=$recipe lift=S,S2"
     ;;
   *) echo "expected smoothing or lift, got $which" >&2; exit 2 ;;
 esac

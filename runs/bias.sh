@@ -13,6 +13,6 @@ if [[ ! -d $run/checkpoints ]]; then
   "$PYTHON" -m sagebwd.train "${size[@]}" --attention fpa --data "$data" --tokens-per-step "$per_step" --steps "$steps" \
     --warmup $((steps / 10 + 1)) --eval-every 0 --log-every 20 --keep 1 --out "$run"
 fi
-"$PYTHON" -m sagebwd.train.bias "$run" --tokens "$tokens" --out "$out" --recipes "${ARMS:-fpa,paper,dither=paper:rounding=dither,\
-vectorwise,dither_dQ=vectorwise:rounding=dither:dQ,vdither=vectorwise:rounding=dither}"
+"$PYTHON" -m sagebwd.train.bias "$run" --tokens "$tokens" --out "$out" --recipes "${ARMS:-fpa,paper,dither=paper rounding=dither,\
+vectorwise,dither_dQ=vectorwise rounding=dither:dQ,vdither=vectorwise rounding=dither}"
 "$PYTHON" "$here/record.py" "$RESULTS/bias_${NAME:-$(basename "$run")}.json" --bias "$out/bias.json"

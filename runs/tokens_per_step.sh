@@ -30,8 +30,8 @@ if [[ $tokens == all ]]; then
 fi
 norm=--qk-norm
 case $chosen in
-  qknorm) arms=${ARMS:-fpa,paper,dither=paper:rounding=dither,vectorwise} ;;
-  plain) arms=${ARMS:-fpa,paper,dither=paper:rounding=dither,vectorwise} norm=--no-qk-norm ;;
+  qknorm) arms=${ARMS:-fpa,paper,dither=paper rounding=dither,vectorwise} ;;
+  plain) arms=${ARMS:-fpa,paper,dither=paper rounding=dither,vectorwise} norm=--no-qk-norm ;;
   decisive) arms=${ARMS:-fpa,paper,vectorwise} ;;
   *) arms=$chosen ;;
 esac

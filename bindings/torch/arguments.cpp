@@ -13,8 +13,6 @@
 #include <sstream>
 #include <utility>
 
-#include "recipe.h"
-
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK  // PyTorch 2.11 has another name for it
 #define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
 #endif
@@ -341,8 +339,7 @@ void fill_linear(LinearArgs& args, const Tensor& q, const Tensor& k, const Tenso
 
 Options linear_options(std::optional<Tensor> list_index, std::optional<Tensor> list_count,
                        int64_t block_q, int64_t block_k) {
-  Options options{};
-  options.max_seqlen_q = options.max_seqlen_k = -1;
+  Options options;
   options.list_index = list_index, options.list_count = list_count;
   options.block_q = block_q, options.block_k = block_k;
   return options;

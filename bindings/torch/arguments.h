@@ -9,28 +9,12 @@
 #include <optional>
 #include <string>
 
+#include "options.h"
 #include "sagebwd/attention.h"
 #include "sagebwd/linear.h"
 #include "sagebwd/mix.h"
 
 namespace sagebwd::binding {
-
-using torch::stable::Tensor;
-
-/// The arguments that forward and backward share, as they come through the operator.
-struct Options {
-  std::optional<Tensor> cu_seqlens_q, cu_seqlens_k;
-  int64_t max_seqlen_q, max_seqlen_k;  // -1: not given
-  std::optional<double> softmax_scale;
-  bool causal, top_left;
-  int64_t window_left, window_right;
-  std::string recipe;
-  int64_t seed;  // the bits of the recipe's unsigned seed
-  std::optional<Tensor> list_index, list_count;
-  int64_t block_q, block_k, lead;
-  double softcap = 0.0;       // 0: none
-  bool tokens_first = false;  // tensors without documents are [b, n, h, d], else [b, h, n, d]
-};
 
 /// Who reads the document boundaries of a GPU call: its kernels, if the boundaries are on its
 /// device, or the host, which has to wait for them.

@@ -25,6 +25,16 @@ void set_codes(AttentionArgs& args, const Tensor& codes, const Packing& packing)
   args.codes_bytes = static_cast<size_t>(codes.size(0));
 }
 
+/// Runs a call. False if offsets on the device are what no implementation takes.
+bool attempt(const Packing& packing, const ForwardArgs& args) {
+  if (packing.on_device()) return try_forward(args);
+  return forward(args), true;
+}
+bool attempt(const Packing& packing, const BackwardArgs& args) {
+  if (packing.on_device()) return try_backward(args);
+  return backward(args), true;
+}
+
 }  // namespace
 
 CodesLayout codes_layout(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -45,7 +55,7 @@ CodesLayout codes_layout(const Recipe& recipe, const Tensor& q, const Tensor& k,
 Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                           bool return_max_logit, bool save_codes) {
   const OnDeviceOf device(q);
-  return with_packing(options, q, k, [&](const Packing& packing) {
+  return with_packing(options, q, k, [&](const Packing& packing) -> std::optional<Results> {
     ForwardArgs args;
     const Lists lists(options, q, packing);
     fill_shared(args, q, k, v, options, packing, lists);
@@ -66,7 +76,8 @@ Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, con
       r.codes = workspace(q, static_cast<size_t>(layout.bytes));
       set_codes(args, *r.codes, packing);
     }
-    run(args, q, [](const ForwardArgs& a) { forward(a); });
+    if (!run(args, q, [&](const ForwardArgs& a) { return attempt(packing, a); }))
+      return std::nullopt;
     if (packing.packed()) {
       fill_rest(r.out, 0, packing.tokens_q(), 0.0);
       fill_rest(r.lse, 1, packing.tokens_q(), -std::numeric_limits<double>::infinity());
@@ -80,7 +91,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     const Tensor& lse, const std::optional<Tensor>& dlse, const std::optional<Tensor>& codes,
     const Options& options, BackwardSwitches switches) {
   const OnDeviceOf device(q);
-  return with_packing(options, q, k, [&](const Packing& packing) {
+  using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+  return with_packing(options, q, k, [&](const Packing& packing) -> std::optional<Gradients> {
     BackwardArgs args;
     const Lists lists(options, q, packing);
     fill_shared(args, q, k, v, options, packing, lists);
@@ -103,13 +115,14 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
       readable = readable_bytes("codes", *codes, q);
       set_codes(args, *readable, packing);
     }
-    run(args, q, [](const BackwardArgs& a) { backward(a); });
+    if (!run(args, q, [&](const BackwardArgs& a) { return attempt(packing, a); }))
+      return std::nullopt;
     if (packing.packed()) {
       fill_rest(dq, 0, packing.tokens_q(), 0.0);
       fill_rest(dk, 0, packing.tokens_k(), 0.0);
       fill_rest(dv, 0, packing.tokens_k(), 0.0);
     }
-    return std::make_tuple(dq, dk, dv);
+    return Gradients(dq, dk, dv);
   });
 }
 

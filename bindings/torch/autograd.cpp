@@ -20,6 +20,7 @@
 #include <initializer_list>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 
 #include "attention.h"
 #include "sagebwd/build.h"
@@ -79,27 +80,36 @@ auto with_python_errors(F&& call) {
 
 // --- what a call asks for ------------------------------------------------------------------------
 
-/// The arguments of attend behind the tensors. `numbers` come in the order of the fields below;
-/// python/sagebwd/_ops/attention.py makes them. As a list they cost a third of what arguments of
-/// their own do.
+/// Options that come to attend among its `numbers`, in their order.
+#define SAGEBWD_IS_NUMBER(schema, type, name, usual) \
+  +(std::is_same_v<type, int64_t> || std::is_same_v<type, bool>)
+constexpr size_t kOptionNumbers = 0 SAGEBWD_OPTIONS(SAGEBWD_IS_NUMBER);
+constexpr size_t kSwitches = 5;  // what is asked for, behind them
+
+/// The arguments of attend behind the tensors. python/sagebwd/ops.py makes them. As a list numbers
+/// cost a third of what arguments of their own do.
 struct Request {
   Request(std::optional<double> softmax_scale, std::string_view recipe, at::IntArrayRef numbers,
           double softcap) {
-    TORCH_CHECK(numbers.size() == 15, "attend: expected 15 numbers, got ", numbers.size());
+    TORCH_CHECK(numbers.size() == kOptionNumbers + kSwitches, "attend: expected ",
+                kOptionNumbers + kSwitches, " numbers, got ", numbers.size());
     const int64_t* next = numbers.data();
+    const auto take = [&](auto& to) {
+      using T = std::remove_cvref_t<decltype(to)>;
+      if constexpr (std::is_same_v<T, int64_t>) to = *next++;
+      if constexpr (std::is_same_v<T, bool>) to = *next++ != 0;
+    };
+#define SAGEBWD_TAKE(schema, type, name, usual) take(options.name);
+    SAGEBWD_OPTIONS(SAGEBWD_TAKE)
+#undef SAGEBWD_TAKE
     options.softmax_scale = softmax_scale;
     options.recipe = recipe;
     options.softcap = softcap;
-    for (int64_t* number : {&options.max_seqlen_q, &options.max_seqlen_k}) *number = *next++;
-    for (bool* flag : {&options.causal, &options.top_left}) *flag = *next++ != 0;
-    for (int64_t* number : {&options.window_left, &options.window_right, &options.seed,
-                            &options.block_q, &options.block_k, &options.lead})
-      *number = *next++;
     for (bool* flag :
          {&deterministic, &return_max_logit, &save_codes, &return_lse, &options.tokens_first})
-      *flag = *next++ != 0;
+      take(*flag);
   }
-  Options options{};
+  Options options;
   bool deterministic, return_max_logit, save_codes, return_lse;
 };
 
@@ -193,13 +203,18 @@ struct Saved {
   at::Tensor cu_seqlens_q, cu_seqlens_k, list_index, list_count;
 };
 
+/// The options with the tensors that were kept.
+const Options& with_tensors(const Saved& s, Options& o) {
+  o.cu_seqlens_q = stable_or_none(s.cu_seqlens_q), o.cu_seqlens_k = stable_or_none(s.cu_seqlens_k);
+  o.list_index = stable_or_none(s.list_index), o.list_count = stable_or_none(s.list_count);
+  return o;
+}
+
 variable_list run_backward(const Saved& s, Request& request) {
   RECORD_FUNCTION("sagebwd::bwd",
                   (std::vector<IValue>{s.dout, s.q, s.k, s.v, request.options.recipe}));
   const at::AutoDispatchBelowADInplaceOrView below;
-  Options& o = request.options;
-  o.cu_seqlens_q = stable_or_none(s.cu_seqlens_q), o.cu_seqlens_k = stable_or_none(s.cu_seqlens_k);
-  o.list_index = stable_or_none(s.list_index), o.list_count = stable_or_none(s.list_count);
+  const Options& o = with_tensors(s, request.options);
   const auto [dq, dk, dv] = with_python_errors([&] {
     return attention_backward(stable(s.dout), stable(s.q), stable(s.k), stable(s.v), stable(s.out),
                               stable(s.lse), stable_or_none(s.dlse), stable_or_none(s.codes), o,
@@ -213,24 +228,27 @@ at::Tensor swapped(const at::Tensor& t, bool tokens_first) {
   return tokens_first ? t.transpose(1, 2) : t;
 }
 
+/// An option as an operator's argument.
+IValue boxed(const auto& value) { return IValue(value); }
+IValue boxed(const std::optional<Stable>& t) { return t ? IValue(plain(*t)) : IValue(); }
+
 /// The same by the operator, for whoever watches it: a mode, a class of tensors, or autograd
 /// itself, whose formula of bwd refuses a double backward.
-variable_list call_backward(const Saved& s, const Request& request) {
+variable_list call_backward(const Saved& s, Request& request) {
   static const c10::OperatorHandle bwd =
       c10::Dispatcher::singleton().findSchemaOrThrow("sagebwd::bwd", "");
   std::optional<at::AutoDispatchBelowADInplaceOrView> below;
   if (!at::GradMode::is_enabled()) below.emplace();
   const auto maybe = [](const at::Tensor& t) { return t.defined() ? IValue(t) : IValue(); };
-  const Options& o = request.options;
+  const Options& o = with_tensors(s, request.options);
   Stack stack;
   for (const at::Tensor& t : {s.dout, s.q, s.k, s.v, s.out})
     stack.emplace_back(swapped(t, o.tokens_first));
-  torch::jit::push(stack, s.lse, maybe(s.dlse), maybe(s.cu_seqlens_q), maybe(s.cu_seqlens_k),
-                   o.max_seqlen_q, o.max_seqlen_k, o.softmax_scale, o.causal, o.top_left,
-                   o.window_left, o.window_right, o.recipe, o.seed, maybe(s.list_index),
-                   maybe(s.list_count), o.block_q, o.block_k, o.lead, o.softcap,
-                   request.deterministic,
-                   /*partial_kv=*/false, maybe(s.codes));
+  torch::jit::push(stack, s.lse, maybe(s.dlse));
+#define SAGEBWD_PUSH(schema, type, name, usual) stack.push_back(boxed(o.name));
+  SAGEBWD_OPTIONS(SAGEBWD_PUSH)
+#undef SAGEBWD_PUSH
+  torch::jit::push(stack, request.deterministic, /*partial_kv=*/false, maybe(s.codes));
   try {
     bwd.callBoxed(&stack);
   } catch (const std::exception& error) {

@@ -35,8 +35,32 @@ auto translated(F&& call) {
   }
 }
 
+/// Memory of PyTorch for one call of the library, on the device of `like`.
+class CallMemory {
+ public:
+  explicit CallMemory(const Tensor& like) : like_(like) {}
+  Allocator allocator() { return {take, this}; }
+
+ private:
+  static void* take(void* self, size_t bytes) {
+    auto& memory = *static_cast<CallMemory*>(self);
+    return memory.tensor_.emplace(workspace(memory.like_, bytes)).mutable_data_ptr();
+  }
+  const Tensor& like_;
+  std::optional<Tensor> tensor_;
+};
+
+/// Calls with memory for the time of the call.
 template <typename Args, typename Call>
-void run(Args& args, const Tensor& q, Call&& call) {
+auto run(Args& args, const Tensor& q, Call&& call) {
+  CallMemory memory(q);
+  args.allocator = memory.allocator();
+  return call(args);
+}
+
+/// The same for calls that take a workspace of a size that they tell.
+template <typename Args, typename Call>
+void run_in_workspace(Args& args, const Tensor& q, Call&& call) {
   const size_t bytes = workspace_size(args);
   const Tensor memory = workspace(q, bytes);
   args.workspace = memory.mutable_data_ptr();
@@ -44,17 +68,13 @@ void run(Args& args, const Tensor& q, Call&& call) {
   call(args);
 }
 
-/// Calls with the packing that does not wait or, if no implementation takes that, with the other.
-template <typename Call>
-auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Call&& call) {
+/// Tries the packing that does not wait and then, if no implementation takes that, the other.
+/// `attempt(packing)` gives nothing if none does; with offsets on the host it throws instead.
+template <typename Attempt>
+auto with_packing(const Options& options, const Tensor& q, const Tensor& k, Attempt&& attempt) {
   const Packing packing(options, q, k, Offsets::on_device);
-  if (!packing.on_device()) return call(packing);
-  try {
-    return call(packing);
-  } catch (const Error& e) {
-    if (e.kind() != ErrorKind::unsupported) throw;
-  }
-  return call(Packing(options, q, k, Offsets::on_host));
+  if (auto result = attempt(packing)) return *std::move(result);
+  return *attempt(Packing(options, q, k, Offsets::on_host));
 }
 
 }  // namespace sagebwd::binding

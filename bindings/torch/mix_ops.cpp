@@ -62,7 +62,7 @@ std::tuple<Tensor, Tensor, Tensor> mix_bwd(const Tensor& dout, const Tensor& spa
     args.dsparse = dense_view_of("dsparse", dsparse);
     args.dlinear = dense_view_of("dlinear", dlinear);
     if (with_dalpha) args.dalpha = static_cast<float*>(dalpha.mutable_data_ptr());
-    run(args, sparse, [](const MixBackwardArgs& a) { mix_backward(a); });
+    run_in_workspace(args, sparse, [](const MixBackwardArgs& a) { mix_backward(a); });
     // The sum over no token.
     if (with_dalpha && sparse.numel() == 0) torch::stable::fill_(Tensor(dalpha), 0.0);
     return std::make_tuple(dsparse, dlinear, dalpha);
@@ -87,7 +87,7 @@ std::tuple<Tensor, Tensor> block_means_of(const Tensor& q, const Tensor& k, int6
     const Tensor k_means = new_float(k, {k.size(0), k.size(1), blocks(k, block_k), k.size(3)});
     args.q_means = static_cast<float*>(q_means.mutable_data_ptr());
     args.k_means = static_cast<float*>(k_means.mutable_data_ptr());
-    run(args, q, [](const BlockMeansArgs& a) { block_means(a); });
+    run_in_workspace(args, q, [](const BlockMeansArgs& a) { block_means(a); });
     return std::make_tuple(q_means, k_means);
   });
 }

@@ -21,18 +21,11 @@ namespace sagebwd::binding {
 namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
-    const Tensor& q, const Tensor& k, const Tensor& v, std::optional<Tensor> cu_seqlens_q,
-    std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
-    int64_t window_right, std::string recipe, int64_t seed, std::optional<Tensor> list_index,
-    std::optional<Tensor> list_count, int64_t block_q, int64_t block_k, int64_t lead,
-    double softcap, bool /*deterministic: the backward reads it*/, bool return_max_logit,
-    bool save_codes) {
+    const Tensor& q, const Tensor& k, const Tensor& v,
+    SAGEBWD_OPTIONS(SAGEBWD_AS_ARGUMENT) bool /*deterministic: the backward reads it*/,
+    bool return_max_logit, bool save_codes) {
   return translated([&] {
-    const Options options{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-                          causal,       top_left,     window_left,  window_right, recipe,
-                          seed,         list_index,   list_count,   block_q,      block_k,
-                          lead,         softcap};
+    const Options options{SAGEBWD_OPTIONS(SAGEBWD_BY_NAME)};
     const Results r = attention_forward(q, k, v, options, return_max_logit, save_codes);
     // An operator has the same results whatever is asked for.
     return std::make_tuple(r.out, r.lse, r.max_logit ? *r.max_logit : new_float(q, {0}),
@@ -40,28 +33,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fwd(
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> bwd(
-    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-    const Tensor& lse, std::optional<Tensor> dlse, std::optional<Tensor> cu_seqlens_q,
-    std::optional<Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    std::optional<double> softmax_scale, bool causal, bool top_left, int64_t window_left,
-    int64_t window_right, std::string recipe, int64_t seed, std::optional<Tensor> list_index,
-    std::optional<Tensor> list_count, int64_t block_q, int64_t block_k, int64_t lead,
-    double softcap, bool deterministic, bool partial_kv, std::optional<Tensor> codes) {
+std::tuple<Tensor, Tensor, Tensor> bwd(const Tensor& dout, const Tensor& q, const Tensor& k,
+                                       const Tensor& v, const Tensor& out, const Tensor& lse,
+                                       std::optional<Tensor> dlse,
+                                       SAGEBWD_OPTIONS(SAGEBWD_AS_ARGUMENT) bool deterministic,
+                                       bool partial_kv, std::optional<Tensor> codes) {
   return translated([&] {
-    const Options options{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-                          causal,       top_left,     window_left,  window_right, recipe,
-                          seed,         list_index,   list_count,   block_q,      block_k,
-                          lead,         softcap};
+    const Options options{SAGEBWD_OPTIONS(SAGEBWD_BY_NAME)};
     return attention_backward(dout, q, k, v, out, lse, dlse, codes, options,
                               {.deterministic = deterministic, .partial_kv = partial_kv});
   });
 }
 
-/// One line per implementation: "name<TAB>chosen|able|no<TAB>tiles, or why not".
+/// One line per implementation: "name<TAB>chosen|able|no<TAB>tiles, or why not". Nothing if a call
+/// would have to take its offsets to the host.
 template <typename Args>
-std::string describe(const Args& args, const Packing& packing) {
-  if (packing.on_device()) workspace_size(args);  // throws where a call would
+std::optional<std::string> describe(const Args& args, const Packing& packing) {
+  if (packing.on_device() && !refusal(args).empty()) return std::nullopt;
   std::string text;
   for (const Candidate& c : sagebwd::explain(args)) {
     text += c.name + "\t" + (c.chosen ? "chosen" : c.supported ? "able" : "no") + "\t";
@@ -72,19 +60,11 @@ std::string describe(const Args& args, const Packing& packing) {
 }
 
 std::string explain(const Tensor& q, const Tensor& k, const Tensor& v,
-                    std::optional<Tensor> cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
-                    int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> softmax_scale,
-                    bool causal, bool top_left, int64_t window_left, int64_t window_right,
-                    std::string recipe, int64_t seed, std::optional<Tensor> list_index,
-                    std::optional<Tensor> list_count, int64_t block_q, int64_t block_k,
-                    int64_t lead, double softcap, bool is_backward) {
+                    SAGEBWD_OPTIONS(SAGEBWD_AS_ARGUMENT) bool is_backward) {
   return translated([&] {
-    const Options options{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-                          causal,       top_left,     window_left,  window_right, recipe,
-                          seed,         list_index,   list_count,   block_q,      block_k,
-                          lead,         softcap};
+    const Options options{SAGEBWD_OPTIONS(SAGEBWD_BY_NAME)};
     const OnDeviceOf device(q);
-    return with_packing(options, q, k, [&](const Packing& packing) {
+    return with_packing(options, q, k, [&](const Packing& packing) -> std::optional<std::string> {
       ForwardArgs args;
       const Lists lists(options, q, packing);
       fill_shared(args, q, k, v, options, packing, lists);
@@ -111,6 +91,13 @@ std::string library_version() {
                              "; install the package again");
   return core;
 }
+bool suffice(std::string recipe) {
+  try {
+    return codes_suffice(parse_recipe(recipe));
+  } catch (const Error&) {
+    return false;  // the call refuses it
+  }
+}
 std::string library_build() { return describe_build(); }
 int64_t largest_tuned(std::string dtype) {
   for (Dtype t : {Dtype::f32, Dtype::bf16, Dtype::f16})
@@ -121,26 +108,21 @@ int64_t largest_tuned(std::string dtype) {
 }  // namespace
 }  // namespace sagebwd::binding
 
-// The arguments of every operator after its tensors.
-#define SAGEBWD_OPTIONS                                                                         \
-  "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "      \
-  "float? softmax_scale, bool causal, bool top_left, SymInt window_left, SymInt window_right, " \
-  "str recipe, SymInt seed, Tensor? list_index, Tensor? list_count, SymInt block_q, "           \
-  "SymInt block_k, SymInt lead, float softcap, "
-
 STABLE_TORCH_LIBRARY(sagebwd, m) {
-  m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS
+  m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS(SAGEBWD_IN_SCHEMA)
         "bool deterministic, bool return_max_logit, bool save_codes) -> "
         "(Tensor out, Tensor lse, Tensor max_logit, Tensor codes)");
   m.def(
       "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? "
-      "dlse, " SAGEBWD_OPTIONS
+      "dlse, " SAGEBWD_OPTIONS(SAGEBWD_IN_SCHEMA)
       "bool deterministic, bool partial_kv, Tensor? codes) -> "
       "(Tensor dq, Tensor dk, Tensor dv)");
-  m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS "bool is_backward) -> str");
+  m.def("explain(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS(
+      SAGEBWD_IN_SCHEMA) "bool is_backward) -> str");
   m.def("version() -> str");
   m.def("build() -> str");
   m.def("tuned_head_dim(str dtype) -> int");
+  m.def("codes_suffice(str recipe) -> bool");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
@@ -159,4 +141,5 @@ STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&sagebwd::binding::library_version));
   m.impl("build", TORCH_BOX(&sagebwd::binding::library_build));
   m.impl("tuned_head_dim", TORCH_BOX(&sagebwd::binding::largest_tuned));
+  m.impl("codes_suffice", TORCH_BOX(&sagebwd::binding::suffice));
 }

@@ -15,7 +15,6 @@
 #include "arguments.h"
 #include "attention.h"
 #include "call.h"
-#include "recipe.h"
 
 namespace sagebwd::binding {
 namespace {
@@ -206,7 +205,7 @@ class Sla2 {
     mix.dsparse = dense_view_of("dsparse", dsparse);
     mix.dlinear = dense_view_of("dlinear", dlinear);
     if (with_dalpha) mix.dalpha = static_cast<float*>(dalpha.mutable_data_ptr());
-    run(mix, q, [](const MixBackwardArgs& a) { mix_backward(a); });
+    run_in_workspace(mix, q, [](const MixBackwardArgs& a) { mix_backward(a); });
     // The sum over no token.
     if (with_dalpha && q.numel() == 0) torch::stable::fill_(dalpha, 0.0);
     return dlinear;

@@ -64,8 +64,7 @@ struct Documents {
 /// to index[offset[n + 1] − 1]. No block stands in a row twice.
 ///
 /// A row has its best block first: `lead` entries keep P unquantised. Where few blocks are seen one
-/// key often has most of a row, and INT8 would lose the others of its tile. With lists, `lead`
-/// takes the place of the recipe's pv16_tiles, which must be 0.
+/// key often has most of a row, and INT8 would lose the others of its tile.
 ///
 /// Lists of a CPU call are checked. With `on_device` they lie in GPU memory, where nobody can check
 /// them beforehand: entries out of range are ignored, and a block that stands in a row twice counts
@@ -108,6 +107,8 @@ struct AttentionArgs {
   Device device = Device::cpu;
   void* workspace = nullptr;  // workspace_size() bytes of any alignment
   size_t workspace_bytes = 0;
+  Allocator allocator;  // asked for the workspace if that is null and the call needs some: a call
+                        // is then checked once, not for workspace_size() as well
   ParallelFor parallel_for;
   void* stream = nullptr;  // cudaStream_t for Device::cuda
 };
@@ -135,9 +136,20 @@ SAGEBWD_API size_t workspace_size(const BackwardArgs& args);
 /// Bytes of codes: about one per channel and token of q, k and v, which have two in 16 bits.
 /// Refuses a recipe whose codes do not stand for its inputs.
 SAGEBWD_API size_t codes_size(const ForwardArgs& args);
+/// Whether the codes of a recipe stand for its inputs.
+SAGEBWD_API bool codes_suffice(const Recipe& recipe);
 
 SAGEBWD_API void forward(const ForwardArgs& args);
 SAGEBWD_API void backward(const BackwardArgs& args);
+
+/// Why no implementation serves the call: a line for each. Empty: one does. Validates like
+/// workspace_size().
+SAGEBWD_API std::string refusal(const ForwardArgs& args);
+SAGEBWD_API std::string refusal(const BackwardArgs& args);
+/// The calls for those who have another way: false, and nothing written, if no implementation
+/// serves them.
+SAGEBWD_API bool try_forward(const ForwardArgs& args);
+SAGEBWD_API bool try_backward(const BackwardArgs& args);
 
 /// One implementation's answer to a call: used, able, or why not.
 struct Candidate {

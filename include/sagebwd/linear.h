@@ -38,6 +38,8 @@ struct LinearArgs {
   Device device = Device::cpu;
   void* workspace = nullptr;  // workspace_size() bytes of any alignment
   size_t workspace_bytes = 0;
+  Allocator allocator;  // asked for the workspace if that is null and the call needs some: a call
+                        // is then checked once, not for workspace_size() as well
   ParallelFor parallel_for;
   void* stream = nullptr;  // cudaStream_t for Device::cuda
 };

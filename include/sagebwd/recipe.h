@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "sagebwd/types.h"
 
@@ -54,13 +55,9 @@ struct Recipe {
   bool k_per_token = false;  // K has one scale per token rather than per block of keys
   Rounding rounding = Rounding::nearest;
   uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
-  uint64_t seed = 0;   // of dither; the same seed gives the same bits (dQ on a GPU: in
-                       // deterministic mode)
-  int pv16_tiles = 0;  // leading key tiles of each document whose P stays unquantised; -1: all.
-                       // Block lists have `lead` instead
+  uint64_t seed = 0;            // of dither; the same seed gives the same bits (dQ on a GPU: in
+                                // deterministic mode)
   uint32_t high_precision = 0;  // Matmul bits to lift out of INT8
-  int p_levels = 0;  // levels of the codes of P, which is not negative: 127, or 255 where the
-                     // hardware multiplies unsigned by signed bytes; 0: the backend's own choice
 
   /// The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8.
   static Recipe paper() {
@@ -70,7 +67,6 @@ struct Recipe {
     r.tile_k = 64;
     r.smooth_v = false;
     r.rotate = false;
-    r.p_levels = 127;
     return r;
   }
   /// The default: gradient error that does not grow with the batch, robust to attention sinks and
@@ -82,8 +78,12 @@ struct Recipe {
 };
 
 SAGEBWD_API const char* scheme_name(Scheme s);
-/// "paper" or "vectorwise"; throws Error(invalid_argument) for anything else.
-SAGEBWD_API Recipe recipe_by_name(const std::string& name);
+/// A recipe of its name and the switches that differ from it, as in case strings: "paper",
+/// "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no part of it.
+/// Throws Error(invalid_argument) that names what it does not know.
+SAGEBWD_API Recipe parse_recipe(std::string_view text);
+/// The shortest such text.
+SAGEBWD_API std::string recipe_text(const Recipe& r);
 
 /// Name of one matmul bit: S, O, S', dV, dP, dQ, dK. Null for anything that is not exactly one of
 /// the bits.

@@ -104,10 +104,10 @@ typedef struct sagebwd_recipe {
   int32_t smooth_v;
   int32_t rounding;
   uint64_t seed;
-  int32_t pv16_tiles; /* -1: all */
+  int32_t reserved; /* 0 */
   uint32_t high_precision;
-  int32_t p_levels;  /* 127 or 255; 0: the backend's own choice */
-  uint32_t dithered; /* with SAGEBWD_ROUND_DITHER: bits of O, dV, dQ, dK; 0: all of them */
+  int32_t reserved_2; /* 0 */
+  uint32_t dithered;  /* with SAGEBWD_ROUND_DITHER: bits of O, dV, dQ, dK; 0: all of them */
   int32_t rotate;
   int32_t k_per_token;
 } sagebwd_recipe;
@@ -268,7 +268,7 @@ SAGEBWD_C_API const char* sagebwd_last_error(void);
 
 /* Fill a struct with size, version and defaults. `size` is sizeof the caller's struct. */
 SAGEBWD_C_API int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size,
-                                      const char* name); /* "paper", "vectorwise" */
+                                      const char* text); /* "paper", "vectorwise smooth_k=off" */
 SAGEBWD_C_API int sagebwd_block_lists_init(sagebwd_block_lists* lists, size_t size);
 SAGEBWD_C_API int sagebwd_forward_args_init(sagebwd_forward_args* args, size_t size);
 SAGEBWD_C_API int sagebwd_backward_args_init(sagebwd_backward_args* args, size_t size);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #if defined(SAGEBWD_STATIC)
@@ -60,6 +61,15 @@ using ParallelForFn = void (*)(void* context, int64_t count, void (*body)(void* 
 struct ParallelFor {
   ParallelForFn run = nullptr;  // null: the library's own threads (SAGEBWD_THREADS, else all cores;
                                 // fewer where the system refuses some)
+  void* context = nullptr;
+};
+
+/// Gives a call its workspace: at least `bytes` bytes of any alignment, until the call returns, or
+/// on a GPU until its stream has done the call's work. What the function throws leaves the call,
+/// which has written nothing then.
+using AllocateFn = void* (*)(void* context, size_t bytes);
+struct Allocator {
+  AllocateFn run = nullptr;
   void* context = nullptr;
 };
 

@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes: which values share an INT8 scale, and every switch that changes the numbers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from . import arguments
-
-#: The seven matmuls and their bits, in the order they run.
-MATMULS = {"S": 1, "O": 2, "S'": 4, "dV": 8, "dP": 16, "dQ": 32, "dK": 64}
+from .recipe_fields import ALONE, DITHERABLE, FLAGS, INTEGERS, MATMULS, PAPER, RecipeFields
+from .suggest import did_you_mean
 
 _SCHEMES = ("vectorwise", "paper")
-#: The matmuls that ``rounding="dither"`` applies to unless it names some.
-_DITHERABLE = ("O", "dV", "dQ", "dK")
-# Field: from, to, in words. The library says which of these it can run.
-_INTEGERS = {
-    "tile_q": (0, 256, "0 or a multiple of 64 up to 256"),
-    "tile_k": (0, 256, "0 or a multiple of 64 up to 256"),
-    "seed": (0, 2**64 - 1, "an int from 0 to 2**64 - 1"),
-    "pv16_tiles": (-1, 2**31 - 1, "-1 (all) or a number of tiles"),
-    "p_levels": (0, 255, "127, 255 or 0 (the backend's choice)"),
-}
+_FLAG = {"on": True, "off": False}
+#: What the words of a recipe's text may say, as name=value.
+SWITCHES = ("tile", *ALONE, "rounding", "lift")
 
 
 def _dithered(rounding):
@@ -27,53 +19,34 @@ def _dithered(rounding):
     if rounding == "nearest":
         return ()
     if rounding == "dither":
-        return _DITHERABLE
+        return DITHERABLE
     names = names.split(",")
-    if word != "dither" or not set(names) <= set(_DITHERABLE):
+    if word != "dither" or not set(names) <= set(DITHERABLE):
+        near = did_you_mean(word, ("nearest", "dither"))
         raise ValueError(
             "recipe rounding: expected 'nearest', 'dither' or 'dither:' with names of "
-            f"{_DITHERABLE}, such as 'dither:dQ', got {rounding!r}"
+            f"{DITHERABLE}, such as 'dither:dQ', got {rounding!r}{near}"
         )
     return tuple(dict.fromkeys(names))
 
 
+def _in_order(names):
+    return ",".join(name for name in MATMULS if name in names)
+
+
 def _rounding_text(rounding):
-    """The form that the operators take, with bits in place of names."""
     names = _dithered(rounding)
-    if set(names) in (set(), set(_DITHERABLE)):
+    if set(names) in (set(), set(DITHERABLE)):
         return "dither" if names else "nearest"
-    return f"dither:{sum(MATMULS[name] for name in names)}"
+    return f"dither:{_in_order(names)}"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method.
+class Recipe(RecipeFields):
+    """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method
+    (arXiv 2603.02170), and ``Recipe.parse("vectorwise smooth_k=off")`` one from its text.
+    :class:`RecipeFields` explains the switches that change the numbers.
 
-    scheme
-        ``"vectorwise"``: one scale per token of Q, V and dO, per 128 keys of K, and per query or
-        key of each tile of P and dS. ``"paper"``: one scale per block and per tile (arXiv
-        2603.02170). Its gradient error grows with the batch.
-    smooth_k, smooth_q, smooth_v
-        Subtract a mean before quantising and correct for it exactly: only rounding changes.
-    rotate
-        Multiply Q and K with a fixed orthogonal matrix before quantising, which spreads outlier
-        channels. Exact; the gradients are turned back.
-    k_per_token
-        One scale per token of K instead of one per 128 keys: for keys far longer than their
-        neighbours, and for large logits.
-    rounding, seed
-        ``"dither"`` rounds P and dS without bias; the same seed gives the same bits (dq on a GPU:
-        with ``deterministic=True``).
-        ``"dither:dQ"`` does so for the operand of dQ alone (the one that the tuned GPU kernels
-        have in ``"vectorwise"``); ``dither:dQ,dK`` for two of ``O dV dQ dK``.
-    pv16_tiles
-        Leading key tiles whose P is not quantised; -1: all.
-    high_precision
-        Names of matmuls to take out of INT8, of ``S O S' dV dP dQ dK``.
-    tile_q, tile_k
-        Tile sizes, multiples of 64 up to 256; 0: the backend's choice.
-    p_levels
-        Levels of the codes of P, 127 or 255; 0: the backend's choice (255, but 127 on AVX2).
     save_codes
         Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
         and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
@@ -81,31 +54,21 @@ class Recipe:
         distributed tensors.
     """
 
-    scheme: str = "vectorwise"
-    tile_q: int = 0
-    tile_k: int = 0
-    smooth_k: bool = True
-    smooth_q: bool = False
-    smooth_v: bool = True
-    rotate: bool = True
-    k_per_token: bool = False
-    rounding: str = "nearest"
-    seed: int = 0
-    pv16_tiles: int = 0
-    high_precision: tuple = ()
-    p_levels: int = 0
     save_codes: bool = True
 
     def __post_init__(self):
         if self.scheme not in _SCHEMES:
-            raise ValueError(f"recipe scheme: expected one of {_SCHEMES}, got {self.scheme!r}")
+            raise ValueError(
+                f"recipe scheme: expected one of {_SCHEMES}, got {self.scheme!r}"
+                f"{did_you_mean(self.scheme, _SCHEMES)}"
+            )
         _dithered(self.rounding)
-        for key, (low, high, expected) in _INTEGERS.items():
-            value = arguments.integer(f"recipe {key}", getattr(self, key), low, high, expected)
-            if key.startswith("tile_") and value % 64:
+        for key, (most, step, expected) in INTEGERS.items():
+            value = arguments.integer(f"recipe {key}", getattr(self, key), 0, most, expected)
+            if value % step:
                 raise ValueError(f"recipe {key}: expected {expected}, got {value}")
             object.__setattr__(self, key, value)
-        for key in ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token", "save_codes"):
+        for key in (*FLAGS, "save_codes"):
             object.__setattr__(self, key, arguments.flag(f"recipe {key}", getattr(self, key)))
         if isinstance(self.high_precision, str) or not hasattr(self.high_precision, "__iter__"):
             raise ValueError(
@@ -117,11 +80,16 @@ class Recipe:
             if name not in MATMULS:
                 raise ValueError(
                     f"recipe high_precision: expected names of {tuple(MATMULS)}, got {name!r}"
+                    f"{did_you_mean(name, MATMULS)}"
                 )
 
     def __setstate__(self, state):
-        """Checks a pickle or a copy like arguments. One of an older version has fewer fields."""
-        if not isinstance(state, dict) or not state.keys() <= self.__dataclass_fields__.keys():
+        """Checks a pickle or a copy like arguments. One of an older version has fewer fields, or
+        those that were removed since."""
+        if not isinstance(state, dict):
+            raise ValueError(f"recipe: expected a pickle of sagebwd.Recipe, got {state!r}")
+        state = without_removed(state)
+        if not state.keys() <= self.__dataclass_fields__.keys():
             raise ValueError(f"recipe: expected a pickle of sagebwd.Recipe, got {state!r}")
         for key, value in state.items():
             object.__setattr__(self, key, value)
@@ -130,47 +98,105 @@ class Recipe:
     @staticmethod
     def paper(**changes):
         """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""
-        return replace(
-            Recipe(
-                scheme="paper", tile_q=128, tile_k=64, smooth_v=False, rotate=False, p_levels=127
-            ),
-            **changes,
-        )
+        return Recipe(**{**PAPER, **changes})
 
     @staticmethod
     def vectorwise(**changes):
         """The default: a gradient error that does not grow with the batch, and that attention sinks
         and outlier channels hardly raise."""
-        return replace(Recipe(), **changes)
+        return Recipe(**changes)
+
+    @staticmethod
+    def parse(text, **changes):
+        """A recipe of its name and the switches that differ from it, as in case strings:
+        ``"vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128"``. ``changes`` are
+        fields that no text has: ``seed`` and ``save_codes``."""
+        words = text.split()
+        scheme = [word for word in words if "=" not in word]
+        if not words or len(scheme) > 1 or not set(scheme) <= set(_SCHEMES):
+            wrong = next((word for word in scheme if word not in _SCHEMES), text)
+            raise ValueError(
+                "recipe: expected paper or vectorwise, and switches such as smooth_k=off, got "
+                f"{wrong!r}{did_you_mean(wrong, _SCHEMES)}"
+            )
+        fields = {}
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals:
+                continue
+            new = _fields_of(word, name, value)
+            if new.keys() & fields.keys():
+                raise ValueError(f"recipe {word!r}: {name} is given twice")
+            fields.update(new)
+        preset = Recipe.paper if scheme == ["paper"] else Recipe.vectorwise
+        return preset(**fields, **changes)
 
     def text(self, lifted=()):
-        """The form that the operators take: the scheme, and the switches that differ from its
-        preset. ``lifted`` names further matmuls to take out of INT8."""
+        """The shortest text that :meth:`parse` reads as this recipe, and that the operators take.
+        ``lifted`` names further matmuls to take out of INT8."""
         preset = _PAPER if self.scheme == "paper" else _VECTORWISE
         if self is preset and not lifted:
             return self.scheme  # most calls
         words = [self.scheme]
-        for key in (
-            "tile_q",
-            "tile_k",
-            "smooth_k",
-            "smooth_q",
-            "smooth_v",
-            "rotate",
-            "k_per_token",
-            "pv16_tiles",
-            "p_levels",
-        ):
-            if getattr(self, key) != getattr(preset, key):
-                words.append(f"{key}={int(getattr(self, key))}")
-        if self.rounding != preset.rounding:
-            words.append(f"rounding={_rounding_text(self.rounding)}")
-        mask = 0
-        for name in (*self.high_precision, *lifted):
-            mask |= MATMULS[name]
-        if mask:
-            words.append(f"high_precision={mask}")
+        if (self.tile_q, self.tile_k) != (preset.tile_q, preset.tile_k):
+            words.append(f"tile={self.tile_q}x{self.tile_k}")
+        for key in ALONE:
+            value = getattr(self, key)
+            if value != getattr(preset, key):
+                words.append(f"{key}={('off', 'on')[value] if key in FLAGS else value}")
+        rounding = _rounding_text(self.rounding)
+        if rounding != "nearest":
+            words.append(f"rounding={rounding}")
+        if self.high_precision or lifted:
+            words.append(f"lift={_in_order((*self.high_precision, *lifted))}")
         return " ".join(words)
+
+
+def _fields_of(word, name, value):
+    """What a word of a text says: name=value."""
+    if name == "tile":
+        return dict(zip(("tile_q", "tile_k"), _numbers(word, value.split("x"), 2)))
+    if name == "rounding":
+        return {"rounding": value}
+    if name == "lift":
+        return {"high_precision": tuple(value.replace("S2", "S'").split(","))}
+    if name not in ALONE:
+        near = did_you_mean(name, SWITCHES)
+        raise ValueError(
+            "recipe: expected paper or vectorwise, and switches such as smooth_k=off, got "
+            f"{word!r}{near}"
+        )
+    if name in FLAGS:
+        if value not in _FLAG:
+            raise ValueError(f"recipe {word!r}: expected on or off, got {value!r}")
+        return {name: _FLAG[value]}
+    return {name: _numbers(word, [value], 1)[0]}
+
+
+def _numbers(word, values, count):
+    if len(values) != count or not all(value.isdecimal() for value in values):
+        expected = "tile=<queries>x<keys>" if count == 2 else "a whole number"
+        raise ValueError(f"recipe {word!r}: expected {expected}")
+    return [int(value) for value in values]
+
+
+#: Fields of older versions: values that are what every recipe does now, and what to use instead.
+_REMOVED = {
+    "pv16_tiles": ((0,), "high_precision=('O',), or lead= of block lists"),
+    "p_levels": ((0, 127), "the scheme and the backend say how many levels P has"),
+}
+
+
+def without_removed(fields):
+    """The fields that an older version wrote of a recipe, without those that no longer exist.
+    Raises if one of them would change numbers."""
+    fields = dict(fields)
+    for key, (same, instead) in _REMOVED.items():
+        value = fields.pop(key, 0)
+        paper_only = value == 127 and fields.get("scheme") != "paper"
+        if value not in same or paper_only:
+            raise ValueError(f"recipe: {key}={value} is no longer a switch ({instead})")
+    return fields
 
 
 _VECTORWISE = Recipe()
@@ -178,11 +204,16 @@ _PAPER = Recipe.paper()
 
 
 def as_recipe(recipe):
-    """A Recipe from itself or from its name."""
+    """A Recipe from itself or from its text."""
     if isinstance(recipe, Recipe):
         return recipe
     if recipe == "vectorwise":
         return _VECTORWISE
     if recipe == "paper":
         return _PAPER
-    raise ValueError(f"recipe: expected a sagebwd.Recipe, 'vectorwise' or 'paper', got {recipe!r}")
+    if isinstance(recipe, str):
+        return Recipe.parse(recipe)
+    raise ValueError(
+        f"recipe: expected a sagebwd.Recipe, or a text such as 'vectorwise' or 'paper "
+        f"smooth_v=on', got {recipe!r}"
+    )

@@ -36,31 +36,41 @@ void run_by(const dispatch::Implementation& impl, const spec::Problem& p, const 
   impl.backward(p, a, workspace);
 }
 
-size_t needed_by(const dispatch::Implementation& impl, const spec::Problem& p) {
-  return no_results(p) ? 0 : padded_workspace(impl.workspace(p));
-}
+/// A checked call, the implementation that serves it, and the workspace that it needs: found out
+/// once, whether the caller asks for the size, or the call runs.
+struct Prepared {
+  /// Throws if no implementation serves the call.
+  explicit Prepared(const spec::Problem& p) : Prepared(p, dispatch::choose(p)) {}
+  Prepared(const spec::Problem& p, const dispatch::Implementation& i)
+      : problem(p),
+        implementation(i),
+        bytes(no_results(p) ? 0 : padded_workspace(i.workspace(p))) {}
+
+  template <typename Args>
+  void run(const Args& a) const {
+    void* const workspace = given_workspace(a, bytes);
+    spec::check_overlap(problem, a, workspace, bytes);
+    if (no_results(problem)) return write_no_results(problem, a);
+    run_by(implementation, problem, a, aligned_workspace(workspace, bytes));
+  }
+
+  const spec::Problem problem;
+  const dispatch::Implementation& implementation;
+  const size_t bytes;
+};
 
 template <typename Args>
-size_t workspace_size_of(const Args& a) {
-  const spec::Problem p = spec::resolve(a, false);
-  return needed_by(dispatch::choose(p), p);
-}
-
-template <typename Args>
-void run(const Args& a) {
+bool try_run(const Args& a) {
   const spec::Problem p = spec::resolve(a, true);
-  const dispatch::Implementation& impl = dispatch::choose(p);
-  const size_t needed = needed_by(impl, p);
-  void* workspace = checked_workspace(a, needed);
-  spec::check_overlap(p, a, a.workspace, needed);
-  if (no_results(p)) return write_no_results(p, a);
-  run_by(impl, p, a, workspace);
+  const dispatch::Implementation* const found = dispatch::find(p);
+  if (found != nullptr) Prepared(p, *found).run(a);
+  return found != nullptr;
 }
 
 }  // namespace
 
-size_t workspace_size(const ForwardArgs& a) { return workspace_size_of(a); }
-size_t workspace_size(const BackwardArgs& a) { return workspace_size_of(a); }
+size_t workspace_size(const ForwardArgs& a) { return Prepared(spec::resolve(a, false)).bytes; }
+size_t workspace_size(const BackwardArgs& a) { return Prepared(spec::resolve(a, false)).bytes; }
 
 size_t codes_size(const ForwardArgs& a) {
   const spec::Problem p = spec::resolve(a, false);
@@ -68,8 +78,15 @@ size_t codes_size(const ForwardArgs& a) {
   return static_cast<size_t>(spec::codes_layout(p).bytes);
 }
 
-void forward(const ForwardArgs& a) { run(a); }
-void backward(const BackwardArgs& a) { run(a); }
+bool codes_suffice(const Recipe& recipe) { return spec::codes_refusal(recipe).empty(); }
+
+void forward(const ForwardArgs& a) { Prepared(spec::resolve(a, true)).run(a); }
+void backward(const BackwardArgs& a) { Prepared(spec::resolve(a, true)).run(a); }
+bool try_forward(const ForwardArgs& a) { return try_run(a); }
+bool try_backward(const BackwardArgs& a) { return try_run(a); }
+
+std::string refusal(const ForwardArgs& a) { return dispatch::refusal(spec::resolve(a, false)); }
+std::string refusal(const BackwardArgs& a) { return dispatch::refusal(spec::resolve(a, false)); }
 
 std::vector<Candidate> explain(const ForwardArgs& a) {
   return dispatch::explain(spec::resolve(a, false));

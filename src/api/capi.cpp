@@ -6,11 +6,13 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "base/check.h"
 #include "sagebwd/attention.h"
 #include "sagebwd/linear.h"
 #include "sagebwd/sagebwd.h"
+#include "spec/recipe_fields.h"
 
 namespace sagebwd {
 namespace {
@@ -94,20 +96,10 @@ void check_size(size_t size) {
 
 sagebwd_recipe to_c(const Recipe& r) {
   sagebwd_recipe c{};
-  c.scheme = static_cast<int>(r.scheme);
-  c.tile_q = r.tile_q;
-  c.tile_k = r.tile_k;
-  c.smooth_k = r.smooth_k;
-  c.smooth_q = r.smooth_q;
-  c.smooth_v = r.smooth_v;
-  c.rounding = static_cast<int>(r.rounding);
-  c.seed = r.seed;
-  c.pv16_tiles = r.pv16_tiles;
-  c.high_precision = r.high_precision;
-  c.p_levels = r.p_levels;
-  c.dithered = r.dithered;
-  c.rotate = r.rotate;
-  c.k_per_token = r.k_per_token;
+  spec::for_each_recipe_field([&](const auto& field) {
+    using InC = std::remove_cvref_t<decltype(c.*field.c_member)>;
+    c.*field.c_member = static_cast<InC>(r.*field.member);
+  });
   return c;
 }
 
@@ -193,21 +185,18 @@ void check_reserved(const char* name, int32_t value) {
 }
 
 Recipe convert(const sagebwd_recipe& c) {
+  // Of 0.1.0's previews: pv16_tiles and p_levels.
+  check_reserved("recipe", c.reserved);
+  check_reserved("recipe", c.reserved_2);
   Recipe r;
-  r.scheme = static_cast<Scheme>(c.scheme);
-  r.tile_q = c.tile_q;
-  r.tile_k = c.tile_k;
-  r.smooth_k = flag("recipe.smooth_k", c.smooth_k);
-  r.smooth_q = flag("recipe.smooth_q", c.smooth_q);
-  r.smooth_v = flag("recipe.smooth_v", c.smooth_v);
-  r.rounding = static_cast<Rounding>(c.rounding);
-  r.seed = c.seed;
-  r.pv16_tiles = c.pv16_tiles;
-  r.high_precision = c.high_precision;
-  r.p_levels = c.p_levels;
-  r.dithered = c.dithered != 0 ? c.dithered : kMatmulDitherable;
-  r.rotate = flag("recipe.rotate", c.rotate);
-  r.k_per_token = flag("recipe.k_per_token", c.k_per_token);
+  spec::for_each_recipe_field([&](const auto& field) {
+    using InCpp = std::remove_cvref_t<decltype(r.*field.member)>;
+    if constexpr (std::is_same_v<InCpp, bool>)
+      r.*field.member = flag(("recipe." + std::string(field.name)).c_str(), c.*field.c_member);
+    else
+      r.*field.member = static_cast<InCpp>(c.*field.c_member);
+  });
+  if (r.dithered == 0) r.dithered = kMatmulDitherable;
   return r;
 }
 
@@ -385,12 +374,12 @@ const char* sagebwd_version(void) { return sagebwd::version(); }
 
 const char* sagebwd_last_error(void) { return sagebwd::last_error; }
 
-int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size, const char* name) {
+int sagebwd_recipe_init(sagebwd_recipe* recipe, size_t size, const char* text) {
   return sagebwd::guarded([&] {
     SAGE_CHECK(recipe != nullptr, "recipe: expected a struct, got a null pointer");
-    SAGE_CHECK(name != nullptr, "recipe name: expected paper or vectorwise, got a null pointer");
+    SAGE_CHECK(text != nullptr, "recipe: expected paper or vectorwise, got a null pointer");
     sagebwd::check_size<sagebwd_recipe>(size);
-    sagebwd::initialise(recipe, size, sagebwd::to_c(sagebwd::recipe_by_name(name)));
+    sagebwd::initialise(recipe, size, sagebwd::to_c(sagebwd::parse_recipe(text)));
   });
 }
 

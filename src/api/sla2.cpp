@@ -46,9 +46,9 @@ void run(const Args& a) {
   const spec::LinearProblem p = spec::resolve(a, true);
   const dispatch::Sla2& impl = dispatch::choose(p);
   const size_t needed = needed_by(impl, p);
-  void* workspace = checked_workspace(a, needed);
-  spec::check_overlap(p, a, a.workspace, needed);
-  if (!no_results(p)) run_by(impl, p, a, workspace);
+  void* const workspace = given_workspace(a, needed);
+  spec::check_overlap(p, a, workspace, needed);
+  if (!no_results(p)) run_by(impl, p, a, aligned_workspace(workspace, needed));
 }
 
 // --- around the branches ---

@@ -26,7 +26,8 @@ inline Tiles any_tiles(const spec::Problem& p, int most_p_levels) {
     return p.has_lists() && block % usual != 0 ? 64 : usual;
   };
   return {tile(r.tile_q, of_paper ? 128 : 64, p.blocks.block_q),
-          tile(r.tile_k, of_paper ? 64 : 128, p.blocks.block_k), spec::p_levels(r, most_p_levels)};
+          tile(r.tile_k, of_paper ? 64 : 128, p.blocks.block_k),
+          p.levels_of_p != 0 ? p.levels_of_p : spec::p_levels(r.scheme, most_p_levels)};
 }
 
 struct Implementation {

@@ -125,7 +125,7 @@ struct Buffers {
                 .k_float = p.lifted(kMatmulSRecompute) || p.recipe.smooth_q,
                 .kt_float = p.lifted(kMatmulDQ),
                 .v_rows = true,
-                .vt_rows_tiles = 0});
+                .vt_rows = false});
     query.place(arena, plan, p.h * plan.q_blocks, p.lifted(kMatmulSRecompute));
     query_scratch.place(arena, plan);
     gradient.place(arena, plan);

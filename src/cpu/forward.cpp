@@ -54,16 +54,10 @@ struct Buffers {
   }
 };
 
-/// Leading key tiles, or entries of a list, whose P is not quantised.
+/// Leading entries of a list whose P is not quantised, or the largest number if no P is.
 int64_t unquantised_tiles(const spec::Problem& p) {
-  const bool all = p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO);
-  return all ? std::numeric_limits<int64_t>::max() : p.recipe.pv16_tiles;
-}
-
-/// Leading tiles of each sequence that can have P unquantised: any tile may lead a list.
-int64_t float_value_tiles(const spec::Problem& p) {
-  const int64_t tiles = unquantised_tiles(p);
-  return p.has_lists() && tiles > 0 ? std::numeric_limits<int64_t>::max() : tiles;
+  const bool all = p.lead() < 0 || p.lifted(kMatmulO);
+  return all ? std::numeric_limits<int64_t>::max() : p.lead();
 }
 
 Buffers::Buffers(Plan& plan, Arena& arena) {
@@ -75,7 +69,7 @@ Buffers::Buffers(Plan& plan, Arena& arena) {
               .k_float = p.lifted(kMatmulS) || p.recipe.smooth_q,
               .kt_float = false,
               .v_rows = false,
-              .vt_rows_tiles = float_value_tiles(p)});
+              .vt_rows = unquantised_tiles(p) > 0});  // any tile may lead a list
   query.place(arena, plan, plan.slots, p.lifted(kMatmulS));
   query_scratch.place(arena, plan);
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.bq;

@@ -25,8 +25,6 @@ size_t workspace(const isa::Kernels& kernels, const spec::Problem& p) {
 
 std::string decline(const isa::Kernels& kernels, const spec::Problem& p) {
   if (p.device != Device::cpu) return "runs on CPU memory only";
-  if (p.recipe.p_levels > kernels.p_levels)
-    return "has up to " + std::to_string(kernels.p_levels) + " levels of P";
   const char* reason = kernels.unavailable();
   return reason == nullptr ? "" : std::string("this CPU: ") + reason;
 }

@@ -169,7 +169,7 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
     kernels.transpose_codes(codes, plan.vk, plan.bk, plan.vl, data.v8t + at * value_tile(),
                             plan.bk);
   if (!plan.p.lifted(kMatmulO)) kernels.decode_rows(codes, plan.vk, plan.bk, plan.vl, rows);
-  if (b.index < data.needs.vt_rows_tiles)
+  if (data.needs.vt_rows)
     kernels.transpose_f32(rows, plan.vl, plan.bk, plan.vl, data.vt_rows + at * value_tile(),
                           plan.bk);
   if (!data.needs.v_rows) return;
@@ -247,8 +247,7 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   if (n.kt_float) kt_float = arena.take<float>(blocks * tile);
   if (n.v_rows && plan.dp_bf16) v_bf16 = arena.take<bf16>(blocks * value_tile);
   if (n.v_rows && !plan.dp_bf16) v_rows = arena.take<float>(blocks * value_tile);
-  // One place per key block keeps the addressing simple; only the leading tiles are touched.
-  if (n.vt_rows_tiles > 0) vt_rows = arena.take<float>(blocks * value_tile);
+  if (n.vt_rows) vt_rows = arena.take<float>(blocks * value_tile);
   rows = arena.take<float>(2 * plan.slots * std::max(tile, value_tile));
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bk * plan.longest_k());
 }

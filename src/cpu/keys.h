@@ -10,8 +10,8 @@ namespace sagebwd::cpu {
 /// What a call needs from the key side. Blocks are [hk][k_blocks].
 struct KeyNeeds {
   bool k8t, v8t, k_float, kt_float;
-  bool v_rows;            // V as dP multiplies it with dO
-  int64_t vt_rows_tiles;  // leading tiles of each sequence with Vᵀ in FP32 for P·V
+  bool v_rows;   // V as dP multiplies it with dO
+  bool vt_rows;  // Vᵀ in FP32, for P·V where P is not quantised
 };
 
 struct KeyData {

@@ -19,8 +19,8 @@ struct Walk {
   std::optional<spec::BlockList> list;  // none: every block of the band
   int64_t per_entry = 1;                // blocks that an entry of the list stands for
 
-  /// visit(block, place) for each block, numbered inside its sequence. `place` is what pv16_tiles
-  /// counts: the block of a band, the entry of a list.
+  /// visit(block, place) for each block, numbered inside its sequence. `place`: the block of a
+  /// band, the entry of a list.
   template <typename F>
   void for_each(F visit) const {
     if (!list) {

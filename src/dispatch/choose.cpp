@@ -71,15 +71,29 @@ namespace {
 
 }  // namespace
 
-const Implementation& choose(const spec::Problem& p) {
+const Implementation* find(const spec::Problem& p) {
   const char* pin = pinned();
   for (const Implementation* impl : implementations())
-    if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty())
-      return *impl;
-  std::string refusals;
-  for (const Candidate& c : explain(p)) refusals += "\n  " + c.name + ": " + c.reason;
-  refuse(p.device, refusals);
+    if ((pin == nullptr || std::string(pin) == impl->name) && impl->decline(p).empty()) return impl;
+  return nullptr;
 }
+
+namespace {
+
+std::string refusals(const spec::Problem& p) {
+  std::string text;
+  for (const Candidate& c : explain(p)) text += "\n  " + c.name + ": " + c.reason;
+  return text;
+}
+
+}  // namespace
+
+const Implementation& choose(const spec::Problem& p) {
+  if (const Implementation* impl = find(p)) return *impl;
+  refuse(p.device, refusals(p));
+}
+
+std::string refusal(const spec::Problem& p) { return find(p) != nullptr ? "" : refusals(p); }
 
 const std::vector<const Sla2*>& sla2_implementations() {
   static const std::vector<const Sla2*> list = [] {

@@ -24,9 +24,12 @@ inline constexpr const char* kHowToGetCuda =
 /// All implementations, best first.
 const std::vector<const Implementation*>& implementations();
 
-/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Throws Error(unsupported)
-/// with every refusal.
+/// The first implementation that accepts, or the one SAGEBWD_IMPL names. Null if none does.
+const Implementation* find(const spec::Problem&);
+/// The same. Throws Error(unsupported) with every refusal.
 const Implementation& choose(const spec::Problem&);
+/// Why nobody serves a problem: a line for each implementation. Empty: somebody does.
+std::string refusal(const spec::Problem&);
 /// Every implementation's answer.
 std::vector<Candidate> explain(const spec::Problem&);
 

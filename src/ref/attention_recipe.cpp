@@ -31,7 +31,8 @@ double dot(const float* a, const float* b, int64_t n) {
 }
 
 float p_levels(const RecipeHead& head) {
-  return static_cast<float>(spec::p_levels(head.recipe, 255));
+  return static_cast<float>(head.levels_of_p != 0 ? head.levels_of_p
+                                                  : spec::p_levels(head.recipe.scheme, 255));
 }
 
 bool lifted(const RecipeHead& head, Matmul m) { return (head.recipe.high_precision & m) != 0; }

@@ -36,6 +36,8 @@ struct RecipeHead {
   float softcap = 0.0f;  // 0: none
   Visibility visible;
   Recipe recipe;                   // tile sizes filled in
+  int lead = 0;                    // leading entries of a list whose P is not quantised; -1: all
+  int levels_of_p = 0;             // of the codes of P; 0: 255, in `paper` 127
   int64_t sequence = 0, head = 0;  // key of the dither
 
   int64_t value_dim() const { return dv == 0 ? d : dv; }
@@ -54,7 +56,7 @@ struct RecipeTile {
   int64_t q0, k0, rows, cols;
   const float *s2, *p;  // logits in log2 units, without the mean key's unless capped; p normalised:
                         // exp(S - LSE) in both directions
-  const int16_t* p8;    // 0 … recipe.p_levels
+  const int16_t* p8;    // 0 … p_levels(head)
   const float* p_scale;  // forward: per row; backward: per key (column)
   const float* v_scale;  // forward: per key, what P was multiplied with; null: nothing
   // Backward only.

@@ -23,16 +23,14 @@ bool Tile::empty() const {
 
 KeyWalk::KeyWalk(const RecipeHead& head, int64_t q_index) {
   const int64_t k_tiles = ceil_div(head.nk, head.recipe.tile_k);
-  const int64_t pv16_tiles = head.recipe.pv16_tiles;
-  // `place` is what pv16_tiles counts.
-  const auto add = [&](int64_t tile, int64_t place) {
+  const auto add = [&](int64_t tile, bool leads) {
     if (tile >= k_tiles || make_tile(head, q_index, tile).empty()) return;
     tiles.push_back(tile);
-    if (pv16_tiles < 0 || place < pv16_tiles) ++leading;
+    leading += leads;
   };
   const std::optional<BlockRows>& lists = head.visible.lists();
   if (!lists) {
-    for (int64_t tile = 0; tile < k_tiles; ++tile) add(tile, tile);
+    for (int64_t tile = 0; tile < k_tiles; ++tile) add(tile, false);
     return;
   }
   const std::vector<int64_t>& list =
@@ -40,7 +38,8 @@ KeyWalk::KeyWalk(const RecipeHead& head, int64_t q_index) {
   const int64_t tiles_per_block = lists->block_k / head.recipe.tile_k;
   for (size_t entry = 0; entry < list.size(); ++entry)
     for (int64_t n = 0; n < tiles_per_block; ++n)
-      add(list[entry] * tiles_per_block + n, static_cast<int64_t>(entry));
+      add(list[entry] * tiles_per_block + n,
+          head.lead < 0 || static_cast<int64_t>(entry) < head.lead);
 }
 
 Tile make_tile(const RecipeHead& head, int64_t q_index, int64_t k_index) {

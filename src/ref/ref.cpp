@@ -46,7 +46,7 @@ struct Inputs {
     head.recipe = p.recipe;
     const backend::Tiles size = tiles(p);
     head.recipe.tile_q = size.q, head.recipe.tile_k = size.k;
-    head.recipe.p_levels = size.p_levels;
+    head.lead = p.lead(), head.levels_of_p = size.p_levels;
     head.sequence = t, head.head = h;
   }
   Inputs(const Inputs&) = delete;

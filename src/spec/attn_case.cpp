@@ -12,34 +12,14 @@
 #include "base/math.h"
 #include "base/suggest.h"
 #include "spec/lists.h"
+#include "spec/recipe_fields.h"
+#include "spec/text.h"
 
 namespace sagebwd::spec {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1}
                              << 31;  // of one dimension: larger is a slip of the keyboard
-constexpr int kDefaultTileK = 128;
-
-template <typename T>
-T number(std::string_view text, std::string_view token, T low, T high) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  SAGE_CHECK(
-      error == std::errc{} && end == text.data() + text.size() && value >= low && value <= high,
-      "case token \"" << token << "\": expected a whole number from " << low << " to " << high
-                      << ", got \"" << text << "\"");
-  return value;
-}
-
-std::vector<std::string_view> split(std::string_view text, std::string_view separators) {
-  std::vector<std::string_view> parts;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find_first_of(separators, at), text.size());
-    parts.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return parts;
-}
 
 /// The fewest digits that give the number back.
 template <typename T>
@@ -48,15 +28,12 @@ std::string shortest(T value) {
   return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
+/// How errors about a token begin.
+std::string where(std::string_view token) { return "case token \"" + std::string(token) + "\""; }
+
 /// -1 for all.
 int count_or_all(std::string_view value, std::string_view token) {
-  return value == "all" ? -1 : number<int>(value, token, 0, std::numeric_limits<int>::max());
-}
-
-bool on_or_off(std::string_view value, std::string_view token) {
-  SAGE_CHECK(value == "on" || value == "off",
-             "case token \"" << token << "\": expected on or off, got \"" << value << "\"");
-  return value == "on";
+  return value == "all" ? -1 : number<int>(value, where(token), 0, std::numeric_limits<int>::max());
 }
 
 constexpr ListKind kListKinds[] = {ListKind::random, ListKind::mass, ListKind::diagonal,
@@ -76,13 +53,10 @@ ListKind list_by_name(std::string_view name) {
 class Parser {
  public:
   AttnCase parse(std::string_view text) {
-    std::vector<std::string_view> tokens;
-    for (std::string_view t : split(text, " \t\r\n"))
-      if (!t.empty()) tokens.push_back(t);
+    const std::vector<std::string_view> tokens = words(text);
     // The preset first: it would overwrite the switches that refine it.
     for (std::string_view t : tokens)
-      if (t == "paper" || t == "vectorwise")
-        once("recipe", t), case_.recipe = recipe_by_name(std::string(t));
+      if (t == "paper" || t == "vectorwise") once("recipe", t), case_.recipe = parse_recipe(t);
     for (std::string_view t : tokens) {
       if (t == "paper" || t == "vectorwise") continue;
       if (!word(t) && !assignment(t) && !size(t)) unknown(t);
@@ -104,14 +78,16 @@ class Parser {
     std::vector<std::string> known{"paper", "vectorwise", "causal", "full", "bhsd",
                                    "bshd",  "f32",        "bf16",   "f16"};
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
-    if (equals != std::string_view::npos)
-      for (const char* name : {"dv", "align", "window", "softcap", "tile", "p_levels", "smooth_k",
-                               "smooth_q", "smooth_v", "rotate", "k_per_token", "rounding", "pv16",
-                               "lift", "keep", "blocks", "lead", "lists"})
+    if (equals != std::string_view::npos) {
+      std::vector<std::string> names = switch_names();
+      names.insert(names.end(), {"dv", "align", "window", "scale", "softcap", "keep", "blocks",
+                                 "lead", "lists"});
+      for (const std::string& name : names)
         known.push_back(name + std::string(token.substr(equals)));
-    else if (digits != std::string_view::npos)
+    } else if (digits != std::string_view::npos) {
       for (const char* name : {"b", "h", "hk", "n", "nq", "nk", "d", "seed"})
         known.push_back(name + std::string(token.substr(digits)));
+    }
     return known;
   }
 
@@ -142,19 +118,18 @@ class Parser {
     const size_t equals = t.find('=');
     if (equals == std::string_view::npos) return false;
     const std::string_view name = t.substr(0, equals), value = t.substr(equals + 1);
-    Recipe& r = case_.recipe;
     if (name == "align") {
       SAGE_CHECK(
           value == "top_left" || value == "bottom_right",
           "case token \"" << t << "\": expected top_left or bottom_right, got \"" << value << "\"");
       case_.mask.align = value == "top_left" ? Align::top_left : Align::bottom_right;
     } else if (name == "dv") {
-      case_.dv = number<int64_t>(value, t, 1, kMaxSize);
+      case_.dv = number<int64_t>(value, where(t), 1, kMaxSize);
     } else if (name == "window") {
       const auto sides = split(value, ",");
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected window=<left>,<right>");
-      case_.mask.window_left = number<int64_t>(sides[0], t, -1, kMaxSize);
-      case_.mask.window_right = number<int64_t>(sides[1], t, -1, kMaxSize);
+      case_.mask.window_left = number<int64_t>(sides[0], where(t), -1, kMaxSize);
+      case_.mask.window_right = number<int64_t>(sides[1], where(t), -1, kMaxSize);
     } else if (name == "scale") {
       const auto [end, error] =
           std::from_chars(value.data(), value.data() + value.size(), case_.scale);
@@ -167,29 +142,6 @@ class Parser {
       SAGE_CHECK(error == std::errc{} && end == value.data() + value.size() &&
                      std::isfinite(case_.softcap) && case_.softcap >= 0.0f,
                  "case token \"" << t << "\": expected 0 (off) or a positive number");
-    } else if (name == "tile") {
-      const auto sides = split(value, "x");
-      SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected tile=<queries>x<keys>");
-      r.tile_q = number<int>(sides[0], t, 0, 256);
-      r.tile_k = number<int>(sides[1], t, 0, 256);
-    } else if (name == "p_levels") {
-      r.p_levels = number<int>(value, t, 0, 255);
-    } else if (name == "smooth_k") {
-      r.smooth_k = on_or_off(value, t);
-    } else if (name == "smooth_q") {
-      r.smooth_q = on_or_off(value, t);
-    } else if (name == "smooth_v") {
-      r.smooth_v = on_or_off(value, t);
-    } else if (name == "rotate") {
-      r.rotate = on_or_off(value, t);
-    } else if (name == "k_per_token") {
-      r.k_per_token = on_or_off(value, t);
-    } else if (name == "rounding") {
-      parse_rounding(value, r);
-    } else if (name == "pv16") {
-      r.pv16_tiles = count_or_all(value, t);
-    } else if (name == "lift") {
-      r.high_precision = parse_matmuls(value);
     } else if (name == "keep") {
       const auto [end, error] =
           std::from_chars(value.data(), value.data() + value.size(), case_.keep);
@@ -199,13 +151,13 @@ class Parser {
     } else if (name == "blocks") {
       const auto sides = split(value, "x");
       SAGE_CHECK(sides.size() == 2, "case token \"" << t << "\": expected blocks=<queries>x<keys>");
-      case_.block_q = number<int>(sides[0], t, 64, 1 << 20);
-      case_.block_k = number<int>(sides[1], t, 64, 1 << 20);
+      case_.block_q = number<int>(sides[0], where(t), 64, 1 << 20);
+      case_.block_k = number<int>(sides[1], where(t), 64, 1 << 20);
     } else if (name == "lead") {
       case_.lead = count_or_all(value, t);
     } else if (name == "lists") {
       case_.lists = list_by_name(value);
-    } else {
+    } else if (!set_switch(case_.recipe, name, value, where(t))) {
       return false;
     }
     return once(name, t), true;
@@ -215,7 +167,7 @@ class Parser {
     const size_t digits = t.find_first_of("-0123456789");
     if (digits == 0 || digits == std::string_view::npos) return false;
     const std::string_view name = t.substr(0, digits), value = t.substr(digits);
-    const auto read = [&](int64_t low) { return number<int64_t>(value, t, low, kMaxSize); };
+    const auto read = [&](int64_t low) { return number<int64_t>(value, where(t), low, kMaxSize); };
     if (name == "n") {
       once("nq", t), once("nk", t);
       case_.nq = case_.nk = read(0);
@@ -234,7 +186,7 @@ class Parser {
     else if (name == "d")
       case_.d = read(1);
     else if (name == "seed")
-      case_.seed = number<uint64_t>(value, t, 0, std::numeric_limits<uint64_t>::max());
+      case_.seed = number<uint64_t>(value, where(t), 0, std::numeric_limits<uint64_t>::max());
     else
       return false;
     return once(name, t), true;
@@ -244,51 +196,7 @@ class Parser {
   std::set<std::string> given_;
 };
 
-const char* switch_name(bool on) { return on ? "on" : "off"; }
-
-/// "S,dV": the opposite of parse_matmuls.
-std::string matmul_names(uint32_t bits) {
-  std::string names;
-  for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
-    if (bits & bit) names += (names.empty() ? "" : ",") + std::string(matmul_name(bit));
-  return names;
-}
-
 }  // namespace
-
-void parse_rounding(std::string_view text, Recipe& r) {
-  const size_t colon = text.find(':');
-  const std::string_view word = text.substr(0, colon);
-  SAGE_CHECK(word == "dither" || text == "nearest",
-             "rounding: expected nearest, dither or dither:<matmul>[,…], got \""
-                 << text << "\"" << did_you_mean(word, {"nearest", "dither"}));
-  r.rounding = word == "dither" ? Rounding::dither : Rounding::nearest;
-  r.dithered = kMatmulDitherable;
-  if (colon == std::string_view::npos) return;
-  r.dithered = parse_matmuls(text.substr(colon + 1));
-  SAGE_CHECK((r.dithered & ~kMatmulDitherable) == 0,
-             "rounding: expected dither of O, dV, dQ or dK, got \"" << text << "\"");
-}
-
-std::string rounding_name(const Recipe& r) {
-  if (r.rounding == Rounding::nearest) return "nearest";
-  return r.dithered == kMatmulDitherable ? "dither" : "dither:" + matmul_names(r.dithered);
-}
-
-uint32_t parse_matmuls(std::string_view list) {
-  const auto bit_of = [](std::string_view name) {
-    if (name == "S2") return static_cast<uint32_t>(kMatmulSRecompute);
-    for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
-      if (name == matmul_name(bit)) return bit;
-    SAGE_THROW(ErrorKind::invalid_argument,
-               "matmul: expected S, O, S' (or S2), dV, dP, dQ or dK, got \""
-                   << name << "\""
-                   << did_you_mean(name, {"S", "O", "S'", "S2", "dV", "dP", "dQ", "dK"}));
-  };
-  uint32_t bits = 0;
-  for (std::string_view name : split(list, ",")) bits |= bit_of(name);
-  return bits;
-}
 
 AttnCase AttnCase::parse(std::string_view text) { return Parser().parse(text); }
 
@@ -305,21 +213,7 @@ std::string AttnCase::to_string() const {
   s << " " << dtype_name(dtype) << " " << scheme_name(recipe.scheme)
     << (layout == Layout::bhsd ? " bhsd" : " bshd") << " seed" << seed;
 
-  const Recipe preset = recipe_by_name(scheme_name(recipe.scheme));
-  const Recipe& r = recipe;
-  if (r.tile_q != preset.tile_q || r.tile_k != preset.tile_k)
-    s << " tile=" << r.tile_q << "x" << r.tile_k;
-  if (r.smooth_k != preset.smooth_k) s << " smooth_k=" << switch_name(r.smooth_k);
-  if (r.smooth_q != preset.smooth_q) s << " smooth_q=" << switch_name(r.smooth_q);
-  if (r.smooth_v != preset.smooth_v) s << " smooth_v=" << switch_name(r.smooth_v);
-  if (r.rotate != preset.rotate) s << " rotate=" << switch_name(r.rotate);
-  if (r.k_per_token != preset.k_per_token) s << " k_per_token=" << switch_name(r.k_per_token);
-  if (r.rounding != preset.rounding || r.dithered != preset.dithered)
-    s << " rounding=" << rounding_name(r);
-  if (r.pv16_tiles != preset.pv16_tiles)
-    s << " pv16=" << (r.pv16_tiles < 0 ? "all" : std::to_string(r.pv16_tiles));
-  if (r.p_levels != preset.p_levels) s << " p_levels=" << r.p_levels;
-  if (r.high_precision != 0) s << " lift=" << matmul_names(r.high_precision);
+  s << switches_text(recipe);
   if (has_lists())
     s << " keep=" << shortest(keep) << " blocks=" << block_q << "x" << block_k
       << " lists=" << list_name(lists);
@@ -348,7 +242,6 @@ Problem AttnCase::problem() const {
   p.right = mask.causal ? 0 : mask.window_right;
   p.recipe = recipe;
   p.blocks = list_shape();
-  if (has_lists()) p.recipe.pv16_tiles = lead;
   return p;
 }
 
@@ -392,11 +285,11 @@ BlockLists AttnCase::list_shape() const {
   return l;
 }
 
-int64_t AttnCase::visible_pairs_below(int64_t key_end) const {
+int64_t AttnCase::visible_pairs() const {
   int64_t pairs = 0;
   for (int64_t i = 0; i < nq; ++i) {
     const KeyRange r = visible(i);
-    pairs += std::max<int64_t>(0, std::min(r.end, key_end) - r.begin);
+    pairs += r.end - r.begin;
   }
   return pairs;
 }
@@ -419,19 +312,12 @@ MatmulMacs MacCounts::of(uint32_t matmul) const {
   return {matmul, 0, 0};
 }
 
-Pairs count_pairs(const AttnCase& c, int tile_k) {
-  if (tile_k == 0) tile_k = c.recipe.tile_k != 0 ? c.recipe.tile_k : kDefaultTileK;
-  const int64_t heads = c.b * c.h;
-  const int64_t all = c.visible_pairs() * heads;
-  // A window may hide the leading tiles from a row: those pairs are INT8 whatever their tile.
-  const int64_t pv16_tiles = c.recipe.pv16_tiles;
-  return {all, pv16_tiles < 0 ? all : c.visible_pairs_below(pv16_tiles * tile_k) * heads};
-}
+Pairs count_pairs(const AttnCase& c) { return {c.visible_pairs() * c.b * c.h, 0}; }
 
 Pairs count_listed_pairs(const Problem& p) {
   const ListSets sets(p);
   const int64_t block_q = p.blocks.block_q, block_k = p.blocks.block_k;
-  const int64_t lead = p.recipe.pv16_tiles;
+  const int64_t lead = p.lead();
   Pairs pairs;
   for (int64_t t = 0; t < p.num_sequences(); ++t) {
     const Sequence s = p.sequence(t);
@@ -452,8 +338,8 @@ Pairs count_listed_pairs(const Problem& p) {
   return pairs;
 }
 
-MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k) {
-  return count_macs(c, direction, count_pairs(c, tile_k));
+MacCounts count_macs(const AttnCase& c, Direction direction) {
+  return count_macs(c, direction, count_pairs(c));
 }
 
 MacCounts count_macs(const AttnCase& c, Direction direction, const Pairs& pairs) {

@@ -23,8 +23,9 @@
 //   blocks=<q>x<k> lead=<N>|all        their queries, keys and leading entries; 128x64 and 1 are
 //                                      the defaults
 //   lists=random|mass|diagonal|skewed  what they list (trace/lists.h); random is the default
-//   tile=<q>x<k> smooth_k|smooth_q|smooth_v|rotate|k_per_token=on|off pv16=<N>|all
+//   tile=<q>x<k> smooth_k|smooth_q|smooth_v|rotate|k_per_token=on|off
 //   rounding=nearest|dither|dither:<matmul>[,…] lift=<matmul>[,…]
+//                                      switches of the recipe (spec/recipe_fields.h)
 #pragma once
 
 #include <array>
@@ -91,21 +92,11 @@ struct AttnCase {
   /// Keys query i sees.
   KeyRange visible(int64_t i) const;
   /// (query, key) pairs the mask leaves visible in one head.
-  int64_t visible_pairs() const { return visible_pairs_below(nk); }
-  /// The same, counting only keys with an index below `key_end`.
-  int64_t visible_pairs_below(int64_t key_end) const;
+  int64_t visible_pairs() const;
 
  private:
   TensorView view(void* data, int64_t heads, int64_t n, int64_t channels) const;
 };
-
-/// Matmul bits of a list such as "S,dV": names as matmul_name() gives them, S2 for S' where a quote
-/// is awkward. Throws Error(invalid_argument) for anything else.
-uint32_t parse_matmuls(std::string_view list);
-
-/// Sets the rounding of a recipe from "nearest", "dither" or "dither:dQ,dK", and names it so.
-void parse_rounding(std::string_view text, Recipe& r);
-std::string rounding_name(const Recipe& r);
 
 /// Multiply-adds of one matmul over all batches and heads, by the arithmetic the recipe gives them.
 struct MatmulMacs {
@@ -128,17 +119,16 @@ struct MacCounts {
 };
 
 /// (query, key) pairs of all heads and batch entries: those that are computed, and those among them
-/// whose P is not quantised because pv16_tiles says so.
+/// that belong to leading entries of block lists, whose P is not quantised.
 struct Pairs {
   int64_t all = 0, leading = 0;
 };
-Pairs count_pairs(const AttnCase& c, int tile_k = 0);
-/// The same of a problem with block lists, whose memory is looked at.
+/// Of a case without block lists.
+Pairs count_pairs(const AttnCase& c);
+/// Of a problem with block lists, whose memory is looked at.
 Pairs count_listed_pairs(const Problem& p);
 MacCounts count_macs(const AttnCase& c, Direction direction, const Pairs& pairs);
-
-/// `tile_k` is the key tile of the implementation: the recipe's pv16_tiles leading tiles of P·V are
-/// not INT8. 0: the recipe's own, or 128 where the recipe leaves it to the backend.
-MacCounts count_macs(const AttnCase& c, Direction direction, int tile_k = 0);
+/// Of a case without block lists.
+MacCounts count_macs(const AttnCase& c, Direction direction);
 
 }  // namespace sagebwd::spec

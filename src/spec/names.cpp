@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of the public enums, and the recipe presets by name.
-#include "base/check.h"
-#include "base/suggest.h"
+// Names of the public enums.
 #include "sagebwd/attention.h"
 #include "sagebwd/version.h"
 
@@ -20,14 +18,6 @@ const char* dtype_name(Dtype t) {
 }
 
 const char* scheme_name(Scheme s) { return s == Scheme::paper ? "paper" : "vectorwise"; }
-
-Recipe recipe_by_name(const std::string& name) {
-  if (name == "paper") return Recipe::paper();
-  if (name == "vectorwise") return Recipe::vectorwise();
-  SAGE_THROW(ErrorKind::invalid_argument, "recipe: expected paper or vectorwise, got \""
-                                              << name << "\""
-                                              << did_you_mean(name, {"paper", "vectorwise"}));
-}
 
 const char* matmul_name(uint32_t bit) {
   switch (bit) {

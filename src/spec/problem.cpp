@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "spec/codes.h"
 #include "spec/lists.h"
+#include "spec/recipe_fields.h"
 #include "spec/views.h"
 
 namespace sagebwd::spec {
@@ -26,28 +27,6 @@ void check_offsets(const char* name, const int32_t* cu, int64_t count, int64_t t
                                         << " then " << cu[t + 1] << " at document " << t);
   SAGE_CHECK(cu[count] == total,
              name << ": expected to end at the packed length " << total << ", got " << cu[count]);
-}
-
-void check_recipe(const Recipe& r) {
-  SAGE_CHECK(
-      r.scheme == Scheme::paper || r.scheme == Scheme::vectorwise,
-      "recipe.scheme: expected 0 (paper) or 1 (vectorwise), got " << static_cast<int>(r.scheme));
-  SAGE_CHECK(
-      r.rounding == Rounding::nearest || r.rounding == Rounding::dither,
-      "recipe.rounding: expected 0 (nearest) or 1 (dither), got " << static_cast<int>(r.rounding));
-  SAGE_CHECK((r.dithered & ~kMatmulDitherable) == 0,
-             "recipe.dithered: expected bits of O, dV, dQ and dK (0x6a), got 0x" << std::hex
-                                                                                 << r.dithered);
-  for (int tile : {r.tile_q, r.tile_k})
-    SAGE_CHECK(tile == 0 || (tile > 0 && tile % 64 == 0 && tile <= 256),
-               "recipe tile: expected 0 or a multiple of 64 up to 256, got " << tile);
-  SAGE_CHECK(r.p_levels == 0 || r.p_levels == 127 || r.p_levels == 255,
-             "recipe.p_levels: expected 127, 255 or 0 (the backend's choice), got " << r.p_levels);
-  SAGE_CHECK(r.pv16_tiles >= -1,
-             "recipe.pv16_tiles: expected -1 (all) or more, got " << r.pv16_tiles);
-  SAGE_CHECK((r.high_precision & ~static_cast<uint32_t>(kMatmulAll)) == 0,
-             "recipe.high_precision: expected bits of the seven matmuls (0x7f), got 0x"
-                 << std::hex << r.high_precision);
 }
 
 void check_codes(const AttentionArgs& a, const Problem& p, bool check_memory) {
@@ -121,10 +100,6 @@ Problem resolve_shared(const AttentionArgs& a, Direction direction, bool check_m
   p.blocks = a.blocks;
   check_lists(p, check_memory, "blocks", {a.recipe.tile_q, a.recipe.tile_k});
   forget_unused_lists(p);
-  SAGE_CHECK(!p.has_lists() || p.recipe.pv16_tiles == 0,
-             "recipe.pv16_tiles: expected 0 beside block lists, which have blocks.lead, got "
-                 << p.recipe.pv16_tiles);
-  if (p.has_lists()) p.recipe.pv16_tiles = p.blocks.lead;
   check_codes(a, p, check_memory);
   return p;
 }

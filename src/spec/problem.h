@@ -19,12 +19,16 @@ struct Problem : Batch {
   float softcap = 0.0f;  // 0: none
   Align align;
   int64_t left, right;  // window with causal folded in; -1: open
-  Recipe recipe;        // with lists, pv16_tiles is their `lead`: it counts entries
+  Recipe recipe;
+  int levels_of_p = 0;  // of the codes of P; 0: those of the scheme and the backend. Tests compare
+                        // implementations with equal ones
   bool has_dlse = false;
   bool partial_kv = false;
   bool deterministic = false;  // dQ bit-equal from run to run
   bool has_codes = false;      // written by the forward; in the backward they replace q, k and v
 
+  /// Leading entries of each list whose P stays unquantised; -1: all. None without lists.
+  int lead() const { return has_lists() ? blocks.lead : 0; }
   /// Keys that query i of a sequence sees. Both ends grow with i. Empty ranges have begin == end.
   KeyRange visible(const Sequence& s, int64_t i) const {
     const int64_t shift = align == Align::bottom_right ? s.nk - s.nq : 0;
@@ -43,11 +47,9 @@ struct Problem : Batch {
   bool lifted(uint32_t matmul) const { return (recipe.high_precision & matmul) != 0; }
 };
 
-/// Levels of the codes of P in an implementation that can have up to `most`.
-inline int p_levels(const Recipe& r, int most) {
-  if (r.p_levels != 0) return r.p_levels;
-  return r.scheme == Scheme::paper ? 127 : most;
-}
+/// Levels of the codes of P in an implementation whose bytes hold up to `most`: 255 where the
+/// hardware multiplies unsigned by signed bytes. The published method has 127.
+inline int p_levels(Scheme scheme, int most) { return scheme == Scheme::paper ? 127 : most; }
 
 /// Keys that share a scale of K.
 inline int keys_per_scale(const Recipe& r, int tile_k) {

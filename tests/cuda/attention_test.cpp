@@ -89,9 +89,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "h2 nq700 nk129 d128 paper causal"));
 
 INSTANTIATE_TEST_SUITE_P(Switches, GpuCase,
-                         testing::Values("h2 n500 d64 pv16=0", "h2 n500 d64 pv16=all",
-                                         "h2 n500 d128 pv16=2 causal", "h2 n300 d64 smooth_k=off",
-                                         "h2 n300 d128 smooth_v=off", "h2 n300 d64 paper pv16=1",
+                         testing::Values("h2 n500 d64", "h2 n500 d64 lift=O",
+                                         "h2 n500 d128 causal lift=O", "h2 n300 d64 smooth_k=off",
+                                         "h2 n300 d128 smooth_v=off", "h2 n300 d64 paper lift=O",
                                          "h2 n300 d64 paper smooth_k=off", "h2 n300 d64 lift=O"));
 
 // Few and small: tools/gpu_check runs them under every tool of compute-sanitizer.
@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Sanitized, GpuCase,
                          testing::Values("h2 n130 d64 causal", "h2 nq70 nk200 d128",
                                          "h2 n130 d64 paper causal", "h2 hk1 n140 d128 paper",
                                          "h2 n130 d64 rounding=dither:dQ",
-                                         "h2 n150 d72 f16 window=20,10 pv16=0"));
+                                         "h2 n150 d72 f16 window=20,10"));
 
 // Every kernel in f16, one head of keys for two of queries: what the emulator has time for.
 std::vector<std::string> small() {

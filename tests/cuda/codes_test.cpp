@@ -219,11 +219,10 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
                       "folded", kv, j, 0);
         }
         if (folds && !p.recipe.k_per_token) x.tile_scale_equal(ws, want, k0, begin, end, kv);
-        const bool leading = lifted || p.recipe.pv16_tiles < 0 || tile < p.recipe.pv16_tiles;
-        if (poisoned || (leading && lifted))
+        if (poisoned || lifted)
           x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
                          begin, end, kv);
-        else if (leading)
+        else if (p.lead() != 0)
           x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), begin, end,
                          kv);
       }
@@ -318,8 +317,8 @@ TEST(GpuCodes, EqualTheOracles) {
   NEED_DEVICE();
   for (const char* text :
        {"b2 h3 n300 d64", "b2 h2 n300 d128 causal", "h2 n1 d64 f16", "b3 h2 nq129 nk700 d128 f16",
-        "h4 hk2 nq65 nk1025 d72", "h6 hk2 n257 d40 f16 pv16=all", "h1 n127 d8",
-        "h2 n640 d128 pv16=3", "b2 h2 n300 d64 paper", "h4 hk2 nq129 nk515 d128 paper f16",
+        "h4 hk2 nq65 nk1025 d72", "h6 hk2 n257 d40 f16 lift=O", "h1 n127 d8",
+        "h2 n640 d128 keep=0.5", "b2 h2 n300 d64 paper", "h4 hk2 nq129 nk515 d128 paper f16",
         "h2 n200 d96 paper causal", "h2 n300 d64 smooth_k=off smooth_v=off",
         "h2 n300 d128 f16 paper smooth_v=on", "h2 n300 d64 k_per_token=on",
         "h2 n300 d128 rotate=off", "h2 n200 d80 paper rotate=on", "h2 n300 d64 lift=O"}) {

@@ -323,7 +323,6 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   f.blocks = in.lists.view();
   Candidate tiles = device_candidate(dc, false);
   f.recipe.tile_q = tiles.tile_q, f.recipe.tile_k = tiles.tile_k;
-  f.recipe.p_levels = tiles.p_levels;
   ref::implementation().forward(spec::resolve(f, true), f, nullptr);
   r.o = o.read();
 
@@ -337,7 +336,6 @@ Results run_oracle(const DeviceCase& dc, const CaseInputs& in, const Results& gi
   g.partial_kv = dc.partial_kv;
   tiles = device_candidate(dc, true);
   g.recipe.tile_q = tiles.tile_q, g.recipe.tile_k = tiles.tile_k;
-  g.recipe.p_levels = tiles.p_levels;
   ref::implementation().backward(spec::resolve(g, true), g, nullptr);
   r.dq = dq.read(), r.dk = dk.read(), r.dv = dv.read();
   if (tiles.dk_q != tiles.tile_q) {

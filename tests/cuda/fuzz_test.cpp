@@ -60,13 +60,11 @@ Recipe random_recipe(Random& r, uint64_t seed) {
     recipe.tile_q = 64 * static_cast<int>(r.integer(1, 4));
     recipe.tile_k = 64 * static_cast<int>(r.integer(1, 4));
   }
-  if (r.chance(0.3)) recipe.p_levels = r.chance(0.5) ? 127 : 255;
   if (r.chance(0.2)) recipe.smooth_k = !recipe.smooth_k;
   if (r.chance(0.2)) recipe.smooth_v = !recipe.smooth_v;
   recipe.smooth_q = r.chance(0.15);
   recipe.rounding = r.chance(0.2) ? Rounding::dither : Rounding::nearest;
   if (r.chance(0.1)) recipe.rounding = Rounding::dither, recipe.dithered = kMatmulDQ;
-  if (r.chance(0.3)) recipe.pv16_tiles = static_cast<int>(r.integer(-1, 2));
   if (r.chance(0.15)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
   recipe.seed = seed;
   return recipe;

@@ -84,7 +84,7 @@ void expect_bad_rows(const std::vector<float>& got, const std::vector<float>& wa
 TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
-                           "h2 n200 d128 paper", "h2 n200 d64 pv16=0 window=20,10"})
+                           "h2 n200 d128 paper", "h2 n200 d64 window=20,10"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY})
         for (bool deterministic : {false, true}) {

@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "b2 h4 hk2 nq130 nk700 d96 keep=0.4 blocks=256x256 causal align=top_left",
                     "h2 n300 d64 keep=0.4 lift=O lists=mass", "h2 n300 d64 keep=0.5 smooth_k=off",
                     "h2 nq64 nk64 d64 keep=1 blocks=64x64", "h1 nq1 nk1000 d128 keep=0.1",
-                    "h3 hk1 n300 d64 keep=1 causal p_levels=127"));
+                    "h3 hk1 n300 d64 keep=1 causal"));
 
 /// What Hopper's own forward takes: rows of 128 queries and more. Odd and even numbers of entries,
 /// lists longer than 32, blocks of one tile and of several, queries that end in either half of a

@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("h2 n200 d192 dv=128 bf16 causal", "h4 hk2 nq150 nk230 d192 dv=128 f32",
                     "h2 n200 d64 dv=192 f32 paper", "h2 n200 d136 dv=8 f16 causal",
                     "b2 h2 n150 d8 dv=136 f32 bshd", "h2 n150 d40 dv=72 bf16 paper rotate=on",
-                    "h2 n200 d72 dv=40 f32 smooth_q=on k_per_token=on pv16=1 tile=128x192",
+                    "h2 n200 d72 dv=40 f32 smooth_q=on k_per_token=on tile=128x192",
                     "h2 n150 d64 dv=96 f32 rounding=dither", "h2 nq150 nk300 d256 dv=24 f32",
                     "h2 n200 d96 dv=160 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on",
                     "h2 n200 d160 dv=96 f32 paper lift=O,dV",
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "h2 n150 d64 f32 smooth_q=on rotate=on tile=128x192",
                     "h2 n150 d40 paper smooth_q=on rotate=on", "h2 n300 d64 f32 rotate=on lift=dQ",
                     "h2 n300 d64 f32 rotate=on lift=dK,S2",
-                    "h2 n300 d64 f32 smooth_v=off tile=64x192 pv16=1"));
+                    "h2 n300 d64 f32 smooth_v=off tile=64x192"));
 
 std::vector<std::string> lifts() {
   std::vector<std::string> all;
@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("h2 n300 d64 f32 rounding=dither", "h2 n300 d64 f32 paper rounding=dither",
                     "b2 h4 hk2 n300 d40 bf16 causal rounding=dither seed9",
                     "h2 nq200 nk400 d136 f16 paper causal rounding=dither tile=64x256",
-                    "h2 n500 d32 f32 rounding=dither tile=256x64 pv16=0"));
+                    "h2 n500 d32 f32 rounding=dither tile=256x64"));
 
 INSTANTIATE_TEST_SUITE_P(
     Smoothing, PlainCase,
@@ -180,9 +180,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "h2 nq700 nk129 d192 f16 paper causal"));
 
 INSTANTIATE_TEST_SUITE_P(FloatingTiles, PlainCase,
-                         testing::Values("h2 n500 d64 f32 pv16=0", "h2 n500 d64 f32 pv16=all",
-                                         "h2 n500 d128 f32 pv16=2 causal",
-                                         "h2 n300 d64 f32 paper pv16=1"));
+                         testing::Values("h2 n500 d64 f32", "h2 n500 d64 f32 lift=O",
+                                         "h2 n500 d128 f32 causal lift=O",
+                                         "h2 n300 d64 f32 paper lift=O"));
 
 std::vector<std::string> lengths() {
   std::vector<std::string> all;
@@ -260,7 +260,7 @@ TEST(Plain, HardInputs) {
 TEST(Plain, UnevenValues) {
   NEED_DEVICE();
   for (const char* text :
-       {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off pv16=1",
+       {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off",
         "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50", "h1 n520 d64 f32 paper"})
     for (float size : {1.0f, 1e-20f}) {
       const DeviceCase dc = plain_case(text);
@@ -293,7 +293,7 @@ TEST(Plain, UnevenValues) {
 TEST(Plain, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
-       {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 pv16=1 window=20,10",
+       {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 window=20,10",
         "h2 n200 d40 f32 k_per_token=on rotate=off tile=64x64",
         "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK", "h2 n200 d64 f32 smooth_q=on causal"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
@@ -649,7 +649,7 @@ TEST(Plain, SavedCodes) {
   NEED_DEVICE();
   for (const char* text :
        {"b2 h2 hk1 n140 d40 f32 causal", "h2 nq70 nk300 d64 f32 k_per_token=on",
-        "h1 n150 d256 f32 rotate=off smooth_k=off", "h1 n200 d72 f32 smooth_v=off pv16=1",
+        "h1 n150 d256 f32 rotate=off smooth_k=off", "h1 n200 d72 f32 smooth_v=off",
         "h1 n200 d64 f32 rounding=dither lift=dV tile=64x192", "h2 hk1 n150 d192 dv=128 f32 causal",
         "b2 h1 nq70 nk150 d24 dv=40 f32 smooth_v=off"}) {
     const DeviceCase dc = plain_case(text);

@@ -47,7 +47,7 @@ TEST(GpuSoftcap, TunedParity) {
   for (const char* text :
        {"h2 hk1 n140 d64 bf16 causal softcap=5", "h2 hk1 n140 d64 f16 softcap=50",
         "h2 hk1 nq140 nk200 d128 bf16 window=90,9 softcap=2",
-        "h2 hk1 n140 d128 f16 causal softcap=20", "n140 d72 bf16 pv16=1 softcap=3",
+        "h2 hk1 n140 d128 f16 causal softcap=20", "n140 d72 bf16 softcap=3",
         "n140 d64 bf16 smooth_k=off rotate=off softcap=1", "n140 d64 f16 softcap=1e6"})
     expect_parity(offset_case(text, "cuda-sm80"));
   DeviceCase dc = offset_case("h2 hk1 nq150 nk140 d64 bf16 causal softcap=4", "cuda-sm80");

@@ -297,11 +297,6 @@ def _entries(index, count=None, **options):
         (lambda: {"blocks": torch.zeros(3, 1).int()}, TypeError, "BlockLists"),
         (lambda: {"blocks": _lists().to("meta")}, ValueError, r"blocks.to\(q.device\)"),
         (
-            lambda: {"blocks": _lists(), "recipe": sagebwd.Recipe(pv16_tiles=1)},
-            ValueError,
-            "blocks.lead",
-        ),
-        (
             lambda: {"blocks": _lists(), "recipe": sagebwd.Recipe(tile_k=128)},
             ValueError,
             "recipe.tile_k",

@@ -91,7 +91,7 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
     assert "dX" in refused("trace", "--lift", "dX")
     assert "sigma" in refused("trace", "--sigma", "0", "--n", "64")
     assert "--sigma" in refused("trace", "--sigma", "big")
-    assert "tile" in refused("trace", "--n", "64", "--tile-q", "100")
+    assert "tile" in refused("trace", "--n", "64", "--recipe", "paper tile=100x64")
     assert "--dtype" in refused("trace", "--dtype", "f64")
     assert "cpu-scalar" in refused("trace", "--impl", "gpu-magic")
     assert "cannot be opened" in refused("trace", "--from", tmp_path / "missing.safetensors")
@@ -112,7 +112,8 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
         (["trace", "--inputs", "sinc"], "sink"),
         (["trace", "--impl", "cpu-scaler"], "cpu-scalar"),
         (["trace", "--dtype", "bf61"], "bf16"),
-        (["trace", "--rounding", "diter"], "dither"),
+        (["trace", "--recipe", "paper rounding=diter"], "dither"),
+        (["recipe", "paper smoothv=on"], "smooth_v"),
         (["trace", "--lift", "dv"], "dV"),
         (["info", "n64 casual"], "causal"),
         (["info", "smoothk=on"], "smooth_k=on"),
@@ -132,7 +133,7 @@ def test_nothing_is_accepted_and_ignored(tmp_path):
     capture(tmp_path / "c.safetensors", n=64)
     for option in (["--n", 128], ["--sigma", 3], ["--inputs", "sink"], ["--case", "h4"]):
         assert option[0] in refused("trace", "--from", tmp_path / "c.safetensors", *option)
-    assert "options of its own" in refused("trace", "--case", "n64 paper")
+    assert "option of its own" in refused("trace", "--case", "n64 paper")
     assert "--quick" in refused("report", "--quick", "--case", "n64")
 
 
@@ -224,21 +225,7 @@ def test_recipe_switches_reach_the_case(tmp_path):
         "--heads",
         1,
         "--recipe",
-        "vectorwise",
-        "--tile-q",
-        128,
-        "--tile-k",
-        64,
-        "--smooth-k",
-        "off",
-        "--smooth-q",
-        "on",
-        "--smooth-v",
-        "off",
-        "--rounding",
-        "dither",
-        "--pv16-tiles",
-        "all",
+        "vectorwise tile=128x64 smooth_k=off smooth_q=on smooth_v=off rounding=dither",
         "--dtype",
         "f16",
         "--json",
@@ -248,7 +235,7 @@ def test_recipe_switches_reach_the_case(tmp_path):
     assert case["tile"] == [128, 64]
     assert case["case"] == (
         "b1 h1 hk1 nq128 nk128 d64 full f16 vectorwise bhsd seed1 tile=128x64 "
-        "smooth_k=off smooth_q=on smooth_v=off rounding=dither pv16=all"
+        "smooth_k=off smooth_q=on smooth_v=off rounding=dither"
     )
 
 
@@ -265,9 +252,7 @@ def test_k_smoothing_is_what_saves_offset_keys(tmp_path):
             "--heads",
             1,
             "--recipe",
-            "vectorwise",
-            "--smooth-k",
-            switch,
+            f"vectorwise smooth_k={switch}",
             "--json",
             out,
         )
@@ -317,11 +302,7 @@ def test_captured_values_are_the_ones_compared(tmp_path):
         path,
         "--full",
         "--recipe",
-        "vectorwise",
-        "--smooth-v",
-        "off",
-        "--pv16-tiles",
-        0,
+        "vectorwise smooth_v=off",
         "--json",
         out,
     )

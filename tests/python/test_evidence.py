@@ -251,13 +251,13 @@ def test_held_out_text_is_not_trained_on(tmp_path):
 # --- the program ----------------------------------------------------------------------------------
 
 
-def test_recipes_pass_options_by_name():
-    name, recipe = recipes.parse_recipe("mine=vectorwise:high_precision=dQ+dK,smooth_v=off,seed=7")
+def test_recipes_have_switches():
+    name, recipe = recipes.parse_recipe("mine=vectorwise lift=dQ,dK smooth_v=off")
     assert name == "mine"
-    assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), smooth_v=False, seed=7)
-    name, recipe = recipes.parse_recipe("paper:rounding=dither")
-    assert name == "paper:rounding=dither" and recipe == sagebwd.Recipe.paper(rounding="dither")
-    _, recipe = recipes.parse_recipe("vectorwise:rounding=dither:dQ+dK,k_per_token=on")
+    assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), smooth_v=False)
+    name, recipe = recipes.parse_recipe("paper rounding=dither")
+    assert name == "paper rounding=dither" and recipe == sagebwd.Recipe.paper(rounding="dither")
+    _, recipe = recipes.parse_recipe("vectorwise rounding=dither:dQ,dK k_per_token=on")
     assert recipe == sagebwd.Recipe(rounding="dither:dQ,dK", k_per_token=True)
 
 
@@ -265,10 +265,11 @@ def test_recipes_pass_options_by_name():
     "given, words",
     [
         ("papr", "did you mean 'paper'"),
-        ("paper:roundin=dither", "did you mean 'rounding'"),
-        ("paper:rounding=up", "expected 'nearest', 'dither'"),
-        ("paper:smooth_v=maybe", "expected on or off"),
-        ("paper:tile_q=many", "expected a whole number"),
+        ("paper roundin=dither", "did you mean 'rounding'"),
+        ("paper rounding=up", "expected 'nearest', 'dither'"),
+        ("paper smooth_v=maybe", "expected on or off"),
+        ("paper tile=many", "expected tile="),
+        ("paper:smooth_v=on", "switches are words"),
         ("paper", "two arms are named 'paper'"),
         ("exact=paper", "two arms are named 'exact'"),
     ],
@@ -323,7 +324,7 @@ def test_all_parts_and_the_page(tmp_path, monkeypatch, capsys):
     file, out = tmp_path / "text.txt", tmp_path / "out"
     file.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     sizes = "--tokens 64 --steps 2 --batch 1 --context 32 --eval-tokens 64 --seeds 2".split()
-    recipe = "dithered=vectorwise:rounding=dither"
+    recipe = "dithered=vectorwise rounding=dither"
     command = ["--text", str(file), "--out", str(out), "--recipe", recipe, *sizes]
     assert program.main(command) == 0
     said = capsys.readouterr().out

@@ -82,7 +82,6 @@ RECIPES = {
     "no smoothing": dict(smooth_k=False, smooth_v=False),
     "dither": dict(rounding="dither", seed=3),
     "dither:dQ": dict(rounding="dither:dQ", seed=3),
-    "16-bit tile": dict(pv16_tiles=1),
     "lifted": dict(high_precision=("dV", "dP")),
     "tiles": dict(tile_q=128, tile_k=64),
 }

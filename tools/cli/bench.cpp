@@ -20,8 +20,8 @@ constexpr const char* kHelp = R"(What the columns mean:
                  softmax and the floating-point dP are all inside. Inputs are random.
   GMAC/s         multiply-adds of all matmuls over that time. Only visible (query, key) pairs count,
                  with block lists (keep=) only those in listed blocks.
-  INT8 GMAC/s    the same for INT8 multiply-adds only. dP is never one of them, nor are the leading
-                 key tiles of P·V that stay in floating point (pv16).
+  INT8 GMAC/s    the same for INT8 multiply-adds only. dP is never one of them, nor is P·V of the
+                 leading entries of block lists (lead=).
   share of peak  INT8 multiply-adds / (wall time × INT8 peak).
   INT8 part      the same, with floating-point multiply-adds taken out of the time at FMA peak:
                  INT8 multiply-adds / ((wall time − floating multiply-adds / FMA peak) × INT8 peak).

@@ -30,8 +30,8 @@ double median_of(std::vector<double> x) {
   return x.size() % 2 == 1 ? x[half] : (x[half - 1] + x[half]) / 2;
 }
 
-spec::Pairs pairs_of(const AttnCase& c, const trace::Lists& lists, int tile_k) {
-  if (!c.has_lists()) return count_pairs(c, tile_k);
+spec::Pairs pairs_of(const AttnCase& c, const trace::Lists& lists) {
+  if (!c.has_lists()) return count_pairs(c);
   spec::Problem p = c.problem();
   p.blocks = lists.view();
   return count_listed_pairs(p);
@@ -42,7 +42,7 @@ Measured measure(const AttnCase& c, const BenchSettings& settings, int threads) 
   const trace::Lists lists = trace::make_lists(c, in);
   const AttentionRun run(c, in, lists);
   const Candidate forward = run.forward_choice(), backward = run.backward_choice();
-  const spec::Pairs pairs = pairs_of(c, lists, forward.tile_k);
+  const spec::Pairs pairs = pairs_of(c, lists);
   const spec::MacCounts f = count_macs(c, Direction::forward, pairs);
   const spec::MacCounts b = count_macs(c, Direction::backward, pairs);
   Measured m{c, backward.name, backward.tile_q, backward.tile_k, {}, {}};

@@ -18,5 +18,6 @@ void add_trace(CLI::App& app, const std::string& command_line);
 void add_report(CLI::App& app, const std::string& command_line);
 void add_bench(CLI::App& app, const std::string& command_line);
 void add_info(CLI::App& app);
+void add_recipe(CLI::App& app);
 
 }  // namespace sagebwd::cli

@@ -20,6 +20,7 @@ constexpr const char* kHelp = R"(Examples:
   sagebwd info                                     what this machine can run, and why
   sagebwd report                                   accuracy page: report.html and report.json
   sagebwd trace --sigma 1,5 --n 2048 --lift each   which matmul costs which error
+  sagebwd recipe                                   the switches of recipes, and what they mean
   sagebwd bench "h8 n4096 d64 causal"              time, multiply-adds per second, share of peak
 
 "sagebwd COMMAND --help" explains each command.)";
@@ -83,6 +84,7 @@ int main(int argc, char** argv) {
   add_report(app, command_line);
   add_bench(app, command_line);
   add_info(app);
+  add_recipe(app);
 
   try {
     app.parse(argc, argv);

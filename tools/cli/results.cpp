@@ -44,8 +44,12 @@ const TraceResult* find(const Results& results, const std::string& label, const 
 
 std::vector<Shown> shown_variants(const Results& results) {
   std::vector<Shown> shown;
-  for (const std::string& recipe : recipes_of(results))
-    shown.push_back({recipe, recipe, recipe, ""});
+  int others = 1;  // the first colour is that of the yardstick
+  for (const std::string& recipe : recipes_of(results)) {
+    const bool preset = recipe == "paper" || recipe == "vectorwise";
+    shown.push_back(
+        {recipe, preset ? recipe : "other" + std::to_string(2 + others++ % 4), recipe, ""});
+  }
   for (const TraceResult& r : results)
     if (r.variant.lift == "all") {
       shown.push_back({display_name(r.variant), "other1", r.variant.recipe, "all"});

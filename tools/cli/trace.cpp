@@ -20,7 +20,6 @@ namespace {
 
 const std::vector<std::pair<std::string, Dtype>> kDtypes{
     {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}};
-const std::vector<std::pair<std::string, bool>> kSwitch{{"on", true}, {"off", false}};
 
 /// Printed below the options by --help.
 constexpr const char* kHelp =
@@ -65,7 +64,8 @@ one by one, "all" lifts everything.
 
 Examples:
   sagebwd trace --sigma 1,3,5,8,10 --n 4096 --heads 8 --html trace.html
-  sagebwd trace --inputs sink --recipe vectorwise --pv16-tiles 0 --lift each
+  sagebwd trace --inputs sink --recipe vectorwise --lift each
+  sagebwd trace --recipe "vectorwise,vectorwise smooth_k=off,vectorwise rounding=dither:O,dQ"
   sagebwd trace --inputs sink --case "h2 n4096 keep=0.03 lists=mass"
   sagebwd trace --from captured.safetensors --json trace.json)";
 
@@ -75,7 +75,6 @@ struct TraceOptions {
   std::optional<int64_t> n, d, heads;
   std::optional<uint64_t> seed;
   bool causal = false;
-  std::string pv16_tiles;
   std::string json_path, html_path;
   RunOptions run;
 };
@@ -92,10 +91,6 @@ void resolve(TraceOptions& o) {
   if (o.causal) c.mask.causal = true;
   if (r.dtype) c.dtype = *r.dtype;
   check_memory(c);
-  if (!o.pv16_tiles.empty()) {
-    RecipeSwitches& s = r.switches;
-    s.pv16_tiles = spec::AttnCase::parse("pv16=" + o.pv16_tiles).recipe.pv16_tiles;
-  }
 }
 
 void run(TraceOptions o, const std::string& command_line) {
@@ -182,28 +177,24 @@ void add_inputs(CLI::App& command, TraceOptions& o) {
     command.get_option("--from")->excludes(command.get_option(name));
 }
 
-void add_recipe(CLI::App& command, TraceOptions& o) {
+void add_recipes(CLI::App& command, TraceOptions& o) {
   TraceRequest& r = o.request;
-  RecipeSwitches& s = r.switches;
   for (CLI::Option* option :
-       {add_list(command, "--recipe", r.recipes, "NAME,..", "paper, vectorwise"),
+       {command
+            .add_option(
+                "--recipe",
+                [&r](const CLI::results_t& texts) {
+                  r.recipes.clear();
+                  for (const std::string& text : texts)
+                    for (std::string& one : split_recipes(text))
+                      r.recipes.push_back(std::move(one));
+                  return true;
+                },
+                "Recipes, each with the switches that differ from it; see sagebwd recipe")
+            ->type_name("RECIPE,..")
+            ->default_str("paper,vectorwise"),
         add_list(command, "--lift", r.lifts, "MATMUL,..",
-                 "Matmuls to lift out of INT8, each a case of its own; see below"),
-        add_size(command, "--tile-q", s.tile_q, 4096, "Queries per tile"),
-        add_size(command, "--tile-k", s.tile_k, 4096, "Keys per tile"),
-        add_size(command, "--p-levels", s.p_levels, 255, "Levels of the codes of P, 127 or 255"),
-        add_choice(command, "--smooth-k", s.smooth_k, kSwitch, "Subtract the mean key"),
-        add_choice(command, "--smooth-q", s.smooth_q, kSwitch,
-                   "Subtract the mean query of each block"),
-        add_choice(command, "--smooth-v", s.smooth_v, kSwitch, "Subtract the mean value"),
-        add_choice(command, "--rotate", s.rotate, kSwitch, "Rotate Q and K"),
-        add_choice(command, "--k-per-token", s.k_per_token, kSwitch,
-                   "One scale of K per token instead of per block"),
-        command.add_option("--rounding", s.rounding, "Rounding of P and dS")
-            ->type_name("nearest|dither|dither:MATMUL,.."),
-        command
-            .add_option("--pv16-tiles", o.pv16_tiles, "Leading key tiles whose P stays unquantised")
-            ->type_name("N|all")})
+                 "Matmuls to lift out of INT8, each a case of its own; see below")})
     option->group("Recipe");
 }
 
@@ -214,7 +205,7 @@ void add_trace(CLI::App& app, const std::string& command_line) {
       app.add_subcommand("trace", "Error of every tensor, on synthetic or captured inputs");
   auto o = std::make_shared<TraceOptions>();
   add_inputs(*command, *o);
-  add_recipe(*command, *o);
+  add_recipes(*command, *o);
   command->add_option("--json", o->json_path, "Write all figures to this file")->type_name("FILE");
   command->add_option("--html", o->html_path, "Write a page with plots to this file")
       ->type_name("FILE");

@@ -2,8 +2,11 @@
 #include "trace_plan.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
+#include "spec/recipe_fields.h"
+#include "spec/text.h"
 #include "table.h"
 
 namespace sagebwd::cli {
@@ -19,10 +22,9 @@ uint32_t lift_bits(std::string lift) {
 /// The lift in canonical spelling.
 std::string lift_name(uint32_t bits) {
   if (bits == kMatmulAll) return "all";
-  std::string name;
-  for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1)
-    if (bits & bit) name += (name.empty() ? "" : "+") + std::string(matmul_name(bit));
-  return name;
+  std::string names = spec::matmul_names(bits);
+  std::replace(names.begin(), names.end(), ',', '+');
+  return names;
 }
 
 std::vector<uint32_t> lifts_of(const TraceRequest& request) {
@@ -39,18 +41,19 @@ std::vector<uint32_t> lifts_of(const TraceRequest& request) {
 
 }  // namespace
 
-Recipe RecipeSwitches::apply(Recipe r) const {
-  if (tile_q) r.tile_q = *tile_q;
-  if (tile_k) r.tile_k = *tile_k;
-  if (p_levels) r.p_levels = *p_levels;
-  if (pv16_tiles) r.pv16_tiles = *pv16_tiles;
-  if (smooth_k) r.smooth_k = *smooth_k;
-  if (smooth_q) r.smooth_q = *smooth_q;
-  if (smooth_v) r.smooth_v = *smooth_v;
-  if (rotate) r.rotate = *rotate;
-  if (k_per_token) r.k_per_token = *k_per_token;
-  if (!rounding.empty()) spec::parse_rounding(rounding, r);
-  return r;
+std::vector<std::string> split_recipes(const std::string& text) {
+  constexpr std::array<std::string_view, 8> kMatmuls{"S", "O", "S'", "S2", "dV", "dP", "dQ", "dK"};
+  std::vector<std::string> recipes;
+  for (std::string_view part : spec::split(text, ",")) {
+    const auto words = spec::words(part);
+    const bool goes_on =
+        !recipes.empty() && !words.empty() && std::ranges::count(kMatmuls, words[0]);
+    if (goes_on)
+      recipes.back() += "," + std::string(part);
+    else
+      recipes.emplace_back(part);
+  }
+  return recipes;
 }
 
 std::string Source::label() const { return sigma ? name + " σ=" + shortest(*sigma) : name; }
@@ -62,17 +65,18 @@ spec::AttnCase parse_base_case(const std::string& text) {
   SAGE_CHECK(c.to_string() == plain.to_string(),
              "--case \"" << text
                          << "\": expected sizes, mask, element type and seed only; the recipe has "
-                            "options of its own");
+                            "an option of its own, --recipe");
   return c;
 }
 
 TracePlan plan_trace(const TraceRequest& request, const SafeTensors* file) {
   TracePlan plan;
   const auto add = [&](const std::string& recipe, uint32_t lift) {
-    Recipe settings = request.switches.apply(recipe_by_name(recipe));
-    settings.high_precision = lift;
+    Recipe settings = parse_recipe(recipe);
+    const std::string name = recipe_text(settings);
+    settings.high_precision |= lift;
     settings.seed = request.base.seed;
-    plan.variants.push_back({recipe, lift_name(lift), settings});
+    plan.variants.push_back({name, lift_name(lift), settings});
   };
   for (const std::string& recipe : request.recipes)
     for (uint32_t lift : lifts_of(request)) add(recipe, lift);

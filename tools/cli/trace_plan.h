@@ -13,32 +13,22 @@
 
 namespace sagebwd::cli {
 
-/// Switches that replace what a recipe's preset says; unset: the preset's own.
-struct RecipeSwitches {
-  std::optional<int> tile_q, tile_k, p_levels, pv16_tiles;
-  std::optional<bool> smooth_k, smooth_q, smooth_v, rotate, k_per_token;
-  std::string rounding;  // as in a case string; empty: the preset's own
-
-  Recipe apply(Recipe preset) const;
-};
-
 struct TraceRequest {
   spec::AttnCase base;                          // sizes, mask, element type, seed
   std::vector<std::string> inputs{"gaussian"};  // names of trace::InputKind
   std::vector<double> sigmas{1.0};
-  std::vector<std::string> recipes{"paper", "vectorwise"};
+  std::vector<std::string> recipes{"paper", "vectorwise"};  // texts of parse_recipe()
   std::vector<std::string> lifts;  // "dV", "S+S'", "each", "all"; each an extra case
   bool yardstick = false;          // one more case with nothing in INT8
-  RecipeSwitches switches;
-  std::string from;            // safetensors file; replaces inputs and sigmas
-  bool full = false;           // no mask, said so
-  std::optional<Dtype> dtype;  // given by the user
+  std::string from;                // safetensors file; replaces inputs and sigmas
+  bool full = false;               // no mask, said so
+  std::optional<Dtype> dtype;      // given by the user
 };
 
 /// One way to compute attention: a recipe, perhaps with matmuls lifted out of INT8.
 struct Variant {
-  std::string recipe;  // "vectorwise"
-  std::string lift;    // "", "dV", "S+S'", "all"
+  std::string recipe;  // "vectorwise", "paper smooth_v=on"
+  std::string lift;    // "", "dV", "S+S'", "all": besides what the recipe lifts
   Recipe settings;
 };
 
@@ -57,6 +47,10 @@ struct TracePlan {
   std::vector<Variant> variants;
   int cases() const { return static_cast<int>(sources.size() * variants.size()); }
 };
+
+/// The recipes of "paper,vectorwise lift=dQ,dK": commas separate them, but for those before the
+/// name of a matmul.
+std::vector<std::string> split_recipes(const std::string& text);
 
 /// A case string that gives sizes, mask, element type and seed. Recipe tokens are refused: a trace
 /// takes its recipes from elsewhere and would ignore them.

@@ -84,9 +84,9 @@ HeadErrors compare(const AttnCase& c, const trace::Inputs& in, const trace::List
   head.k = head_of(in.k, kv, c.nk, c.d), head.v = head_of(in.v, kv, c.nk, value_d);
   head.scale = c.logit_scale(), head.softcap = c.softcap;
   head.visible = visible_keys(c, lists, index);
-  head.recipe = c.problem().recipe;
+  head.recipe = c.recipe, head.lead = c.problem().lead();
   head.recipe.tile_q = out.backward.tile_q, head.recipe.tile_k = out.backward.tile_k;
-  head.recipe.p_levels = out.backward.p_levels;
+  head.levels_of_p = out.backward.p_levels;
   head.sequence = index / c.h, head.head = index % c.h;
   trace::HeadOutputs given{head_of(out.o, index, c.nq, value_d), head_of(out.dq, index, c.nq, c.d)};
   if (group == 1)

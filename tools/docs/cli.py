@@ -21,6 +21,7 @@ mask and bfloat16.
 COMMANDS = (
     ("sagebwd", "run", "Any script with INT8 attention, without editing it"),
     ("sagebwd", "info", "What this machine can run, and why"),
+    ("sagebwd", "recipe", "The switches of recipes"),
     ("sagebwd", "trace", "Errors of every tensor"),
     ("sagebwd", "report", "Accuracy and speed as a page"),
     ("sagebwd", "bench", "Time of the library's calls"),

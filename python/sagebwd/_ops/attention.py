@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
-from ..recipe import MATMULS
+from ..recipe import as_recipe
 from .call import call, call_kernel, is_distributed, refuse, refuse_transforms
 
 _ops = torch.ops.sagebwd
@@ -166,20 +166,21 @@ def swapped(tokens_first, *tensors):
     return tuple(t.transpose(1, 2) for t in tensors) if tokens_first else tensors
 
 
+_suffice = {}  # what codes_suffice was told
+
+
 def codes_suffice(recipe):
     """Whether codes are all that the backward of a recipe needs of q, k and v. With malformed
-    recipes they do not, so that the library is the one to refuse those."""
-    if recipe == "vectorwise":
-        return True  # most calls
-    scheme, *words = recipe.split() or [""]
-    lifted = 0
-    for word in words:
-        key, _, value = word.partition("=")
-        if key == "smooth_q" and value != "0":
-            return False
-        if key == "high_precision":
-            lifted = int(value) if value.isdecimal() else -1
-    return scheme == "vectorwise" and lifted & ~(MATMULS["dV"] | MATMULS["dP"]) == 0
+    recipes they do not, so that the call is what refuses those."""
+    answer = _suffice.get(recipe)
+    if answer is None:
+        answer = _suffice[recipe] = _ops.codes_suffice(recipe)
+    return answer
+
+
+# Compilers take the answer as a constant. torch.compiler.assume_constant_result sets this as well,
+# and imports the compiler for it.
+codes_suffice._dynamo_marked_constant = True
 
 
 def codes_bytes(q, k, v, cu_seqlens_q, recipe):
@@ -191,7 +192,7 @@ def codes_bytes(q, k, v, cu_seqlens_q, recipe):
     else:
         sequences, queries, keys = cu_seqlens_q.shape[0] - 1, q.shape[0], k.shape[0]
         blocks = keys // 128 + sequences
-    scales = hk * (keys if "k_per_token=1" in recipe.split() else blocks)
+    scales = hk * (keys if as_recipe(recipe).k_per_token else blocks)
     parts = [h * queries * d, hk * keys * d, hk * keys * dv]
     parts += [4 * n for n in (h * queries, h * queries, hk * keys, scales)]
     parts += [4 * sequences * hk * d, 4 * sequences * hk * dv]

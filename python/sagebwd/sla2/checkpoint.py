@@ -4,7 +4,7 @@
 import json
 import pathlib
 
-from ..recipe import Recipe
+from ..recipe import Recipe, without_removed
 from . import language, saving
 from .convert import convert
 from .saving import FILE
@@ -37,7 +37,7 @@ def load(kind, directory, **options):
     box = tuple(record["order"])
     order = {} if box == RASTER else {"order": "cube", "box": box}
     for name, given in record["layers"].items():
-        given = dict(given, recipe=Recipe(**given["recipe"]))
+        given = dict(given, recipe=Recipe(**without_removed(given["recipe"])))
         convert(model, where=name, **order, **given)
     state = {}
     for file in sorted(directory.glob("*.safetensors")):

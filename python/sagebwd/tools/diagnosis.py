@@ -133,7 +133,7 @@ def _verdict(exact, recipe, errors, max_logit):
     # What helps most? Try each remedy on the same tensors.
     remedies = {
         "S in floating point": replace(recipe, high_precision=("S", "S'")),
-        "all of P·V in floating point": replace(recipe, pv16_tiles=-1),
+        "P·V in floating point": replace(recipe, high_precision=("O",)),
         "a scale per token of K": replace(recipe, k_per_token=True),
         'backward="bf16"': replace(recipe, high_precision=("dV", "dP", "dQ", "dK")),
     }

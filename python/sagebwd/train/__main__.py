@@ -13,8 +13,8 @@ summary.json and checkpoints/. After an interruption, run the same command with 
 result is the same to the last bit. A larger --steps then extends a run.
 
 An arm of --compare is a name, alone or with changes: paper, vectorwise, fpa,
-"dither=paper:rounding=dither". Arms have the same data in the same order and the same initial
-weights; they differ only in what they name.
+"dither=paper rounding=dither", "slow=fpa lr=1e-4". Arms have the same data in the same order and
+the same initial weights; they differ only in what they name.
 
 `python -m sagebwd.train.sample RUN --prompt TEXT` shows what a run has learned.
 `python -m sagebwd.train.export RUN` turns it into a model for transformers.
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 from ..suggest import Parser
-from .config import FIELDS, check, from_dict
+from .config import FIELDS, check, from_dict, upgraded
 from .errors import EXIT_CODES, BadInput, exit_code
 from .files import read_text
 from .json_text import loads
@@ -56,8 +56,7 @@ def _parser():
         if kind == "bool":
             sections[section].add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
-            choices = (c + "..." if c.endswith(":") else c for c in f.metadata["choices"] or ())
-            metavar = "|".join(choices) or kind.upper()
+            metavar = "|".join(f.metadata["choices"] or ()) or kind.upper()
             sections[section].add_argument(flag, metavar=metavar, **options)
     return parser
 
@@ -95,7 +94,7 @@ def _read_config(path):
         raise BadInput(f"config: {path} cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise BadInput(f"config: {path} is not a JSON object of fields")
-    return values
+    return upgraded(values)
 
 
 def _config(args):

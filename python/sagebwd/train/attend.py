@@ -3,6 +3,7 @@
 this file."""
 
 import functools
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +40,10 @@ def make_attend(config, layer, clock):
         return _sdpa
     if config.attention == "exact":
         return _exact
-    if config.rounding != "nearest":
-        return _Dithered(config, layer, clock)
-    return _int8(config.make_recipe())
+    recipe = config.make_recipe()
+    if recipe.rounding != "nearest":
+        return _Dithered(recipe, config.seed, layer, clock)
+    return _int8(recipe)
 
 
 @functools.cache
@@ -69,12 +71,12 @@ def _exact(q, k, v):
 
 
 class _Dithered:
-    def __init__(self, config, layer, clock):
-        self.config, self.layer, self.clock = config, layer, clock
+    def __init__(self, recipe, seed, layer, clock):
+        self.recipe, self.seed, self.layer, self.clock = recipe, seed, layer, clock
 
     @torch.compiler.disable  # the seed is arithmetic on whole numbers, new in every call
     def __call__(self, q, k, v):
         clock = self.clock
-        seed = dither_seed(self.config.seed, clock.step, clock.micro, self.layer)
-        recipe = self.config.make_recipe(seed)
+        seed = dither_seed(self.seed, clock.step, clock.micro, self.layer)
+        recipe = replace(self.recipe, seed=seed)
         return attention(q, k, v, causal=True, recipe=recipe)

@@ -4,7 +4,7 @@ weight gradients of every attention projection, accumulated over more and more t
 
     python -m sagebwd.train.bias RUN                        16K to 1M tokens of the run's own data
     python -m sagebwd.train.bias RUN --tokens 16K,256K,2M
-    python -m sagebwd.train.bias RUN --recipes fpa,vectorwise,dither=paper:rounding=dither
+    python -m sagebwd.train.bias RUN --recipes "fpa,vectorwise,dither=paper rounding=dither"
 
 For each batch the model runs once with exact (float32) attention and once with every recipe. The
 gradients of Wq, Wk, Wv and Wo are added up. At every number of tokens the relative error

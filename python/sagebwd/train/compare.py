@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from ..recipe import MATMULS, SWITCHES
 from ..suggest import did_you_mean
 from ..tools.diagnosis import diagnose
-from .config import check, from_dict
+from .config import FIELDS, check, from_dict
 from .data import open_data
 from .errors import BadInput, NonFinite, figures_of, writing
 from .files import read_text, write_text
@@ -20,7 +21,8 @@ from .report import read_runs, write_report
 from .report.verdict import plain_verdict
 from .stop import StopRequest
 
-#: Names that stand for fields. Anything else is written out: name=base:field=value:field=value.
+#: Attentions of an arm. Words after one are switches of the recipe, or fields of the arm's own:
+#: ``NAME=paper rounding=dither lr=1e-3``.
 BASES = {
     "fpa": dict(attention="fpa"),
     "exact": dict(attention="exact"),
@@ -34,26 +36,19 @@ _DIAGNOSED = 1024  # tokens: float64 attention holds [heads, n, n]
 
 
 def parse_arms(text, config):
-    """{name: Config} from ``fpa,paper,dither=paper:rounding=dither``."""
+    """{name: Config} from ``fpa,paper,dither=paper rounding=dither``."""
     arms = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        spec, _, changes = part.partition(":")
-        name, _, base = spec.rpartition("=")
+    for part in split(text):
+        base, *words = part.split()
+        name, separator, base = base.rpartition("=")
         if base not in BASES:
+            old = ":" in part.split()[0]
+            hint = "; changes are words: 'paper rounding=dither'" if old else ""
             raise BadInput(
                 f"compare: expected an arm of {', '.join(BASES)}, got {base!r}"
-                f"{did_you_mean(base, BASES)}"
+                f"{did_you_mean(base, BASES) or hint}"
             )
-        values = dict(BASES[base])
-        # A colon begins a change only before "field=": rounding=dither:dQ has one of its own.
-        for change in filter(None, re.split(r":(?=\w+=)", changes)):
-            field, separator, value = change.partition("=")
-            if not separator:
-                raise BadInput(f"compare: expected field=value in {part!r}, got {change!r}")
-            if field in _SHARED:
-                raise BadInput(f"compare: {field} is the same for all arms, not for {part!r}")
-            values[field] = value.replace("+", ",")  # commas separate arms: lift=dQ+dK
-        name = name or base
+        name = name if separator else base
         if not _NAME.fullmatch(name) or ".." in name:
             raise BadInput(
                 f"compare: an arm's name is the name of its directory; expected letters, digits "
@@ -61,11 +56,49 @@ def parse_arms(text, config):
             )
         if name in arms:
             raise BadInput(f"compare: two arms are named {name!r}")
-        arms[name] = from_dict({**values, "out": os.path.join(config.out, name)}, config)
+        values = {**BASES[base], **_fields(part, words), "out": os.path.join(config.out, name)}
+        switches = [word for word in words if word.partition("=")[0] in SWITCHES]
+        if switches and "recipe" not in values:
+            raise BadInput(f"compare: {base} has no recipe that {switches[0]!r} could change")
+        if switches:
+            values["recipe"] = " ".join([values["recipe"], *switches])
+        arms[name] = from_dict(values, config)
         check(arms[name])
     if not arms:
         raise BadInput("compare: no arms were given")
     return arms
+
+
+def split(text):
+    """The arms, or recipes, of a list. Commas separate them, but for commas before the name of a
+    matmul: ``vectorwise lift=dQ,dK,paper``."""
+    parts = []
+    for part in filter(str.strip, text.split(",")):
+        if parts and part.split()[0] in (*MATMULS, "S2"):
+            parts[-1] += "," + part
+        else:
+            parts.append(part.strip())
+    return parts
+
+
+def _fields(part, words):
+    """Fields of the configuration among the words of an arm."""
+    values = {}
+    for word in words:
+        field, separator, value = word.partition("=")
+        if not separator:
+            raise BadInput(f"compare: expected field=value in {part!r}, got {word!r}")
+        if field in SWITCHES:
+            continue
+        if field in _SHARED:
+            raise BadInput(f"compare: {field} is the same for all arms, not for {part!r}")
+        if field not in FIELDS:
+            raise BadInput(
+                f"compare: {part!r}: no switch of a recipe and no field is named {field!r}"
+                f"{did_you_mean(field, (*SWITCHES, *FIELDS))}"
+            )
+        values[field] = value
+    return values
 
 
 def compare(config, arms, arguments=(), began=None):

@@ -5,13 +5,11 @@ and the keys of ``config.json``."""
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ..recipe import MATMULS, Recipe
+from ..recipe import Recipe
 from ..suggest import did_you_mean
 from .errors import BadInput
 from .json_text import dumps
 from .presets import PRESETS
-
-SMOOTHING = ("recipe", "none", "k", "qk")
 
 
 def _option(default, section, text, choices=None):
@@ -44,27 +42,12 @@ class Config:
         "fpa: PyTorch's own, in the run's dtype; sagebwd: INT8; exact: PyTorch's in float32",
         ("fpa", "sagebwd", "exact"),
     )
-    recipe: str = _option("vectorwise", "attention", "INT8 recipe", ("vectorwise", "paper"))
-    rounding: str = _option(
-        "nearest",
+    recipe: str = _option(
+        "vectorwise",
         "attention",
-        "of P and dS; dither has no bias, a new seed every step; dither:dQ or dither:dQ,dK for the "
-        "operands of these matmuls alone",
-        ("nearest", "dither", "dither:"),
+        "of INT8, with the switches that differ from it: 'paper rounding=dither lift=dQ,dK'; "
+        "dither takes a new seed every step (sagebwd recipe lists the switches)",
     )
-    smoothing: str = _option(
-        "recipe",
-        "attention",
-        "mean subtracted before quantising: none, of k, of q and k; recipe: the recipe's own",
-        SMOOTHING,
-    )
-    lift: str = _option(
-        "", "attention", f"matmuls kept in floating point, of {' '.join(MATMULS)}, with commas"
-    )
-    tile_q: int = _option(
-        0, "attention", "queries of a tile, a multiple of 64; 0: the backend's choice"
-    )
-    tile_k: int = _option(0, "attention", "keys of a tile, likewise")
 
     # --- batch and optimizer
     tokens_per_step: int = _option(
@@ -168,35 +151,13 @@ class Config:
         """Of one optimizer step, over all ranks."""
         return self.tokens_per_step // self.context
 
-    def lifted(self):
-        return tuple(name.strip() for name in self.lift.split(",") if name.strip())
-
-    def _tiles(self):
-        """Those that are not left to the recipe: `paper` has 128 x 64."""
-        tiles = dict(tile_q=self.tile_q, tile_k=self.tile_k)
-        return {name: size for name, size in tiles.items() if size}
-
-    def make_recipe(self, seed=0):
-        """The INT8 recipe these fields describe."""
-        changes = dict(rounding=self.rounding, high_precision=self.lifted(), seed=seed)
-        if self.smoothing != "recipe":
-            changes.update(smooth_k="k" in self.smoothing, smooth_q="q" in self.smoothing)
-        changes.update(self._tiles())
-        return getattr(Recipe, self.recipe)(**changes)
+    def make_recipe(self):
+        """The INT8 recipe, with the first seed of dither."""
+        return Recipe.parse(self.recipe)
 
     def describe_attention(self):
-        """A short name: ``fpa``, ``vectorwise``, ``paper dither lift dQ,dK``."""
-        if self.attention != "sagebwd":
-            return self.attention
-        words = [self.recipe]
-        if self.rounding != "nearest":
-            words.append(self.rounding)
-        if self.smoothing != "recipe":
-            words.append(f"smoothing {self.smoothing}")
-        if self.lift:
-            words.append(f"lift {self.lift}")
-        words += [f"{name} {size}" for name, size in self._tiles().items()]
-        return " ".join(words)
+        """A short name: ``fpa``, ``vectorwise``, ``paper rounding=dither lift=dQ,dK``."""
+        return self.recipe if self.attention == "sagebwd" else self.attention
 
     def to_json(self):
         return dumps(asdict(self), indent=1) + "\n"
@@ -225,6 +186,31 @@ def from_dict(values, base=None):
     return replace(base or Config(), **changes)
 
 
+#: Fields of older versions, with the values that changed nothing: switches of the recipe.
+_OLD = {"rounding": "nearest", "smoothing": "recipe", "lift": "", "tile_q": 0, "tile_k": 0}
+
+
+def upgraded(values):
+    """The values of a configuration that any version wrote, as this one has them. They mean the
+    same numbers."""
+    values = dict(values)
+    old = {name: values.pop(name) for name in _OLD if name in values}
+    changes = {name: value for name, value in old.items() if value != _OLD[name]}
+    if not changes:
+        return values
+    smoothing = changes.pop("smoothing", None)
+    if smoothing is not None:
+        changes.update(smooth_k="k" in smoothing, smooth_q="q" in smoothing)
+    if "lift" in changes:
+        names = (name.strip() for name in changes.pop("lift").split(","))
+        changes["high_precision"] = tuple(filter(None, names))
+    try:
+        recipe = replace(Recipe.parse(values.get("recipe", "vectorwise")), **changes)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"config: {error}") from None
+    return {**values, "recipe": recipe.text()}
+
+
 def preset(name, **changes):
     if name not in PRESETS:
         raise BadInput(
@@ -247,18 +233,20 @@ def _convert(name, value):
             raise TypeError(value)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}") from None
-    if choices and not _is_choice(value, choices):
+    if choices and value not in choices:
         raise BadInput(
             f"{name}: expected one of {', '.join(choices)}, got {value!r}"
             f"{did_you_mean(value, choices)}"
         )
-    return value
+    return _recipe_text(value) if name == "recipe" else value
 
 
-def _is_choice(value, choices):
-    """A choice that ends in a colon stands for everything that begins with it: the recipe checks
-    the rest."""
-    return value in choices or any(c.endswith(":") and value.startswith(c) for c in choices)
+def _recipe_text(text):
+    """The shortest text of the same recipe, so that equal recipes are equal in a configuration."""
+    try:
+        return Recipe.parse(text).text()
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def _boolean(value):
@@ -332,17 +320,14 @@ def check(config):
             f"tokens_per_step: expected a multiple of the context {c.context}, got "
             f"{c.tokens_per_step}; {near} would do"
         )
-    try:
-        c.make_recipe()
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    _recipe_text(c.recipe)
 
 
 def _check_value(name, value, kind, choices):
     taken = (float, int) if kind is float else kind
     if not isinstance(value, taken) or (kind is not bool and isinstance(value, bool)):
         raise BadInput(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
-    if choices and not _is_choice(value, choices):
+    if choices and value not in choices:
         raise BadInput(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
     if kind is str and "\0" in value:
         raise BadInput(f"{name}: expected text without null characters, got {value!r}")

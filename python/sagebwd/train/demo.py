@@ -28,7 +28,7 @@ from .json_text import dumps, loads
 from .report.accuracy_card import accuracy_card
 from .report.bias_card import verdict
 
-ARMS = "fpa,fpa-again=fpa:seed=1:data_seed=1,paper,vectorwise"
+ARMS = "fpa,fpa-again=fpa seed=1 data_seed=1,paper,vectorwise"
 _CPU = [
     "--preset", "demo", "--log-every", "10", "--eval-every", "10", "--audit-every", "10",
     "--eval-tokens", "16K",

@@ -37,7 +37,8 @@ class World:
         if self.ring > 1 and config.attention != "sagebwd" and self.device.type == "cpu":
             raise BadInput(
                 "context_parallel: PyTorch's own ring attention has no CPU kernels; on a CPU only "
-                "--attention sagebwd can share a sequence (--lift takes matmuls out of INT8)"
+                "--attention sagebwd can share a sequence (lift= in --recipe takes matmuls out of "
+                "INT8)"
             )
         # Ranks that read different sequences, and which of them this one is.
         self.readers, self.reader = self.size // self.ring, self.rank // self.ring

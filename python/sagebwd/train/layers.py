@@ -3,7 +3,7 @@
 sequence.
 
     python -m sagebwd.train.layers RUN                          both recipes
-    python -m sagebwd.train.layers RUN --arms vectorwise:lift=dQ+dK --captures layers.safetensors
+    python -m sagebwd.train.layers RUN --arms "vectorwise lift=dQ,dK" --captures layers.safetensors
 
 ``--captures`` keeps q, k, v and dO of all layers for ``sagebwd trace --from``, which shows every
 intermediate and which matmul costs which error.

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from . import checkpoint, state
-from .config import Config, check, from_dict
+from .config import Config, check, from_dict, upgraded
 from .data import Batches, Source, open_data
 from .data.text import make_tokenizer
 from .errors import BadInput
@@ -49,7 +49,7 @@ def load_weights(run, **changes):
     """The same without the data, which need not be there any more."""
     path = checkpoint.find(run)
     saved, tensors = checkpoint.load(path)
-    config = from_dict({**saved["config"], "micro_batch": 0, **changes})
+    config = from_dict({**upgraded(saved["config"]), "micro_batch": 0, **changes})
     config = replace(config, context_parallel=1, recompute=False, compile="off", resume="")
     check(config)
     if config.device == "cuda" and not torch.cuda.is_available():

@@ -3,7 +3,7 @@
 the data too. Only the number of steps may differ; the run then says how the schedule changes."""
 
 from . import checkpoint
-from .config import NUMERIC
+from .config import NUMERIC, upgraded
 from .errors import BadInput
 
 
@@ -19,7 +19,7 @@ def open_checkpoint(config, checkpoints, say):
 
 def check_fits(config, path, saved, fingerprint):
     """Raises BadInput if the run that continues from ``path`` would silently be another one."""
-    was = saved["config"]
+    was = upgraded(saved["config"])
     differ = [n for n in NUMERIC if n != "steps" and was.get(n) != getattr(config, n)]
     if differ:
         words = ", ".join(f"{n} {was.get(n)!r}, now {getattr(config, n)!r}" for n in differ)

@@ -56,7 +56,6 @@ struct Block {
   int q0;
   tile::Range seen;  // keys that any of the queries sees
   tile::Walk walk;   // the tiles that hold them
-  int leading;       // the first steps of the walk, whose P is not quantised
   RowState row[2];
   Result result = {};
 
@@ -70,8 +69,7 @@ struct Block {
         s(memory.sequence),
         q0(static_cast<int>(block - s.q_block) * kBlock),
         seen(tile::keys_seen(params.mask, s, q0, min(q0 + kBlock, s.nq) - 1)),
-        walk(tile::walk_of(seen, params.tile_k)),
-        leading(walk.leading(params.pv16_tiles)) {}
+        walk(tile::walk_of(seen, params.tile_k)) {}
 
   __device__ Pair pair(int k0) const { return Pair(p, s, head, kv, q0, k0); }
   /// `folds`: whether scales of V go into the exponents.
@@ -95,10 +93,9 @@ struct Block {
     for (int k0 = begin; k0 < end; k0 += kBlock) any |= p.v.poisoned[pair(k0).k_block()];
     return any != 0;
   }
-  __device__ Product product_of(int step, int begin, int end) const {
+  __device__ Product product_of(int begin, int end) const {
     if ((p.lifted & kMatmulO) != 0 || poisoned(begin, end)) return Product::values;
-    const bool leads = p.lists.listed != nullptr ? has_bit(p, p.lists.leading, s, head, q0, begin)
-                                                 : step < leading;
+    const bool leads = p.lists.listed != nullptr && has_bit(p, p.lists.leading, s, head, q0, begin);
     return leads ? Product::leading : Product::codes;
   }
 
@@ -139,7 +136,7 @@ struct Block {
     Fragment<float> x;
     int held;
     float tile_top[2];
-    const Product product = product_of(step, begin, end);
+    const Product product = product_of(begin, end);
     const bool folds = p.folds_v && product != Product::values;
     measure(begin, end, folds, x, held, tile_top);
     if (held < 0) return;

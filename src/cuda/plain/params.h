@@ -65,7 +65,6 @@ struct Params {
 
 struct ForwardParams : Params {
   const float* v_mean;  // [sequences, hk, value_d]; null: no V-smoothing
-  int64_t pv16_tiles;   // leading tiles of keys whose P is not quantised
   Strided o;
   StridedStats lse;
   float* block_max;  // [h, q blocks]: largest logit

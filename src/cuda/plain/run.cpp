@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "base/math.h"
 #include "cuda/host/arena.h"
@@ -289,8 +288,6 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   ForwardParams params{};
   static_cast<Params&>(params) = call.params();
   params.v_mean = ws.v_mean;
-  params.pv16_tiles =
-      p.recipe.pv16_tiles < 0 ? std::numeric_limits<int64_t>::max() : p.recipe.pv16_tiles;
   params.o = output(args.o);
   params.lse = stats(args.lse);
   params.block_max = ws.block_max;

@@ -33,8 +33,7 @@ struct ForwardParams {
   const FoldedScales* folded;   // [hk, tk / kBlock]; `vectorwise`
   const void* v16;  // [hk, tk, D], only of tiles whose P·V is in 16 bit: codes, or V if poisoned
   bool v16_is_v;    // V in all of them
-  const float* v_mean;  // [sequences, hk, D]
-  int64_t pv16_tiles;
+  const float* v_mean;     // [sequences, hk, D]
   float p_levels, p_unit;  // of the codes of P, and the inverse of that
   Strided o;
   StridedStats lse;

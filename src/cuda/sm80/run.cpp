@@ -23,15 +23,6 @@ namespace {
 using spec::Problem;
 using tuned::Call;
 
-constexpr int64_t kAllTiles = int64_t{1} << 40;
-
-/// Leading key tiles whose P·V runs in 16 bit.
-int64_t pv16_tiles(const Problem& p) {
-  if (p.recipe.pv16_tiles < 0 || p.lifted(kMatmulO)) return kAllTiles;
-  // With lists this counts entries, and any tile may be that of a leading one.
-  return p.has_lists() && p.recipe.pv16_tiles > 0 ? kAllTiles : p.recipe.pv16_tiles;
-}
-
 ListJob list_job(const Call& call, const SharedSpace& ws, const backend::Tiles& tiles) {
   return cuda::list_job(call.p, call.sequences(ws), call.plan.tq, call.plan.tk, kListedQueries,
                         tiles.k);
@@ -74,8 +65,9 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
   call.start(ws);
   OperandJob job = operand_job(call, ws, tiles);
-  job.v8t = ws.v8t, job.tile_scale = ws.tile_scale, job.pv16_tiles = pv16_tiles(p);
-  job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO);
+  job.v8t = ws.v8t, job.tile_scale = ws.tile_scale;
+  job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO),
+  job.leads = p.lead() != 0;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_operands(job, p.dtype, call.stream);
   if (p.has_lists()) launch_key_lists(list_job(call, ws, tiles), ws.lists, call.stream);
@@ -98,7 +90,6 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .v16 = ws.v16,
                              .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,
-                             .pv16_tiles = pv16_tiles(p),
                              .p_levels = p_levels,
                              .p_unit = 1.0f / p_levels,
                              .o = output(args.o),

@@ -12,11 +12,11 @@ backend::Tiles tiles_of(const spec::Problem& p) {
   if (p.has_lists())
     return {kListedQueries,
             p.direction == spec::Direction::forward && p.blocks.block_k % 128 == 0 ? 128 : 64,
-            spec::p_levels(p.recipe, 255)};
+            spec::p_levels(p.recipe.scheme, 255)};
   if (p.direction == spec::Direction::forward)
-    return {128, paper ? 64 : 128, spec::p_levels(p.recipe, 255)};
+    return {128, paper ? 64 : 128, spec::p_levels(p.recipe.scheme, 255)};
   const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128);
-  return {t.q, t.k, spec::p_levels(p.recipe, 255)};
+  return {t.q, t.k, spec::p_levels(p.recipe.scheme, 255)};
 }
 
 }  // namespace sagebwd::cuda::sm80

@@ -39,10 +39,7 @@ std::string decline(const spec::Problem& p) {
   if (r.smooth_q) return "has no Q-smoothing";
   if (r.k_per_token) return "has one scale of K per 128 keys";
   if (r.rounding == Rounding::dither) return "rounds to nearest only";
-  // With lists this is their `lead`.
-  if (r.pv16_tiles != 0 && !p.has_lists()) return "has no tiles whose P is not quantised";
   if (r.high_precision != 0) return "has all matmuls but dP in INT8";
-  if (r.p_levels != 0 && r.p_levels != 255) return "has 255 levels of P";
   if (p.h == 0 || p.nq == 0 || p.nk == 0) return "takes at least one query head, query and key";
   // Copies count rows of all heads in 31 bits.
   const int64_t padded = p.packed() ? p.num_sequences() * kBlock : p.b * kBlock;

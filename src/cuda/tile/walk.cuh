@@ -25,11 +25,6 @@ struct Walk {
   __device__ __forceinline__ int tile(int step) const { return first + step; }
   /// The tile of step + 1 for a loop that holds that of `step`: the band then asks no memory.
   __device__ __forceinline__ int next(int /*step*/, int tile) const { return tile + 1; }
-  /// Steps, from the first on, that belong to the leading `tiles` tiles of the recipe.
-  __device__ int leading(int64_t tiles) const {
-    const int64_t count = tiles - first;
-    return count < 0 ? 0 : count > steps ? steps : static_cast<int>(count);
-  }
 };
 
 /// The tiles of a list (cuda/lists), in its order.

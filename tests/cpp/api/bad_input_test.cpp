@@ -199,8 +199,6 @@ std::vector<BadCase<A>> shared_cases() {
        {"rounding", "dither", "-1"}},
       {"tile_q", [](A& a) { a.recipe.tile_q = 96; }, {"tile", "multiple of 64", "96"}},
       {"tile_k", [](A& a) { a.recipe.tile_k = 320; }, {"tile", "multiple of 64", "320"}},
-      {"pv16_tiles", [](A& a) { a.recipe.pv16_tiles = -2; }, {"pv16_tiles", "-1", "-2"}},
-      {"p_levels", [](A& a) { a.recipe.p_levels = 128; }, {"p_levels", "127, 255", "128"}},
       {"high_precision",
        [](A& a) { a.recipe.high_precision = 0x80; },
        {"high_precision", "0x7f", "0x80"}},
@@ -263,12 +261,6 @@ std::vector<BadCase<A>> shared_cases() {
          a.blocks.lead = -2;
        },
        {"blocks.lead", "-1", "-2"}},
-      {"list_pv16_tiles",
-       [](A& a) {
-         list(a, kFirst);
-         a.recipe.pv16_tiles = 1;
-       },
-       {"pv16_tiles", "blocks.lead", "got 1"}},
       {"list_on_device",
        [](A& a) {
          list(a, kFirst);

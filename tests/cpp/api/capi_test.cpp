@@ -65,7 +65,7 @@ TEST(CApi, RecipeInitFillsThePresets) {
   for (const char* name : {"paper", "vectorwise"}) {
     sagebwd_recipe c;
     ASSERT_EQ(sagebwd_recipe_init(&c, sizeof c, name), SAGEBWD_OK);
-    const Recipe r = recipe_by_name(name);
+    const Recipe r = parse_recipe(name);
     EXPECT_EQ(c.size, sizeof c);
     EXPECT_EQ(c.version, static_cast<uint32_t>(SAGEBWD_STRUCT_VERSION));
     EXPECT_EQ(c.scheme, static_cast<int>(r.scheme));
@@ -76,9 +76,9 @@ TEST(CApi, RecipeInitFillsThePresets) {
     EXPECT_EQ(c.smooth_v, r.smooth_v);
     EXPECT_EQ(c.rounding, static_cast<int>(r.rounding));
     EXPECT_EQ(c.seed, r.seed);
-    EXPECT_EQ(c.pv16_tiles, r.pv16_tiles);
+    EXPECT_EQ(c.reserved, 0);
     EXPECT_EQ(c.high_precision, r.high_precision);
-    EXPECT_EQ(c.p_levels, r.p_levels);
+    EXPECT_EQ(c.reserved_2, 0);
     EXPECT_EQ(c.dithered, r.dithered);
     EXPECT_EQ(c.rotate, r.rotate);
     EXPECT_EQ(c.k_per_token, r.k_per_token);
@@ -160,7 +160,6 @@ TEST(CApi, SameBitsAsTheCppCalls) {
       a.recipe.k_per_token = true;
       a.recipe.seed = 77;
       a.recipe.high_precision = kMatmulDQ;
-      a.recipe.p_levels = 255;
     };
     std::vector<float> max_logit(12, 0.0f), dlse(4 * 2 * 150, 0.25f);
     const auto run = [&](SmallProblem& p, bool through_c) {
@@ -222,10 +221,21 @@ TEST(CApi, ShorterStructTakesDefaults) {
   std::memset(&b.args.max_logit, 0xFF, sizeof b.args.max_logit);
   b.args.size = offsetof(sagebwd_forward_args, max_logit);
   b.recipe.high_precision = 0xFFFFFFFFu;
-  b.recipe.size = offsetof(sagebwd_recipe, pv16_tiles);
+  b.recipe.size = offsetof(sagebwd_recipe, reserved);
   ASSERT_EQ(sagebwd_forward(&a.args), SAGEBWD_OK) << sagebwd_last_error();
   ASSERT_EQ(sagebwd_forward(&b.args), SAGEBWD_OK) << sagebwd_last_error();
   EXPECT_EQ(whole.outputs(), cut.outputs());
+}
+
+/// Switches of the previews that no longer exist: whoever sets one is told.
+TEST(CApi, ReservedFieldsOfARecipeStayZero) {
+  for (int32_t sagebwd_recipe::*field : {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2}) {
+    SmallProblem p;
+    CForward a(p.forward_args());
+    a.recipe.*field = -1;
+    EXPECT_EQ(sagebwd_forward(&a.args), SAGEBWD_INVALID_ARGUMENT);
+    EXPECT_TRUE(has(sagebwd_last_error(), {"recipe.reserved", "-1"}));
+  }
 }
 
 /// The recipe of a caller who was compiled before rotation and scales per key token existed: both

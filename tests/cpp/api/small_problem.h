@@ -167,9 +167,7 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r, sagebwd_block_
   r.smooth_k = a.recipe.smooth_k, r.smooth_q = a.recipe.smooth_q, r.smooth_v = a.recipe.smooth_v;
   r.rounding = static_cast<int>(a.recipe.rounding);
   r.seed = a.recipe.seed;
-  r.pv16_tiles = a.recipe.pv16_tiles;
   r.high_precision = a.recipe.high_precision;
-  r.p_levels = a.recipe.p_levels;
   r.dithered = a.recipe.dithered;
   r.rotate = a.recipe.rotate, r.k_per_token = a.recipe.k_per_token;
   c.recipe = &r;

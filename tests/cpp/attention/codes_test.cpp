@@ -96,7 +96,7 @@ struct Operands {
   std::vector<int32_t> begin, end;
 };
 
-float p_levels(const Oracle& x) { return static_cast<float>(x.one.head.recipe.p_levels); }
+float p_levels(const Oracle& x) { return static_cast<float>(x.one.head.levels_of_p); }
 
 float uniform(const Oracle& x, const ref::RecipeTile& t, numerics::DitherOperand operand) {
   const ref::RecipeHead& head = x.one.head;
@@ -258,12 +258,12 @@ void check_rows(const Kernels& kernels, int64_t d, int64_t tokens, const Quantis
 const char* const kCases[] = {
     "n512 d64 bf16",
     "n512 d64 bf16 paper",
-    "nq300 nk450 d80 f32 causal pv16=0",
+    "nq300 nk450 d80 f32 causal",
     "nq300 nk450 d72 f16 paper causal align=top_left",
-    "n400 d64 pv16=0 rounding=dither seed3",
+    "n400 d64 rounding=dither seed3",
     "n400 d64 paper rounding=dither window=100,20 seed4",
-    "nq300 nk300 d64 tile=128x64 pv16=0",
-    "nq300 nk300 d24 tile=64x256 pv16=0 smooth_k=off smooth_v=off",
+    "nq300 nk300 d64 tile=128x64",
+    "nq300 nk300 d24 tile=64x256 smooth_k=off smooth_v=off",
     "n400 d96 k_per_token=on rounding=dither:dQ",
     "n300 d64 paper rotate=on",
 };
@@ -273,7 +273,7 @@ class Codes : public PerKernelTable {
   /// With the levels of P that these kernels have.
   AttentionProblem make_problem(const char* text) const {
     AttentionProblem p = testing::make_problem(text);
-    p.c.recipe.p_levels = spec::p_levels(p.c.recipe, kernels().p_levels);
+    p.levels_of_p = spec::p_levels(p.c.recipe.scheme, kernels().p_levels);
     return p;
   }
 };
@@ -307,8 +307,7 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
 
 TEST_P(Codes, OfForwardPAreTheOraclesUpToRounding) {
   for (const char* text : kCases) {
-    AttentionProblem p = make_problem(text);
-    p.c.recipe.pv16_tiles = 0;
+    const AttentionProblem p = make_problem(text);
     SCOPED_TRACE(p.describe());
     CodeCount count;
     check_forward(kernels(), Oracle(p), count);

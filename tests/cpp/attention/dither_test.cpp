@@ -22,7 +22,7 @@ AttentionProblem with_seed(AttentionProblem p, uint64_t seed) {
 class DitheredAttention : public PerImplementation {};
 
 TEST_P(DitheredAttention, ReplaysFromItsSeed) {
-  const AttentionProblem p = make_problem("b2 h2 nq200 nk300 d64 f32 causal pv16=0");
+  const AttentionProblem p = make_problem("b2 h2 nq200 nk300 d64 f32 causal");
   const Results a = run(impl(), with_seed(p, 1)), b = run(impl(), with_seed(p, 1));
   EXPECT_EQ(first_difference(a, b), "");
   const Results other = run(impl(), with_seed(p, 2));
@@ -35,7 +35,7 @@ TEST_P(DitheredAttention, ReplaysFromItsSeed) {
 
 /// Heads with equal inputs draw different offsets, or their errors would add up.
 TEST_P(DitheredAttention, HeadsAndBatchesDrawTheirOwn) {
-  AttentionProblem p = make_problem("b2 h2 n200 d32 f32 pv16=0");
+  AttentionProblem p = make_problem("b2 h2 n200 d32 f32");
   for (auto* x : {&p.in.q, &p.in.k, &p.in.v, &p.in.dout}) {
     const size_t head = x->size() / 4;
     for (size_t i = head; i < x->size(); ++i) (*x)[i] = (*x)[i % head];
@@ -56,8 +56,8 @@ TEST_P(DitheredAttention, HeadsAndBatchesDrawTheirOwn) {
 TEST_P(DitheredAttention, MeanOfManyDrawsBeatsNearest) {
   for (const char* recipe : {"vectorwise", "paper"}) {
     // Everything that is not rounded by dither is lifted, so that its error does not count.
-    const AttentionProblem p =
-        make_problem(std::string("n256 d64 f32 pv16=0 p_levels=127 lift=S,S' ") + recipe);
+    AttentionProblem p = make_problem(std::string("n256 d64 f32 lift=S,S' ") + recipe);
+    p.levels_of_p = 127;
     const Exact want = exact(p);
     const Results nearest = run(impl(), p);
     constexpr int kDraws = 64;

@@ -156,7 +156,7 @@ TEST_P(Lse, TwoChunksOfKeysMergeToTheWhole) {
       EXPECT_TRUE(accurate(int8.merged, exact(p),
                            {.o = 0.03, .dq = offset > 0 ? 0.12 : 0.04, .dk = 0.04, .dv = 0.03}, p))
           << offset;
-      p.c.recipe.pv16_tiles = -1;
+      p.c.recipe.high_precision = kMatmulO;
       EXPECT_TRUE(accurate(TwoChunks(impl(), p, 130).merged, exact(p),
                            {.o = 0.03, .dq = 0.04, .dk = 0.04, .dv = 0.03}, p))
           << offset;
@@ -168,7 +168,8 @@ TEST_P(Lse, TwoChunksOfKeysMergeToTheWhole) {
 
 /// The flag matters: without it dQ of a ring step is wrong by the mean key.
 TEST_P(Lse, PartialKeysNeedTheirFlag) {
-  const AttentionProblem p = with_key_offset(std::string("nq150 nk300 d64 f32") + kLiftAll, 10.0f);
+  const AttentionProblem p =
+      with_key_offset(std::string("nq150 nk300 d64 f32").append(kLiftAll), 10.0f);
   const TwoChunks chunks(impl(), p, 130);
   std::vector<float> dq(chunks.merged.dq.size(), 0.0f);
   for (AttentionProblem chunk : chunks.chunk) {

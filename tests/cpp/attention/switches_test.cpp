@@ -77,7 +77,7 @@ TEST_P(Switches, SmoothingOfQueries) {
 }
 
 TEST_P(Switches, SmoothingOfValues) {
-  AttentionProblem p = make_problem("h2 n300 d64 f32 pv16=0");
+  AttentionProblem p = make_problem("h2 n300 d64 f32");
   shift(p.in.v, 5.0f);
   const Exact want = exact(p);
   const Errors on = errors_of(impl(), p, want);
@@ -109,7 +109,7 @@ TEST_P(Switches, EachLiftRemovesItsOwnError) {
                         {kMatmulSRecompute, &Errors::dq, 3e-3}, {kMatmulDV, &Errors::dv, 3e-3},
                         {kMatmulDQ, &Errors::dq, 3e-3},         {kMatmulDK, &Errors::dk, 3e-3}};
   for (const char* recipe : {"", "paper "}) {
-    AttentionProblem p = make_problem(std::string("h2 n300 d64 f32 causal pv16=0 ") + recipe);
+    AttentionProblem p = make_problem(std::string("h2 n300 d64 f32 causal ") + recipe);
     const Exact want = exact(p);
     p.c.recipe.high_precision = kMatmulAll;
     const Errors lifted = errors_of(impl(), p, want);
@@ -123,21 +123,15 @@ TEST_P(Switches, EachLiftRemovesItsOwnError) {
 }
 
 /// An attention sink costs its tile the codes of the other keys in `paper`, as long as P is
-/// quantised; the codes of the sink's value, with the scale of its block, are the rest of the
-/// error. `vectorwise` folds the small value of the sink into P and needs no tile in floating
-/// point.
-TEST_P(Switches, LeadingTilesInFloatingPoint) {
+/// quantised. `vectorwise` folds the small value of the sink into P.
+TEST_P(Switches, SinksOfPaperNeedPInFloatingPoint) {
   AttentionProblem p = make_problem("h2 n512 d64 bf16 paper", InputKind::sink);
   const Exact want = exact(p);
   const Errors none = errors_of(impl(), p, want);
-  p.c.recipe.pv16_tiles = 1;
-  const Errors one = errors_of(impl(), p, want);
-  EXPECT_GT(none.o, 1.3 * one.o);
-  EXPECT_GT(none.dq, 1.3 * one.dq);
-  p.c.recipe.pv16_tiles = -1;
-  EXPECT_LT(errors_of(impl(), p, want).o, one.o);
   p.c.recipe.high_precision = kMatmulO;
-  EXPECT_LT(errors_of(impl(), p, want).o, 0.2 * one.o);
+  const Errors lifted = errors_of(impl(), p, want);
+  EXPECT_LT(lifted.o, 0.15 * none.o);
+  EXPECT_GT(none.dq, 1.3 * lifted.dq);
 
   p.c.recipe = Recipe::vectorwise();
   const Errors folded = errors_of(impl(), p, want);
@@ -145,28 +139,6 @@ TEST_P(Switches, LeadingTilesInFloatingPoint) {
   const bool fine = impl().tiles(p.resolved()).p_levels == 255;
   EXPECT_LE(folded.dq, fine ? 0.035 : 0.045);
   EXPECT_LE(folded.dk, fine ? 0.035 : 0.045);
-  p.c.recipe.pv16_tiles = -1;
-  const Errors all = errors_of(impl(), p, want);
-  EXPECT_LT(all.o, 0.9 * folded.o);
-  EXPECT_LE(all.dq, 0.035);
-}
-
-/// Counted from the first key of each document, not of the batch.
-TEST_P(Switches, LeadingTilesAreCountedInEachDocument) {
-  const AttentionProblem one = make_problem("n512 d64 bf16 paper pv16=1", InputKind::sink);
-  AttentionProblem p = make_problem("n1024 d64 bf16 paper pv16=1");
-  for (auto [from, to] : {std::pair{&one.in.q, &p.in.q},
-                          {&one.in.k, &p.in.k},
-                          {&one.in.v, &p.in.v},
-                          {&one.in.dout, &p.in.dout}})
-    std::copy(from->begin(), from->end(), to->begin() + 512 * 64);
-  p.cu_q = p.cu_k = {0, 512, 1024};
-  const Results got = run(impl(), p);
-  const std::vector<float> o(got.o.begin() + 512 * 64, got.o.end());
-  const Results alone = run(impl(), one);
-  EXPECT_EQ(o, alone.o);
-  p.c.recipe.pv16_tiles = 0;
-  EXPECT_NE(run(impl(), p).o, got.o);
 }
 
 /// Outlier channels of Q and K without a mean, which smoothing cannot remove.

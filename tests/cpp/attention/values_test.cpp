@@ -35,7 +35,7 @@ class Values : public PerImplementation {
  protected:
   const std::vector<std::string> cases = {"h2 nq150 nk300 d64 f32", "h2 nq150 nk300 d64 f32 causal",
                                           "h2 nq150 nk300 d64 f32 tile=64x64 smooth_v=off",
-                                          "h2 nq150 nk300 d64 f32 pv16=1"};
+                                          "h2 nq150 nk300 d64 f32"};
 };
 
 /// Some tokens have no value, or hardly one; so has a whole block of 128.
@@ -120,7 +120,7 @@ TEST_P(Values, ValuesThatAreNotFinite) {
 
 /// The key with the largest logit has the smallest value.
 TEST_P(Values, LargestLogitIsThatOfTheLogits) {
-  for (const char* recipe : {"", " paper", " lift=O", " pv16=all", " tile=64x64"}) {
+  for (const char* recipe : {"", " paper", " lift=O", " tile=64x64"}) {
     AttentionProblem p = make_problem(std::string("h2 n300 d64 f32") + recipe);
     for (int64_t bh = 0; bh < 2; ++bh)
       for (int64_t c = 0; c < 64; ++c) {

@@ -39,17 +39,32 @@ TEST(TracePlan, CrossesSourcesAndVariants) {
   EXPECT_EQ(plan.sources[1].label(), "gaussian σ=3");
 }
 
-TEST(TracePlan, SwitchesReplaceThePreset) {
+TEST(TracePlan, RecipesHaveSwitches) {
   TraceRequest r = small();
-  r.recipes = {"paper"};
-  r.switches.smooth_k = false;
-  r.switches.tile_q = 64;
-  r.switches.pv16_tiles = -1;
-  const Recipe s = plan_trace(r, nullptr).variants[0].settings;
-  EXPECT_FALSE(s.smooth_k);
-  EXPECT_EQ(s.tile_q, 64);
-  EXPECT_EQ(s.tile_k, 64);
-  EXPECT_EQ(s.pv16_tiles, -1);
+  r.recipes = {" smooth_k=off  paper lift=dQ"};
+  r.lifts = {"dV"};
+  const TracePlan plan = plan_trace(r, nullptr);
+  EXPECT_EQ(plan.variants[0].recipe, "paper smooth_k=off lift=dQ");
+  EXPECT_EQ(plan.variants[0].lift, "");
+  EXPECT_FALSE(plan.variants[0].settings.smooth_k);
+  EXPECT_EQ(plan.variants[0].settings.tile_k, 64);
+  EXPECT_EQ(plan.variants[1].lift, "dV");
+  EXPECT_EQ(plan.variants[1].settings.high_precision, kMatmulDQ | kMatmulDV);
+}
+
+TEST(TracePlan, CommasSeparateRecipesAndMatmuls) {
+  using Recipes = std::vector<std::string>;
+  EXPECT_EQ(split_recipes("paper,vectorwise"), (Recipes{"paper", "vectorwise"}));
+  EXPECT_EQ(split_recipes("paper lift=dQ,S' smooth_k=off,vectorwise rounding=dither:O,dQ"),
+            (Recipes{"paper lift=dQ,S' smooth_k=off", "vectorwise rounding=dither:O,dQ"}));
+  EXPECT_EQ(split_recipes("paper,dX"), (Recipes{"paper", "dX"}));
+}
+
+/// The oracle of P, dS and D has the leading entries of the case's lists.
+TEST(Trace, LeadingEntriesReachTheOracle) {
+  TraceRequest none = small("h1 n256 d32 f32 keep=1 lead=0"), all = none;
+  all.base.lead = -1;
+  EXPECT_LT(run(all)[1]["D"].rel_l2, 0.9 * run(none)[1]["D"].rel_l2);
 }
 
 TEST(TracePlan, RefusesWrongNames) {

@@ -113,9 +113,9 @@ TEST(RefWalk, ListsGiveTheirOrderAndTheLeadingEntries) {
   head.visible.restrict_to({128, 128, {{2, 0}, {}}});
   EXPECT_EQ(ref::KeyWalk(head, 1).tiles, (std::vector<int64_t>{4, 5, 0, 1}));
   EXPECT_TRUE(ref::KeyWalk(head, 2).tiles.empty());
-  head.recipe.pv16_tiles = 1;
+  head.lead = 1;
   EXPECT_EQ(ref::KeyWalk(head, 0).leading, 2);  // one entry of two tiles
-  head.recipe.pv16_tiles = -1;
+  head.lead = -1;
   EXPECT_EQ(ref::KeyWalk(head, 0).leading, 4);
 }
 

@@ -55,7 +55,6 @@ TEST(RecipeProperty, OffsetOfVNeedsSmoothing) {
   RandomHead h(256, 256, 64);
   add_offset(h.v, 10.0f);
   Recipe recipe = vectorwise_recipe();
-  recipe.pv16_tiles = 0;
   const ExactAnswer exact(h);
   const double smooth = rel_l2(RecipeAnswer(h, recipe).forward.o, exact.result.o);
   recipe.smooth_v = false;
@@ -145,7 +144,7 @@ TEST(RecipeProperty, TwoChunksOfKeysAddUpToTheWhole) {
 TEST(RecipeProperty, DitherIsReplayableAndKeyed) {
   const RandomHead h(128, 128, 32);
   Recipe r = vectorwise_recipe();
-  r.pv16_tiles = 0, r.rounding = Rounding::dither, r.seed = 5;
+  r.rounding = Rounding::dither, r.seed = 5;
   const auto run = [&](int64_t sequence, int64_t head_index) {
     ref::RecipeHead head = h.recipe(r);
     head.sequence = sequence, head.head = head_index;

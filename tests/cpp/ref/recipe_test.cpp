@@ -82,8 +82,7 @@ TEST_P(RecipeScheme, EachMatmulQuantisesItsOwnOutputs) {
       {kMatmulDP, false, false, false, false},  // never INT8
       {kMatmulDQ, false, true, false, false},       {kMatmulDK, false, false, true, false}};
   for (const auto& c : cases) {
-    Recipe r = recipe(kMatmulAll & ~static_cast<uint32_t>(c.alone));
-    r.pv16_tiles = 0;
+    const Recipe r = recipe(kMatmulAll & ~static_cast<uint32_t>(c.alone));
     const RecipeAnswer got(h, r);
     const auto check = [&](const std::vector<float>& x, const std::vector<double>& y,
                            bool quantised) {
@@ -149,20 +148,19 @@ TEST_P(RecipeScheme, TapShowsValuesAndTheirCodes) {
   };
   const ref::RecipeForward f = ref::recipe_forward(head, [&](const ref::RecipeTile& t) {
     EXPECT_FALSE(t.backward);
-    EXPECT_EQ(t.p8 == nullptr, t.k0 / head.recipe.tile_k < head.recipe.pv16_tiles);
-    int8_forward_tiles += t.p8 != nullptr;
+    ASSERT_NE(t.p8, nullptr);
+    ++int8_forward_tiles;
     for (int64_t r = 0; r < t.rows; ++r)
       for (int64_t c = 0; c < t.cols; ++c) {
         const int64_t at = r * t.cols + c, whole = (t.q0 + r) * 200 + t.k0 + c;
         if (t.k0 + c >= h.visible(t.q0 + r).second) {
           ASSERT_EQ(t.s2[at], -kInf);
           ASSERT_EQ(t.p[at], 0.0f);
-          ASSERT_EQ(t.p8 == nullptr ? 0 : t.p8[at], 0);
+          ASSERT_EQ(t.p8[at], 0);
           continue;
         }
         ++seen_forward[whole];
         s2[whole] = t.s2[at], p[whole] = t.p[at];
-        if (t.p8 == nullptr) continue;
         const float code = t.p8[at];
         ASSERT_GE(code, 0.0f);
         ASSERT_LE(code, static_cast<float>(p_levels));
@@ -226,17 +224,23 @@ TEST(RecipeOracle, ScalesFollowTheirAxis) {
   EXPECT_EQ(coarse.bad_row_fraction, 0.5) << "one scale per tile loses every small row";
 }
 
-TEST(RecipeOracle, LeadingTilesOfPvStayInFloatingPoint) {
+TEST(RecipeOracle, LeadingEntriesOfAListStayInFloatingPoint) {
   const RandomHead h(100, 300, 64);
   Recipe r = vectorwise_recipe();
-  const auto o = [&] { return ref::recipe_forward(h.recipe(r)).o; };
-  r.pv16_tiles = 0;
+  int lead = 0;
+  const auto o = [&] {
+    ref::RecipeHead head = h.recipe(r);
+    head.visible.restrict_to({128, 128, {{0, 1, 2}}});
+    head.lead = lead;
+    return ref::recipe_forward(head).o;
+  };
   const std::vector<float> none = o();
-  r.pv16_tiles = 1;
+  EXPECT_EQ(none, ref::recipe_forward(h.recipe(r)).o) << "a list of all keys";
+  lead = 1;
   const std::vector<float> one = o();
-  r.pv16_tiles = -1;
+  lead = -1;
   const std::vector<float> all = o();
-  r.pv16_tiles = 3;  // 300 keys are three tiles of 128
+  lead = 3;
   EXPECT_EQ(o(), all);
   EXPECT_NE(none, one);
   EXPECT_NE(one, all);
@@ -248,7 +252,7 @@ TEST(RecipeOracle, LeadingTilesOfPvStayInFloatingPoint) {
   const double lifted = rel_l2(o(), want);
   r.high_precision = kMatmulS;
   const double values = rel_l2(o(), want);
-  r.pv16_tiles = 0;
+  lead = 0;
   EXPECT_LT(lifted, 1e-5);
   EXPECT_GT(values, 1e-3);
   EXPECT_LT(values, 0.9 * rel_l2(o(), want));
@@ -279,7 +283,7 @@ RandomHead lossless_head() {
 TEST_P(RecipeScheme, LosslessInputsStayExact) {
   const RandomHead h = lossless_head();
   Recipe r = recipe();
-  r.smooth_k = r.smooth_v = r.rotate = false, r.pv16_tiles = 0;
+  r.smooth_k = r.smooth_v = r.rotate = false;
   const RecipeAnswer got(h, r);
   const ExactAnswer want(h);
   for (size_t n = 0; n < h.q.size(); ++n)

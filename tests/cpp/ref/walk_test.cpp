@@ -49,18 +49,5 @@ TEST(RefWalk, VisitsTilesWithAVisiblePair) {
   EXPECT_EQ(KeyWalk(head, 1).tiles, (std::vector<int64_t>{0}));
 }
 
-TEST(RefWalk, LeadingStepsAreThoseOfTheLeadingTiles) {
-  RecipeHead head = head_of([](int64_t i) { return Pair(i + 60, i + 130); });
-  const auto leading = [&](int pv16_tiles, int64_t q_index) {
-    head.recipe.pv16_tiles = pv16_tiles;
-    return KeyWalk(head, q_index).leading;
-  };
-  EXPECT_EQ(leading(0, 1), 0);
-  EXPECT_EQ(leading(1, 0), 1);
-  EXPECT_EQ(leading(1, 1), 0);  // its first tile is the second of the sequence
-  EXPECT_EQ(leading(3, 1), 2);
-  EXPECT_EQ(leading(-1, 1), 4);
-}
-
 }  // namespace
 }  // namespace sagebwd::ref

@@ -43,10 +43,10 @@ TEST(AttnCase, LeavesDefaultsAndLetsHkFollowH) {
 
 TEST(AttnCase, OrderDoesNotMatter) {
   // Switches refine the preset even when they stand before it.
-  const auto a = AttnCase::parse("pv16=all smooth_v=on paper d32 h4 bf16");
-  const auto b = AttnCase::parse("  h4\td32 paper bf16 smooth_v=on\npv16=all ");
+  const auto a = AttnCase::parse("lift=O smooth_v=on paper d32 h4 bf16");
+  const auto b = AttnCase::parse("  h4\td32 paper bf16 smooth_v=on\nlift=O ");
   EXPECT_EQ(a.to_string(), b.to_string());
-  EXPECT_EQ(a.recipe.pv16_tiles, -1);
+  EXPECT_EQ(a.recipe.high_precision, kMatmulO);
   EXPECT_TRUE(a.recipe.smooth_v);
 }
 
@@ -58,9 +58,9 @@ TEST(AttnCase, RoundTrips) {
            "seed18446744073709551615",
            "b2 h2 hk2 nq64 nk64 d64 full bf16 vectorwise bhsd seed0 tile=128x64 smooth_k=off "
            "smooth_q=on "
-           "smooth_v=off rounding=dither pv16=3 p_levels=127 lift=S,S',dK",
-           "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_v=on pv16=all "
-           "lift=dP",
+           "smooth_v=off rounding=dither lift=S,S',dK",
+           "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_v=on "
+           "lift=O,dP",
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 softcap=0.5 f16 vectorwise bhsd seed1",
@@ -172,7 +172,6 @@ TEST(AttnCase, CountsVisiblePairsExactly) {
   // More queries than keys: the first two rows see nothing.
   EXPECT_EQ(AttnCase::parse("nq5 nk3 causal").visible_pairs(), 6);
   EXPECT_EQ(AttnCase::parse("n10 window=2,1").visible_pairs(), 10 + (10 - 1) + (10 - 2) + (10 - 1));
-  EXPECT_EQ(AttnCase::parse("n10 causal").visible_pairs_below(4), 1 + 2 + 3 + 4 * 7);
 }
 
 TEST(MacCounts, SplitsByArithmetic) {
@@ -197,26 +196,17 @@ TEST(MacCounts, TwoOfTheBackwardAndOneOfTheForwardHaveTheHeadDimOfV) {
   EXPECT_EQ(count_macs(c, Direction::backward).floating(), pairs * 48);
 }
 
-TEST(MacCounts, LeavesLiftedAndLeadingTilesOutOfInt8) {
-  // One leading tile of 64 keys out of 256 keeps P·V in floating point.
-  const auto c = AttnCase::parse("n256 d32 vectorwise tile=64x64 pv16=1 lift=S");
-  const int64_t one = int64_t{256} * 256 * 32;
+TEST(MacCounts, LeavesLiftedMatmulsAndLeadingPairsOutOfInt8) {
+  const auto c = AttnCase::parse("n256 d32 vectorwise lift=S");
+  const int64_t pairs = int64_t{256} * 256, one = pairs * 32;
   const MacCounts forward = count_macs(c, Direction::forward);
   EXPECT_EQ(forward.of(kMatmulS).floating, one);
-  EXPECT_EQ(forward.of(kMatmulO).floating, one / 4);
-  EXPECT_EQ(forward.of(kMatmulO).int8, one * 3 / 4);
-  EXPECT_EQ(count_macs(c, Direction::forward, 128).of(kMatmulO).floating, one / 2);
-  EXPECT_EQ(count_macs(AttnCase::parse("n256 d32"), Direction::forward).of(kMatmulO).floating, 0);
-  const auto all = AttnCase::parse("n256 d32 pv16=all");
-  EXPECT_EQ(count_macs(all, Direction::forward).of(kMatmulO).int8, 0);
-}
-
-TEST(ParseMatmuls, ReadsListsAndTheQuoteFreeAlias) {
-  EXPECT_EQ(parse_matmuls("S"), kMatmulS);
-  EXPECT_EQ(parse_matmuls("S',dQ"), kMatmulSRecompute | kMatmulDQ);
-  EXPECT_EQ(parse_matmuls("S2"), kMatmulSRecompute);
-  EXPECT_THROW(parse_matmuls(""), Error);
-  EXPECT_THROW(parse_matmuls("S,,O"), Error);
+  EXPECT_EQ(forward.of(kMatmulO).floating, 0);
+  const MacCounts lead = count_macs(c, Direction::forward, {pairs, pairs / 4});
+  EXPECT_EQ(lead.of(kMatmulO).floating, one / 4);
+  EXPECT_EQ(lead.of(kMatmulO).int8, one * 3 / 4);
+  const auto lifted = AttnCase::parse("n256 d32 lift=O");
+  EXPECT_EQ(count_macs(lifted, Direction::forward).of(kMatmulO).int8, 0);
 }
 
 }  // namespace

@@ -170,15 +170,12 @@ TEST(Problem, WrittenLayoutsThatKeepElementsApart) {
   }
 }
 
-TEST(Names, OfEnumsAndRecipes) {
+TEST(Names, OfEnums) {
   EXPECT_STREQ(dtype_name(Dtype::f32), "f32");
   EXPECT_STREQ(dtype_name(Dtype::bf16), "bf16");
   EXPECT_STREQ(dtype_name(Dtype::f16), "f16");
-  EXPECT_EQ(recipe_by_name("paper").scheme, Scheme::paper);
-  EXPECT_EQ(recipe_by_name("vectorwise").scheme, Scheme::vectorwise);
   EXPECT_STREQ(scheme_name(Scheme::paper), "paper");
   EXPECT_STREQ(scheme_name(Scheme::vectorwise), "vectorwise");
-  EXPECT_THROW(recipe_by_name("Paper"), Error);
   std::string all;
   for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1) all += std::string(matmul_name(bit)) + " ";
   EXPECT_EQ(all, "S O S' dV dP dQ dK ");

@@ -102,6 +102,11 @@ void fill_shared(const AttentionProblem& p, const RunOptions& o, const Tensors& 
   a.parallel_for = o.parallel_for;
 }
 
+spec::Problem with_levels(const AttentionProblem& p, spec::Problem problem) {
+  problem.levels_of_p = p.levels_of_p;
+  return problem;
+}
+
 std::string show(const std::vector<int32_t>& x) {
   std::ostringstream s;
   for (size_t i = 0; i < x.size(); ++i) s << (i ? "," : "") << x[i];
@@ -119,7 +124,7 @@ spec::Problem AttentionProblem::resolved() const {
   a.documents = documents();
   a.blocks = lists.view();
   a.recipe = c.recipe;
-  return spec::resolve(a, false);
+  return with_levels(*this, spec::resolve(a, false));
 }
 
 std::string AttentionProblem::describe() const {
@@ -129,6 +134,7 @@ std::string AttentionProblem::describe() const {
   if (!cu_q.empty()) s << " | cu_q " << show(cu_q) << " cu_k " << show(cu_k);
   if (!dlse.empty()) s << " | dlse";
   if (partial_kv) s << " | partial_kv";
+  if (levels_of_p != 0) s << " | " << levels_of_p << " levels of P";
   return s.str();
 }
 
@@ -177,7 +183,7 @@ Results run(const dispatch::Implementation& impl, const AttentionProblem& p,
   fill_shared(p, options, t, f);
   f.max_logit = static_cast<float*>(t.max_logit.view().data);
   {
-    const spec::Problem problem = spec::resolve(f, true);
+    const spec::Problem problem = with_levels(p, spec::resolve(f, true));
     const Workspace workspace(impl.workspace(problem), options.guard, options.fill);
     impl.forward(problem, f, workspace.data());
     workspace.check("forward");
@@ -196,7 +202,7 @@ Results run(const dispatch::Implementation& impl, const AttentionProblem& p,
     b.dout = t.dout.view(), b.dq = t.dq.view(), b.dk = t.dk.view(), b.dv = t.dv.view();
     if (!p.dlse.empty()) b.dlse = t.dlse.stats();
     b.partial_kv = p.partial_kv;
-    const spec::Problem problem = spec::resolve(b, true);
+    const spec::Problem problem = with_levels(p, spec::resolve(b, true));
     const Workspace workspace(impl.workspace(problem), options.guard, options.fill);
     impl.backward(problem, b, workspace.data());
     workspace.check("backward");

@@ -28,7 +28,8 @@ struct AttentionProblem {
   float scale = 0.0f;               // 0: 1/sqrt(d)
   std::vector<int32_t> cu_q, cu_k;  // documents; empty: not packed
   bool partial_kv = false;
-  trace::Lists lists;  // of the case; make_lists() after documents or inputs have changed
+  int levels_of_p = 0;  // 0: those of the implementation
+  trace::Lists lists;   // of the case; make_lists() after documents or inputs have changed
 
   Shape q_shape() const { return {c.b, c.h, c.nq, c.d}; }
   Shape k_shape() const { return {c.b, c.hk, c.nk, c.d}; }

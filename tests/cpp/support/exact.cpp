@@ -130,7 +130,7 @@ Exact exact(const AttentionProblem& p) {
 Exact bf16_attention(const AttentionProblem& p) { return run_exact(p, bf16_head); }
 
 AttentionProblem with_levels_of(const dispatch::Implementation& impl, AttentionProblem p) {
-  p.c.recipe.p_levels = impl.tiles(p.resolved()).p_levels;
+  p.levels_of_p = impl.tiles(p.resolved()).p_levels;
   return p;
 }
 
@@ -154,7 +154,7 @@ OneHead one_head(const dispatch::Implementation& impl, const AttentionProblem& p
   head.recipe = r.recipe;
   const backend::Tiles tiles = impl.tiles(r);
   head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
-  head.recipe.p_levels = tiles.p_levels;
+  head.lead = r.lead(), head.levels_of_p = tiles.p_levels;
   head.sequence = sequence, head.head = h;
   return one;
 }

@@ -78,7 +78,7 @@ TEST(CompareHead, ErrorsSitWhereTheQuantisationIs) {
   EXPECT_GT(e.dv.rel_l2, 0.005);
   EXPECT_LT(e.dq.rel_l2, 1e-5);
 
-  recipe.high_precision = kMatmulAll & ~static_cast<uint32_t>(kMatmulO), recipe.pv16_tiles = 0;
+  recipe.high_precision = kMatmulAll & ~static_cast<uint32_t>(kMatmulO);
   e = errors_of(h, recipe);
   EXPECT_GT(e.delta.rel_l2, 0.005) << "D inherits the error of O";
   EXPECT_GT(e.ds_unquantised.rel_l2, 1e-5);

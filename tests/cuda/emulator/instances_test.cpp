@@ -27,7 +27,7 @@ class Instances : public testing::TestWithParam<std::string> {
   DeviceCase make(const char* rest) const { return DeviceCase(GetParam() + " h2 hk1 " + rest); }
 };
 
-TEST_P(Instances, Masked) { expect_parity(make("n140 window=90,9 pv16=1")); }
+TEST_P(Instances, Masked) { expect_parity(make("n140 window=90,9")); }
 
 TEST_P(Instances, DeterministicDocuments) {
   DeviceCase dc = make("nq150 nk140 causal");

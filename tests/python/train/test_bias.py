@@ -13,7 +13,7 @@ from test_compare import check_page
 
 pytestmark = pytest.mark.slow
 
-LIFTED = "lifted=vectorwise:lift=S+O+S'+dV+dP+dQ+dK"
+LIFTED = "lifted=vectorwise lift=S,O,S',dV,dP,dQ,dK"
 
 
 @pytest.fixture(scope="module")

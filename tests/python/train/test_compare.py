@@ -45,7 +45,7 @@ def compared(tmp_path_factory):
     config = tiny.config(
         tmp_path_factory.mktemp("compare"), steps=12, eval_every=4, audit_every=3, sample_tokens=5
     )
-    arms = "fpa,paper,vectorwise,two=vectorwise:smoothing=none:lift=dQ+dK"
+    arms = "fpa,paper,vectorwise,two=vectorwise smooth_k=off lift=dQ,dK"
     return config, compare(config, arms, ["--compare", arms])
 
 
@@ -55,7 +55,7 @@ def test_arms_are_what_a_single_run_is(compared, tmp_path):
     train(alone)
     assert tiny.losses(alone.out) == tiny.losses(Path(config.out) / "paper")
     assert [r.name for r in runs] == ["fpa", "paper", "vectorwise", "two"]
-    assert runs[3].config["lift"] == "dQ,dK"
+    assert runs[3].config["recipe"] == "vectorwise smooth_k=off lift=dQ,dK"
 
 
 def test_report(compared):
@@ -98,16 +98,19 @@ def test_report_of_single_runs(compared, capsys):
 
 def test_an_arm_that_blows_up_does_not_stop_the_others(tmp_path, capsys):
     config = tiny.config(tmp_path, steps=6, clip=0.0, warmup=0)
-    runs = compare(config, "fpa,wild=fpa:lr=1e20:qk_norm=no")
+    runs = compare(config, "fpa,wild=fpa lr=1e20 qk_norm=no")
     assert [r.name for r in runs] == ["fpa"]
     assert "wild did not finish: step" in capsys.readouterr().out
 
 
-def test_colons_and_commas_inside_of_values(tmp_path):
-    text = "vectorwise:rounding=dither:dQ+dK:lr=1e-3,paper:lift=dQ+dK"
+def test_switches_of_the_recipe_and_fields_are_words(tmp_path):
+    text = "vectorwise rounding=dither:dQ,dK lr=1e-3,paper lift=dQ,dK, twice=fpa seed=1"
     arms = parse_arms(text, tiny.config(tmp_path))
-    assert (arms["vectorwise"].rounding, arms["vectorwise"].lr) == ("dither:dQ,dK", 1e-3)
-    assert arms["paper"].lift == "dQ,dK"
+    assert list(arms) == ["vectorwise", "paper", "twice"]
+    assert arms["vectorwise"].recipe == "vectorwise rounding=dither:dQ,dK"
+    assert arms["vectorwise"].lr == 1e-3
+    assert arms["paper"].recipe == "paper lift=dQ,dK"
+    assert (arms["twice"].attention, arms["twice"].seed) == ("fpa", 1)
 
 
 def test_refusals(tmp_path, monkeypatch):
@@ -115,12 +118,14 @@ def test_refusals(tmp_path, monkeypatch):
     for text, words in (
         ("fpa,int4", "expected an arm of"),
         ("fpa,vectorwize", "did you mean 'vectorwise'"),
-        ("paper:roundin=dither", "did you mean 'rounding'"),
-        ("paper:rounding=diter", "did you mean 'dither'"),
+        ("paper roundin=dither", "did you mean 'rounding'"),
+        ("paper rounding=diter", "did you mean 'dither'"),
         ("fpa,fpa", "two arms are named"),
-        ("paper:rounding", "expected field=value"),
-        ("paper:rounding=dither:dP", "expected 'nearest', 'dither' or 'dither:' with names"),
-        ("paper:colour=red", "no field is named"),
+        ("paper rounding", "expected field=value"),
+        ("paper:rounding=dither", "changes are words"),
+        ("fpa rounding=dither", "fpa has no recipe"),
+        ("paper rounding=dither:dP", "expected 'nearest', 'dither' or 'dither:' with names"),
+        ("paper colour=red", "no field is named"),
         ("", "no arms"),
         ("..=fpa", "name of its directory"),
         ("../up=fpa", "name of its directory"),
@@ -128,11 +133,11 @@ def test_refusals(tmp_path, monkeypatch):
         ("/tmp/x=fpa", "name of its directory"),
         (".hidden=fpa", "name of its directory"),
         ("a..b=fpa", "name of its directory"),
-        ("a\nb=fpa", "name of its directory"),
+        ("a\nb=fpa", "expected an arm of"),
         ("x" * 300 + "=fpa", "name of its directory"),
-        ("paper:out=/tmp/x", "out is the same for all arms"),
-        ("paper:data=other.txt", "data is the same for all arms"),
-        ("paper:qk_norm=perhaps", "qk_norm: expected a value of type bool"),
+        ("paper out=/tmp/x", "out is the same for all arms"),
+        ("paper data=other.txt", "data is the same for all arms"),
+        ("paper qk_norm=perhaps", "qk_norm: expected a value of type bool"),
     ):
         with pytest.raises(BadInput, match=words):
             parse_arms(text, config)

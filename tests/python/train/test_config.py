@@ -16,7 +16,7 @@ from sagebwd.train import Config, Trainer, errors, preset, train
 from sagebwd.train.__main__ import main
 from sagebwd.train.attend import Clock, dither_seed, make_attend
 from sagebwd.train.batch_plan import plan_batch
-from sagebwd.train.config import FIELDS, check, count, from_dict
+from sagebwd.train.config import FIELDS, check, count, from_dict, upgraded
 from sagebwd.train.errors import EXIT_CODES, BadInput
 from sagebwd.train.flops import per_token
 from sagebwd.train.model import Llama
@@ -65,9 +65,9 @@ def test_counts(text, value):
         (dict(tokens_per_step=1000), "expected a multiple of the context 128, got 1000; 1024"),
         (dict(steps=0), "steps: expected at least 1"),
         (dict(lr=0.0), "lr: expected a positive"),
-        (dict(lift="dX"), "expected names of"),
+        (dict(recipe="paper lift=dX"), "expected names of"),
         (dict(warmup=-1), "warmup: expected 0 or more"),
-        (dict(tile_q=65), "tile_q: expected 0 or a multiple of 64 up to 256, got 65"),
+        (dict(recipe="paper tile=65x64"), "tile_q: expected 0 or a multiple of 64 up to 256"),
     ],
 )
 def test_refusals(changes, words):
@@ -146,27 +146,41 @@ def test_refusals_of_values():
 
 
 def test_json_round_trip():
-    config = preset("demo", recipe="paper", qk_norm=False, lift="dQ", lr=1.25e-3)
+    config = preset("demo", recipe="paper lift=dQ", qk_norm=False, lr=1.25e-3)
     assert from_dict(json.loads(config.to_json())) == config
 
 
-def test_attention_fields_make_the_recipe():
-    make = lambda **changes: Config(**changes).make_recipe()
-    assert make().text() == "vectorwise"
-    assert make(recipe="paper", rounding="dither").text() == "paper rounding=dither"
-    assert make(rounding="dither:dQ").text() == "vectorwise rounding=dither:32"
-    assert make(smoothing="none").smooth_k is False
-    assert make(smoothing="qk").smooth_q is True and make(smoothing="qk").smooth_k is True
-    assert make(lift="dQ, dK").high_precision == ("dQ", "dK")
-    assert make(recipe="paper").pv16_tiles == 0
-    assert make(tile_q=64, tile_k=128).text() == "vectorwise tile_q=64 tile_k=128"
-    assert make(recipe="paper", tile_k=128).text() == "paper tile_k=128"
-    assert Config(tile_q=64).describe_attention() == "vectorwise tile_q 64"
+def test_equal_recipes_are_equal_in_a_configuration():
+    config = from_dict(dict(recipe=" rounding=dither  paper smooth_k=on lift=dK,dQ"))
+    assert config.recipe == config.describe_attention() == "paper rounding=dither lift=dQ,dK"
+    assert config.make_recipe().text() == config.recipe
+
+
+@pytest.mark.parametrize(
+    "old, recipe",
+    [
+        (dict(rounding="nearest", smoothing="recipe", lift="", tile_q=0, tile_k=0), "vectorwise"),
+        (dict(recipe="paper", rounding="dither"), "paper rounding=dither"),
+        (dict(rounding="dither:dQ"), "vectorwise rounding=dither:dQ"),
+        (dict(smoothing="none"), "vectorwise smooth_k=off"),
+        (dict(smoothing="qk"), "vectorwise smooth_q=on"),
+        (dict(smoothing="k", recipe="paper"), "paper"),
+        (dict(lift="dQ, dK"), "vectorwise lift=dQ,dK"),
+        (dict(tile_q=64, tile_k=128), "vectorwise tile=64x128"),
+        (dict(recipe="paper", tile_k=128), "paper tile=128x128"),
+    ],
+    ids=str,
+)
+def test_configurations_of_older_versions_mean_the_same_numbers(old, recipe):
+    assert from_dict(upgraded(old)).recipe == recipe
+    assert not set(upgraded(old)) & {"rounding", "smoothing", "lift", "tile_q", "tile_k"}
+    with pytest.raises(BadInput, match="no field is named"):
+        from_dict(dict(rounding="dither"))
 
 
 def test_dither_of_one_matmul_draws_new_seeds():
     clock = Clock()
-    attend = make_attend(Config(rounding="dither:dQ"), 0, clock)
+    attend = make_attend(Config(recipe="vectorwise rounding=dither:dQ"), 0, clock)
     q, k, v = (torch.randn(1, 40, 2, 32, requires_grad=True) for _ in range(3))
     grads = []
     for clock.step in (1, 1, 2):

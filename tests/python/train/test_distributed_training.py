@@ -30,7 +30,7 @@ ARMS = {
     "ddp-accumulate": dict(parallel="ddp", micro_batch=1),
     "fsdp": dict(parallel="fsdp"),
     "fsdp-accumulate": dict(parallel="fsdp", micro_batch=1, recompute=True),
-    "context-float": dict(context_parallel=2, lift="S,O,S',dV,dP,dQ,dK"),
+    "context-float": dict(context_parallel=2, recipe="vectorwise lift=S,O,S',dV,dP,dQ,dK"),
     "context-int8": dict(context_parallel=2, kv_heads=1),
 }
 

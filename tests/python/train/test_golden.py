@@ -28,7 +28,7 @@ ARMS = {
     "fpa": dict(attention="fpa"),
     "vectorwise": dict(),
     "paper": dict(recipe="paper"),
-    "paper-dither": dict(recipe="paper", rounding="dither"),
+    "paper-dither": dict(recipe="paper rounding=dither"),
 }
 
 

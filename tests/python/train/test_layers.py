@@ -20,7 +20,7 @@ def run(tmp_path_factory):
 
 def test_layers(run, tmp_path, capsys):
     captures = tmp_path / "captures.safetensors"
-    arms = "paper,vectorwise,lifted=vectorwise:lift=S+O+S'+dV+dP+dQ+dK"
+    arms = "paper,vectorwise,lifted=vectorwise lift=S,O,S',dV,dP,dQ,dK"
     assert layers.main([run, "--arms", arms, "--captures", str(captures), "--tokens", "100"]) == 0
     text = capsys.readouterr().out
     assert text.count("max logit") == 3

@@ -19,7 +19,7 @@ from sagebwd.train.errors import BadInput, NonFinite, NotSaved, Stopped
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [dict(), dict(rounding="dither", recipe="paper"), dict(attention="fpa")],
+    [dict(), dict(recipe="paper rounding=dither"), dict(attention="fpa")],
     ids=["vectorwise", "paper-dither", "fpa"],
 )
 def test_two_runs_are_equal(tmp_path, changes):
@@ -50,13 +50,14 @@ def _arguments(config):
     for name in ("data", "out", "device", "threads", "eval_every", "context", "steps", "warmup",
                  "tokens_per_step", "save_every", "eval_tokens"):  # fmt: skip
         flags += ["--" + name.replace("_", "-"), getattr(config, name)]
-    return ["--preset", "nano", "--deterministic", "--rounding", "dither", *flags]
+    return ["--preset", "nano", "--deterministic", "--recipe", "vectorwise rounding=dither", *flags]
 
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path):
     """kill -9 at a random moment of a real run, then resume: as if nothing had happened."""
-    config = tiny.config(tmp_path, steps=60, save_every=7, rounding="dither", keep=3)
+    dithered = "vectorwise rounding=dither"
+    config = tiny.config(tmp_path, steps=60, save_every=7, recipe=dithered, keep=3)
     straight = replace(config, out=str(tmp_path / "straight"))
     train(straight)
     process = subprocess.Popen(
@@ -256,8 +257,10 @@ def test_accumulation_and_recomputation_change_nothing_but_rounding(tmp_path):
         "parts": dict(micro_batch=1),
         "recompute": dict(micro_batch=4, recompute=True),
         "compiled": dict(micro_batch=4, compile="aot_eager"),
-        "dither": dict(micro_batch=4, rounding="dither"),
-        "dither-compiled": dict(micro_batch=4, rounding="dither", compile="aot_eager"),
+        "dither": dict(micro_batch=4, recipe="vectorwise rounding=dither"),
+        "dither-compiled": dict(
+            micro_batch=4, recipe="vectorwise rounding=dither", compile="aot_eager"
+        ),
     }.items():
         config = tiny.config(tmp_path, steps=4, layers=1, out=str(tmp_path / name), **changes)
         train(config)
@@ -283,8 +286,8 @@ def test_blocks_are_compiled_once(tmp_path):
 
 def test_bf16_grouped_queries_untied(tmp_path):
     config = tiny.config(
-        tmp_path, steps=25, dtype="bf16", kv_heads=1, tied=False, qk_norm=False, smoothing="qk",
-        lift="dQ,dK",
+        tmp_path, steps=25, dtype="bf16", kv_heads=1, tied=False, qk_norm=False,
+        recipe="vectorwise smooth_q=on lift=dQ,dK",
     )  # fmt: skip
     train(config)
     curve = [loss for _, loss, _ in tiny.losses(config.out)]

@@ -17,7 +17,8 @@
 //
 // Tiles in INT8 come first and those in 16 bit after them. The order does not matter to the sums,
 // and the loop that takes the time has one kind of tile only, which saves registers. In 16 bit are
-// the leading tiles (pv16_tiles) and poisoned ones, whose V holds NaN or Inf.
+// the leading tiles of a list (all tiles where O is lifted) and poisoned ones, whose V holds NaN or
+// Inf.
 //
 // config.cuh has the instances, work.cuh the queries and keys of a thread block, shared.cuh the
 // shared memory.

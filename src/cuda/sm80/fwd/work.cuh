@@ -49,7 +49,7 @@ __device__ Work<kConfig> work_of(const ForwardParams& p, int block) {
     w.leading = listed.leading;
   } else {
     w.walk = tile::walk_keys(p.mask, w.s, w.q0, last, kTileK);
-    w.leading = w.walk.leading(p.pv16_tiles);
+    w.leading = p.v16_is_v ? w.walk.steps : 0;
   }
   w.keys = static_cast<uint32_t>(w.head / p.group * p.tk + w.s.k_pad);
   w.log_levels = log2f(p.p_levels);

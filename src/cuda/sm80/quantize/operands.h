@@ -23,16 +23,16 @@ struct OperandJob : tuned::OperandJob {
   bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
   bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
 
-  // V in 16 bit, [hk, tk, D]. Forward: codes of the leading pv16_tiles tiles (V itself if
-  // v16_is_v), and V itself of poisoned ones. Backward: codes if folds_v, else V itself.
+  // V in 16 bit, [hk, tk, D]. Forward: V itself if v16_is_v, else codes if tiles lead, and V
+  // itself of poisoned tiles. Backward: codes if folds_v, else V itself.
   void* v16 = nullptr;
 
   // Forward.
   TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]
   int tile_k;
   FoldedScales* folded = nullptr;  // [hk, tk / kBlock]
-  int64_t pv16_tiles;
   bool v16_is_v;
+  bool leads;  // any tile may be one of a leading entry of a list
 
   // Backward.
   int8_t* k8t = nullptr;     // [hk, tk / kSlab, D, kSlab], in the order of tile::turned

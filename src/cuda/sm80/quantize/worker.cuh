@@ -225,11 +225,10 @@ struct Worker {
         to.exponent[place] = log2f(folded) + FoldedScales::kBias;
         to.inverse[place] = arch::reciprocal_approx(folded);
       }
-      const bool leading = item.first + mine < job.pv16_tiles * job.tile_k,
-                 as_loaded = poisoned || (leading && job.v16_is_v);
+      const bool as_loaded = poisoned || job.v16_is_v;
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
-      if (leading && !as_loaded) b.write_codes_16(job.v16);
+      if (job.leads && !as_loaded) b.write_codes_16(job.v16);
       b.template write_codes<Values::made>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       __syncthreads();
