@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def run(*args, env=None, check=True):
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "SAGEBWD_PYTHON": sys.executable, **(env or {})},
     )
     if check:
         assert done.returncode == 0, done.stderr
@@ -529,7 +530,7 @@ class Page(HTMLParser):
         attrs = dict(attrs)
         self.attributes += attrs.items()
         self.classes += attrs.get("class", "").split()
-        if tag == "svg":
+        if tag == "svg" and "aria-label" in attrs:  # others are parts of a chart
             self.charts.append(attrs["aria-label"])
         if tag not in self.VOID:
             self.open.append(tag)
@@ -586,6 +587,24 @@ def test_report_writes_where_it_is_told(tmp_path):
     run("report", "--quick", "--html", tmp_path / "a.html", "--json", tmp_path / "b.json")
     assert (tmp_path / "a.html").exists() and (tmp_path / "b.json").exists()
     assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.slow
+def test_without_the_python_package_there_is_no_page(tmp_path):
+    alone = {"SAGEBWD_PYTHON": ""}
+    for command in (("report", "--quick"), ("trace", "--n", 64)):
+        words = refused(*command, "--html", tmp_path / "a.html", env=alone)
+        assert "pip install ." in words and "python -m sagebwd.pages" in words
+    done = run("report", "--quick", "--json", tmp_path / "r.json", env=alone)
+    assert f"python -m sagebwd.pages {tmp_path / 'r.json'} report.html" in done.stdout
+    page = tmp_path / "r.html"
+    command = [sys.executable, "-m", "sagebwd.pages", str(tmp_path / "r.json"), str(page)]
+    subprocess.run(command, check=True)
+    assert Page(page.read_text()).classes.count("ring") == 20
+    broken = run(
+        "trace", "--n", 64, "--html", page, env={"SAGEBWD_PYTHON": "/bin/false"}, check=False
+    )
+    assert broken.returncode == 2 and "SAGEBWD_PYTHON" in broken.stderr
 
 
 # --- bench
