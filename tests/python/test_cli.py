@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sagebwd program as a user meets it: exit codes, messages, JSON, pages, captured tensors."""
 
+import importlib.util
 import json
 import os
 import struct
@@ -15,6 +16,9 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build" / "bin" / "sagebwd"))
+needs_pages = pytest.mark.skipif(
+    importlib.util.find_spec("sagebwd") is None, reason="the Python package makes pages"
+)
 TENSORS = ("O", "dQ", "dK", "dV", "P", "dS", "D")
 
 
@@ -285,6 +289,7 @@ def test_verbose_reports_progress():
 # --- captured tensors
 
 
+@needs_pages
 def test_captured_layers(tmp_path):
     path, out, page = tmp_path / "c.safetensors", tmp_path / "t.json", tmp_path / "t.html"
     capture(path, layers=(3, 12, 0), heads=4, kv_heads=2)
@@ -547,6 +552,7 @@ class Page(HTMLParser):
         self.open.pop()
 
 
+@needs_pages
 @pytest.mark.slow
 def test_report(tmp_path):
     html = tmp_path / "r.html"
@@ -582,6 +588,7 @@ def test_report(tmp_path):
     assert words.rindex("`vectorwise`") > words.rindex("gates")  # ends with the verdict
 
 
+@needs_pages
 @pytest.mark.slow
 def test_report_writes_where_it_is_told(tmp_path):
     run("report", "--quick", "--html", tmp_path / "a.html", "--json", tmp_path / "b.json")
@@ -589,6 +596,7 @@ def test_report_writes_where_it_is_told(tmp_path):
     assert not (tmp_path / "a.json").exists()
 
 
+@needs_pages
 @pytest.mark.slow
 def test_without_the_python_package_there_is_no_page(tmp_path):
     alone = {"SAGEBWD_PYTHON": ""}
@@ -650,6 +658,7 @@ def test_bench_runs_a_pinned_implementation(tmp_path):
     assert json.loads(out.read_text())["results"][0]["impl"] == "ref"
 
 
+@needs_pages
 def test_files_are_not_overwritten_by_others(tmp_path):
     captured = tmp_path / "captured.safetensors"
     capture(captured)
