@@ -46,8 +46,8 @@ check test test-all: packages
 .PHONY: demo
 demo: setup build/build.ninja
 	@cmake --build build -j $(JOBS) --target bin/sagebwd
-	@build/bin/sagebwd report --html build/report.html --json build/report.json
 	@tools/setup/package.sh $(VENV)
+	@SAGEBWD_PYTHON=$(VENV)/bin/python build/bin/sagebwd report --html build/report.html --json build/report.json
 	@OMP_WAIT_POLICY=passive $(VENV)/bin/python -m sagebwd.train.demo --accuracy build/report.json --out build/demo
 
 # The pages are read and the Python sources parsed: nothing has to be built. Every warning is an error.

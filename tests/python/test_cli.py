@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sagebwd program as a user meets it: exit codes, messages, JSON, pages, captured tensors."""
 
+import importlib.util
 import json
 import os
 import struct
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build" / "bin" / "sagebwd"))
+needs_pages = pytest.mark.skipif(
+    importlib.util.find_spec("sagebwd") is None, reason="the Python package makes pages"
+)
 TENSORS = ("O", "dQ", "dK", "dV", "P", "dS", "D")
 
 
@@ -24,7 +29,7 @@ def run(*args, env=None, check=True):
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "SAGEBWD_PYTHON": sys.executable, **(env or {})},
     )
     if check:
         assert done.returncode == 0, done.stderr
@@ -269,6 +274,7 @@ def test_verbose_reports_progress():
 # --- captured tensors
 
 
+@needs_pages
 def test_captured_layers(tmp_path):
     path, out, page = tmp_path / "c.safetensors", tmp_path / "t.json", tmp_path / "t.html"
     capture(path, layers=(3, 12, 0), heads=4, kv_heads=2)
@@ -510,7 +516,7 @@ class Page(HTMLParser):
         attrs = dict(attrs)
         self.attributes += attrs.items()
         self.classes += attrs.get("class", "").split()
-        if tag == "svg":
+        if tag == "svg" and "aria-label" in attrs:  # others are parts of a chart
             self.charts.append(attrs["aria-label"])
         if tag not in self.VOID:
             self.open.append(tag)
@@ -527,6 +533,7 @@ class Page(HTMLParser):
         self.open.pop()
 
 
+@needs_pages
 @pytest.mark.slow
 def test_report(tmp_path):
     html = tmp_path / "r.html"
@@ -562,11 +569,31 @@ def test_report(tmp_path):
     assert words.rindex("`vectorwise`") > words.rindex("gates")  # ends with the verdict
 
 
+@needs_pages
 @pytest.mark.slow
 def test_report_writes_where_it_is_told(tmp_path):
     run("report", "--quick", "--html", tmp_path / "a.html", "--json", tmp_path / "b.json")
     assert (tmp_path / "a.html").exists() and (tmp_path / "b.json").exists()
     assert not (tmp_path / "a.json").exists()
+
+
+@needs_pages
+@pytest.mark.slow
+def test_without_the_python_package_there_is_no_page(tmp_path):
+    alone = {"SAGEBWD_PYTHON": ""}
+    for command in (("report", "--quick"), ("trace", "--n", 64)):
+        words = refused(*command, "--html", tmp_path / "a.html", env=alone)
+        assert "pip install ." in words and "python -m sagebwd.pages" in words
+    done = run("report", "--quick", "--json", tmp_path / "r.json", env=alone)
+    assert f"python -m sagebwd.pages {tmp_path / 'r.json'} report.html" in done.stdout
+    page = tmp_path / "r.html"
+    command = [sys.executable, "-m", "sagebwd.pages", str(tmp_path / "r.json"), str(page)]
+    subprocess.run(command, check=True)
+    assert Page(page.read_text()).classes.count("ring") == 20
+    broken = run(
+        "trace", "--n", 64, "--html", page, env={"SAGEBWD_PYTHON": "/bin/false"}, check=False
+    )
+    assert broken.returncode == 2 and "SAGEBWD_PYTHON" in broken.stderr
 
 
 # --- bench
@@ -612,6 +639,7 @@ def test_bench_runs_a_pinned_implementation(tmp_path):
     assert json.loads(out.read_text())["results"][0]["impl"] == "ref"
 
 
+@needs_pages
 def test_files_are_not_overwritten_by_others(tmp_path):
     captured = tmp_path / "captured.safetensors"
     capture(captured)

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FRONT = "*"  # the modules of the package itself
 DOORS = {"sagebwd", "sagebwd.__main__", "sagebwd.bench", "sagebwd.bench_sparse"}
-LIBRARY = {"_ops", FRONT, "integrations", "sla2"}
+LIBRARY = {"_ops", FRONT, "integrations", "sla2", "launch"}
 OTHERS = {"tools", "pages", "train", "evidence", "sla2.demo"}
 
 

@@ -4,31 +4,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "html.h"
-#include "plot.h"
+#include "document.h"
 #include "table.h"
 #include "trace/published.h"
 
 namespace sagebwd::cli {
 namespace {
 
-std::string legend(const std::vector<Shown>& shown, bool published) {
-  std::string out = "<div class=\"legend\">";
-  for (const Shown& v : shown)
-    out += "<span class=\"c-" + v.css + "\">" + escape(v.label) + "</span>";
-  if (published) out += "<span class=\"c-published\">published</span>";
-  return out + "</div>\n";
-}
-
-/// Widens a range to the next 1, 2 or 5 on both sides.
-std::pair<double, double> rounded_log_range(double low, double high) {
-  const auto wide = log_ticks(low / 10, high * 10);
-  double from = wide.front(), to = wide.back();
-  for (double t : wide) {
-    if (t <= low) from = t;
-    if (t >= high) to = std::min(to, t);
-  }
-  return {from, to};
+json legend(const std::vector<Shown>& shown, bool published) {
+  json entries = json::array();
+  for (const Shown& v : shown) entries.push_back({v.label, v.css});
+  if (published) entries.push_back({"published", "published"});
+  return {{"kind", "legend"}, {"entries", entries}};
 }
 
 std::string tiles(const TraceResult& r) {
@@ -66,94 +53,89 @@ bool is_best(const SourceCases& source, const TraceResult& r, const char* tensor
 
 }  // namespace
 
-std::string sweep_charts(const Results& results, const Sweep& sweep) {
-  const auto shown = shown_variants(results);
-  std::vector<LineChart> charts;
+json sweep_charts(const Results& results, const Sweep& sweep) {
+  json charts = json::array();
   double low = 1e300, high = 0;
   bool published = false;
+  const auto line_of = [&](const std::string& label, const std::string& colour, bool joined,
+                           std::vector<std::pair<double, double>> points) -> json {
+    std::sort(points.begin(), points.end());
+    for (const auto& [x, y] : points)
+      if (y > 0 && std::isfinite(y)) low = std::min(low, y), high = std::max(high, y);
+    return {{"label", label}, {"colour", colour}, {"joined", joined}, {"points", points}};
+  };
   for (const char* tensor : kOutputs) {
-    LineChart chart{std::string(tensor) + ", relative L2 error",
-                    sweep.captured ? "layer" : "σ of Q and K",
-                    sweep.x,
-                    0,
-                    0,
-                    {}};
+    json lines = json::array();
     if (sweep.name == "gaussian") {
-      Series s{"published", "published", false, {}};
+      std::vector<std::pair<double, double>> points;
       for (double sigma : sweep.x)
         if (const auto value = trace::published_rel_l2(tensor, sigma))
-          s.points.push_back({sigma, *value});
-      published |= !s.points.empty();
-      chart.series.push_back(s);
+          points.emplace_back(sigma, *value);
+      published |= !points.empty();
+      lines.push_back(line_of("published", "published", false, points));
     }
-    for (const Shown& v : shown) {
-      Series s{v.label, v.css, true, {}};
+    for (const Shown& v : shown_variants(results)) {
+      std::vector<std::pair<double, double>> points;
       for (size_t i = 0; i < sweep.x.size(); ++i)
         if (const TraceResult* r = find(results, sweep.labels[i], v.recipe, v.lift))
-          s.points.push_back({sweep.x[i], (*r)[tensor].rel_l2});
-      std::sort(s.points.begin(), s.points.end());
-      chart.series.push_back(s);
+          points.emplace_back(sweep.x[i], (*r)[tensor].rel_l2);
+      lines.push_back(line_of(v.label, v.css, true, points));
     }
-    for (const Series& s : chart.series)
-      for (const auto& [x, y] : s.points)
-        if (y > 0 && std::isfinite(y)) low = std::min(low, y), high = std::max(high, y);
-    charts.push_back(chart);
+    charts.push_back({{"title", std::string(tensor) + ", relative L2 error"},
+                      {"x_label", sweep.captured ? "layer" : "σ of Q and K"},
+                      {"x_ticks", sweep.x},
+                      {"lines", lines}});
   }
   if (high == 0) low = high = 1;  // every error is exactly zero: an empty axis
-  std::string out = legend(shown, published) + "<div class=\"charts\">\n";
-  for (LineChart& c : charts) {
-    std::tie(c.y_low, c.y_high) = rounded_log_range(low * 0.95, high * 1.05);
-    out += "<figure>" + to_svg(c) + "</figure>\n";
-  }
-  return out + "</div>\n";
+  // Equal axes make charts comparable.
+  for (json& chart : charts) chart["y_range"] = {low, high};
+  return {legend(shown_variants(results), published),
+          {{"kind", "charts"}, {"class", ""}, {"charts", charts}}};
 }
 
-std::string bar_charts(const Results& results, const std::vector<Sweep>& sweeps) {
+json bar_charts(const Results& results, const std::vector<Sweep>& sweeps) {
   double high = 0;
-  std::vector<BarChart> charts;
+  json charts = json::array();
   for (const SourceCases& source : cases_of(results, sweeps)) {
-    BarChart chart{source.label, {kOutputs.begin(), kOutputs.end()}, {}, 0};
+    json all = json::array();
     for (const TraceResult* r : source.cases) {
       const std::string name = display_name(r->variant);
-      BarChart::Bars bars{name, r->variant.lift.empty() ? name : "other1", {}};
+      json values = json::array();
       for (const char* t : kOutputs) {
-        bars.values.push_back((*r)[t].rel_l2);
+        values.push_back((*r)[t].rel_l2);
         if (std::isfinite((*r)[t].rel_l2)) high = std::max(high, (*r)[t].rel_l2);
       }
-      chart.bars.push_back(bars);
+      all.push_back({name, r->variant.lift.empty() ? name : "other1", values});
     }
-    charts.push_back(chart);
+    charts.push_back({{"title", source.label}, {"clusters", kOutputs}, {"bars", all}});
   }
-  std::string out = legend(shown_variants(results), false) + "<div class=\"charts thirds\">\n";
-  for (BarChart& c : charts) {
-    c.x_high = high > 0 ? high : 1;  // one scale for all
-    out += "<figure>" + to_svg(c) + "</figure>\n";
-  }
-  return out + "</div>\n";
+  for (json& chart : charts) chart["most"] = high > 0 ? high : 1;  // one scale for all
+  return {legend(shown_variants(results), false),
+          {{"kind", "charts"}, {"class", "thirds"}, {"charts", charts}}};
 }
 
-std::string error_table(const Results& results, const std::vector<Sweep>& sweeps) {
+json error_table(const Results& results, const std::vector<Sweep>& sweeps) {
   std::vector<const char*> tensors(kOutputs.begin(), kOutputs.end());
   tensors.insert(tensors.end(), kIntermediates.begin(), kIntermediates.end());
-  std::vector<HtmlCell> titles{"inputs", {"recipe", "name"}, "tiles"};
+  std::vector<Cell> titles{"inputs", {"recipe", "name"}, "tiles"};
   titles.insert(titles.end(), tensors.begin(), tensors.end());
-  HtmlTable table(titles);
+  TableItem table(titles);
   for (const SourceCases& source : cases_of(results, sweeps))
     for (const TraceResult* r : source.cases) {
       const bool first = r == source.cases.front();
       const std::string css = first ? "section" : "";
-      std::vector<HtmlCell> cells{{first ? source.label : "", css},
-                                  {display_name(r->variant), css + " name"},
-                                  {tiles(*r), css}};
+      std::vector<Cell> cells{{first ? source.label : "", css},
+                              {display_name(r->variant), css + " name"},
+                              {tiles(*r), css}};
       for (const char* t : tensors)
         cells.push_back({fixed((*r)[t].rel_l2, 4), css + (is_best(source, *r, t) ? " best" : "")});
-      table.row(std::move(cells));
+      table.row(cells);
     }
-  return table.to_html();
+  return table.item();
 }
 
-std::string detail_table(const Results& results, const std::vector<Sweep>& sweeps) {
-  HtmlTable table({"inputs",
+json detail_table(const Results& results, const std::vector<Sweep>& sweeps) {
+  TableItem table({"inputs",
                    {"recipe", "name"},
                    {"tensor", "name"},
                    "cosine",
@@ -181,22 +163,21 @@ std::string detail_table(const Results& results, const std::vector<Sweep>& sweep
                    {place, css},
                    {fixed(100 * e.bad_rows, 2) + "%", css}});
       }
-  return table.to_html();
+  return table.item();
 }
 
-std::string lift_table(const Results& results) {
-  std::vector<HtmlCell> titles{"inputs", {"recipe", "name"}, {"lifted", "name"}};
+json lift_table(const Results& results) {
+  std::vector<Cell> titles{"inputs", {"recipe", "name"}, {"lifted", "name"}};
   titles.insert(titles.end(), kOutputs.begin(), kOutputs.end());
-  HtmlTable table(titles);
+  TableItem table(titles);
   std::string shown;
   for (const TraceResult& r : results) {
     const TraceResult* base = find(results, r.source.label(), r.variant.recipe);
     const std::string head = r.source.label() + r.variant.recipe;
     const std::string css = head != shown ? "section" : "";
-    std::vector<HtmlCell> cells{
-        {head != shown ? r.source.label() : "", css},
-        {head != shown ? r.variant.recipe : "", css + " name"},
-        {r.variant.lift.empty() ? "nothing" : r.variant.lift, css + " name"}};
+    std::vector<Cell> cells{{head != shown ? r.source.label() : "", css},
+                            {head != shown ? r.variant.recipe : "", css + " name"},
+                            {r.variant.lift.empty() ? "nothing" : r.variant.lift, css + " name"}};
     shown = head;
     for (const char* t : kOutputs) {
       const bool lower = r[t].rel_l2 < 0.9 * (*base)[t].rel_l2;
@@ -204,7 +185,7 @@ std::string lift_table(const Results& results) {
     }
     table.row(cells);
   }
-  return table.to_html();
+  return table.item();
 }
 
 }  // namespace sagebwd::cli

@@ -77,6 +77,7 @@ void run(const InfoOptions& o) {
   text += environment("SAGEBWD_IMPL", "pins one implementation by name");
   text +=
       environment("SAGEBWD_THREADS", "number of threads where the caller brings none of its own");
+  text += environment("SAGEBWD_PYTHON", "the Python whose package makes pages (--html)");
   for (const std::string& line : o.cases) {
     const auto c = spec::AttnCase::parse(line);
     text += "\nCase " + c.to_string() + "\n" + show_case(c, Device::cpu, "");

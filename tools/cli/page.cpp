@@ -5,7 +5,7 @@
 
 #include "base/parallel.h"
 #include "charts.h"
-#include "html.h"
+#include "document.h"
 #include "machine.h"
 #include "peak.h"
 #include "sagebwd/attention.h"
@@ -15,19 +15,13 @@
 namespace sagebwd::cli {
 namespace {
 
-std::string paragraphs(const Paragraphs& all) {
-  std::string out;
-  for (const std::string& p : all) out += "<p>" + prose(p) + "</p>\n";
-  return out;
+json paragraphs(const Paragraphs& all) {
+  json items = json::array();
+  for (const std::string& p : all) items.push_back(paragraph(p));
+  return items;
 }
 
-std::string card(const std::string& title, const std::string& body) {
-  return "<section class=\"card\">\n<h2>" + prose(title) + "</h2>\n" + body + "</section>\n";
-}
-
-std::string details(const std::string& summary, const std::string& body) {
-  return "<details><summary>" + escape(summary) + "</summary>\n" + body + "</details>\n";
-}
+void append(json& items, const json& more) { items.insert(items.end(), more.begin(), more.end()); }
 
 /// "2048 tokens, head dim 64, 4 heads, causal, bf16"; "several shapes" where sources differ.
 std::string shape_words(const Results& results) {
@@ -46,43 +40,37 @@ std::string shape_words(const Results& results) {
   return shapes.size() == 1 ? *shapes.begin() : "several shapes";
 }
 
-std::string header(const Results& results, const PageText& text) {
-  return "<header>\n<h1>" + escape(text.title) + "</h1>\n<p class=\"lead\">" +
-         prose(
-             "Six of the seven matmuls of attention and its gradient in INT8, compared with exact "
-             "attention in FP64 on the same inputs: " +
-             shape_words(results) + ".") +
-         "</p>\n</header>\n";
-}
-
-std::string tile(const std::string& name, const std::string& value, const std::string& note) {
-  return "<div class=\"tile\"><div class=\"name\">" + prose(name) + "</div><div class=\"value\">" +
-         escape(value) + "</div><div class=\"note\">" + prose(note) + "</div></div>\n";
+std::string lead(const Results& results) {
+  return "Six of the seven matmuls of attention and its gradient in INT8, compared with exact "
+         "attention in FP64 on the same inputs: " +
+         shape_words(results) + ".";
 }
 
 /// One tile per input with both recipes: the largest gradient error of the default, beside the
 /// other's.
-std::string key_figures(const Results& results) {
-  std::string out;
+json key_figures(const Results& results) {
+  json tiles = json::array();
   for (const Sweep& s : sweeps_of(results)) {
     const TraceResult* ours = find(results, s.labels[0], "vectorwise");
     const TraceResult* paper = find(results, s.labels[0], "paper");
     if (ours == nullptr || paper == nullptr) continue;
-    out += tile("worst gradient, " + s.labels[0], percent(worst_gradient(*ours)),
-                "`vectorwise`; `paper` " + percent(worst_gradient(*paper)));
+    tiles.push_back({{"name", "worst gradient, " + s.labels[0]},
+                     {"value", percent(worst_gradient(*ours))},
+                     {"note", "`vectorwise`; `paper` " + percent(worst_gradient(*paper))}});
   }
-  return out.empty() ? "" : "<div class=\"tiles\">\n" + out + "</div>\n";
+  return {{"kind", "tiles"}, {"tiles", tiles}};
 }
 
-std::string verdict_card(const Results& results) {
+/// An array of one card, or of none where there is no verdict.
+json verdict_card(const Results& results) {
   const auto all = verdicts(results);
-  if (all.empty()) return "";
-  std::vector<HtmlCell> titles{"gate", {"inputs", "words"}, "limit"};
+  if (all.empty()) return json::array();
+  std::vector<Cell> titles{"gate", {"inputs", "words"}, "limit"};
   for (const RecipeVerdict& v : all) titles.push_back({"`" + v.recipe + "`"});
-  HtmlTable table(titles);
+  TableItem table(titles);
   for (size_t i = 0; i < all[0].checks.size(); ++i) {
     const Check& gate = all[0].checks[i];
-    std::vector<HtmlCell> row{{gate.what, "words"}, {gate.inputs, "words"}, {gate.limit}};
+    std::vector<Cell> row{{gate.what, "words"}, {gate.inputs, "words"}, {gate.limit}};
     for (const RecipeVerdict& v : all)
       row.push_back({v.checks[i].value + (v.checks[i].passed ? " ✓" : " ✗"),
                      v.checks[i].passed ? "good" : "bad"});
@@ -91,33 +79,42 @@ std::string verdict_card(const Results& results) {
   Paragraphs words = verdict_words(results);
   const std::string last = words.back();
   words.pop_back();
-  return card("Verdict", "<p class=\"verdict\">" + prose(last) + "</p>\n" + paragraphs(words) +
-                             table.to_html());
+  json items = json::array({paragraph(last, "verdict")});
+  append(items, paragraphs(words));
+  items.push_back(table.item());
+  return json::array({card("Verdict", items)});
 }
 
-std::string sweep_card(const Results& results, const Sweep& sweep) {
-  return card(sweep.captured
-                  ? "Captured layers"
-                  : "Error against the spread of queries and keys: " + sweep.name + " inputs",
-              paragraphs(sweep_words(results, sweep)) + sweep_charts(results, sweep) +
-                  details("Figures: relative L2 of outputs and intermediates",
-                          error_table(results, {sweep})) +
-                  details("Cosine, bias and worst rows", detail_table(results, {sweep})));
+/// Words, charts, and the figures that they are drawn from.
+json figures_card(const Results& results, const std::string& title, const Paragraphs& words,
+                  const json& charts, const std::vector<Sweep>& sweeps) {
+  json items = paragraphs(words);
+  append(items, charts);
+  items.push_back(details("Figures: relative L2 of outputs and intermediates",
+                          json::array({error_table(results, sweeps)})));
+  items.push_back(
+      details("Cosine, bias and worst rows", json::array({detail_table(results, sweeps)})));
+  return card(title, items);
 }
 
-std::string single_card(const Results& results, const std::vector<Sweep>& sweeps,
-                        const std::string& title) {
+json sweep_card(const Results& results, const Sweep& sweep) {
+  const std::string title =
+      sweep.captured ? "Captured layers"
+                     : "Error against the spread of queries and keys: " + sweep.name + " inputs";
+  return figures_card(results, title, sweep_words(results, sweep), sweep_charts(results, sweep),
+                      {sweep});
+}
+
+json single_card(const Results& results, const std::vector<Sweep>& sweeps,
+                 const std::string& title) {
   Paragraphs words;
   for (const Sweep& s : sweeps)
     for (std::string& p : single_words(results, s)) words.push_back(std::move(p));
-  return card(title, paragraphs(words) + bar_charts(results, sweeps) +
-                         details("Figures: relative L2 of outputs and intermediates",
-                                 error_table(results, sweeps)) +
-                         details("Cosine, bias and worst rows", detail_table(results, sweeps)));
+  return figures_card(results, title, words, bar_charts(results, sweeps), sweeps);
 }
 
-std::string speed_card(const Benchmark& b) {
-  HtmlTable table({"case",
+json speed_card(const Benchmark& b) {
+  TableItem table({"case",
                    {"pass", "name"},
                    "time",
                    "GMAC/s",
@@ -144,11 +141,11 @@ std::string speed_card(const Benchmark& b) {
       ": quantisation, softmax and the floating-point dP are inside. " +
       "Shares are of a peak measured between the runs by loops that touch registers only. "
       "The last column takes the floating-point multiply-adds out of the time at FP32 peak.";
-  return card("Speed on this machine", paragraphs({words}) + table.to_html());
+  return card("Speed on this machine", json::array({paragraph(words), table.item()}));
 }
 
-std::string reading_card() {
-  HtmlTable table({"term", "meaning"}, "words");
+json reading_card() {
+  TableItem table({"term", "meaning"}, "words");
   const auto row = [&](const char* term, const char* meaning) {
     table.row({{term}, {meaning, "words"}});
   };
@@ -174,10 +171,10 @@ std::string reading_card() {
       "one scale per token of Q, K, dO; P and dS scaled per key for dV and dK, dS per query for "
       "dQ; V "
       "smoothed; the first key tile of P·V in 16 bit");
-  return card("How to read this page", table.to_html());
+  return card("How to read this page", json::array({table.item()}));
 }
 
-std::string provenance_card(const Results& results, const PageText& text) {
+json provenance_card(const Results& results, const PageText& text) {
   std::set<std::string> implementations, seeds;
   for (const TraceResult& r : results) {
     implementations.insert(r.implementation);
@@ -188,37 +185,46 @@ std::string provenance_card(const Results& results, const PageText& text) {
     for (const std::string& s : all) out += (out.empty() ? "" : ", ") + s;
     return out;
   };
-  const auto item = [](const std::string& name, const std::string& value) {
-    return "<dt>" + escape(name) + "</dt><dd>" + prose(value) + "</dd>\n";
+  json facts = json::array();
+  const auto fact = [&](const char* name, const std::string& value) {
+    facts.push_back({name, value});
   };
-  return card(
-      "Where the figures come from",
-      "<dl>\n" + item("command", "`" + text.command_line + "`") +
-          item("version", std::string("sagebwd ") + version()) +
-          item("implementation", joined(implementations)) +
-          item("machine", cpu_model() + ", " + std::to_string(default_threads()) + " threads") +
-          item("seed", joined(seeds)) + item("date", today()) + "</dl>\n");
+  fact("command", "`" + text.command_line + "`");
+  fact("version", std::string("sagebwd ") + version());
+  fact("implementation", joined(implementations));
+  fact("machine", cpu_model() + ", " + std::to_string(default_threads()) + " threads");
+  fact("seed", joined(seeds));
+  fact("date", today());
+  return card("Where the figures come from",
+              json::array({json{{"kind", "facts"}, {"facts", facts}}}));
 }
 
 }  // namespace
 
-std::string trace_page(const Results& results, const PageText& text) {
-  std::string body = header(results, text);
-  if (text.verdict) body += key_figures(results) + verdict_card(results);
+json trace_page(const Results& results, const PageText& text) {
+  json items = json::array();
+  if (text.verdict) {
+    items.push_back(key_figures(results));
+    append(items, verdict_card(results));
+  }
   std::vector<Sweep> singles;
   for (const Sweep& s : sweeps_of(results)) {
     if (s.has_several())
-      body += sweep_card(results, s);
+      items.push_back(sweep_card(results, s));
     else
       singles.push_back(s);
   }
   if (!singles.empty())
-    body += single_card(results, singles, text.verdict ? "Hard inputs" : "Error by input");
-  if (has_lifts(results))
-    body +=
-        card("Which matmul makes the error", paragraphs(lift_words(results)) + lift_table(results));
-  if (text.speed != nullptr) body += speed_card(*text.speed);
-  return page_frame(text.title, body + reading_card() + provenance_card(results, text));
+    items.push_back(single_card(results, singles, text.verdict ? "Hard inputs" : "Error by input"));
+  if (has_lifts(results)) {
+    json lifts = paragraphs(lift_words(results));
+    lifts.push_back(lift_table(results));
+    items.push_back(card("Which matmul makes the error", lifts));
+  }
+  if (text.speed != nullptr) items.push_back(speed_card(*text.speed));
+  items.push_back(reading_card());
+  items.push_back(provenance_card(results, text));
+  return {{"title", text.title}, {"lead", lead(results)}, {"items", items}};
 }
 
 }  // namespace sagebwd::cli

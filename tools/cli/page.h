@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The web page of a trace or report: one file, no scripts, nothing to download.
+// What is on the web page of a trace or report (document.h).
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "bench_run.h"
@@ -16,6 +17,7 @@ struct PageText {
   const Benchmark* speed = nullptr;  // measured on the same machine
 };
 
-std::string trace_page(const Results& results, const PageText& text);
+/// {"title", "lead", "items"}
+nlohmann::json trace_page(const Results& results, const PageText& text);
 
 }  // namespace sagebwd::cli

@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "options.h"
 #include "page.h"
+#include "page_maker.h"
 #include "table.h"
 #include "trace_output.h"
 #include "words.h"
@@ -30,7 +31,7 @@ Examples:
   sagebwd report --case "h8 n4096 d128 causal" --html accuracy.html)";
 
 struct ReportOptions {
-  std::string out = "report.html";
+  std::string html_path;  // default: report.html, where the Python package makes it
   std::string json_path;  // default: beside the page
   bool quick = false;
   bool causal = false;
@@ -110,8 +111,10 @@ Benchmark measure_speed(const ReportOptions& o) {
 
 void run(const ReportOptions& o, const std::string& command_line) {
   o.run.apply();
-  const std::string json_path = o.json_path.empty() ? beside(o.out) : o.json_path;
-  check_apart({}, {{"--html", o.out}, {"--json", json_path}});
+  if (!o.html_path.empty()) need_page_maker("--html");
+  const std::string html_path = o.html_path.empty() ? "report.html" : o.html_path;
+  const std::string json_path = o.json_path.empty() ? beside(html_path) : o.json_path;
+  check_apart({}, {{"--html", html_path}, {"--json", json_path}});
   const TracePlan all = plan(o);
   const Benchmark speed = measure_speed(o);
   std::printf(
@@ -129,10 +132,17 @@ void run(const ReportOptions& o, const std::string& command_line) {
 
   nlohmann::json record = trace_json(results, command_line);
   record["speed"] = bench_json(speed);
-  write_file(o.out,
-             trace_page(results, {"Accuracy of INT8 attention", command_line, true, &speed}));
+  record["page"] = trace_page(results, {"Accuracy of INT8 attention", command_line, true, &speed});
   write_file(json_path, json_text(record));
-  std::printf("\nWrote %s and %s\n", o.out.c_str(), json_path.c_str());
+  if (has_page_maker()) {
+    make_page(record, html_path);
+    std::printf("\nWrote %s and %s\n", html_path.c_str(), json_path.c_str());
+  } else {
+    std::printf(
+        "\nWrote %s; where the Python package is installed, \"python -m sagebwd.pages %s %s\" "
+        "makes a page of it\n",
+        json_path.c_str(), json_path.c_str(), html_path.c_str());
+  }
 }
 
 }  // namespace
@@ -141,7 +151,10 @@ void add_report(CLI::App& app, const std::string& command_line) {
   auto* command = app.add_subcommand(
       "report", "Accuracy of both recipes on easy and hard inputs, and speed, as a page");
   auto o = std::make_shared<ReportOptions>();
-  command->add_option("--html,--out", o->out, "The page")->capture_default_str()->type_name("FILE");
+  command
+      ->add_option("--html,--out", o->html_path,
+                   "The page, which the Python package makes (default report.html)")
+      ->type_name("FILE");
   command->add_option("--json", o->json_path, "The record; default: beside the page")
       ->type_name("FILE");
   auto* quick =

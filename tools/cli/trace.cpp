@@ -12,6 +12,7 @@
 #include "memory.h"
 #include "options.h"
 #include "page.h"
+#include "page_maker.h"
 #include "trace_output.h"
 #include "words.h"
 
@@ -96,6 +97,7 @@ void resolve(TraceOptions& o) {
 void run(TraceOptions o, const std::string& command_line) {
   o.run.apply();
   check_apart({{"--from", o.request.from}}, {{"--json", o.json_path}, {"--html", o.html_path}});
+  if (!o.html_path.empty()) need_page_maker("--html");
   resolve(o);
   std::unique_ptr<SafeTensors> file;
   if (!o.request.from.empty()) file = std::make_unique<SafeTensors>(o.request.from);
@@ -107,9 +109,10 @@ void run(TraceOptions o, const std::string& command_line) {
     std::fputs("\n", stdout);
     for (const std::string& line : lift_words(results)) std::puts(line.c_str());
   }
-  if (!o.json_path.empty()) write_file(o.json_path, json_text(trace_json(results, command_line)));
-  if (!o.html_path.empty())
-    write_file(o.html_path, trace_page(results, {"Trace of INT8 attention", command_line, false}));
+  nlohmann::json record = trace_json(results, command_line);
+  record["page"] = trace_page(results, {"Trace of INT8 attention", command_line, false});
+  if (!o.json_path.empty()) write_file(o.json_path, json_text(record));
+  if (!o.html_path.empty()) make_page(record, o.html_path);
 }
 
 /// A choice by name. The parser's own descriptions are left out, because the type's name is
@@ -207,7 +210,9 @@ void add_trace(CLI::App& app, const std::string& command_line) {
   add_inputs(*command, *o);
   add_recipes(*command, *o);
   command->add_option("--json", o->json_path, "Write all figures to this file")->type_name("FILE");
-  command->add_option("--html", o->html_path, "Write a page with plots to this file")
+  command
+      ->add_option("--html", o->html_path,
+                   "Write a page with plots to this file (the Python package makes it)")
       ->type_name("FILE");
   add_run_options(*command, o->run);
   command->footer(kHelp);

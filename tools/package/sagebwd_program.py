@@ -18,5 +18,6 @@ def main():
             os.execv(sys.executable, [sys.executable, launcher, *sys.argv[2:]])
         program = os.path.join(directory, "bin", "sagebwd")
         if os.path.exists(program):
+            os.environ.setdefault("SAGEBWD_PYTHON", sys.executable)  # which makes pages
             os.execv(program, ["sagebwd", *sys.argv[1:]])
     sys.exit("sagebwd: this installation does not hold the command-line program")

@@ -4,7 +4,7 @@
 from html import escape
 from pathlib import Path
 
-#: One style sheet for all pages; the command-line program has it built in.
+#: One style sheet for all pages.
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
 NAMED = ("paper", "vectorwise", "fpa")
@@ -41,33 +41,39 @@ def details(title, body):
     return f"<details><summary>{escape(title)}</summary>\n{body}</details>\n"
 
 
-def tile(name, value, note, css, colour):
+def tile(name, value, note, css, colour=""):
+    kind = f"tile c-{colour}" if colour else "tile"
     return (
-        f'<div class="tile c-{colour}"><div class="name">{prose(name, css)}</div>'
+        f'<div class="{kind}"><div class="name">{prose(name, css)}</div>'
         f'<div class="value">{escape(value)}</div>'
         f'<div class="note">{prose(note, css)}</div></div>\n'
     )
 
 
-def table(titles, rows, css=None):
-    """Cells are text, or (text, class)."""
+def table(titles, rows, css=None, kind=""):
+    """Cells are text, or (text, class). ``kind``: the class of the whole table."""
 
     def row(cells, element):
         out = ""
         for cell in cells:
-            text, kind = cell if isinstance(cell, tuple) else (cell, "")
-            out += f"<{element}{f' class={kind!r}' if kind else ''}>{prose(text, css)}</{element}>"
+            text, of_cell = cell if isinstance(cell, tuple) else (cell, "")
+            out += f"<{element}{_class(of_cell)}>{prose(text, css)}</{element}>"
         return f"<tr>{out}</tr>\n"
 
     head = row(titles, "th")
     body = "".join(row(cells, "td") for cells in rows)
     return (
-        f'<div class="scroll"><table><thead>{head}</thead><tbody>\n{body}</tbody></table></div>\n'
+        f'<div class="scroll"><table{_class(kind)}><thead>{head}</thead><tbody>\n'
+        f"{body}</tbody></table></div>\n"
     )
 
 
-def charts(pictures):
-    return f'<div class="charts">\n{"".join(pictures)}</div>\n'
+def _class(name):
+    return f' class="{escape(name)}"' if name.strip() else ""
+
+
+def charts(pictures, kind=""):
+    return f'<div class="{f"charts {kind}".strip()}">\n{"".join(pictures)}</div>\n'
 
 
 def link(address, text):

@@ -17,6 +17,7 @@ class Line:
     points: list  # of (x, y)
     thin: bool = False
     dots: bool = False
+    rings: bool = False  # marks alone, which no line joins
 
 
 @dataclass
@@ -48,6 +49,8 @@ class Bars:
     title: str
     clusters: list  # names
     bars: list  # of (label, colour, one value per cluster)
+    most: float = 0.0  # the value of the longest bar; 0: the largest here
+    small: bool = False  # for three beside one another
 
 
 def ticks(low, high, count=5):
@@ -153,13 +156,15 @@ def to_svg(chart):
 
 
 def bars_to_svg(chart):
-    width, right, top, bar, gap = _WIDTH, 62, 34, 20, 22
+    width, right, top, bar, gap = (340, 56, 32, 15, 16) if chart.small else (_WIDTH, 62, 34, 20, 22)
     left = 16 + _LETTER * max(map(len, chart.clusters))
     tall = len(chart.bars) * (bar + 3) - 3 + gap
     bottom = top + tall * len(chart.clusters)
-    most = max((v for *_, values in chart.bars for v in values if math.isfinite(v)), default=1.0)
+    finite = (v for *_, values in chart.bars for v in values if math.isfinite(v))
+    most = chart.most or max(finite, default=1.0) or 1.0
     length = lambda v: (width - left - right) * (min(v / most, 1.0) if math.isfinite(v) else 1.0)
-    out = [_open(width, bottom + 8, chart.title), _text(0, 18, "start", chart.title, "title")]
+    kind = "chart small" if chart.small else "chart"
+    out = [_open(width, bottom + 8, chart.title, kind), _text(0, 18, "start", chart.title, "title")]
     for i, name in enumerate(chart.clusters):
         y = top + tall * i + gap / 2
         out.append(_text(left - 10, y + (tall - gap) / 2 + 4, "end", name))
@@ -177,9 +182,9 @@ def bars_to_svg(chart):
     return "<figure>" + "\n".join(out) + "\n</svg></figure>\n"
 
 
-def _open(width, height, title):
+def _open(width, height, title, kind="chart"):
     return (
-        f'<svg class="chart" role="img" aria-label="{escape(title)}" '
+        f'<svg class="{kind}" role="img" aria-label="{escape(title)}" '
         f'viewBox="0 0 {width} {height:.0f}">'
     )
 
@@ -204,14 +209,15 @@ def _line(line, x, y):
     path = "".join(
         f"{'L' if i else 'M'}{x.at(px):.1f} {y.at(py):.1f}" for i, (px, py) in enumerate(shown)
     )
-    out = (
-        f'<g class="c-{line.colour}"><path class="line{" thin" if line.thin else ""}" d="{path}"/>'
-    )
-    if line.dots:
+    out = f'<g class="c-{line.colour}">'
+    if not line.rings:
+        out += f'<path class="line{" thin" if line.thin else ""}" d="{path}"/>'
+    if line.dots or line.rings:
+        kind, radius = ("ring", 5) if line.rings else ("dot", 3.5)
         for px, py in shown:
             hint = escape(f"{line.label} at {number(px)}: {py:.4g}")
             out += (
-                f'<circle class="dot" cx="{x.at(px):.1f}" cy="{y.at(py):.1f}" r="3.5">'
+                f'<circle class="{kind}" cx="{x.at(px):.1f}" cy="{y.at(py):.1f}" r="{radius}">'
                 f"<title>{hint}</title></circle>"
             )
     return out + "</g>"
