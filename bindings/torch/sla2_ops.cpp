@@ -19,7 +19,7 @@
 namespace sagebwd::binding {
 namespace {
 
-/// The arguments that both operators have behind their tensors, in order.
+/// The arguments that both operators have after their tensors, in order.
 #define SAGEBWD_SLA2_PARAMETERS                                                                    \
   bool causal, std::string recipe, int64_t seed, const Tensor &list_index,                         \
       std::optional<Tensor> list_count, int64_t lead, const Tensor &excluded_index,                \

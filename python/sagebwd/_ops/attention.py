@@ -252,7 +252,7 @@ def _lines(text):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rest, count):
-        """The first ``count`` results; ``rest``: the operator's arguments behind v."""
+        """The first ``count`` results; ``rest``: the operator's arguments after v."""
         output = call_kernel(FORWARD, q, k, v, *rest)
         _save(ctx, q, k, v, *rest, output)
         if count == 3:

@@ -84,7 +84,7 @@ def _seen(index, count, q, k, b, heads, block_q, block_k):
         return q.new_ones((heads.stop - heads.start, rows, key_blocks), dtype=torch.float32)
     at = min(b, index.shape[0] - 1), heads if index.shape[1] > 1 else slice(0, 1)
     entries = index[at].long()
-    # Entries that count for nothing go to a column behind the others.
+    # Entries that count for nothing go to a column after the others.
     used = (entries >= 0) & (entries < key_blocks)
     if count is not None:
         used &= torch.arange(entries.shape[-1], device=q.device) < count[at][..., None]
@@ -121,7 +121,7 @@ class _Part:
 
     @staticmethod
     def _cut(x, block):
-        """[heads, blocks, block, channels], zeros behind the last token."""
+        """[heads, blocks, block, channels], zeros after the last token."""
         return pad(x, (0, 0, 0, -x.shape[1] % block)).unflatten(1, (-1, block))
 
     def _queries(self, x):
