@@ -274,3 +274,13 @@ for call in (lambda: _flash_attn_forward(q, q, q), lambda: flash_attn_func(q, q,
         print("refused")
 """
     assert python(code)[0] == "refused\n" * 5
+
+
+def test_metadata_of_stand_ins():
+    code = """
+import importlib.metadata as m
+print(m.packages_distributions()["flash_attn"], m.metadata("flash_attn")["Name"])
+"""
+    assert python(code)[0] == "['flash-attn'] flash-attn\n"
+    code = "import importlib.metadata as m; print('flash_attn' in m.packages_distributions())"
+    assert python(code, options=["--as", "sdpa"])[0] == "False\n"

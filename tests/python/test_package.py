@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,22 @@ def test_versions_that_differ_are_refused(monkeypatch):
     monkeypatch.setattr(_library.metadata, "distribution", lambda name: Other())
     with pytest.raises(ImportError, match=f"0.0.1.*{sagebwd.__version__}.*install"):
         _library._check_package()
+
+
+@pytest.mark.slow
+def test_source_archive_is_complete(tmp_path):
+    """It holds every file of the repository, so that it can do all that a clone can."""
+    pytest.importorskip("scikit_build_core")
+    tracked = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True
+    ).stdout.split("\0")
+    tracked = {name for name in tracked if name and (ROOT / name).is_file()}
+    if not tracked:
+        pytest.skip("no repository")
+    code = f"import backend; backend.build_sdist({str(tmp_path)!r})"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tools" / "package")}
+    run(sys.executable, "-c", code, cwd=ROOT, env=env)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        held = {name.partition("/")[2] for name in file.getnames()}
+    assert tracked <= held, sorted(tracked - held)

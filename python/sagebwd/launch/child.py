@@ -12,7 +12,12 @@ import sys
 from multiprocessing import util as multiprocessing_util
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-STAND_INS = ("flash_attn", "sageattention")
+#: Modules that we stand in for, and what importlib.metadata says of them: the name of the
+#: distribution, and as the version the interface and who computes it.
+STAND_INS = {
+    "flash_attn": ("flash-attn", "2.8.3+sagebwd"),
+    "sageattention": ("sageattention", "2.2.0+sagebwd"),
+}
 #: Attention of other packages, which the summary names if a process has imported it.
 OTHERS = ("xformers.ops", "flash_attn", "flash_attn_interface", "sageattention",
           "transformer_engine.pytorch", "flash_attn.cute", "apex.contrib.fmha")  # fmt: skip
@@ -86,7 +91,28 @@ def _stand_in(name):
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Calls :func:`imported` after the modules that matter here are imported."""
+    """Calls :func:`imported` after the modules that matter here are imported, and tells
+    importlib.metadata of the stand-ins."""
+
+    def find_distributions(self, context=None):
+        from importlib import metadata
+
+        class StandIn(metadata.Distribution):
+            def __init__(self, module):
+                self.module = module
+
+            def read_text(self, filename):
+                name, version = STAND_INS[self.module]
+                if filename == "METADATA":
+                    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+                return self.module if filename == "top_level.txt" else None
+
+            def locate_file(self, path):
+                return os.path.join(HERE, "stand_ins", self.module, path)
+
+        wanted = getattr(context, "name", None)
+        wanted = wanted and wanted.lower().replace("-", "_")
+        return [StandIn(module) for module in _stood_in if wanted in (None, module)]
 
     def find_spec(self, name, path, target=None):
         if not _matters(name):
