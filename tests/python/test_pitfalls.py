@@ -369,7 +369,7 @@ def test_21_poisoned_workspace():
 def test_22_inputs_stay_as_they_were():
     q, k, v, dout = tensors = qkv(h=4, hk=2, s=100)
     copies = [t.clone() for t in tensors]
-    options = ops.Options(causal=True, recipe="vectorwise smooth_q=1")
+    options = ops.Options(causal=True, recipe="vectorwise smooth_q=on")
     out, lse, _ = ops.forward(q, k, v, options)
     results = out.clone(), lse.clone()
     dlse = torch.ones_like(lse)

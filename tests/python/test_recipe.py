@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sagebwd
-from sagebwd import ops
+from sagebwd._ops import attention as ops
 from sagebwd.recipe import without_removed
 from sagebwd.recipe_fields import DITHERABLE, FLAGS, MATMULS
 

@@ -431,7 +431,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("k_per_token", [0, 1])
+@pytest.mark.parametrize("k_per_token", ["off", "on"])
 @pytest.mark.parametrize("heads, lengths, d", SHAPES)
 def test_size_from_shapes(heads, lengths, d, k_per_token):
     """The fake kernel, the operator and the library agree."""

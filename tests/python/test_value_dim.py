@@ -168,7 +168,7 @@ def test_kept_bytes_do_not_grow_by_padding_of_v():
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("k_per_token", [0, 1])
+@pytest.mark.parametrize("k_per_token", ["off", "on"])
 @pytest.mark.parametrize("d,dv", DIMS)
 def test_size_of_codes_from_shapes(d, dv, k_per_token):
     q, k, v, dout = problem(d, dv, b=3, s=67, sk=139)
