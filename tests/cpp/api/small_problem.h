@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <list>
 #include <vector>
 
 #include "base/half.h"
@@ -109,14 +110,16 @@ class SmallProblem {
   }
   template <typename Args>
   void give_workspace(Args& a) {
-    workspace_ = pattern(static_cast<int64_t>(workspace_size(a)));
-    a.workspace = workspace_.data();
-    a.workspace_bytes = workspace_.size();
+    std::vector<std::byte>& memory =
+        workspaces_.emplace_back(pattern(static_cast<int64_t>(workspace_size(a))));
+    a.workspace = memory.data();
+    a.workspace_bytes = memory.size();
   }
 
   Sizes sizes_;
   Dtype dtype_;
-  std::vector<std::byte> q_, k_, v_, o_, lse_, max_logit_, dout_, dq_, dk_, dv_, workspace_;
+  std::vector<std::byte> q_, k_, v_, o_, lse_, max_logit_, dout_, dq_, dk_, dv_;
+  std::list<std::vector<std::byte>> workspaces_;  // of all arguments that were asked for
 };
 
 /// The same call through the C interface. Holds the recipe the arguments point to: do not copy.
