@@ -344,14 +344,14 @@ def test_all_parts_and_the_page(tmp_path, monkeypatch, capsys):
     for words in ("Layer by layer", "Loss and gradients", "Fine-tuning", "dithered", "<svg"):
         assert words in page
     assert "nan" not in page.lower().replace("finance", "")
-    assert "class='bad'" not in page
+    assert 'class="bad"' not in page
     (out / "finetune.json").unlink()
     records["gradients"]["arms"]["paper"]["errors"]["k_proj"]["worst"] = "NaN"
     (out / "gradients.json").write_text(json.dumps(records["gradients"]))
     assert program.main(["page", "--out", str(out)]) == 0
     page = (out / "evidence.html").read_text()
     assert "Layer by layer" in page and "Fine-tuning" not in page
-    assert "class='bad'>nan" in page and "k_proj, layer" in page
+    assert 'class="bad">nan' in page and "k_proj, layer" in page
 
 
 def test_fine_tuning_begins_no_seed_beyond_its_time(tmp_path, monkeypatch, capsys):
