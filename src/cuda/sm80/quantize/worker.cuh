@@ -3,8 +3,6 @@
 // the pieces that are keys or values.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/arch/target.cuh"
 #include "cuda/sm80/quantize/mean.cuh"
 #include "cuda/sm80/quantize/token_block.cuh"
@@ -20,15 +18,15 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  // Thread blocks on a multiprocessor. With three `paper` would spill before sm_90, and the forward
-  // of `vectorwise` in FP16 on sm_120.
-  static constexpr bool kTooManyRegisters =
-      kScheme == Scheme::paper
-          ? kBackward || arch::kTarget < 900
-          : !kBackward && std::is_same_v<T, __half> && arch::kTarget / 100 == 12;
-  // With two the backward of `paper` would spill.
-  static constexpr bool kFarTooMany = D == 128 && kScheme == Scheme::paper && kBackward;
-  static constexpr int kResident = kFarTooMany ? 1 : D == 128 || kTooManyRegisters ? 2 : 3;
+  // Thread blocks on a multiprocessor. With one more the backward of `paper` would spill, and at d
+  // 64 other targets than Hopper; at d 128 the forward of `vectorwise` on sm_100 and sm_120.
+  static constexpr bool kPaperBackward = kScheme == Scheme::paper && kBackward;
+  static constexpr int kResident =
+      D == 64 ? (arch::kIsHopper && !kPaperBackward ? 3 : 2)
+              : (kPaperBackward ||
+                         (arch::kTarget >= 1000 && !kBackward && kScheme == Scheme::vectorwise)
+                     ? 1
+                     : 2);
 
   struct Shared {
     Stage<D> stage;  // of K, V or Q
