@@ -4,6 +4,7 @@
 // through the C++ and the C interface.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <list>
@@ -62,10 +63,11 @@ class SmallProblem {
     return all;
   }
   bool untouched() const {
-    for (const auto* v : {&o_, &lse_, &max_logit_, &dq_, &dk_, &dv_, &workspace_})
-      for (std::byte x : *v)
-        if (x != std::byte{kPattern}) return false;
-    return true;
+    const auto kept = [](const std::vector<std::byte>& bytes) {
+      return std::all_of(bytes.begin(), bytes.end(),
+                         [](std::byte x) { return x == std::byte{kPattern}; });
+    };
+    return kept(outputs()) && std::all_of(workspaces_.begin(), workspaces_.end(), kept);
   }
   float* lse() { return floats(lse_); }
   float* max_logit() { return floats(max_logit_); }
