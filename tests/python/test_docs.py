@@ -92,7 +92,7 @@ def options_of(program, command):
     return set(re.findall(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", done.stdout))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_options_of_commands_exist():
     seen = 0
     for page, line in commands():
@@ -110,7 +110,7 @@ def test_options_of_commands_exist():
     assert seen > 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_command_line_page():
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "docs" / "cli.py", "--check"],

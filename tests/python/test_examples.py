@@ -17,7 +17,10 @@ NEEDS = dict(
     torchtitan_override=["torchtitan"], megatron_core=["megatron.core"],
     diffusers_lora=["diffusers", "peft"], wan_sla2=["diffusers"], rl_logits=["transformers"],
 )  # fmt: skip
-LONG = ("lightning_module", "torchtitan_override", "megatron_core")  # need other packages
+LONG = (
+    "lightning_module", "torchtitan_override", "megatron_core",  # need other packages
+    "accelerate_fsdp2", "context_parallel", "rl_logits", "trl_packing", "wan_sla2",
+)  # fmt: skip
 RANKS = dict(accelerate_fsdp2=2, context_parallel=2, megatron_core=1)
 
 

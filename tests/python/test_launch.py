@@ -73,6 +73,7 @@ json.dump([model.config._attn_implementation,
 """
 
 
+@pytest.mark.long
 def test_llama_factory_asks_for_flash_attention_2(tmp_path):
     """With padding. transformers' own flash_attention_2 would need a GPU."""
     import torch
@@ -109,6 +110,7 @@ model(torch.zeros(1, 16, dtype=torch.long))
     assert "NotImplementedError: sagebwd: the script has replaced transformers' _get_unp" in seen
 
 
+@pytest.mark.long
 def test_layers_that_fall_back_are_counted_as_such():
     code = """
 import torch
@@ -183,6 +185,7 @@ def test_nothing_outside_changes(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.long
 def test_versions_say_who_computes():
     code = "from importlib.metadata import version as v; print(v('flash-attn'), v('sageattention'))"
     assert python(code)[0] == "2.8.3+sagebwd 2.2.0+sagebwd\n"
@@ -190,6 +193,7 @@ def test_versions_say_who_computes():
     assert python(code)[0] == "True\n"
 
 
+@pytest.mark.long
 def test_an_installed_package_stays_unless_it_is_named(tmp_path):
     env = fake_package(tmp_path, "flash_attn", "__version__ = 'real'")
     code = "import torch, flash_attn; print(flash_attn.__version__)"
@@ -217,6 +221,7 @@ def test_the_own_sitecustomize_runs(tmp_path):
 # --- the command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_status_and_strictness():
     assert "imported PyTorch" in python("import sys; sys.exit(7)", status=7)[1]
     _, seen = python("import torch", options=["--strict"], status=3)

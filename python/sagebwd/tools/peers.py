@@ -3,8 +3,8 @@
 q, k, v as [b, h, n, d] and a causal flag; some have another one for packed documents.
 
 Every candidate first computes a small case, forward and backward, in a separate process
-(``python -m sagebwd.peers cpu``). A candidate that cannot be imported, raises or crashes is left
-out, with the reason.
+(``python -m sagebwd.tools.peers cpu``). A candidate that cannot be imported, raises or crashes is
+left out, with the reason.
 """
 
 import importlib.util
@@ -129,7 +129,7 @@ def _usable(device, names=None):
     return found
 
 
-_MARK = "sagebwd.peers\t"  # of the lines that answer; packages print things too
+_MARK = "sagebwd.tools.peers\t"  # of the lines that answer; packages print things too
 
 
 def _try(device, names, environment=None):
@@ -138,7 +138,7 @@ def _try(device, names, environment=None):
     while len(found) < len(names):
         left = [name for name in names if name not in found]
         done = subprocess.run(
-            [sys.executable, "-m", "sagebwd.peers", device, *left],
+            [sys.executable, "-m", "sagebwd.tools.peers", device, *left],
             capture_output=True,
             text=True,
             env={**os.environ, **(environment or {})},
