@@ -49,7 +49,7 @@ CodesLayout codes_layout(const Recipe& recipe, const Tensor& q, const Tensor& k,
                       .keys = batches * packing.tokens(k),
                       .sequences = packed ? packing.num_documents() : batches,
                       .packed = packed,
-                      .k_per_token = recipe.k_per_token});
+                      .scheme = recipe.scheme});
 }
 
 Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,

@@ -19,9 +19,14 @@ enum class Scheme : int {
   // per query for dQ. dP is made from the codes of V, so dS is the gradient of what the forward
   // computed.
   vectorwise = 1,
+  // As `vectorwise`, but what rounds a token depends on earlier tokens alone: one scale per token of
+  // K, whose centre comes from earlier keys, and no mean of V. Under a causal mask later tokens then
+  // change no bit of earlier outputs.
+  causal = 2,
 };
 
-/// Keys that share a scale of K in `vectorwise`, counted from the first key of a document.
+/// Keys that share a scale of K in `vectorwise`, and a centre of K in `causal`, counted from the
+/// first key of a document.
 inline constexpr int kKeysPerScale = 128;
 
 enum class Rounding : int {
@@ -48,11 +53,10 @@ struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;      // subtract the mean key (exact)
+  bool smooth_k = true;      // subtract the mean key, in `causal` that of earlier keys (exact)
   bool smooth_q = false;     // subtract the mean query of each block (exact; costs a bias row)
   bool smooth_v = true;      // subtract the mean value (exact)
   bool rotate = true;        // rotate Q and K before they are quantised (exact; numerics/rotate.h)
-  bool k_per_token = false;  // K has one scale per token rather than per block of keys
   Rounding rounding = Rounding::nearest;
   uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
   uint64_t seed = 0;            // of dither; the same seed gives the same bits (dQ on a GPU: in
@@ -72,13 +76,20 @@ struct Recipe {
   /// The default: gradient error that does not grow with the batch, robust to attention sinks and
   /// to outlier channels.
   static Recipe vectorwise() { return {}; }
+  /// No later token touches an earlier one, bit for bit; also for keys of very different lengths.
+  static Recipe causal() {
+    Recipe r;
+    r.scheme = Scheme::causal;
+    r.smooth_v = false;
+    return r;
+  }
 
   /// Whether the codes of P or dS that go into a matmul are dithered.
   bool dithers(Matmul m) const { return rounding == Rounding::dither && (dithered & m) != 0; }
 };
 
 SAGEBWD_API const char* scheme_name(Scheme s);
-/// A recipe of its name and the switches that differ from it, as in case strings: "paper",
+/// A recipe of its name and the switches that differ from it, as in case strings: "paper", "causal",
 /// "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no part of it.
 /// Throws Error(invalid_argument) that names what it does not know.
 SAGEBWD_API Recipe parse_recipe(std::string_view text);

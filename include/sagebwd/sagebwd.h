@@ -53,7 +53,11 @@ enum {
 enum { SAGEBWD_F32 = 0, SAGEBWD_BF16 = 1, SAGEBWD_F16 = 2 };      /* dtype */
 enum { SAGEBWD_CPU = 0, SAGEBWD_CUDA = 1 };                       /* device */
 enum { SAGEBWD_BOTTOM_RIGHT = 0, SAGEBWD_TOP_LEFT = 1 };          /* align */
-enum { SAGEBWD_SCHEME_PAPER = 0, SAGEBWD_SCHEME_VECTORWISE = 1 }; /* scheme */
+enum {                                                            /* scheme */
+       SAGEBWD_SCHEME_PAPER = 0,
+       SAGEBWD_SCHEME_VECTORWISE = 1,
+       SAGEBWD_SCHEME_CAUSAL = 2
+};
 enum { SAGEBWD_ROUND_NEAREST = 0, SAGEBWD_ROUND_DITHER = 1 };     /* rounding */
 enum { SAGEBWD_FEATURES_SOFTMAX = 0 };                            /* phi */
 
@@ -109,7 +113,7 @@ typedef struct sagebwd_recipe {
   int32_t reserved_2; /* 0 */
   uint32_t dithered;  /* with SAGEBWD_ROUND_DITHER: bits of O, dV, dQ, dK; 0: all of them */
   int32_t rotate;
-  int32_t k_per_token;
+  int32_t reserved_3; /* 0 */
 } sagebwd_recipe;
 
 /* Block-sparse attention: the key blocks that each block of queries sees. BlockLists in

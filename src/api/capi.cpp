@@ -105,7 +105,14 @@ sagebwd_recipe to_c(const Recipe& r) {
 
 /// What the fields a caller's struct does not reach mean.
 sagebwd_recipe defaults(const sagebwd_recipe* caller) {
-  return to_c(caller->scheme == SAGEBWD_SCHEME_PAPER ? Recipe::paper() : Recipe{});
+  switch (caller->scheme) {
+    case SAGEBWD_SCHEME_PAPER:
+      return to_c(Recipe::paper());
+    case SAGEBWD_SCHEME_CAUSAL:
+      return to_c(Recipe::causal());
+    default:
+      return to_c(Recipe::vectorwise());
+  }
 }
 
 sagebwd_block_lists defaults(const sagebwd_block_lists*) {
@@ -185,9 +192,10 @@ void check_reserved(const char* name, int32_t value) {
 }
 
 Recipe convert(const sagebwd_recipe& c) {
-  // Of 0.1.0's previews: pv16_tiles and p_levels.
+  // Of 0.1.0's previews: pv16_tiles, p_levels and k_per_token.
   check_reserved("recipe", c.reserved);
   check_reserved("recipe", c.reserved_2);
+  check_reserved("recipe", c.reserved_3);
   Recipe r;
   spec::for_each_recipe_field([&](const auto& field) {
     using InCpp = std::remove_cvref_t<decltype(r.*field.member)>;

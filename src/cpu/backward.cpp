@@ -197,12 +197,11 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   const GradientBlock g = buffers.gradient.at(plan, item);
   const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
   const int64_t value_tile = static_cast<int64_t>(plan.bq) * plan.vl;
-  const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
   // Where dP is made from the codes of V it lacks dO·mean(V), and D has to lack it too. Elsewhere
   // this mean is zero.
   const float* mu_v = buffers.keys.mean_v(plan, b.sequence, h / plan.p.group());
 
-  prepare_queries(kernels, plan, a, b, h, mu_k, q, scratch);
+  prepare_queries(kernels, plan, a, buffers.keys, b, h, q, scratch);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.q8_dk);
   kernels.sum_column_codes(scratch.codes, plan.dk, plan.bq, plan.dl, g.dk_start);
   for (int c = 0; c < plan.dl; ++c) g.dk_start[c] *= -kernels.flip;
@@ -325,7 +324,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .k_scale = lifted ? buffers.ones : k_scale,
       .logit_factor = q.logit_factor,
       .bias = smooth_q && !lifted ? t.bias : nullptr,
-      .shift = q.shift,
+      .shift = q.shift_of(plan, kb.first),
       .cap = numerics::softcap_of(p.softcap),
       .begin = masked ? t.begin : nullptr,
       .end = masked ? t.end : nullptr,
@@ -333,8 +332,8 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .delta = g.delta,
       .q_scale = q.scale,
       .do_scale = g.do_scale,
-      .k_fold = k_scale,
-      .per_vector = p.recipe.scheme == Scheme::vectorwise,
+      .k_fold = data.k_fold + key_at * plan.bk,
+      .per_vector = p.recipe.scheme != Scheme::paper,
       .dv_float = p.lifted(kMatmulDV),
       .dq_float = p.lifted(kMatmulDQ),
       .dk_float = p.lifted(kMatmulDK),
@@ -424,7 +423,8 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   turn_back(kMatmulDQ, scratch.rows, b.rows);
-  if (plan.p.recipe.smooth_k && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
+  const bool lacks_mean = plan.causal() ? !plan.p.lifted(kMatmulDQ) : plan.p.recipe.smooth_k;
+  if (lacks_mean && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {
       float row_sum = 0.0f, added = 0.0f;

@@ -98,6 +98,7 @@ struct Forward {
   void values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
               const isa::ForwardTile& tile) const;
   void poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const;
+  void mark_rows(const Block& qb, const Block& kb, int64_t key_at, const Scratch& t) const;
   void finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
               const QueryScratch& q) const;
 };
@@ -137,12 +138,27 @@ void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
   }
 }
 
+/// Recipe `causal`: rows that see a value which holds NaN or Inf become NaN, and no other row learns
+/// of it.
+void Forward::mark_rows(const Block& qb, const Block& kb, int64_t key_at, const Scratch& t) const {
+  for (int j = 0; j < kb.rows; ++j) {
+    if (!std::isnan(buffers.keys.v_scale[key_at * plan.bk + j])) continue;
+    for (int i = 0; i < qb.rows; ++i) {
+      const spec::KeyRange r = plan.p.visible(qb.seq, qb.first + i);
+      if (kb.first + j < r.begin || kb.first + j >= r.end) continue;
+      for (int c = 0; c < plan.vl; ++c)
+        t.ot[c * plan.bq + i] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+}
+
 /// Oᵀ = Oᵀ·alpha + Vᵀ·Pᵀ·beta
 void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_at, const Scratch& t,
                      const isa::ForwardTile& tile) const {
   const KeyData& keys = buffers.keys;
   const int64_t at = key_at * plan.bk * plan.vl;
-  if (keys.v_poisoned[key_at]) {
+  const bool marks_rows = plan.causal() && spec::folds_v(plan.p.recipe);
+  if (keys.v_poisoned[key_at] && !marks_rows) {
     poisoned_values(qb, kb, hk, t);
     return;
   }
@@ -159,6 +175,7 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
     kernels.blend_su({plan.vl, plan.bq, tile.tile_k, keys.v8t + at, plan.bk, t.p8, nullptr},
                      t.alpha, t.beta, t.ot, plan.bq);
   }
+  if (keys.v_poisoned[key_at]) mark_rows(qb, kb, key_at, t);
 }
 
 void Forward::query_block(int64_t slot, int64_t item) const {
@@ -172,7 +189,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
   const QueryBlock q = buffers.query.at(plan, slot);
   const QueryScratch qs = buffers.query_scratch.at(plan, slot);
   const bool lifted = plan.p.lifted(kMatmulS);
-  prepare_queries(kernels, plan, a, qb, h, buffers.keys.mean_k(plan, qb.sequence, hk), q, qs);
+  prepare_queries(kernels, plan, a, buffers.keys, qb, h, q, qs);
 
   std::fill(t.m, t.m + plan.bq, -kInf);
   std::fill(t.l, t.l + plan.bq, 0.0f);
@@ -198,7 +215,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .k_scale = lifted ? buffers.ones : buffers.keys.k_scale + key_at * plan.bk,
         .logit_factor = q.logit_factor,
         .bias = smooth_q ? t.bias : nullptr,
-        .shift = q.shift,
+        .shift = q.shift_of(plan, kb.first),
         .cap = numerics::softcap_of(plan.p.softcap),
         .begin = masked ? t.begin : nullptr,
         .end = masked ? t.end : nullptr,
@@ -209,7 +226,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .logit_max = a.max_logit != nullptr ? t.logit_max : nullptr,
         .alpha = t.alpha,
         .beta = t.beta,
-        .p_float = place < unquantised || buffers.keys.v_poisoned[key_at] != 0,
+        .p_float = place < unquantised ||
+                   (buffers.keys.v_poisoned[key_at] != 0 && !plan.causal()),
         .p8 = t.p8,
         .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,

@@ -7,6 +7,7 @@
 
 #include "cpu/saved_codes.h"
 #include "cpu/scales.h"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cpu {
 namespace {
@@ -36,6 +37,9 @@ struct Preparation {
 
   void means(int64_t slot, int64_t item) const;
   void block(int64_t slot, int64_t at) const;
+  // `causal`: what the operand of dQ lacks, and that operand.
+  void dq_mean(int64_t item) const;
+  void dq_block(int64_t slot, int64_t at) const;
 
  private:
   float* rows_of(int64_t slot) const {
@@ -51,6 +55,13 @@ struct Preparation {
   }
   void rotate(float* rows, int count) const;
   SavedCodes saved() const { return {plan, a.codes}; }
+  const float* centre_of(const Block& b, int64_t hk) const {
+    return data.centres(plan, b.sequence, hk).values +
+           static_cast<int64_t>(plan.dl) * numerics::octave_of_block(b.first / kKeysPerScale);
+  }
+  void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows,
+                   float* mean) const;
+  void centres(int64_t slot, int64_t sequence, int64_t hk) const;
   void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void finish_k(int64_t at, const int8_t* codes) const;
@@ -115,6 +126,7 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile(), plan.bk);
   float* scale = data.k_scale + at * plan.bk;
   rotate(rows, b.rows);
+  if (plan.causal()) kernels.subtract_row(rows, plan.dl, b.rows, centre_of(b, hk));
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
   const auto load_rows = [&](const Block& run, float* to) {
     load_k(run, hk, to);
@@ -125,8 +137,11 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
     if (plan.writes_codes())
       saved().write_k_scale(b, hk, static_cast<int>(amax - scale), numerics::scale_of(top));
   };
-  scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows + tile(), plan.dl,
-               load_rows, scale_run);
+  if (plan.causal())
+    scale_lone_keys(scale, b.rows);
+  else
+    scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows + tile(), plan.dl,
+                 load_rows, scale_run);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
   if (plan.writes_codes()) saved().write_k(b, hk, codes, scale);
 }
@@ -136,8 +151,108 @@ void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   int8_t* k8 = data.k8 + at * size;
   std::transform(codes, codes + size, k8,
                  [flip = kernels.flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
-  if (data.needs.k8t)
+  if (data.needs.k8t && !plan.causal())
     kernels.transpose_codes(k8, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
+}
+
+/// The mean key of an octave's sample, rotated; `rows` has room for the sample.
+void Preparation::make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows,
+                              float* mean) const {
+  const int d = static_cast<int>(plan.p.d);
+  const numerics::Sample sample = numerics::centre_sample(octave);
+  const int count = static_cast<int>(
+      std::min<int64_t>(sample.count, ceil_div(s.nk - sample.first, sample.step)));
+  kernels.load_rows(a.k.dtype, row_at(a.k, s.batch, hk, s.k_begin + sample.first),
+                    a.k.stride[2] * sample.step, count, d, rows, plan.dl);
+  double sum[256] = {};
+  const int finite = kernels.sum_rows(rows, plan.dl, count, d, sum);
+  for (int c = 0; c < d && finite > 0; ++c) mean[c] = static_cast<float>(sum[c] / finite);
+  rotate(mean, 1);
+}
+
+/// The centres of one key head of one sequence.
+void Preparation::centres(int64_t slot, int64_t sequence, int64_t hk) const {
+  const spec::Sequence s = plan.p.sequence(sequence);
+  const Centres out = data.centres(plan, sequence, hk);
+  std::memset(out.codes, 0, static_cast<size_t>(plan.centre_rows()) * plan.dk);
+  std::fill_n(out.scale, plan.centre_rows(), 0.0f);
+  for (int octave = 0; octave < numerics::octaves_of(s.nk); ++octave) {
+    int8_t* codes = out.codes + static_cast<int64_t>(octave) * plan.dk;
+    if (plan.reads_codes()) {
+      std::copy_n(saved().centre8(sequence, hk, octave), plan.p.d, codes);
+      out.scale[octave] = saved().centre_scale(sequence, hk, octave);
+    } else {
+      alignas(64) float mean[256] = {};
+      if (plan.p.recipe.smooth_k) make_centre(s, hk, octave, rows_of(slot), mean);
+      kernels.row_magnitudes(mean, plan.dl, 1, &out.scale[octave]);
+      scale_tokens(&out.scale[octave], 1);
+      kernels.encode_rows(mean, plan.dl, 1, &out.scale[octave], codes, plan.dk);
+    }
+    if (plan.writes_codes()) {
+      std::copy_n(codes, plan.p.d, saved().centre8(sequence, hk, octave));
+      saved().centre_scale(sequence, hk, octave) = out.scale[octave];
+    }
+  }
+  kernels.decode_rows(out.codes, plan.dk, plan.centre_rows(), plan.dl, out.values);
+  for (int octave = 0; octave < plan.centre_rows(); ++octave)
+    for (int c = 0; c < plan.dl; ++c)
+      out.values[static_cast<int64_t>(octave) * plan.dl + c] *= out.scale[octave];
+  for (int64_t n = 0; n < static_cast<int64_t>(plan.centre_rows()) * plan.dk; ++n)
+    out.codes[n] = static_cast<int8_t>(out.codes[n] ^ kernels.flip);
+}
+
+/// The mean key of a sample, from codes: rotated.
+void Preparation::dq_mean(int64_t item) const {
+  const int64_t sequence = item / plan.p.hk, hk = item % plan.p.hk;
+  const spec::Sequence s = plan.p.sequence(sequence);
+  const Centres centres = data.centres(plan, sequence, hk);
+  const numerics::Sample sample = numerics::spread_sample(s.nk);
+  double sum[256] = {};
+  int count = 0;
+  for (int n = 0; n < sample.count; ++n) {
+    const int64_t j = n * sample.step;
+    const int64_t row =
+        (hk * plan.k_blocks + plan.k_start[sequence] + j / plan.bk) * plan.bk + j % plan.bk;
+    const float scale = data.k_scale[row];
+    if (std::isnan(scale)) continue;
+    ++count;
+    const float* centre = centres.values + static_cast<int64_t>(plan.dl) *
+                                               numerics::octave_of_block(j / kKeysPerScale);
+    for (int c = 0; c < plan.p.d; ++c) {
+      const auto code = static_cast<int8_t>(data.k8[row * plan.dk + c] ^ kernels.flip);
+      sum[c] += static_cast<double>(scale * static_cast<float>(code) + centre[c]);
+    }
+  }
+  float* mean = data.mu_k + item * plan.dl;
+  for (int c = 0; c < plan.p.d && count > 0; ++c) mean[c] = static_cast<float>(sum[c] / count);
+}
+
+/// K of a block for dQ: made again from its codes, without that mean, and with one scale.
+void Preparation::dq_block(int64_t slot, int64_t at) const {
+  const int64_t hk = at / plan.k_blocks;
+  const Block b = plan.key_block(at % plan.k_blocks);
+  const float *mean = data.mean_k(plan, b.sequence, hk), *centre = centre_of(b, hk);
+  float* rows = rows_of(slot);
+  int8_t* codes = data.codes + slot * plan.bk * plan.longest_k();
+  const int8_t* k8 = data.k8 + at * plan.bk * plan.dk;
+  for (int64_t n = 0; n < static_cast<int64_t>(plan.bk) * plan.dk; ++n)
+    codes[n] = static_cast<int8_t>(k8[n] ^ kernels.flip);
+  kernels.decode_rows(codes, plan.dk, plan.bk, plan.dl, rows);
+  const float* scale = data.k_scale + at * plan.bk;
+  for (int j = 0; j < plan.bk; ++j) {
+    const bool real = j < b.rows && !std::isnan(scale[j]);
+    float* row = rows + static_cast<int64_t>(j) * plan.dl;
+    for (int c = 0; c < plan.dl; ++c)
+      row[c] = real ? row[c] * scale[j] + centre[c] - mean[c] : 0.0f;
+  }
+  float* fold = data.k_fold + at * plan.bk;
+  kernels.row_magnitudes(rows, plan.dl, plan.bk, fold);
+  scale_together(fold, plan.bk, largest_finite(fold, plan.bk));
+  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
+  kernels.encode_rows(rows, plan.dl, plan.bk, fold, codes, plan.dk);
+  for (int64_t n = 0; n < static_cast<int64_t>(plan.bk) * plan.dk; ++n)
+    codes[n] = static_cast<int8_t>(codes[n] ^ kernels.flip);
+  kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 
 /// Codes and scales of a block of V. `rows` keeps V with its mean removed.
@@ -147,7 +262,9 @@ void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows
   load_v(b, hk, rows);
   kernels.row_magnitudes(rows, plan.vl, b.rows, scale);
   const auto load_rows = [&](const Block& run, float* to) { load_v(run, hk, to); };
-  if (spec::folds_v(plan.p.recipe))
+  if (plan.causal())
+    scale_lone_values(scale, b.rows);
+  else if (spec::folds_v(plan.p.recipe))
     scale_blocks(b, kKeysPerScale, scale, rows + value_tile(), plan.vl, load_rows, scale_values);
   else
     scale_blocks(b, plan.bk, scale, rows + value_tile(), plan.vl, load_rows, scale_together);
@@ -162,8 +279,10 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
   const bool poisoned = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
   data.v_poisoned[at] = poisoned;
   for (int j = 0; j < plan.bk; ++j) {
-    data.v_log2[at * plan.bk + j] = folds && !poisoned ? std::log2(scale[j]) : 0.0f;
-    data.v_inverse[at * plan.bk + j] = folds && !poisoned ? 1.0f / scale[j] : 1.0f;
+    // In `causal` one token's NaN leaves the others as they are.
+    const bool has_scale = folds && (plan.causal() ? !std::isnan(scale[j]) : !poisoned);
+    data.v_log2[at * plan.bk + j] = has_scale ? std::log2(scale[j]) : 0.0f;
+    data.v_inverse[at * plan.bk + j] = has_scale ? 1.0f / scale[j] : 1.0f;
   }
   if (data.needs.v8t)
     kernels.transpose_codes(codes, plan.vk, plan.bk, plan.vl, data.v8t + at * value_tile(),
@@ -194,6 +313,10 @@ void Preparation::means(int64_t slot, int64_t item) const {
   float* mu_v = data.mu_v + item * plan.vl;
   std::fill(mu_k, mu_k + plan.dl, 0.0f);
   std::fill(mu_v, mu_v + plan.vl, 0.0f);
+  if (plan.causal()) {
+    centres(slot, sequence, hk);
+    return;
+  }
   if (plan.reads_codes()) {
     std::copy_n(saved().k_mean(sequence, hk), plan.p.d, mu_k);
     std::copy_n(saved().v_mean(sequence, hk), plan.p.dv, mu_v);
@@ -240,6 +363,14 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   k8 = arena.take<int8_t>(blocks * plan.bk * plan.dk);
   k_scale = arena.take<float>(blocks * plan.bk);
   if (n.k8t) k8t = arena.take<int8_t>(blocks * tile);
+  k_fold = k_scale;
+  if (plan.causal()) {
+    if (n.k8t) k_fold = arena.take<float>(blocks * plan.bk);
+    const int64_t rows_of_centres = plan.num_sequences * plan.p.hk * plan.centre_rows();
+    all_centres.codes = arena.take<int8_t>(rows_of_centres * plan.dk);
+    all_centres.scale = arena.take<float>(rows_of_centres);
+    all_centres.values = arena.take<float>(rows_of_centres * plan.dl);
+  }
   if (n.v8t) v8t = arena.take<int8_t>(blocks * value_tile);
   for (float** x : {&v_scale, &v_log2, &v_inverse}) *x = arena.take<float>(blocks * plan.bk);
   v_poisoned = arena.take<uint8_t>(blocks);
@@ -259,6 +390,14 @@ void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const Attention
             [&](int64_t slot, int64_t item) { all.means(slot, item); });
   run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,
             [&](int64_t slot, int64_t at) { all.block(slot, at); });
+  if (!plan.causal() || !data.needs.k8t) return;
+  run_items(a.parallel_for, plan, plan.num_sequences * plan.p.hk,
+            [&](int64_t, int64_t item) { all.dq_mean(item); });
+  run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,
+            [&](int64_t slot, int64_t at) { all.dq_block(slot, at); });
+  if (!plan.p.recipe.rotate) return;
+  for (int64_t item = 0; item < plan.num_sequences * plan.p.hk; ++item)
+    kernels.rotate_rows_back(data.mu_k + item * plan.dl, plan.dl, 1, static_cast<int>(plan.p.d));
 }
 
 }  // namespace sagebwd::cpu

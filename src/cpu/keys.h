@@ -14,12 +14,22 @@ struct KeyNeeds {
   bool vt_rows;  // Vᵀ in FP32, for P·V where P is not quantised
 };
 
+/// The centres of a key head of a sequence (`causal`).
+struct Centres {
+  int8_t* codes;  // [centre rows][dk], left operand
+  float* scale;   // [centre rows]
+  float* values;  // [centre rows][dl], scale times code
+};
+
 struct KeyData {
   KeyNeeds needs;
-  float *mu_k = nullptr, *mu_v = nullptr;  // [num_sequences][hk][dl], and [vl] of V
+  // [num_sequences][hk][dl], and [vl] of V. In `causal` no mean is taken out of V, and that of K is
+  // what the operand of dQ lacks.
+  float *mu_k = nullptr, *mu_v = nullptr;
   int8_t* k8 = nullptr;                    // [bk][dk] a block, left operand
   float* k_scale = nullptr;                // [bk] a block
-  int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand
+  int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand: K for dQ
+  float* k_fold = nullptr;                 // [bk] a block: the scales of k8t; k_scale but in `causal`
   int8_t* v8t = nullptr;                   // [vl][bk] a block, left operand
   float* v_scale = nullptr;                // [bk] a block; NaN for a token that is not finite
   // [bk] a block: what P is multiplied with, as a logarithm, and its inverse. Zeros and ones where
@@ -35,7 +45,14 @@ struct KeyData {
   float* rows = nullptr;    // [slots][2][bk][longest_l]
   int8_t* codes = nullptr;  // [slots][bk][longest_k]
 
+  Centres all_centres = {};  // [num_sequences][hk] of them
+
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
+  Centres centres(const Plan& plan, int64_t sequence, int64_t hk) const {
+    const int64_t row = (sequence * plan.p.hk + hk) * plan.centre_rows();
+    return {all_centres.codes + row * plan.dk, all_centres.scale + row,
+            all_centres.values + row * plan.dl};
+  }
   const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {
     return mu_k + (sequence * plan.p.hk + hk) * plan.dl;
   }

@@ -10,6 +10,13 @@
 
 namespace sagebwd::cpu {
 
+namespace {
+
+/// Shifts of a block of queries.
+int shifts(const Plan& plan) { return plan.causal() ? plan.octaves : plan.p.capped() ? 1 : 0; }
+
+}  // namespace
+
 void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted) {
   q8 = arena.take<int8_t>(blocks * plan.bq * plan.dk);
   scale = arena.take<float>(blocks * plan.bq);
@@ -17,7 +24,7 @@ void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lift
   start = arena.take<int32_t>(blocks * plan.bq);
   mean = arena.take<float>(blocks * plan.dl);
   turned_mean = arena.take<float>(blocks * plan.dl);
-  if (plan.p.capped()) shift = arena.take<float>(blocks * plan.bq);
+  if (shifts(plan) > 0) shift = arena.take<float>(blocks * shifts(plan) * plan.bq);
   if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
 }
 
@@ -29,7 +36,7 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
   b.start += block * plan.bq;
   b.mean += block * plan.dl;
   b.turned_mean += block * plan.dl;
-  if (shift != nullptr) b.shift += block * plan.bq;
+  if (shift != nullptr) b.shift += block * shifts(plan) * plan.bq;
   if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
   return b;
 }
@@ -39,12 +46,15 @@ void QueryScratch::place(Arena& arena, const Plan& plan) {
   smooth = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_l());
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_k());
   shift = arena.take<double>(static_cast<int64_t>(plan.slots) * plan.bq);
+  if (plan.causal())
+    dots = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.centre_rows() * plan.bq);
 }
 
 QueryScratch QueryScratch::at(const Plan& plan, int64_t slot) const {
   const int64_t tile = static_cast<int64_t>(plan.bq) * plan.longest_l();
   return {rows + slot * tile, smooth + slot * tile, codes + slot * plan.bq * plan.longest_k(),
-          shift + slot * plan.bq};
+          shift + slot * plan.bq,
+          dots == nullptr ? nullptr : dots + slot * plan.centre_rows() * plan.bq};
 }
 
 void load_query_rows(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
@@ -60,10 +70,10 @@ void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* 
   std::memset(codes, 0, static_cast<size_t>(plan.bq) * ldc);
   std::fill(scale, scale + plan.bq, 0.0f);
   kernels.row_magnitudes(rows, ld, count, scale);
-  if (plan.p.recipe.scheme == Scheme::vectorwise)
-    scale_tokens(scale, count);
-  else
+  if (plan.p.recipe.scheme == Scheme::paper)
     scale_together(scale, count, largest_finite(scale, count));
+  else
+    scale_tokens(scale, count);
   kernels.encode_rows(rows, ld, count, scale, codes, ldc);
 }
 
@@ -79,7 +89,9 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   constexpr float kZeros[256] = {};
   kernels.row_dots(scratch.rows, plan.dl, b.rows, mu_k, 0, kZeros, scratch.shift);
   for (int i = 0; i < b.rows; ++i)  // in FP32, as a backward gets it that takes saved codes
-    scratch.shift[i] = static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
+    scratch.shift[i] =
+        plan.causal() ? 0.0
+                      : static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
   std::copy(scratch.rows, scratch.rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
   if (recipe.smooth_q) {
     double sum[256] = {};
@@ -95,11 +107,29 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   encode_queries(kernels, plan, scratch.smooth, plan.dl, b.rows, out.scale, scratch.codes, plan.dk);
 }
 
+/// The logits of the octaves' centres, from codes. None where S is lifted: K is whole there.
+void centre_logits(const isa::Kernels& kernels, const Plan& plan, const KeyData& keys,
+                   const Block& b, int64_t hk, const QueryBlock& out, const QueryScratch& scratch) {
+  const Centres centres = keys.centres(plan, b.sequence, hk);
+  kernels.store_ss({plan.centre_rows(), plan.bq, plan.dk, centres.codes, plan.dk, out.q8,
+                    kernels.flip != 0 ? out.start : nullptr},
+                   scratch.dots, plan.bq);
+  for (int octave = 0; octave < plan.octaves; ++octave)
+    for (int i = 0; i < plan.bq; ++i) {
+      const int at = octave * plan.bq + i;
+      out.shift[at] = out.qt_float != nullptr ? 0.0f
+                                              : static_cast<float>(scratch.dots[at]) *
+                                                    centres.scale[octave] * out.logit_factor[i];
+    }
+}
+
 }  // namespace
 
 void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
-                     const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
+                     const KeyData& keys, const Block& b, int64_t h, const QueryBlock& out,
                      const QueryScratch& scratch) {
+  const int64_t hk = h / plan.p.group();
+  const float* mu_k = keys.mean_k(plan, b.sequence, hk);
   std::fill(out.mean, out.mean + plan.dl, 0.0f);
   if (plan.reads_codes()) {
     std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
@@ -116,7 +146,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     for (int i = 0; i < plan.bq; ++i)  // NaN for a query that holds Inf
       out.logit_factor[i] = std::isnan(out.scale[i]) ? out.scale[i] : unit;
   }
-  for (int i = 0; i < plan.bq && out.shift != nullptr; ++i)
+  for (int i = 0; i < plan.bq && out.shift != nullptr && !plan.causal(); ++i)
     out.shift[i] = i < b.rows ? static_cast<float>(scratch.shift[i] / numerics::kLn2) : 0.0f;
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   kernels.sum_row_codes(scratch.codes, plan.dk, plan.bq, plan.dl, out.start);
@@ -124,6 +154,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     out.start[i] *= -kernels.flip;
     if (out.qt_float == nullptr) out.logit_factor[i] = out.scale[i] * unit;
   }
+  if (plan.causal()) centre_logits(kernels, plan, keys, b, hk, out, scratch);
 }
 
 void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query side of one block: codes of Q in the layout S wants, per-query scales, and the shift of
-// the logits that K-smoothing took away.
+// The query side of one block: codes of Q in the layout S wants, per-query scales, and what the sums
+// of codes lack of the logits.
 #pragma once
 
+#include "cpu/keys.h"
 #include "cpu/plan.h"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cpu {
 
@@ -17,10 +19,17 @@ struct QueryBlock {
   float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
   float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
   float* qt_float = nullptr;      // [dl][bq], only when S is lifted
-  float* shift = nullptr;         // logits of the mean key in log2 units, only with a cap
+  // What the sums of codes lack of the logits, in log2 units. `causal`: the logits of the centre of
+  // each octave of keys, [octaves][bq]. Elsewhere only with a cap: those of the mean key, [bq].
+  float* shift = nullptr;
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
   QueryBlock at(const Plan& plan, int64_t block) const;
+  /// The shift of a tile whose keys begin at this one; null: none.
+  const float* shift_of(const Plan& plan, int64_t first_key) const {
+    if (!plan.causal()) return shift;
+    return shift + plan.bq * numerics::octave_of_block(first_key / kKeysPerScale);
+  }
 };
 
 /// Scratch of prepare_queries, one per slot.
@@ -29,14 +38,15 @@ struct QueryScratch {
   float* rows = nullptr;    // [bq][dl]: the queries as given, afterwards
   float* smooth = nullptr;  // [bq][dl]: mean removed, rotated
   int8_t* codes = nullptr;  // [bq][dk]
-  double* shift = nullptr;  // [bq] scale · q·mean(K)
+  double* shift = nullptr;  // [bq] scale · q·mean(K); zero in `causal`
+  int32_t* dots = nullptr;  // [centre rows][bq], in `causal`
 
   void place(Arena& arena, const Plan& plan);
   QueryScratch at(const Plan& plan, int64_t slot) const;
 };
 
 void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const AttentionArgs& a,
-                     const Block& b, int64_t h, const float* mu_k, const QueryBlock& out,
+                     const KeyData& keys, const Block& b, int64_t h, const QueryBlock& out,
                      const QueryScratch& scratch);
 
 /// Codes [bq][ldc] and scales [bq] of the first `count` rows [ld] of a block of Q or dO; zero

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/plan.h"
+#include "numerics/octaves.h"
 #include "spec/codes.h"
 
 namespace sagebwd::cpu {
@@ -13,7 +14,7 @@ class SavedCodes {
  public:
   SavedCodes(const Plan& plan, void* memory) : plan_(plan), view_(plan.p, memory) {}
 
-  /// Blocks of queries; mean_logit is c·q·mean(K) of each.
+  /// Blocks of queries; mean_logit is c·q·mean(K) of each, which `causal` does not have.
   void write_queries(const Block& b, int64_t h, const int8_t* codes, const float* scale,
                      const double* mean_logit) const;
   void read_queries(const Block& b, int64_t h, int8_t* codes, float* scale,
@@ -27,7 +28,15 @@ class SavedCodes {
   void write_v(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
   void read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
 
-  /// Means of K, [d], and of V, [dv], of a key head of a sequence.
+  /// The centre of an octave of keys, [d] (`causal`), and its scale.
+  int8_t* centre8(int64_t sequence, int64_t hk, int octave) const {
+    return view_.centre8() + centre_row(sequence, hk, octave) * plan_.p.d;
+  }
+  float& centre_scale(int64_t sequence, int64_t hk, int octave) const {
+    return view_.centre_scale()[centre_row(sequence, hk, octave)];
+  }
+
+  /// Means of K, [d], and of V, [dv], of a key head of a sequence (not in `causal`).
   float* k_mean(int64_t sequence, int64_t hk) const {
     return view_.k_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
   }
@@ -43,6 +52,10 @@ class SavedCodes {
     return (hk * plan_.p.b + b.seq.batch) * plan_.p.nk + b.seq.k_begin + b.first;
   }
   float& k_scale(const Block& b, int64_t hk, int row) const;
+  int64_t centre_row(int64_t sequence, int64_t hk, int octave) const {
+    return hk * view_.layout.key_blocks + plan_.scale_block_start(sequence) +
+           numerics::first_block_of(octave);
+  }
 
   const Plan& plan_;
   spec::CodesView view_;

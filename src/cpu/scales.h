@@ -29,6 +29,14 @@ inline void scale_together(float* amax, int count, float top) {
     amax[i] = numerics::is_finite(amax[i]) ? scale : numerics::scale_of(amax[i]);
 }
 
+/// The same in `causal`: of a key, and of a token of V.
+inline void scale_lone_keys(float* amax, int count) {
+  for (int i = 0; i < count; ++i) amax[i] = numerics::key_scale_of(amax[i]);
+}
+inline void scale_lone_values(float* amax, int count) {
+  for (int i = 0; i < count; ++i) amax[i] = numerics::lone_value_scale(amax[i]);
+}
+
 /// One scale per token of V, for folding into P; `top` is the largest magnitude of the block.
 inline void scale_values(float* amax, int count, float top) {
   for (int i = 0; i < count; ++i) {

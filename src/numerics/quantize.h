@@ -20,6 +20,7 @@ namespace sagebwd::numerics {
 inline constexpr float kLevels = 127.0f;          // codes are in [-127, 127]; -128 is never made
 inline constexpr float kUnsignedLevels = 255.0f;  // of P, where its codes are unsigned
 inline constexpr float kZeroAmax = 0x1p-100f;
+inline constexpr float kLeastValueScale = 0x1p-40f;
 inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr double kLn2 = 0.693147180559945309417;
 
@@ -47,6 +48,21 @@ SAGE_INLINE float value_scale(float scale, float top) {
   if (!(top > 0.0f)) return 1.0f;  // all codes of the block are zero
   const float least = 0x1p-20f * top;
   return scale < least ? least : scale;
+}
+
+/// Scale of a key of its own, in `causal`: rounded up to 22 bits, so that its product with 1.5·2^23
+/// is exact and codes stay within 127.
+SAGE_INLINE float key_scale_of(float amax) {
+  const float scale = scale_of(amax);
+  if (!(scale == scale)) return scale;
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 3u) & ~3u);
+}
+
+/// Scale of a token of V in `causal`, where it may not depend on its neighbours. The floor is
+/// there because its logarithm and its inverse are used.
+SAGE_INLINE float lone_value_scale(float amax) {
+  const float scale = scale_of(amax);
+  return scale < kLeastValueScale ? kLeastValueScale : scale;  // NaN stays
 }
 
 /// Factor that maps a value onto codes. 0 for scales that are 0 or NaN.

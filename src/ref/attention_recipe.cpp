@@ -57,13 +57,14 @@ struct ForwardBlock {
         acc(size(rows * dv), 0.0f),
         max_logit(size(rows), -kInf),
         seen(size(rows), false),
-        nan_logit(size(rows), false) {}
+        nan_logit(size(rows), false),
+        nan_value(size(rows), false) {}
   // [rows]: the largest exponent so far (a logit plus the logarithm of a folded scale), and the sum
   // of exp2(logit - top).
   std::vector<float> top, sum;
   std::vector<float> acc;        // [rows, dv]
   std::vector<float> max_logit;  // [rows]
-  std::vector<bool> seen, nan_logit;
+  std::vector<bool> seen, nan_logit, nan_value;
 };
 
 /// A tile kept until its query block is done, when LSE is known and the tap can be told.
@@ -91,8 +92,17 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   cap_logits(head, x.inputs, t, s2);
   const auto is_nan = [](float scale) { return std::isnan(scale); };
   const auto first_scale = x.inputs.v_scale.begin() + t.k0;
-  const bool poisoned = std::any_of(first_scale, first_scale + t.cols, is_nan);
+  const bool has_poison = std::any_of(first_scale, first_scale + t.cols, is_nan);
+  // In `causal` a poisoned value has codes 0, and the rows that see it become NaN at the end.
+  const bool marks_rows = head.recipe.scheme == Scheme::causal && spec::folds_v(head.recipe);
+  const bool poisoned = has_poison && !marks_rows;
   std::vector<float> v_scale = folded_scales(head, x.inputs, t, poisoned);
+  if (marks_rows)
+    t.for_visible([&](int64_t i, int64_t j, int64_t) {
+      if (std::isnan(v_scale[j])) block.nan_value[i] = true;
+    });
+  for (float& scale : v_scale)
+    if (std::isnan(scale)) scale = 1.0f;
 
   std::vector<float> weight(t.size(), 0.0f), tile_top(size(t.rows), -kInf);
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
@@ -169,7 +179,9 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
     if (!block.seen[r]) continue;
     const int64_t i = q0 + r;
     for (int64_t c = 0; c < dv; ++c)
-      out.o[i * dv + c] = block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
+      out.o[i * dv + c] = block.nan_value[r]
+                              ? std::numeric_limits<float>::quiet_NaN()
+                              : block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
     const double mean = added_mean_logit(head, in, i);
     out.lse[i] = static_cast<float>(
         numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);
@@ -195,7 +207,7 @@ BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
                              const RecipeInputs& inputs, RecipeBackward& out) {
   BackwardState s;
   const int64_t dv = head.value_dim();
-  const bool per_token = head.recipe.scheme == Scheme::vectorwise;
+  const bool per_token = head.recipe.scheme != Scheme::paper;
   s.dout = quantize_tokens(in.dout, head.nq, dv, per_token ? 1 : head.recipe.tile_q);
   s.dout8 = as_floats(s.dout.codes);
   s.row_sum.assign(size(head.nq), 0.0);
@@ -264,7 +276,7 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
     // operand.
     p_fold[at] = p[at] * s.dout.scale[i];
     ds_fold_q[at] = ds[at] * inputs.q_scale[i];
-    ds_fold_k[at] = ds[at] * inputs.k_scale[j];
+    ds_fold_k[at] = ds[at] * x.dq_fold[j];
     s.row_sum[i] += in.partial_kv || head.softcap == 0.0f ? ds[at] : before_cap - ds[at];
   });
 
@@ -298,7 +310,7 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
     query_codes = quantize_tile(head, t, ds_fold_k, Axis::query, kMatmulDQ, DitherOperand::ds_query,
                                 numerics::kLevels);
     std::vector<float> part(size(t.rows * d), 0.0f);
-    matmul_add(t.rows, d, t.cols, query_codes.codes.data(), t.cols, 1, &x.k8[t.k0 * d], d,
+    matmul_add(t.rows, d, t.cols, query_codes.codes.data(), t.cols, 1, &x.dq_keys[t.k0 * d], d,
                part.data(), d);
     add_scaled(part, query_codes.scale, d, &out.dq[t.q0 * d]);
   }
@@ -312,7 +324,7 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
   view.ds8_key = codes_or_null(key_codes), view.ds_scale_key = scale_or_null(key_codes);
   view.ds8_query = codes_or_null(query_codes), view.ds_scale_query = scale_or_null(query_codes);
   view.do_scale = &s.dout.scale[t.q0], view.q_scale = &inputs.q_scale[t.q0],
-  view.k_scale = &inputs.k_scale[t.k0];
+  view.k_fold = &x.dq_fold[t.k0];
   tap(view);
 }
 
@@ -374,6 +386,7 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
   // dS·K = dS·(K - mu) + rowsum(dS)·mu. The row sum is zero for whole rows, exactly dLSE when that
   // is given, and known only as the sum itself when the call sees part of the keys. A cap
   // takes something from each dS, which is known as a sum too.
+  const std::vector<float>& mean = lifted(head, kMatmulDQ) ? x.inputs.mu_k : x.dq_mean;
   for (int64_t i = 0; i < head.nq; ++i) {
     float row_sum = 0.0f;
     if (in.partial_kv)
@@ -382,7 +395,7 @@ RecipeBackward recipe_backward(const RecipeHead& head, const RecipeBackwardIn& i
       row_sum = in.dlse[i];
     if (!in.partial_kv && head.softcap != 0.0f) row_sum -= static_cast<float>(s.row_sum[i]);
     for (int64_t c = 0; c < d; ++c)
-      out.dq[i * d + c] = head.scale * (out.dq[i * d + c] + row_sum * x.inputs.mu_k[c]);
+      out.dq[i * d + c] = head.scale * (out.dq[i * d + c] + row_sum * mean[c]);
   }
   for (float& g : out.dk) g *= head.scale;
 

@@ -23,6 +23,9 @@ struct RecipeInputs {
   std::vector<float> mu_k, mu_v;  // [d] and [dv], zero when smoothing is off
   std::vector<float> mu_q;        // [query tiles, d]
   std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
+  // `causal` alone, of each octave of keys (numerics/octaves.h): codes [octaves, d] and scales.
+  std::vector<int8_t> centre8;
+  std::vector<float> centre_scale;
 };
 
 struct RecipeHead {
@@ -49,7 +52,7 @@ struct RecipeHead {
 /// scales gives what the integer matmuls used:
 ///   forward   p  ≈ p8 · p_scale[row] / v_scale[col]
 ///   backward  p  ≈ p8 · p_scale[col] / do_scale[row]              (dV)
-///             ds ≈ ds8_query · ds_scale_query[row] / k_scale[col]  (dQ)
+///             ds ≈ ds8_query · ds_scale_query[row] / k_fold[col]   (dQ)
 ///             ds ≈ ds8_key · ds_scale_key[col] / q_scale[row]      (dK)
 struct RecipeTile {
   bool backward;
@@ -63,7 +66,7 @@ struct RecipeTile {
   const float *dp, *ds;
   const int16_t *ds8_query, *ds8_key;
   const float *ds_scale_query, *ds_scale_key;  // per row / per column
-  const float *do_scale, *q_scale, *k_scale;   // of this tile's rows, rows and columns
+  const float *do_scale, *q_scale, *k_fold;    // of this tile's rows, rows and columns
 };
 
 struct RecipeForward {

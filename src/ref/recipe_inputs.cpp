@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/math.h"
+#include "numerics/octaves.h"
 #include "numerics/quantize.h"
 #include "numerics/rotate.h"
 #include "spec/problem.h"
@@ -83,6 +84,96 @@ TokenCodes quantize_values(const float* x, int64_t n, int64_t d) {
   return out;
 }
 
+/// The centres of K in `causal`; zeros where it is not smoothed.
+void make_centres(const RecipeHead& head, RecipeInputs& in) {
+  const int64_t d = head.d;
+  const int octaves = numerics::octaves_of(head.nk);
+  in.centre8.assign(size(octaves * d), 0), in.centre_scale.assign(size(octaves), 0.0f);
+  if (!head.recipe.smooth_k) return;
+  for (int octave = 0; octave < octaves; ++octave) {
+    const numerics::Sample sample = numerics::centre_sample(octave);
+    std::vector<float> rows;
+    for (int n = 0; n < sample.count && sample.first + n * sample.step < head.nk; ++n) {
+      const float* key = head.k + (sample.first + n * sample.step) * d;
+      rows.insert(rows.end(), key, key + d);
+    }
+    std::vector<float> mean = mean_of(rows.data(), static_cast<int64_t>(rows.size()) / d, d);
+    if (head.recipe.rotate) mean = rotated(std::move(mean), d);
+    TokenCodes centre = quantize_tokens(mean.data(), 1, d, 1);
+    std::copy(centre.codes.begin(), centre.codes.end(), &in.centre8[size(octave * d)]);
+    in.centre_scale[octave] = centre.scale[0];
+  }
+}
+
+int octave_of_key(int64_t key) { return numerics::octave_of_block(key / kKeysPerScale); }
+
+float centre_of(const RecipeInputs& in, int64_t key, int64_t c, int64_t d) {
+  const int octave = octave_of_key(key);
+  return in.centre_scale[octave] * static_cast<float>(in.centre8[size(octave * d + c)]);
+}
+
+/// Codes and scales of K in `causal`.
+void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
+  const int64_t nk = head.nk, d = head.d;
+  make_centres(head, in);
+  std::vector<float> x(head.k, head.k + nk * d);
+  if (head.recipe.rotate) x = rotated(std::move(x), d);
+  const std::vector<bool> poisoned = poisoned_tokens(head.k, nk, d);
+  in.k8.assign(size(nk * d), 0), in.k_scale.assign(size(nk), 0.0f);
+  for (int64_t j = 0; j < nk; ++j) {
+    float amax = 0.0f;
+    for (int64_t c = 0; c < d; ++c) {
+      x[j * d + c] -= centre_of(in, j, c, d);
+      amax = std::max(amax, std::fabs(x[j * d + c]));
+    }
+    in.k_scale[j] =
+        poisoned[j] ? std::numeric_limits<float>::quiet_NaN() : numerics::key_scale_of(amax);
+    for (int64_t c = 0; c < d && !poisoned[j]; ++c)
+      in.k8[j * d + c] =
+          static_cast<int8_t>(code_nearest(x[j * d + c], inverse_of(in.k_scale[j])));
+  }
+}
+
+/// The same of V.
+TokenCodes quantize_lone_values(const float* x, int64_t n, int64_t d) {
+  TokenCodes out{std::vector<int8_t>(size(n * d), 0), quantize_tokens(x, n, d, 1).scale};
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::isnan(out.scale[i])) continue;
+    float amax = 0.0f;
+    for (int64_t c = 0; c < d; ++c) amax = std::max(amax, std::fabs(x[i * d + c]));
+    out.scale[i] = numerics::lone_value_scale(amax);
+    for (int64_t c = 0; c < d; ++c)
+      out.codes[i * d + c] =
+          static_cast<int8_t>(code_nearest(x[i * d + c], inverse_of(out.scale[i])));
+  }
+  return out;
+}
+
+/// The operand of dQ in `causal`, from the codes of K.
+void make_dq_operand(const RecipeHead& head, RecipeOperands& x) {
+  const int64_t nk = head.nk, d = head.d, tile = head.recipe.tile_k;
+  const RecipeInputs& in = x.inputs;
+  std::vector<float> keys(size(nk * d), 0.0f);
+  for (int64_t j = 0; j < nk; ++j)
+    for (int64_t c = 0; c < d && !std::isnan(in.k_scale[j]); ++c)
+      keys[j * d + c] =
+          in.k_scale[j] * static_cast<float>(in.k8[size(j * d + c)]) + centre_of(in, j, c, d);
+  std::vector<float> sampled;
+  const numerics::Sample sample = numerics::spread_sample(nk);
+  for (int n = 0; n < sample.count; ++n) {
+    const int64_t j = n * sample.step;
+    if (!std::isnan(in.k_scale[j]))
+      sampled.insert(sampled.end(), &keys[j * d], &keys[j * d] + d);
+  }
+  x.dq_mean = mean_of(sampled.data(), static_cast<int64_t>(sampled.size()) / d, d);
+  subtract(keys.data(), nk, x.dq_mean);
+  for (int64_t j = 0; j < nk; ++j)
+    if (std::isnan(in.k_scale[j])) std::fill_n(&keys[j * d], d, 0.0f);
+  TokenCodes codes = quantize_tokens(keys.data(), nk, d, tile);
+  x.dq_keys = as_floats(codes.codes), x.dq_fold = std::move(codes.scale);
+  if (head.recipe.rotate) numerics::rotate_back(x.dq_mean.data(), static_cast<int>(d));
+}
+
 }  // namespace
 
 std::vector<float> as_floats(const std::vector<int8_t>& codes) {
@@ -114,18 +205,23 @@ namespace {
 void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nq = head.nq, nk = head.nk, d = head.d, dv = head.value_dim();
   const Recipe& recipe = head.recipe;
-  const bool per_token = recipe.scheme == Scheme::vectorwise;
+  const bool per_token = recipe.scheme != Scheme::paper;
+  const bool causal = recipe.scheme == Scheme::causal;
   const auto turned = [&](const std::vector<float>& rows) {
     return recipe.rotate ? rotated(rows, d) : rows;
   };
   RecipeInputs& in = x.inputs;
 
   x.k_smooth.assign(head.k, head.k + nk * d);
-  in.mu_k = recipe.smooth_k ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
-  subtract(x.k_smooth.data(), nk, in.mu_k);
-  TokenCodes k = quantize_tokens(turned(x.k_smooth).data(), nk, d,
-                                 spec::keys_per_scale(recipe, recipe.tile_k));
-  in.k8 = std::move(k.codes), in.k_scale = std::move(k.scale);
+  in.mu_k = recipe.smooth_k && !causal ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
+  if (causal) {
+    quantize_lone_keys(head, in);
+  } else {
+    subtract(x.k_smooth.data(), nk, in.mu_k);
+    TokenCodes k = quantize_tokens(turned(x.k_smooth).data(), nk, d,
+                                   spec::keys_per_scale(recipe, recipe.tile_k));
+    in.k8 = std::move(k.codes), in.k_scale = std::move(k.scale);
+  }
 
   const int64_t q_tiles = ceil_div(nq, recipe.tile_q);
   std::vector<float> q_smooth(head.q, head.q + nq * d);
@@ -143,8 +239,9 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   x.v_smooth.assign(head.v, head.v + nk * dv);
   in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, dv) : std::vector<float>(size(dv), 0.0f);
   subtract(x.v_smooth.data(), nk, in.mu_v);
-  TokenCodes v = per_token ? quantize_values(x.v_smooth.data(), nk, dv)
-                           : quantize_tokens(x.v_smooth.data(), nk, dv, recipe.tile_k);
+  TokenCodes v = causal      ? quantize_lone_values(x.v_smooth.data(), nk, dv)
+                 : per_token ? quantize_values(x.v_smooth.data(), nk, dv)
+                             : quantize_tokens(x.v_smooth.data(), nk, dv, recipe.tile_k);
   in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
 
   for (int64_t i = 0; i < nq; ++i) {
@@ -168,8 +265,24 @@ RecipeOperands make_operands(const RecipeHead& head) {
     quantize_inputs(head, x);
   x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
   x.k8_t = transposed(x.k8, head.nk, head.d);
+  if (head.recipe.scheme == Scheme::causal) {
+    make_dq_operand(head, x);
+  } else {
+    x.dq_keys = x.k8, x.dq_fold = in.k_scale, x.dq_mean = in.mu_k;
+  }
   if (spec::folds_v(head.recipe)) x.v_t = transposed(x.v8, head.nk, head.value_dim());
   return x;
+}
+
+float centre_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i, int64_t first_key) {
+  if (head.recipe.scheme != Scheme::causal) return 0.0f;
+  const int64_t d = head.d;
+  const int octave = octave_of_key(first_key);
+  int32_t dot = 0;
+  for (int64_t c = 0; c < d; ++c)
+    dot += static_cast<int32_t>(in.q8[size(i * d + c)]) * in.centre8[size(octave * d + c)];
+  const float factor = in.q_scale[i] * (head.scale * numerics::kLog2e);
+  return static_cast<float>(dot) * in.centre_scale[octave] * factor;
 }
 
 }  // namespace sagebwd::ref

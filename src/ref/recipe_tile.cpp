@@ -86,10 +86,14 @@ std::vector<float> tile_logits(const RecipeHead& head, const RecipeOperands& x, 
     return s2;
   }
   matmul_add(t.rows, t.cols, d, &x.q8[t.q0 * d], d, 1, &x.k8_t[t.k0], head.nk, dot.data(), t.cols);
+  std::vector<float> centre;
+  for (int64_t i = 0; i < t.rows; ++i)
+    centre.push_back(centre_logit(head, x.inputs, t.q0 + i, t.k0));
   t.for_visible([&](int64_t i, int64_t j, int64_t at) {
     const float logit_factor = x.inputs.q_scale[t.q0 + i] * factor;
     s2[at] = dot[at] * x.inputs.k_scale[t.k0 + j] * logit_factor;
     if (!bias.empty()) s2[at] += bias[t.k0 + j];
+    s2[at] += centre[i];
   });
   return s2;
 }

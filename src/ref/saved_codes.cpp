@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "numerics/octaves.h"
 #include "spec/codes.h"
 
 namespace sagebwd::ref {
@@ -23,8 +24,11 @@ struct Place {
   }
   /// The scale of key j is at k_scale[scale_of_key(j)].
   int64_t scale_of_key(int64_t j) const {
-    return p.recipe.k_per_token ? key + j : block + j / kKeysPerScale;
+    return causal() ? key + j : block + j / kKeysPerScale;
   }
+  bool causal() const { return p.recipe.scheme == Scheme::causal; }
+  /// The row of an octave's centre.
+  int64_t centre(int octave) const { return block + numerics::first_block_of(octave); }
   const spec::Problem& p;
   spec::CodesView view;
   spec::Sequence s;
@@ -39,11 +43,21 @@ void write_codes(const spec::Problem& p, void* codes, int64_t t, int64_t h,
   const Place at(p, codes, t, h);
   std::copy(in.q8.begin(), in.q8.end(), at.view.q8() + at.query * p.d);
   std::copy(in.q_scale.begin(), in.q_scale.end(), at.view.q_scale() + at.query);
-  std::copy(in.mean_logit.begin(), in.mean_logit.end(), at.view.mean_logit() + at.query);
+  if (!at.causal())
+    std::copy(in.mean_logit.begin(), in.mean_logit.end(), at.view.mean_logit() + at.query);
   if (!at.writes_keys) return;
   std::copy(in.k8.begin(), in.k8.end(), at.view.k8() + at.key * p.d);
   std::copy(in.v8.begin(), in.v8.end(), at.view.v8() + at.key * p.dv);
   std::copy(in.v_scale.begin(), in.v_scale.end(), at.view.v_scale() + at.key);
+  if (at.causal()) {
+    std::copy(in.k_scale.begin(), in.k_scale.end(), at.view.k_scale() + at.key);
+    for (int octave = 0; octave < numerics::octaves_of(at.s.nk); ++octave) {
+      std::copy_n(&in.centre8[static_cast<size_t>(octave * p.d)], p.d,
+                  at.view.centre8() + at.centre(octave) * p.d);
+      at.view.centre_scale()[at.centre(octave)] = in.centre_scale[static_cast<size_t>(octave)];
+    }
+    return;
+  }
   std::copy(in.mu_k.begin(), in.mu_k.end(), at.view.k_mean() + at.mean * p.d);
   std::copy(in.mu_v.begin(), in.mu_v.end(), at.view.v_mean() + at.mean * p.dv);
   for (int64_t j = 0; j < at.s.nk; ++j) {
@@ -51,7 +65,7 @@ void write_codes(const spec::Problem& p, void* codes, int64_t t, int64_t h,
     const bool poisoned = std::isnan(in.k_scale[j]);
     if (poisoned) at.view.k8()[(at.key + j) * p.d] = kPoisonedCode;
     // Of a block that has nothing but poisoned keys.
-    if (j % kKeysPerScale == 0 || p.recipe.k_per_token) scale = 0.0f;
+    if (j % kKeysPerScale == 0) scale = 0.0f;
     if (!poisoned) scale = in.k_scale[j];
   }
 }
@@ -64,10 +78,22 @@ RecipeInputs read_codes(const spec::Problem& p, void* codes, int64_t t, int64_t 
   };
   copy(in.q8, at.view.q8() + at.query * p.d, at.s.nq * p.d);
   copy(in.q_scale, at.view.q_scale() + at.query, at.s.nq);
-  copy(in.mean_logit, at.view.mean_logit() + at.query, at.s.nq);
   copy(in.k8, at.view.k8() + at.key * p.d, at.s.nk * p.d);
   copy(in.v8, at.view.v8() + at.key * p.dv, at.s.nk * p.dv);
   copy(in.v_scale, at.view.v_scale() + at.key, at.s.nk);
+  if (at.causal()) {
+    copy(in.k_scale, at.view.k_scale() + at.key, at.s.nk);
+    for (int octave = 0; octave < numerics::octaves_of(at.s.nk); ++octave) {
+      const int8_t* centre = at.view.centre8() + at.centre(octave) * p.d;
+      in.centre8.insert(in.centre8.end(), centre, centre + p.d);
+      in.centre_scale.push_back(at.view.centre_scale()[at.centre(octave)]);
+    }
+    in.mean_logit.assign(static_cast<size_t>(at.s.nq), 0.0f);
+    in.mu_k.assign(static_cast<size_t>(p.d), 0.0f);
+    in.mu_v.assign(static_cast<size_t>(p.dv), 0.0f);
+    return in;
+  }
+  copy(in.mean_logit, at.view.mean_logit() + at.query, at.s.nq);
   copy(in.mu_k, at.view.k_mean() + at.mean * p.d, p.d);
   copy(in.mu_v, at.view.v_mean() + at.mean * p.dv, p.dv);
   for (int64_t j = 0; j < at.s.nk; ++j) {

@@ -14,7 +14,7 @@ namespace sagebwd::spec {
 /// Why a recipe has no codes that stand for q, k and v; empty when it has.
 inline std::string codes_refusal(const Recipe& r) {
   constexpr uint32_t kFromInputs = kMatmulS | kMatmulO | kMatmulSRecompute | kMatmulDQ | kMatmulDK;
-  if (r.scheme != Scheme::vectorwise) return "recipe paper makes dP from V itself";
+  if (r.scheme == Scheme::paper) return "recipe paper makes dP from V itself";
   if ((r.high_precision & kFromInputs) != 0)
     return "matmuls out of INT8 take q, k and v themselves";
   if (r.smooth_q) return "Q-smoothing needs the mean queries as well";
@@ -38,7 +38,7 @@ inline CodesLayout codes_layout(const Problem& p) {
                       .keys = p.b * p.nk,
                       .sequences = p.num_sequences(),
                       .packed = p.packed(),
-                      .k_per_token = p.recipe.k_per_token});
+                      .scheme = p.recipe.scheme});
 }
 
 /// The parts as pointers.
@@ -55,6 +55,8 @@ struct CodesView {
   float* k_scale() const { return floats(layout.k_scale); }
   float* k_mean() const { return floats(layout.k_mean); }
   float* v_mean() const { return floats(layout.v_mean); }
+  int8_t* centre8() const { return reinterpret_cast<int8_t*>(base + layout.centre8); }
+  float* centre_scale() const { return floats(layout.centre_scale); }
 
   CodesLayout layout;
   char* base;

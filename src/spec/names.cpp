@@ -17,7 +17,17 @@ const char* dtype_name(Dtype t) {
   return "unknown";
 }
 
-const char* scheme_name(Scheme s) { return s == Scheme::paper ? "paper" : "vectorwise"; }
+const char* scheme_name(Scheme s) {
+  switch (s) {
+    case Scheme::paper:
+      return "paper";
+    case Scheme::vectorwise:
+      return "vectorwise";
+    case Scheme::causal:
+      return "causal";
+  }
+  return "unknown";
+}
 
 const char* matmul_name(uint32_t bit) {
   switch (bit) {

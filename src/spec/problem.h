@@ -53,14 +53,14 @@ inline int p_levels(Scheme scheme, int most) { return scheme == Scheme::paper ? 
 
 /// Keys that share a scale of K.
 inline int keys_per_scale(const Recipe& r, int tile_k) {
-  if (r.k_per_token) return 1;
+  if (r.scheme == Scheme::causal) return 1;
   return r.scheme == Scheme::paper ? tile_k : kKeysPerScale;
 }
 
 /// Whether V has a scale per token that is folded into P, and dP is made from the same codes. O
 /// lifted out of INT8 has no codes of V.
 inline bool folds_v(const Recipe& r) {
-  return r.scheme == Scheme::vectorwise && (r.high_precision & kMatmulO) == 0;
+  return r.scheme != Scheme::paper && (r.high_precision & kMatmulO) == 0;
 }
 
 /// Throws Error(invalid_argument) with the reason if codes of the recipe cannot replace q, k and v.

@@ -44,7 +44,7 @@ class TileComparison {
         const int64_t at = r * t.cols + c;
         s[c] = static_cast<double>(t.s2[at]) * numerics::kLn2 + mean;
         p[c] = t.p8 ? undone(t.p8[at], t.p_scale[c], t.do_scale[r], t.p[at]) : t.p[at];
-        ds[c] = t.ds8_query ? undone(t.ds8_query[at], t.ds_scale_query[r], t.k_scale[c], t.ds[at])
+        ds[c] = t.ds8_query ? undone(t.ds8_query[at], t.ds_scale_query[r], t.k_fold[c], t.ds[at])
                             : t.ds[at];
         ds_for_dk[c] =
             t.ds8_key ? undone(t.ds8_key[at], t.ds_scale_key[c], t.q_scale[r], t.ds[at]) : t.ds[at];

@@ -505,7 +505,7 @@ TEST(Plain, CodesEqualTheOracles) {
       t.job.rotate = r.rotate;
       t.job.mean = r.smooth_k ? k_mean.data : nullptr;
       t.job.run = std::max(64, spec::keys_per_scale(r, tiles.k));
-      t.job.scale_of = r.k_per_token ? ScaleOf::token : ScaleOf::run;
+      t.job.scale_of = r.scheme == Scheme::causal ? ScaleOf::token : ScaleOf::run;
       t.expect(want.k8, want.k_scale);
 
       t.job.rotate = false;
@@ -610,7 +610,7 @@ void expect_same_codes(const DeviceCase& dc, const SavedRun& a, const SavedRun& 
        .keys = c.b * c.nk,
        .sequences = dc.cu_q.empty() ? c.b : static_cast<int64_t>(dc.cu_q.size()) - 1,
        .packed = !dc.cu_q.empty(),
-       .k_per_token = c.recipe.k_per_token});
+       .scheme = c.recipe.scheme});
   ASSERT_EQ(static_cast<int64_t>(a.codes.size()), at.bytes);
   EXPECT_EQ(std::memcmp(a.codes.data(), b.codes.data(), static_cast<size_t>(at.q_scale)), 0);
   const auto part = [](const SavedRun& run, int64_t begin, int64_t end) {

@@ -70,7 +70,7 @@ struct ForwardTile {
   const float* k_scale;          // [tile_k]
   const float* logit_factor;     // [tile_q] query scale · logit scale · log2 e
   const float* bias;             // [tile_k] logits of the mean query, or null
-  const float* shift = nullptr;  // [tile_q] logits of the mean key; only a cap looks at them
+  const float* shift = nullptr;  // [tile_q] added to the logits, or null: what the sums of codes lack
   numerics::Softcap cap = {};    // of the logits
   const int32_t *begin, *end;    // [tile_q] visible keys relative to the tile, or null when all are
   // V's scale, folded into P: its logarithm and its inverse, [tile_k]; zeros and ones where nothing
@@ -97,7 +97,7 @@ struct BackwardTile {
   const float* k_scale;          // [tile_k], for the logits
   const float* logit_factor;     // [tile_q]
   const float* bias;             // [tile_k] or null
-  const float* shift = nullptr;  // [tile_q], as in the forward
+  const float* shift = nullptr;  // [tile_q] or null, as in the forward
   numerics::Softcap cap = {};
   const int32_t *begin, *end;
   const float *lse2, *delta;          // [tile_q]

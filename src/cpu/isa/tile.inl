@@ -91,14 +91,14 @@ inline Vec load_scores(const void* s, int64_t at) {
 // The forward.
 
 /// Logits in log2 units with the logarithm of V's scale into t.s, and their maximum per query.
-template <bool kFloatScores, bool kMasked, bool kCapped>
+template <bool kFloatScores, bool kMasked, bool kCapped, bool kShifted>
 inline void forward_logits(ForwardTile t, int g, Vec (&tile_max)[kVecs]) {
   Vec logit_factor[kVecs], shift[kVecs];
   IVec begin[kVecs], end[kVecs];
 #pragma GCC unroll 4
   for (int v = 0; v < kVecs; ++v) {
     logit_factor[v] = load(t.logit_factor + g + v * kPanel);
-    if constexpr (kCapped) shift[v] = load(t.shift + g + v * kPanel);
+    if constexpr (kShifted) shift[v] = load(t.shift + g + v * kPanel);
     tile_max[v] = set1(-__builtin_inff());
     if constexpr (kMasked) {
       begin[v] = load(t.begin + g + v * kPanel);
@@ -114,7 +114,8 @@ inline void forward_logits(ForwardTile t, int g, Vec (&tile_max)[kVecs]) {
     for (int v = 0; v < kVecs; ++v) {
       Vec x = load_scores<kFloatScores>(t.s, row + v * kPanel);
       x = fma(mul(x, k_scale), logit_factor[v], bias);
-      if constexpr (kCapped) x = add(cap_logit(t.cap, add(x, shift[v])).logit, set1(t.v_log2[j]));
+      if constexpr (kShifted) x = add(x, shift[v]);
+      if constexpr (kCapped) x = add(cap_logit(t.cap, x).logit, set1(t.v_log2[j]));
       if constexpr (kMasked) x = select(in_range(begin[v], end[v], j), x, set1(-__builtin_inff()));
       tile_max[v] = max(x, tile_max[v]);  // a NaN is dropped here and comes back through the sum
       store(static_cast<float*>(t.s) + row + v * kPanel, x);
@@ -122,10 +123,16 @@ inline void forward_logits(ForwardTile t, int g, Vec (&tile_max)[kVecs]) {
   }
 }
 
+template <bool kFloatScores, bool kCapped, bool kShifted>
+inline void forward_strip_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
+  t.begin != nullptr ? forward_logits<kFloatScores, true, kCapped, kShifted>(t, g, tile_max)
+                     : forward_logits<kFloatScores, false, kCapped, kShifted>(t, g, tile_max);
+}
+
 template <bool kFloatScores, bool kCapped>
 inline void forward_strip_logits(const ForwardTile& t, int g, Vec (&tile_max)[kVecs]) {
-  t.begin != nullptr ? forward_logits<kFloatScores, true, kCapped>(t, g, tile_max)
-                     : forward_logits<kFloatScores, false, kCapped>(t, g, tile_max);
+  t.shift != nullptr ? forward_strip_logits<kFloatScores, kCapped, true>(t, g, tile_max)
+                     : forward_strip_logits<kFloatScores, kCapped, false>(t, g, tile_max);
 }
 
 /// The running maximum of the logits themselves, without V's scale.
@@ -215,7 +222,7 @@ inline void forward_tile(const ForwardTile& t) {
 
 /// P, dS, and the largest folded magnitudes per query (registers) and per key (sixteen partial
 /// maxima each).
-template <bool kFloatScores, bool kMasked, bool kCapped>
+template <bool kFloatScores, bool kMasked, bool kCapped, bool kShifted>
 inline void backward_gradients(BackwardTile t, int g) {
   Vec logit_factor[kVecs], lse2[kVecs], minus_delta[kVecs], q_scale[kVecs], do_scale[kVecs],
       sum[kVecs], shift[kVecs];
@@ -225,7 +232,7 @@ inline void backward_gradients(BackwardTile t, int g) {
     const int at = g + v * kPanel;
     logit_factor[v] = load(t.logit_factor + at);
     lse2[v] = load(t.lse2 + at);
-    if constexpr (kCapped) shift[v] = load(t.shift + at);
+    if constexpr (kShifted) shift[v] = load(t.shift + at);
     minus_delta[v] = sub(set1(0.0f), load(t.delta + at));
     q_scale[v] = t.dk_float ? set1(1.0f) : load(t.q_scale + at);
     do_scale[v] = t.dv_float ? set1(1.0f) : load(t.do_scale + at);
@@ -247,9 +254,10 @@ inline void backward_gradients(BackwardTile t, int g) {
     for (int v = 0; v < kVecs; ++v) {
       const int64_t at = row + v * kPanel;
       Vec x = fma(mul(load_scores<kFloatScores>(t.s, at), k_scale), logit_factor[v], bias);
+      if constexpr (kShifted) x = add(x, shift[v]);
       Vec slope;
       if constexpr (kCapped) {
-        const Capped y = cap_logit(t.cap, add(x, shift[v]));
+        const Capped y = cap_logit(t.cap, x);
         x = y.logit, slope = y.slope;
       }
       const Vec p = exp2_any(sub(x, lse2[v]));
@@ -305,10 +313,16 @@ inline void backward_gradients(BackwardTile t, int g) {
   }
 }
 
+template <bool kFloatScores, bool kCapped, bool kShifted>
+inline void strip_gradients(const BackwardTile& t, int g) {
+  t.begin != nullptr ? backward_gradients<kFloatScores, true, kCapped, kShifted>(t, g)
+                     : backward_gradients<kFloatScores, false, kCapped, kShifted>(t, g);
+}
+
 template <bool kFloatScores, bool kCapped>
 inline void strip_gradients(const BackwardTile& t, int g) {
-  t.begin != nullptr ? backward_gradients<kFloatScores, true, kCapped>(t, g)
-                     : backward_gradients<kFloatScores, false, kCapped>(t, g);
+  t.shift != nullptr ? strip_gradients<kFloatScores, kCapped, true>(t, g)
+                     : strip_gradients<kFloatScores, kCapped, false>(t, g);
 }
 
 /// In `paper` all keys or queries of a tile share the largest finite maximum; a poisoned one keeps

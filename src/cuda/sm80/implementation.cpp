@@ -38,7 +38,6 @@ std::string decline_cap(const spec::Problem& p) {
   if (p.recipe.scheme != Scheme::vectorwise) return "has soft capping in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with soft capping";
   if (p.has_lists()) return "has no block lists with soft capping";
-  if (p.recipe.k_per_token) return "has no k_per_token with soft capping";
   if (p.d > 64 && !decline_device(8, 11, "newer").empty())  // arch::caps
     return "has soft capping at head dims up to 64 on this GPU";
   // The backward finds the slope of the cap from P and LSE, which small caps leave too few digits.
@@ -52,7 +51,6 @@ std::string decline_these_lists(const spec::Problem& p) {
   const BlockLists& l = p.blocks;
   if (p.recipe.scheme != Scheme::vectorwise) return "has block lists in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with block lists";
-  if (p.recipe.k_per_token) return "has no k_per_token with block lists";
   const int64_t rows = p.group() * tuned::Plan(p).tq / kListedQueries * (l.block_k / 64);
   if (l.width >= kMostEntries / std::max<int64_t>(rows, 1))
     return "takes up to 2^31 tiles of block lists per key head";
@@ -66,6 +64,7 @@ std::string decline(const spec::Problem& p) {
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.dv != p.d) return "takes v of the head dim of q and k";
   if (p.d > kMostHeadDim) return "takes head dims up to " + std::to_string(kMostHeadDim);
+  if (r.scheme == Scheme::causal) return "has recipes vectorwise and paper";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (const std::string reason = decline_cap(p); !reason.empty()) return reason;
   if (r.smooth_q) return "has no Q-smoothing";

@@ -37,7 +37,6 @@ std::string decline(const spec::Problem& p) {
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (p.capped()) return "has no soft capping: cuda-sm80 serves it";
   if (r.smooth_q) return "has no Q-smoothing";
-  if (r.k_per_token) return "has one scale of K per 128 keys";
   if (r.rounding == Rounding::dither) return "rounds to nearest only";
   if (r.high_precision != 0) return "has all matmuls but dP in INT8";
   if (p.h == 0 || p.nq == 0 || p.nk == 0) return "takes at least one query head, query and key";

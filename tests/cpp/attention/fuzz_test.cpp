@@ -61,7 +61,6 @@ Recipe random_recipe(Random& r, int& lead) {
   lead = r.chance(0.3) ? static_cast<int>(r.integer(-1, 2)) : 0;
   if (r.chance(0.25)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));
   if (r.chance(0.25)) recipe.rotate = !recipe.rotate;
-  recipe.k_per_token = r.chance(0.25);
   if (r.chance(0.3)) {
     const std::vector<uint32_t> some = {kMatmulDQ, kMatmulO, kMatmulDV | kMatmulDK};
     recipe.dithered = r.pick(some);

@@ -191,7 +191,7 @@ TEST_P(RecipeScheme, TapShowsValuesAndTheirCodes) {
                       step(static_cast<float>(code), scale));
         };
         check(t.p8[at], p_levels, t.p_scale[c], t.p[at] * t.do_scale[r]);
-        check(t.ds8_query[at], 127, t.ds_scale_query[r], t.ds[at] * t.k_scale[c]);
+        check(t.ds8_query[at], 127, t.ds_scale_query[r], t.ds[at] * t.k_fold[c]);
         check(t.ds8_key[at], 127, t.ds_scale_key[c], t.ds[at] * t.q_scale[r]);
       }
   });
