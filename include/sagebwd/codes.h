@@ -14,11 +14,11 @@
 
 namespace sagebwd {
 
-/// The version of the layout below. 2: recipe `causal` came, the switch k_per_token went.
+/// The version of the layout below. 2: recipe `tokenwise` came, the switch k_per_token went.
 inline constexpr int kCodesVersion = 2;
 
 /// A code that no value has. In `vectorwise` it stands in the first channel of a key that holds NaN
-/// or Inf, because the scale of a block cannot say so. (In `causal` the scale of the key is NaN.)
+/// or Inf, because the scale of a block cannot say so. (In `tokenwise` the scale of the key is NaN.)
 inline constexpr int8_t kPoisonedCode = -128;
 
 struct CodesShape {
@@ -43,7 +43,7 @@ struct CodesLayout {
     const int64_t queries = s.h * s.queries, keys = s.hk * s.keys, means = s.sequences * s.hk;
     const int64_t dv = s.dv == 0 ? s.d : s.dv;
     q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * dv);
-    if (s.scheme == Scheme::causal) {
+    if (s.scheme == Scheme::tokenwise) {
       q_scale = take(queries * 4), v_scale = take(keys * 4), k_scale = take(keys * 4);
       centre8 = take(s.hk * key_blocks * s.d), centre_scale = take(s.hk * key_blocks * 4);
       return;
@@ -57,11 +57,11 @@ struct CodesLayout {
   int64_t q8, k8, v8;   // INT8: [h][queries][d], [hk][keys][d], [hk][keys][dv]
   int64_t q_scale = 0;  // FP32: [h][queries]
   int64_t v_scale = 0;  // FP32: [hk][keys]
-  int64_t k_scale = 0;  // FP32: [hk][key_blocks]; in `causal` [hk][keys]
+  int64_t k_scale = 0;  // FP32: [hk][key_blocks]; in `tokenwise` [hk][keys]
   // `vectorwise` alone. FP32: c·q·mean(K), [h][queries]; means, [sequences][hk][d] and
   // [sequences][hk][dv].
   int64_t mean_logit = 0, k_mean = 0, v_mean = 0;
-  // `causal` alone. What is subtracted from the keys of an octave (numerics/octaves.h), in the row
+  // `tokenwise` alone. What is subtracted from the keys of an octave (numerics/octaves.h), in the row
   // of the octave's first block; the other rows are not written. INT8: [hk][key_blocks][d], and its
   // scale, FP32: [hk][key_blocks].
   int64_t centre8 = 0, centre_scale = 0;

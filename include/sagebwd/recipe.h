@@ -22,10 +22,10 @@ enum class Scheme : int {
   // As `vectorwise`, but what rounds a token depends on earlier tokens alone: one scale per token of
   // K, whose centre comes from earlier keys, and no mean of V. Under a causal mask later tokens then
   // change no bit of earlier outputs.
-  causal = 2,
+  tokenwise = 2,
 };
 
-/// Keys that share a scale of K in `vectorwise`, and a centre of K in `causal`, counted from the
+/// Keys that share a scale of K in `vectorwise`, and a centre of K in `tokenwise`, counted from the
 /// first key of a document.
 inline constexpr int kKeysPerScale = 128;
 
@@ -53,7 +53,7 @@ struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;      // subtract the mean key, in `causal` that of earlier keys (exact)
+  bool smooth_k = true;      // subtract the mean key, in `tokenwise` that of earlier keys (exact)
   bool smooth_q = false;     // subtract the mean query of each block (exact; costs a bias row)
   bool smooth_v = true;      // subtract the mean value (exact)
   bool rotate = true;        // rotate Q and K before they are quantised (exact; numerics/rotate.h)
@@ -77,9 +77,9 @@ struct Recipe {
   /// to outlier channels.
   static Recipe vectorwise() { return {}; }
   /// No later token touches an earlier one, bit for bit; also for keys of very different lengths.
-  static Recipe causal() {
+  static Recipe tokenwise() {
     Recipe r;
-    r.scheme = Scheme::causal;
+    r.scheme = Scheme::tokenwise;
     r.smooth_v = false;
     return r;
   }
@@ -89,7 +89,7 @@ struct Recipe {
 };
 
 SAGEBWD_API const char* scheme_name(Scheme s);
-/// A recipe of its name and the switches that differ from it, as in case strings: "paper", "causal",
+/// A recipe of its name and the switches that differ from it, as in case strings: "paper", "tokenwise",
 /// "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no part of it.
 /// Throws Error(invalid_argument) that names what it does not know.
 SAGEBWD_API Recipe parse_recipe(std::string_view text);

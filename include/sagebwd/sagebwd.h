@@ -56,7 +56,7 @@ enum { SAGEBWD_BOTTOM_RIGHT = 0, SAGEBWD_TOP_LEFT = 1 };          /* align */
 enum {                                                            /* scheme */
        SAGEBWD_SCHEME_PAPER = 0,
        SAGEBWD_SCHEME_VECTORWISE = 1,
-       SAGEBWD_SCHEME_CAUSAL = 2
+       SAGEBWD_SCHEME_TOKENWISE = 2
 };
 enum { SAGEBWD_ROUND_NEAREST = 0, SAGEBWD_ROUND_DITHER = 1 };     /* rounding */
 enum { SAGEBWD_FEATURES_SOFTMAX = 0 };                            /* phi */

@@ -108,8 +108,8 @@ sagebwd_recipe defaults(const sagebwd_recipe* caller) {
   switch (caller->scheme) {
     case SAGEBWD_SCHEME_PAPER:
       return to_c(Recipe::paper());
-    case SAGEBWD_SCHEME_CAUSAL:
-      return to_c(Recipe::causal());
+    case SAGEBWD_SCHEME_TOKENWISE:
+      return to_c(Recipe::tokenwise());
     default:
       return to_c(Recipe::vectorwise());
   }

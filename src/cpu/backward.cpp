@@ -423,7 +423,7 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   turn_back(kMatmulDQ, scratch.rows, b.rows);
-  const bool lacks_mean = plan.causal() ? !plan.p.lifted(kMatmulDQ) : plan.p.recipe.smooth_k;
+  const bool lacks_mean = plan.tokenwise() ? !plan.p.lifted(kMatmulDQ) : plan.p.recipe.smooth_k;
   if (lacks_mean && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {

@@ -138,7 +138,7 @@ void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
   }
 }
 
-/// Recipe `causal`: rows that see a value which holds NaN or Inf become NaN, and no other row learns
+/// Recipe `tokenwise`: rows that see a value which holds NaN or Inf become NaN, and no other row learns
 /// of it.
 void Forward::mark_rows(const Block& qb, const Block& kb, int64_t key_at, const Scratch& t) const {
   for (int j = 0; j < kb.rows; ++j) {
@@ -157,7 +157,7 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
                      const isa::ForwardTile& tile) const {
   const KeyData& keys = buffers.keys;
   const int64_t at = key_at * plan.bk * plan.vl;
-  const bool marks_rows = plan.causal() && spec::folds_v(plan.p.recipe);
+  const bool marks_rows = plan.tokenwise() && spec::folds_v(plan.p.recipe);
   if (keys.v_poisoned[key_at] && !marks_rows) {
     poisoned_values(qb, kb, hk, t);
     return;
@@ -227,7 +227,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .alpha = t.alpha,
         .beta = t.beta,
         .p_float = place < unquantised ||
-                   (buffers.keys.v_poisoned[key_at] != 0 && !plan.causal()),
+                   (buffers.keys.v_poisoned[key_at] != 0 && !plan.tokenwise()),
         .p8 = t.p8,
         .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,

@@ -37,7 +37,7 @@ struct Preparation {
 
   void means(int64_t slot, int64_t item) const;
   void block(int64_t slot, int64_t at) const;
-  // `causal`: what the operand of dQ lacks, and that operand.
+  // `tokenwise`: what the operand of dQ lacks, and that operand.
   void dq_mean(int64_t item) const;
   void dq_block(int64_t slot, int64_t at) const;
 
@@ -126,7 +126,7 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile(), plan.bk);
   float* scale = data.k_scale + at * plan.bk;
   rotate(rows, b.rows);
-  if (plan.causal()) kernels.subtract_row(rows, plan.dl, b.rows, centre_of(b, hk));
+  if (plan.tokenwise()) kernels.subtract_row(rows, plan.dl, b.rows, centre_of(b, hk));
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
   const auto load_rows = [&](const Block& run, float* to) {
     load_k(run, hk, to);
@@ -137,7 +137,7 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
     if (plan.writes_codes())
       saved().write_k_scale(b, hk, static_cast<int>(amax - scale), numerics::scale_of(top));
   };
-  if (plan.causal())
+  if (plan.tokenwise())
     scale_lone_keys(scale, b.rows);
   else
     scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows + tile(), plan.dl,
@@ -151,7 +151,7 @@ void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   int8_t* k8 = data.k8 + at * size;
   std::transform(codes, codes + size, k8,
                  [flip = kernels.flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
-  if (data.needs.k8t && !plan.causal())
+  if (data.needs.k8t && !plan.tokenwise())
     kernels.transpose_codes(k8, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 
@@ -262,7 +262,7 @@ void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows
   load_v(b, hk, rows);
   kernels.row_magnitudes(rows, plan.vl, b.rows, scale);
   const auto load_rows = [&](const Block& run, float* to) { load_v(run, hk, to); };
-  if (plan.causal())
+  if (plan.tokenwise())
     scale_lone_values(scale, b.rows);
   else if (spec::folds_v(plan.p.recipe))
     scale_blocks(b, kKeysPerScale, scale, rows + value_tile(), plan.vl, load_rows, scale_values);
@@ -279,8 +279,8 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
   const bool poisoned = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
   data.v_poisoned[at] = poisoned;
   for (int j = 0; j < plan.bk; ++j) {
-    // In `causal` one token's NaN leaves the others as they are.
-    const bool has_scale = folds && (plan.causal() ? !std::isnan(scale[j]) : !poisoned);
+    // In `tokenwise` one token's NaN leaves the others as they are.
+    const bool has_scale = folds && (plan.tokenwise() ? !std::isnan(scale[j]) : !poisoned);
     data.v_log2[at * plan.bk + j] = has_scale ? std::log2(scale[j]) : 0.0f;
     data.v_inverse[at * plan.bk + j] = has_scale ? 1.0f / scale[j] : 1.0f;
   }
@@ -313,7 +313,7 @@ void Preparation::means(int64_t slot, int64_t item) const {
   float* mu_v = data.mu_v + item * plan.vl;
   std::fill(mu_k, mu_k + plan.dl, 0.0f);
   std::fill(mu_v, mu_v + plan.vl, 0.0f);
-  if (plan.causal()) {
+  if (plan.tokenwise()) {
     centres(slot, sequence, hk);
     return;
   }
@@ -364,7 +364,7 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   k_scale = arena.take<float>(blocks * plan.bk);
   if (n.k8t) k8t = arena.take<int8_t>(blocks * tile);
   k_fold = k_scale;
-  if (plan.causal()) {
+  if (plan.tokenwise()) {
     if (n.k8t) k_fold = arena.take<float>(blocks * plan.bk);
     const int64_t rows_of_centres = plan.num_sequences * plan.p.hk * plan.centre_rows();
     all_centres.codes = arena.take<int8_t>(rows_of_centres * plan.dk);
@@ -390,7 +390,7 @@ void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const Attention
             [&](int64_t slot, int64_t item) { all.means(slot, item); });
   run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,
             [&](int64_t slot, int64_t at) { all.block(slot, at); });
-  if (!plan.causal() || !data.needs.k8t) return;
+  if (!plan.tokenwise() || !data.needs.k8t) return;
   run_items(a.parallel_for, plan, plan.num_sequences * plan.p.hk,
             [&](int64_t, int64_t item) { all.dq_mean(item); });
   run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,

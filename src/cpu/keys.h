@@ -14,7 +14,7 @@ struct KeyNeeds {
   bool vt_rows;  // Vᵀ in FP32, for P·V where P is not quantised
 };
 
-/// The centres of a key head of a sequence (`causal`).
+/// The centres of a key head of a sequence (`tokenwise`).
 struct Centres {
   int8_t* codes;  // [centre rows][dk], left operand
   float* scale;   // [centre rows]
@@ -23,13 +23,13 @@ struct Centres {
 
 struct KeyData {
   KeyNeeds needs;
-  // [num_sequences][hk][dl], and [vl] of V. In `causal` no mean is taken out of V, and that of K is
+  // [num_sequences][hk][dl], and [vl] of V. In `tokenwise` no mean is taken out of V, and that of K is
   // what the operand of dQ lacks.
   float *mu_k = nullptr, *mu_v = nullptr;
   int8_t* k8 = nullptr;                    // [bk][dk] a block, left operand
   float* k_scale = nullptr;                // [bk] a block
   int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand: K for dQ
-  float* k_fold = nullptr;                 // [bk] a block: the scales of k8t; k_scale but in `causal`
+  float* k_fold = nullptr;                 // [bk] a block: the scales of k8t; k_scale but in `tokenwise`
   int8_t* v8t = nullptr;                   // [vl][bk] a block, left operand
   float* v_scale = nullptr;                // [bk] a block; NaN for a token that is not finite
   // [bk] a block: what P is multiplied with, as a logarithm, and its inverse. Zeros and ones where

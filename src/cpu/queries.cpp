@@ -13,7 +13,7 @@ namespace sagebwd::cpu {
 namespace {
 
 /// Shifts of a block of queries.
-int shifts(const Plan& plan) { return plan.causal() ? plan.octaves : plan.p.capped() ? 1 : 0; }
+int shifts(const Plan& plan) { return plan.tokenwise() ? plan.octaves : plan.p.capped() ? 1 : 0; }
 
 }  // namespace
 
@@ -46,7 +46,7 @@ void QueryScratch::place(Arena& arena, const Plan& plan) {
   smooth = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_l());
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_k());
   shift = arena.take<double>(static_cast<int64_t>(plan.slots) * plan.bq);
-  if (plan.causal())
+  if (plan.tokenwise())
     dots = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.centre_rows() * plan.bq);
 }
 
@@ -90,7 +90,7 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   kernels.row_dots(scratch.rows, plan.dl, b.rows, mu_k, 0, kZeros, scratch.shift);
   for (int i = 0; i < b.rows; ++i)  // in FP32, as a backward gets it that takes saved codes
     scratch.shift[i] =
-        plan.causal() ? 0.0
+        plan.tokenwise() ? 0.0
                       : static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
   std::copy(scratch.rows, scratch.rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
   if (recipe.smooth_q) {
@@ -146,7 +146,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     for (int i = 0; i < plan.bq; ++i)  // NaN for a query that holds Inf
       out.logit_factor[i] = std::isnan(out.scale[i]) ? out.scale[i] : unit;
   }
-  for (int i = 0; i < plan.bq && out.shift != nullptr && !plan.causal(); ++i)
+  for (int i = 0; i < plan.bq && out.shift != nullptr && !plan.tokenwise(); ++i)
     out.shift[i] = i < b.rows ? static_cast<float>(scratch.shift[i] / numerics::kLn2) : 0.0f;
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   kernels.sum_row_codes(scratch.codes, plan.dk, plan.bq, plan.dl, out.start);
@@ -154,7 +154,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     out.start[i] *= -kernels.flip;
     if (out.qt_float == nullptr) out.logit_factor[i] = out.scale[i] * unit;
   }
-  if (plan.causal()) centre_logits(kernels, plan, keys, b, hk, out, scratch);
+  if (plan.tokenwise()) centre_logits(kernels, plan, keys, b, hk, out, scratch);
 }
 
 void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias) {

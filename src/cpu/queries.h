@@ -19,7 +19,7 @@ struct QueryBlock {
   float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
   float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
   float* qt_float = nullptr;      // [dl][bq], only when S is lifted
-  // What the sums of codes lack of the logits, in log2 units. `causal`: the logits of the centre of
+  // What the sums of codes lack of the logits, in log2 units. `tokenwise`: the logits of the centre of
   // each octave of keys, [octaves][bq]. Elsewhere only with a cap: those of the mean key, [bq].
   float* shift = nullptr;
 
@@ -27,7 +27,7 @@ struct QueryBlock {
   QueryBlock at(const Plan& plan, int64_t block) const;
   /// The shift of a tile whose keys begin at this one; null: none.
   const float* shift_of(const Plan& plan, int64_t first_key) const {
-    if (!plan.causal()) return shift;
+    if (!plan.tokenwise()) return shift;
     return shift + plan.bq * numerics::octave_of_block(first_key / kKeysPerScale);
   }
 };
@@ -38,8 +38,8 @@ struct QueryScratch {
   float* rows = nullptr;    // [bq][dl]: the queries as given, afterwards
   float* smooth = nullptr;  // [bq][dl]: mean removed, rotated
   int8_t* codes = nullptr;  // [bq][dk]
-  double* shift = nullptr;  // [bq] scale · q·mean(K); zero in `causal`
-  int32_t* dots = nullptr;  // [centre rows][bq], in `causal`
+  double* shift = nullptr;  // [bq] scale · q·mean(K); zero in `tokenwise`
+  int32_t* dots = nullptr;  // [centre rows][bq], in `tokenwise`
 
   void place(Arena& arena, const Plan& plan);
   QueryScratch at(const Plan& plan, int64_t slot) const;

@@ -19,7 +19,7 @@ void copy_rows(const int8_t* from, int64_t ld_from, int8_t* to, int64_t ld_to, i
 }  // namespace
 
 float& SavedCodes::k_scale(const Block& b, int64_t hk, int row) const {
-  if (plan_.causal()) return view_.k_scale()[key_at(b, hk) + row];
+  if (plan_.tokenwise()) return view_.k_scale()[key_at(b, hk) + row];
   const int64_t block = plan_.scale_block_start(b.sequence) + (b.first + row) / kKeysPerScale;
   return view_.k_scale()[hk * view_.layout.key_blocks + block];
 }
@@ -30,7 +30,7 @@ void SavedCodes::write_queries(const Block& b, int64_t h, const int8_t* codes, c
   const int64_t d = plan_.p.d;
   copy_rows(codes, plan_.dk, view_.q8() + at * d, d, b.rows, d);
   std::copy_n(scale, b.rows, view_.q_scale() + at);
-  for (int i = 0; i < b.rows && !plan_.causal(); ++i)
+  for (int i = 0; i < b.rows && !plan_.tokenwise(); ++i)
     view_.mean_logit()[at + i] = static_cast<float>(mean_logit[i]);
 }
 
@@ -41,7 +41,7 @@ void SavedCodes::read_queries(const Block& b, int64_t h, int8_t* codes, float* s
   copy_rows(view_.q8() + at * d, d, codes, plan_.dk, b.rows, d);
   std::copy_n(view_.q_scale() + at, b.rows, scale);
   for (int i = 0; i < b.rows; ++i)
-    mean_logit[i] = plan_.causal() ? 0.0 : static_cast<double>(view_.mean_logit()[at + i]);
+    mean_logit[i] = plan_.tokenwise() ? 0.0 : static_cast<double>(view_.mean_logit()[at + i]);
 }
 
 void SavedCodes::write_k(const Block& b, int64_t hk, const int8_t* codes,
@@ -49,7 +49,7 @@ void SavedCodes::write_k(const Block& b, int64_t hk, const int8_t* codes,
   const int64_t d = plan_.p.d;
   int8_t* to = view_.k8() + key_at(b, hk) * d;
   copy_rows(codes, plan_.dk, to, d, b.rows, d);
-  if (plan_.causal()) {
+  if (plan_.tokenwise()) {
     std::copy_n(scale, b.rows, &k_scale(b, hk, 0));
     return;
   }
@@ -59,13 +59,13 @@ void SavedCodes::write_k(const Block& b, int64_t hk, const int8_t* codes,
 
 void SavedCodes::write_k_scale(const Block& b, int64_t hk, int row, float scale) const {
   const bool first_of_block = (b.first + row) % kKeysPerScale == 0;
-  if (first_of_block && !plan_.causal()) k_scale(b, hk, row) = scale;
+  if (first_of_block && !plan_.tokenwise()) k_scale(b, hk, row) = scale;
 }
 
 void SavedCodes::read_k(const Block& b, int64_t hk, int8_t* codes, float* scale) const {
   const int64_t d = plan_.p.d;
   copy_rows(view_.k8() + key_at(b, hk) * d, d, codes, plan_.dk, b.rows, d);
-  if (plan_.causal()) {
+  if (plan_.tokenwise()) {
     std::copy_n(&k_scale(b, hk, 0), b.rows, scale);
     return;
   }

@@ -14,7 +14,7 @@ class SavedCodes {
  public:
   SavedCodes(const Plan& plan, void* memory) : plan_(plan), view_(plan.p, memory) {}
 
-  /// Blocks of queries; mean_logit is c·q·mean(K) of each, which `causal` does not have.
+  /// Blocks of queries; mean_logit is c·q·mean(K) of each, which `tokenwise` does not have.
   void write_queries(const Block& b, int64_t h, const int8_t* codes, const float* scale,
                      const double* mean_logit) const;
   void read_queries(const Block& b, int64_t h, int8_t* codes, float* scale,
@@ -28,7 +28,7 @@ class SavedCodes {
   void write_v(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
   void read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
 
-  /// The centre of an octave of keys, [d] (`causal`), and its scale.
+  /// The centre of an octave of keys, [d] (`tokenwise`), and its scale.
   int8_t* centre8(int64_t sequence, int64_t hk, int octave) const {
     return view_.centre8() + centre_row(sequence, hk, octave) * plan_.p.d;
   }
@@ -36,7 +36,7 @@ class SavedCodes {
     return view_.centre_scale()[centre_row(sequence, hk, octave)];
   }
 
-  /// Means of K, [d], and of V, [dv], of a key head of a sequence (not in `causal`).
+  /// Means of K, [d], and of V, [dv], of a key head of a sequence (not in `tokenwise`).
   float* k_mean(int64_t sequence, int64_t hk) const {
     return view_.k_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
   }

@@ -29,7 +29,7 @@ inline void scale_together(float* amax, int count, float top) {
     amax[i] = numerics::is_finite(amax[i]) ? scale : numerics::scale_of(amax[i]);
 }
 
-/// The same in `causal`: of a key, and of a token of V.
+/// The same in `tokenwise`: of a key, and of a token of V.
 inline void scale_lone_keys(float* amax, int count) {
   for (int i = 0; i < count; ++i) amax[i] = numerics::key_scale_of(amax[i]);
 }

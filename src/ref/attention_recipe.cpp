@@ -93,8 +93,8 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   const auto is_nan = [](float scale) { return std::isnan(scale); };
   const auto first_scale = x.inputs.v_scale.begin() + t.k0;
   const bool has_poison = std::any_of(first_scale, first_scale + t.cols, is_nan);
-  // In `causal` a poisoned value has codes 0, and the rows that see it become NaN at the end.
-  const bool marks_rows = head.recipe.scheme == Scheme::causal && spec::folds_v(head.recipe);
+  // In `tokenwise` a poisoned value has codes 0, and the rows that see it become NaN at the end.
+  const bool marks_rows = head.recipe.scheme == Scheme::tokenwise && spec::folds_v(head.recipe);
   const bool poisoned = has_poison && !marks_rows;
   std::vector<float> v_scale = folded_scales(head, x.inputs, t, poisoned);
   if (marks_rows)

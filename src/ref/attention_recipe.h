@@ -23,7 +23,7 @@ struct RecipeInputs {
   std::vector<float> mu_k, mu_v;  // [d] and [dv], zero when smoothing is off
   std::vector<float> mu_q;        // [query tiles, d]
   std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
-  // `causal` alone, of each octave of keys (numerics/octaves.h): codes [octaves, d] and scales.
+  // `tokenwise` alone, of each octave of keys (numerics/octaves.h): codes [octaves, d] and scales.
   std::vector<int8_t> centre8;
   std::vector<float> centre_scale;
 };

@@ -84,7 +84,7 @@ TokenCodes quantize_values(const float* x, int64_t n, int64_t d) {
   return out;
 }
 
-/// The centres of K in `causal`; zeros where it is not smoothed.
+/// The centres of K in `tokenwise`; zeros where it is not smoothed.
 void make_centres(const RecipeHead& head, RecipeInputs& in) {
   const int64_t d = head.d;
   const int octaves = numerics::octaves_of(head.nk);
@@ -112,7 +112,7 @@ float centre_of(const RecipeInputs& in, int64_t key, int64_t c, int64_t d) {
   return in.centre_scale[octave] * static_cast<float>(in.centre8[size(octave * d + c)]);
 }
 
-/// Codes and scales of K in `causal`.
+/// Codes and scales of K in `tokenwise`.
 void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
   const int64_t nk = head.nk, d = head.d;
   make_centres(head, in);
@@ -149,7 +149,7 @@ TokenCodes quantize_lone_values(const float* x, int64_t n, int64_t d) {
   return out;
 }
 
-/// The operand of dQ in `causal`, from the codes of K.
+/// The operand of dQ in `tokenwise`, from the codes of K.
 void make_dq_operand(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nk = head.nk, d = head.d, tile = head.recipe.tile_k;
   const RecipeInputs& in = x.inputs;
@@ -206,15 +206,15 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nq = head.nq, nk = head.nk, d = head.d, dv = head.value_dim();
   const Recipe& recipe = head.recipe;
   const bool per_token = recipe.scheme != Scheme::paper;
-  const bool causal = recipe.scheme == Scheme::causal;
+  const bool tokenwise = recipe.scheme == Scheme::tokenwise;
   const auto turned = [&](const std::vector<float>& rows) {
     return recipe.rotate ? rotated(rows, d) : rows;
   };
   RecipeInputs& in = x.inputs;
 
   x.k_smooth.assign(head.k, head.k + nk * d);
-  in.mu_k = recipe.smooth_k && !causal ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
-  if (causal) {
+  in.mu_k = recipe.smooth_k && !tokenwise ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
+  if (tokenwise) {
     quantize_lone_keys(head, in);
   } else {
     subtract(x.k_smooth.data(), nk, in.mu_k);
@@ -239,7 +239,7 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   x.v_smooth.assign(head.v, head.v + nk * dv);
   in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, dv) : std::vector<float>(size(dv), 0.0f);
   subtract(x.v_smooth.data(), nk, in.mu_v);
-  TokenCodes v = causal      ? quantize_lone_values(x.v_smooth.data(), nk, dv)
+  TokenCodes v = tokenwise   ? quantize_lone_values(x.v_smooth.data(), nk, dv)
                  : per_token ? quantize_values(x.v_smooth.data(), nk, dv)
                              : quantize_tokens(x.v_smooth.data(), nk, dv, recipe.tile_k);
   in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
@@ -265,7 +265,7 @@ RecipeOperands make_operands(const RecipeHead& head) {
     quantize_inputs(head, x);
   x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
   x.k8_t = transposed(x.k8, head.nk, head.d);
-  if (head.recipe.scheme == Scheme::causal) {
+  if (head.recipe.scheme == Scheme::tokenwise) {
     make_dq_operand(head, x);
   } else {
     x.dq_keys = x.k8, x.dq_fold = in.k_scale, x.dq_mean = in.mu_k;
@@ -275,7 +275,7 @@ RecipeOperands make_operands(const RecipeHead& head) {
 }
 
 float centre_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i, int64_t first_key) {
-  if (head.recipe.scheme != Scheme::causal) return 0.0f;
+  if (head.recipe.scheme != Scheme::tokenwise) return 0.0f;
   const int64_t d = head.d;
   const int octave = octave_of_key(first_key);
   int32_t dot = 0;

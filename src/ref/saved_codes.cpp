@@ -24,9 +24,9 @@ struct Place {
   }
   /// The scale of key j is at k_scale[scale_of_key(j)].
   int64_t scale_of_key(int64_t j) const {
-    return causal() ? key + j : block + j / kKeysPerScale;
+    return tokenwise() ? key + j : block + j / kKeysPerScale;
   }
-  bool causal() const { return p.recipe.scheme == Scheme::causal; }
+  bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
   /// The row of an octave's centre.
   int64_t centre(int octave) const { return block + numerics::first_block_of(octave); }
   const spec::Problem& p;
@@ -43,13 +43,13 @@ void write_codes(const spec::Problem& p, void* codes, int64_t t, int64_t h,
   const Place at(p, codes, t, h);
   std::copy(in.q8.begin(), in.q8.end(), at.view.q8() + at.query * p.d);
   std::copy(in.q_scale.begin(), in.q_scale.end(), at.view.q_scale() + at.query);
-  if (!at.causal())
+  if (!at.tokenwise())
     std::copy(in.mean_logit.begin(), in.mean_logit.end(), at.view.mean_logit() + at.query);
   if (!at.writes_keys) return;
   std::copy(in.k8.begin(), in.k8.end(), at.view.k8() + at.key * p.d);
   std::copy(in.v8.begin(), in.v8.end(), at.view.v8() + at.key * p.dv);
   std::copy(in.v_scale.begin(), in.v_scale.end(), at.view.v_scale() + at.key);
-  if (at.causal()) {
+  if (at.tokenwise()) {
     std::copy(in.k_scale.begin(), in.k_scale.end(), at.view.k_scale() + at.key);
     for (int octave = 0; octave < numerics::octaves_of(at.s.nk); ++octave) {
       std::copy_n(&in.centre8[static_cast<size_t>(octave * p.d)], p.d,
@@ -81,7 +81,7 @@ RecipeInputs read_codes(const spec::Problem& p, void* codes, int64_t t, int64_t 
   copy(in.k8, at.view.k8() + at.key * p.d, at.s.nk * p.d);
   copy(in.v8, at.view.v8() + at.key * p.dv, at.s.nk * p.dv);
   copy(in.v_scale, at.view.v_scale() + at.key, at.s.nk);
-  if (at.causal()) {
+  if (at.tokenwise()) {
     copy(in.k_scale, at.view.k_scale() + at.key, at.s.nk);
     for (int octave = 0; octave < numerics::octaves_of(at.s.nk); ++octave) {
       const int8_t* centre = at.view.centre8() + at.centre(octave) * p.d;

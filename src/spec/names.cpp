@@ -23,8 +23,8 @@ const char* scheme_name(Scheme s) {
       return "paper";
     case Scheme::vectorwise:
       return "vectorwise";
-    case Scheme::causal:
-      return "causal";
+    case Scheme::tokenwise:
+      return "tokenwise";
   }
   return "unknown";
 }

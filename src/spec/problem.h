@@ -53,7 +53,7 @@ inline int p_levels(Scheme scheme, int most) { return scheme == Scheme::paper ? 
 
 /// Keys that share a scale of K.
 inline int keys_per_scale(const Recipe& r, int tile_k) {
-  if (r.scheme == Scheme::causal) return 1;
+  if (r.scheme == Scheme::tokenwise) return 1;
   return r.scheme == Scheme::paper ? tile_k : kKeysPerScale;
 }
 

@@ -95,11 +95,11 @@ void for_each_word(Visit visit) {
   joined(kRounding), joined(kLift);
 }
 
-constexpr std::array<std::string_view, 3> kSchemes = {"paper", "vectorwise", "causal"};
+constexpr std::array<std::string_view, 3> kSchemes = {"paper", "vectorwise", "tokenwise"};
 
 Recipe preset(std::string_view scheme) {
   return scheme == "paper"    ? Recipe::paper()
-         : scheme == "causal" ? Recipe::causal()
+         : scheme == "tokenwise" ? Recipe::tokenwise()
                               : Recipe::vectorwise();
 }
 
@@ -107,14 +107,14 @@ bool is_scheme(std::string_view word) {
   return std::find(kSchemes.begin(), kSchemes.end(), word) != kSchemes.end();
 }
 
-/// What `causal` promises leaves no room for these.
-void check_causal(const Recipe& r) {
-  SAGE_CHECK(!r.smooth_q, "recipe.smooth_q: expected 0 in recipe causal, because the mean of a "
+/// What `tokenwise` promises leaves no room for these.
+void check_tokenwise(const Recipe& r) {
+  SAGE_CHECK(!r.smooth_q, "recipe.smooth_q: expected 0 in recipe tokenwise, because the mean of a "
                           "block of queries holds later ones; got 1");
-  SAGE_CHECK(!r.smooth_v, "recipe.smooth_v: expected 0 in recipe causal, because the mean of V "
+  SAGE_CHECK(!r.smooth_v, "recipe.smooth_v: expected 0 in recipe tokenwise, because the mean of V "
                           "holds later tokens; got 1");
   SAGE_CHECK(r.tile_k == 0 || kKeysPerScale % r.tile_k == 0,
-             "recipe.tile_k: expected 0, 64 or 128 in recipe causal, so that the keys of a tile "
+             "recipe.tile_k: expected 0, 64 or 128 in recipe tokenwise, so that the keys of a tile "
              "have one centre; got "
                  << r.tile_k);
 }
@@ -134,7 +134,7 @@ void check_recipe(const Recipe& r) {
                  "recipe." << field.name << ": expected " << field.expected << ", got "
                            << static_cast<int64_t>(value));
   });
-  if (r.scheme == Scheme::causal) check_causal(r);
+  if (r.scheme == Scheme::tokenwise) check_tokenwise(r);
 }
 
 bool set_switch(Recipe& r, std::string_view name, std::string_view value,
@@ -208,13 +208,13 @@ Recipe parse_recipe(std::string_view text) {
           assigns ? spec::switch_names()
                   : std::vector<std::string>(spec::kSchemes.begin(), spec::kSchemes.end());
       SAGE_THROW(ErrorKind::invalid_argument,
-                 "recipe: expected vectorwise, causal or paper, and switches such as smooth_k=off, "
+                 "recipe: expected vectorwise, tokenwise or paper, and switches such as smooth_k=off, "
                  "got \""
                      << t << "\"" << did_you_mean(assigns ? name : t, names));
     }
     SAGE_CHECK(given.insert(name).second, where << ": " << name << " is given twice");
   }
-  SAGE_CHECK(!tokens.empty(), "recipe: expected vectorwise, causal or paper, got an empty text");
+  SAGE_CHECK(!tokens.empty(), "recipe: expected vectorwise, tokenwise or paper, got an empty text");
   return r;
 }
 

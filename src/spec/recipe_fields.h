@@ -41,9 +41,9 @@ struct Field {
 inline constexpr auto kRecipeFields = std::tuple(
     Field{
         "scheme", &Recipe::scheme, &sagebwd_recipe::scheme, Written::never, 2, 1,
-        "0 (paper), 1 (vectorwise) or 2 (causal)",
+        "0 (paper), 1 (vectorwise) or 2 (tokenwise)",
         "which values share a scale: `vectorwise` has one per token of Q, V and dO, per 128 keys "
-        "of K, and per query or key of each tile of P and dS; `causal` one per token of K too, and "
+        "of K, and per query or key of each tile of P and dS; `tokenwise` one per token of K too, and "
         "later tokens change no bit of earlier outputs; `paper` one per block and per tile, and a "
         "gradient error that grows with the batch"},
     Field{"tile_q", &Recipe::tile_q, &sagebwd_recipe::tile_q, Written::joined, 256, 64,
@@ -52,7 +52,7 @@ inline constexpr auto kRecipeFields = std::tuple(
           "0 or a multiple of 64 up to 256", "keys of a tile; 0: the backend's choice"},
     Field{"smooth_k", &Recipe::smooth_k, &sagebwd_recipe::smooth_k, Written::alone, 1, 1, "0 or 1",
           "subtract the mean key of the sequence. All logits of a row shift alike, so P does not "
-          "change; LSE is still that of the true logits. In `causal` the mean is of earlier keys "
+          "change; LSE is still that of the true logits. In `tokenwise` the mean is of earlier keys "
           "alone, and its logits are added again, exactly"},
     Field{"smooth_q", &Recipe::smooth_q, &sagebwd_recipe::smooth_q, Written::alone, 1, 1, "0 or 1",
           "subtract the mean query of each block. The bias row c·μ_Q·Kᵀ is added to S, and "
@@ -60,7 +60,7 @@ inline constexpr auto kRecipeFields = std::tuple(
     Field{
         "smooth_v", &Recipe::smooth_v, &sagebwd_recipe::smooth_v, Written::alone, 1, 1, "0 or 1",
         "subtract the mean value. Rows of P sum to one, so the mean is added to O again, exactly. "
-        "`causal` has no mean of V"},
+        "`tokenwise` has no mean of V"},
     Field{"rotate", &Recipe::rotate, &sagebwd_recipe::rotate, Written::alone, 1, 1, "0 or 1",
           "multiply Q and K by a fixed orthogonal matrix before they are quantised, which spreads "
           "outlier channels; the gradients are turned back"},

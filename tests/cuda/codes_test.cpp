@@ -218,7 +218,7 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
                           near(got.inverse[place], 1.0f / folded, 1.0f / folded),
                       "folded", kv, j, 0);
         }
-        if (folds && p.recipe.scheme != Scheme::causal) x.tile_scale_equal(ws, want, k0, begin, end, kv);
+        if (folds && p.recipe.scheme != Scheme::tokenwise) x.tile_scale_equal(ws, want, k0, begin, end, kv);
         if (poisoned || lifted)
           x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
                          begin, end, kv);

@@ -505,7 +505,7 @@ TEST(Plain, CodesEqualTheOracles) {
       t.job.rotate = r.rotate;
       t.job.mean = r.smooth_k ? k_mean.data : nullptr;
       t.job.run = std::max(64, spec::keys_per_scale(r, tiles.k));
-      t.job.scale_of = r.scheme == Scheme::causal ? ScaleOf::token : ScaleOf::run;
+      t.job.scale_of = r.scheme == Scheme::tokenwise ? ScaleOf::token : ScaleOf::run;
       t.expect(want.k8, want.k_scale);
 
       t.job.rotate = false;

@@ -190,7 +190,7 @@ struct Call {
   void for_saved(void (*copy)(const SavedCodesJob&, cudaStream_t)) const {
     SavedCodesJob job{};
     job.batch = batch;
-    job.per_token = p.recipe.scheme == Scheme::causal;
+    job.per_token = p.recipe.scheme == Scheme::tokenwise;
     job.key_blocks = ws.saved.layout.key_blocks;
     job.scale_blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
     job.queries = true, job.heads = static_cast<int>(p.h), job.tokens = ws.tq;

@@ -34,7 +34,7 @@ OperandJob operand_job(const Call& call, const SharedSpace& ws, const backend::T
   const Recipe& recipe = call.p.recipe;
   OperandJob job{};
   call.describe(job, ws, ws.items, zeros);
-  job.scheme = recipe.scheme, job.k_per_token = recipe.scheme == Scheme::causal;
+  job.scheme = recipe.scheme, job.k_per_token = recipe.scheme == Scheme::tokenwise;
   job.folds_v = spec::folds_v(recipe);
   job.q_tokens = tiles.q, job.k_tokens = tiles.k;
   // In `vectorwise` tiles share the scales of their block.
