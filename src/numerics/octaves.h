@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Centres of K in recipe `causal`. Blocks of 128 keys of a document lie in octaves: block 0, block
+// 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a sample of
+// the octave before it, those of block 0 by key 0; so a centre depends on earlier keys alone, or on
+// the first key of all.
+//
+// The mean is summed in FP64 over the sample's tokens as given, in order, leaving out those that
+// hold NaN or Inf; rounded to FP32, rotated, and then quantised with one scale: what is subtracted
+// from keys is scale·code, and the logits of it are an integer product of codes.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/inline.h"
+
+namespace sagebwd::numerics {
+
+inline constexpr int kMostSampled = 128;  // keys of a sample
+
+/// The octave of a block of 128 keys, counted from the first of the document.
+SAGE_INLINE int octave_of_block(int64_t block) {
+  return static_cast<int>(std::bit_width(static_cast<uint64_t>(block)));
+}
+
+/// The first block of an octave.
+SAGE_INLINE int64_t first_block_of(int octave) {
+  return octave == 0 ? 0 : int64_t{1} << (octave - 1);
+}
+
+/// Octaves of a document of `keys` keys.
+SAGE_INLINE int octaves_of(int64_t keys) {
+  return keys == 0 ? 0 : octave_of_block((keys - 1) / 128) + 1;
+}
+
+/// Keys first, first + step, …, `count` of them.
+struct Sample {
+  int64_t first, step;
+  int count;
+};
+
+/// The keys whose mean centres an octave. They do not depend on the length of the document.
+SAGE_INLINE Sample centre_sample(int octave) {
+  if (octave == 0) return {0, 1, 1};
+  if (octave == 1) return {0, 1, kMostSampled};
+  const int64_t start = first_block_of(octave);
+  return {64 * start, start / 2, kMostSampled};
+}
+
+/// The keys whose mean is taken out of the operand of dQ, which need not be causal.
+SAGE_INLINE Sample spread_sample(int64_t keys) {
+  const int64_t step = (keys + kMostSampled - 1) / kMostSampled;
+  return {0, step, step == 0 ? 0 : static_cast<int>((keys + step - 1) / step)};
+}
+
+}  // namespace sagebwd::numerics
