@@ -56,9 +56,9 @@ class Parser {
     const std::vector<std::string_view> tokens = words(text);
     // The preset first: it would overwrite the switches that refine it.
     for (std::string_view t : tokens)
-      if (t == "paper" || t == "vectorwise") once("recipe", t), case_.recipe = parse_recipe(t);
+      if (is_scheme(t)) once("recipe", t), case_.recipe = parse_recipe(t);
     for (std::string_view t : tokens) {
-      if (t == "paper" || t == "vectorwise") continue;
+      if (is_scheme(t)) continue;
       if (!word(t) && !assignment(t) && !size(t)) unknown(t);
     }
     if (!given_.contains("hk")) case_.hk = case_.h;
@@ -75,7 +75,7 @@ class Parser {
  private:
   /// Every known token, with the value or the digits of this one where it takes some.
   static std::vector<std::string> tokens_like(std::string_view token) {
-    std::vector<std::string> known{"paper", "vectorwise", "causal", "full", "bhsd",
+    std::vector<std::string> known{"paper", "vectorwise", "tokenwise", "causal", "full", "bhsd",
                                    "bshd",  "f32",        "bf16",   "f16"};
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <set>
 #include <sstream>
 
@@ -95,16 +94,10 @@ void for_each_word(Visit visit) {
   joined(kRounding), joined(kLift);
 }
 
-constexpr std::array<std::string_view, 3> kSchemes = {"paper", "vectorwise", "tokenwise"};
-
 Recipe preset(std::string_view scheme) {
   return scheme == "paper"    ? Recipe::paper()
          : scheme == "tokenwise" ? Recipe::tokenwise()
                               : Recipe::vectorwise();
-}
-
-bool is_scheme(std::string_view word) {
-  return std::find(kSchemes.begin(), kSchemes.end(), word) != kSchemes.end();
 }
 
 /// What `tokenwise` promises leaves no room for these.
@@ -120,6 +113,10 @@ void check_tokenwise(const Recipe& r) {
 }
 
 }  // namespace
+
+bool is_scheme(std::string_view word) {
+  return std::find(kSchemes.begin(), kSchemes.end(), word) != kSchemes.end();
+}
 
 void check_recipe(const Recipe& r) {
   for_each_recipe_field([&](const auto& field) {

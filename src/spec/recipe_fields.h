@@ -7,6 +7,7 @@
 // that struct (sagebwd/sagebwd.h), and a row here.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -92,6 +93,10 @@ constexpr uint64_t as_number(T value) {
   else
     return static_cast<uint64_t>(value);
 }
+
+/// The names of the schemes, each of which is a preset.
+inline constexpr std::array<std::string_view, 3> kSchemes = {"paper", "vectorwise", "tokenwise"};
+bool is_scheme(std::string_view word);
 
 /// Throws Error(invalid_argument) that names the field.
 void check_recipe(const Recipe& r);

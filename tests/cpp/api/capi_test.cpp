@@ -81,7 +81,6 @@ TEST(CApi, RecipeInitFillsThePresets) {
     EXPECT_EQ(c.reserved_2, 0);
     EXPECT_EQ(c.dithered, r.dithered);
     EXPECT_EQ(c.rotate, r.rotate);
-    EXPECT_EQ(c.k_per_token, r.k_per_token);
   }
   sagebwd_recipe c;
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, "papper"), SAGEBWD_INVALID_ARGUMENT);
@@ -157,7 +156,6 @@ TEST(CApi, SameBitsAsTheCppCalls) {
       a.recipe.rounding = Rounding::dither;
       a.recipe.dithered = kMatmulDV | kMatmulDK;
       a.recipe.rotate = true;
-      a.recipe.k_per_token = true;
       a.recipe.seed = 77;
       a.recipe.high_precision = kMatmulDQ;
     };
@@ -267,9 +265,6 @@ TEST(CApi, RecipeOfTheFirstVersionKeepsItsScheme) {
       // The switches have an effect here, so a wrong default would show.
       sagebwd_recipe other = recipe;
       other.rotate = 1 - other.rotate;
-      EXPECT_NE(outputs(recipe), outputs(other)) << scheme;
-      other = recipe;
-      other.k_per_token = 1 - other.k_per_token;
       EXPECT_NE(outputs(recipe), outputs(other)) << scheme;
     }
 }

@@ -174,7 +174,7 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r, sagebwd_block_
   r.seed = a.recipe.seed;
   r.high_precision = a.recipe.high_precision;
   r.dithered = a.recipe.dithered;
-  r.rotate = a.recipe.rotate, r.k_per_token = a.recipe.k_per_token;
+  r.rotate = a.recipe.rotate;
   c.recipe = &r;
   sagebwd_block_lists_init(&l, sizeof l);
   l.index = a.blocks.index, l.count = a.blocks.count, l.offset = a.blocks.offset;

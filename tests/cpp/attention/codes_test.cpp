@@ -264,7 +264,9 @@ const char* const kCases[] = {
     "n400 d64 paper rounding=dither window=100,20 seed4",
     "nq300 nk300 d64 tile=128x64",
     "nq300 nk300 d24 tile=64x256 smooth_k=off smooth_v=off",
-    "n400 d96 k_per_token=on rounding=dither:dQ",
+    "n400 d96 tokenwise rounding=dither:dQ",
+    "nq300 nk450 d64 tokenwise tile=64x64 causal",
+    "n300 d80 f32 tokenwise smooth_k=off rotate=off",
     "n300 d64 paper rotate=on",
 };
 

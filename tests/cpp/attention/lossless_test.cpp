@@ -37,7 +37,7 @@ AttentionProblem one_hot(const std::string& text) {
       p.in.k[(bh * c.nk + j) * c.d + channel] = sign;
       // Values in pairs of opposite sign as well: 127 and smaller numbers, times the scale that
       // the pair is to have.
-      const bool per_token = c.recipe.scheme == Scheme::vectorwise;
+      const bool per_token = c.recipe.scheme != Scheme::paper;
       const float scale = per_token ? std::ldexp(1.0f, static_cast<int>(random.integer(-9, 0))) : 1;
       for (int n = 0; n < 3 && j % 2 == 0; ++n) {
         const int64_t at = (bh * c.nk + j) * c.d + random.integer(0, c.d / 4 - 1) * 4 + n;
@@ -64,7 +64,7 @@ class Lossless : public PerImplementation {};
 TEST_P(Lossless, OneHotProbabilities) {
   for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off lift=O",
                            "h2 nq150 nk64 d32 f32 tile=64x64 rotate=off lift=O",
-                           "h2 nq150 nk128 d64 f32 tile=64x64 rotate=off lift=O k_per_token=on",
+                           "h2 nq150 nk128 d64 f32 tile=64x64 tokenwise smooth_k=off rotate=off lift=O",
                            "h2 n128 d64 f32 paper lift=O"}) {
     const AttentionProblem p = one_hot(text);
     const Results got = run(impl(), p);

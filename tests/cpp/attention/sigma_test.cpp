@@ -72,7 +72,7 @@ TEST_P(Sigma, FullTableAt4096) {
 
 /// A shorter sequence on every implementation, so that none is left out.
 TEST_P(Sigma, ShortSequenceOnEveryImplementation) {
-  const AttentionProblem p = problem("h1 n768 d64 bf16 tile=64x64 k_per_token=on");
+  const AttentionProblem p = problem("h1 n768 d64 bf16 tokenwise tile=64x64");
   const Exact want = exact(p);
   for (const dispatch::Implementation* impl : available_production()) {
     const Results got = run(*impl, p);

@@ -30,7 +30,7 @@ TEST_P(ValueDim, GivesWhatPaddingGives) {
   for (const char* text :
        {"h4 hk2 nq130 nk200 d96 dv=64 f32 causal", "h2 nq130 nk200 d192 dv=128 bf16",
         "b2 h2 n150 d72 dv=8 f16 bshd", "h2 n150 d64 dv=40 f32 paper lift=O,dV",
-        "h2 n150 d64 dv=24 f32 smooth_q=on rounding=dither k_per_token=on"}) {
+        "h2 n150 d64 dv=24 f32 tokenwise rounding=dither"}) {
     AttentionProblem p = make_problem(text);
     SCOPED_TRACE(p.describe());
     p.dlse = random_rows(p, 3);
@@ -89,7 +89,7 @@ std::vector<float> run_saved(const dispatch::Implementation& impl, const Attenti
 
 TEST_P(ValueDim, SavedCodesGiveTheSameBits) {
   for (const char* text :
-       {"b2 h4 hk2 n140 d192 dv=128 f32 causal", "h2 nq70 nk300 d24 dv=40 f32 k_per_token=on",
+       {"b2 h4 hk2 n140 d192 dv=128 f32 causal", "h2 nq70 nk300 d24 dv=40 f32 tokenwise",
         "h4 hk2 nq400 nk500 d40 dv=8 f32 smooth_v=off"}) {
     AttentionProblem p = make_problem(text);
     if (p.c.b == 1) {  // documents, some of them empty
@@ -128,8 +128,7 @@ TEST(ValueDimMemory, LayoutOfOneHeadDimIsThatOfBefore) {
                          .queries = 300,
                          .keys = 500,
                          .sequences = 3,
-                         .packed = true,
-                         .k_per_token = false};
+                         .packed = true};
   CodesShape named = shape;
   named.dv = 72;
   for (const CodesShape& s : {shape, named}) {

@@ -186,7 +186,7 @@ TEST_P(Scaling, BelowTheSmallestScaleGradientsAreZero) {
 
 TEST_P(Scaling, LargeQueriesStayFinite) {
   for (const char* text :
-       {"h2 n200 d64 bf16", "h2 n200 d64 bf16 k_per_token=on", "h2 n200 d64 bf16 paper causal"}) {
+       {"h2 n200 d64 bf16", "h2 n200 d64 bf16 tokenwise", "h2 n200 d64 bf16 paper causal"}) {
     AttentionProblem p = make_problem(text);
     scale_all(p.in.q, 1e4f);
     p.round_inputs();

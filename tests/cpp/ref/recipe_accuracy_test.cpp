@@ -97,7 +97,7 @@ TEST(RecipeAccuracy, VectorwiseAtUnitDeviation) {
 
 /// The rows with one scale per key token and with one per block, at 64 x 128.
 TEST(RecipeAccuracy, VectorwiseAtThree) {
-  const HeadErrors e = errors("h4 n1024 d64 bf16 k_per_token=on", InputKind::gaussian, 3.0);
+  const HeadErrors e = errors("h4 n1024 d64 bf16 tokenwise", InputKind::gaussian, 3.0);
   EXPECT_LT(e.o.rel_l2, 1.06 * 0.0303);
   EXPECT_LT(e.dq.rel_l2, 1.06 * 0.0546);
   EXPECT_LT(e.dk.rel_l2, 1.06 * 0.0537);

@@ -64,7 +64,7 @@ TEST(AttnCase, RoundTrips) {
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 softcap=0.5 f16 vectorwise bhsd seed1",
-           "b1 h1 hk1 nq64 nk64 d64 full bf16 vectorwise bhsd seed1 rotate=off k_per_token=on "
+           "b1 h1 hk1 nq64 nk64 d64 full bf16 vectorwise bhsd seed1 rotate=off "
            "rounding=dither:dQ",
            "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 rotate=on rounding=dither:O,dV,dK",
            "b1 h1 hk1 nq640 nk64 d64 full bf16 vectorwise bhsd seed1 keep=0.05 blocks=64x192 "
