@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of P and dS from half precision.
+// Codes of P and dS from half precision, and the shares of V that P is multiplied by.
 #pragma once
 
 #include <cmath>
@@ -10,6 +10,13 @@
 #include "cuda/arch/scalar.cuh"
 
 namespace sagebwd::cuda::sm90 {
+
+/// Recipe `tokenwise`: the scale of a token of V as its share of the largest of some tokens, before
+/// it becomes a half. Whoever makes a share makes it here, because rows must not notice who did.
+/// That of a token which is none of these is finite: its P is 0, and 0·Inf would be NaN.
+__device__ __forceinline__ float value_share(float scale, float inverse_of_largest) {
+  return fminf(__fmul_rn(scale, inverse_of_largest), 1.0f);
+}
 
 /// What makes codes of a lane's two rows, and what a code is worth.
 struct RowScales {

@@ -10,6 +10,10 @@ namespace sagebwd::cuda::sm90 {
 
 using tuned::KeyScale, tuned::QueryRow;
 
+/// What shares a scale of K: a block of keys in recipe `vectorwise`, nothing in `tokenwise`.
+/// Kernels have instances of their own for each.
+enum class KeyScales { block, token };
+
 /// What a block of kBlock keys has for the forward: the scale of its K, the largest scale of its V,
 /// and whether a key holds NaN or Inf. 16 bytes, because copies have so many at least.
 struct BlockScales {
@@ -20,6 +24,23 @@ struct BlockScales {
 /// Every key of the forward has its share: its scale of V, divided by the block's largest, in half
 /// precision. That of a poisoned key is -0.
 inline constexpr unsigned short kPoisonedShare = 0x8000;
+
+/// Of recipe `tokenwise`. The centre of an octave of keys (numerics/octaves.h) has a row; a
+/// sequence and key head have so many. Those of octaves that do not exist hold anything.
+inline constexpr int kCentreRows = 32;
+
+/// What a block of keys has for the forward of `tokenwise`. Numbers of the keys are in the order of
+/// tile::permuted, 16 at a time. Keys behind the end have some, too.
+struct KeyNumbers {
+  // Of K: never 0, so that a hidden score, which is -inf, stays -inf. kZeroScale where all codes
+  // are 0, kPoisonedScale where the key holds NaN or Inf.
+  float k[128];
+  float v[128];               // of V; 0 of a poisoned key
+  unsigned short share[128];  // halves, as they are for `vectorwise`; kPoisonedShare
+  BlockScales scales;         // without a scale of K
+};
+/// No key has it, because scales end at 2^-100 / 127.
+inline constexpr float kPoisonedScale = 0x1p-126f;
 
 /// Queries of a tile of the backward: fewer channels leave registers for more queries. They share a
 /// scale of P for dV, per key. For dK those of a slab share a scale of dS.

@@ -34,6 +34,11 @@ struct ForwardParams {
   const __half* v_share;      // [hk, tk], in the order of tile::permuted
   const KeyScale* k_scale;    // [hk, tk]: NaN for a poisoned key; only of blocks that have one
   const float* v_mean;        // [sequences, hk, D]
+  // Of recipe `tokenwise`, which has these instead of the mean of K and V, and of all numbers of
+  // keys.
+  CUtensorMap centre8 = {};             // [sequences·hk·kCentreRows, D]
+  const float* centre_scale = nullptr;  // [sequences, hk, kCentreRows]
+  const KeyNumbers* numbers = nullptr;  // [hk, tk / kBlock]
   Strided o;
   bool o_chunks;  // rows of O start at multiples of 16 bytes
   StridedStats lse;

@@ -13,8 +13,6 @@
 #include "cuda/sm90/bwd/operands.h"
 #include "cuda/sm90/fwd/fwd.h"
 #include "cuda/sm90/quantize/codes.h"
-#include "cuda/sm90/workspace.h"
-#include "cuda/tuned/call.h"
 #include "cuda/tuned/max_logit.h"
 #include "cuda/tuned/query_sums.h"
 
@@ -58,6 +56,22 @@ Problem making_codes(Problem p) {
   return p;
 }
 
+CodesJob codes_job(const Call& call, const tuned::SharedSpace& ws, const CentreSpace& centres,
+                   tuned::Item* items) {
+  CodesJob job{};
+  call.describe(job, ws, items);
+  job.scales = key_scales(call.p);
+  if (job.scales == KeyScales::block) return job;
+  job.k_mean = job.v_mean = {};
+  job.zeros.piece[1] = job.zeros.piece[2] = {};  // no means are saved
+  job.centres = {
+      .codes = centres.codes, .scale = centres.scale, .are_zero = !call.p.recipe.smooth_k};
+  if (call.p.has_codes)
+    job.centres.saved_codes = call.saved.centre8(),
+    job.centres.saved_scale = call.saved.centre_scale();
+  return job;
+}
+
 size_t workspace_of(const Problem& p) {
   Arena arena(nullptr);
   if (p.direction == spec::Direction::forward) {
@@ -77,20 +91,19 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
   call.start(ws);
-  CodesJob job{};
-  call.describe(job, ws, ws.items);
+  CodesJob job = codes_job(call, ws, ws.centres, ws.items);
   // Before the operands, because the kernels from there on start early, one after the other.
   if (p.has_lists())
     launch_key_lists(list_job(p, job.seq, plan.tq, plan.tk, kBlock, listed_keys(p)), ws.lists,
                      call.stream);
   job.k_scale = ws.k_scale, job.v8t = ws.v8t, job.v_share = ws.v_share,
-  job.block_scales = ws.block_scales;
+  job.block_scales = ws.block_scales, job.numbers = ws.numbers;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
   launch_codes(job, p.dtype, call.stream);
 
   const int d = plan.padded_d, queries = p.has_lists() ? kListedForwardQueries : kForwardQueries,
             keys = p.has_lists() ? kListedForwardKeys : kForwardKeys;
-  const ForwardParams params{
+  ForwardParams params{
       .q8 = byte_matrix(call.q8(ws), p.h * plan.tq, d, queries),
       .k8 = byte_matrix(call.k8(ws), p.hk * plan.tk, d, keys),
       .v8t = byte_matrix(ws.v8t, p.hk * plan.tk / kSlab * d, kSlab, keys / kSlab * d),
@@ -113,10 +126,15 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .lse = stats(args.lse),
       .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
       .next = ws.tickets};
+  if (job.scales == KeyScales::token) {
+    const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
+    params.centre8 = byte_matrix(ws.centres.codes, rows, d, kCentreRows);
+    params.centre_scale = ws.centres.scale, params.numbers = ws.numbers;
+  }
   if (p.has_lists())
     launch_listed_forward({params, ws.lists, listed_keys(p) == kBlock}, p.dtype, call.stream);
   else
-    launch_forward(params, p.dtype, d, call.stream);
+    launch_forward(params, job.scales, p.dtype, d, call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     tuned::launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -125,8 +143,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
 void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws) {
   const Call call(p, args);
   call.start(ws);
-  CodesJob job{};
-  call.describe(job, ws, ws.items);
+  CodesJob job = codes_job(call, ws, ws.centres, ws.items);
   job.k8 = job.q8 = nullptr;
   launch_codes(job, p.dtype, call.stream);
 }

@@ -4,9 +4,16 @@
 #include <cstddef>
 
 #include "backend/implementation.h"
+#include "cuda/sm90/quantize/job.h"
+#include "cuda/sm90/workspace.h"
+#include "cuda/tuned/call.h"
 #include "spec/problem.h"
 
 namespace sagebwd::cuda::sm90 {
+
+/// What the kernel of codes is told by every call, before its outputs.
+CodesJob codes_job(const tuned::Call& call, const tuned::SharedSpace& ws,
+                   const CentreSpace& centres, tuned::Item* items);
 
 backend::Tiles tiles_of(const spec::Problem& p);
 size_t workspace_of(const spec::Problem& p);

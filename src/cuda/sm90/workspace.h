@@ -18,24 +18,46 @@ using tuned::Plan;
 /// Keys of an entry of a list: of a block of such size, or a part of a block.
 inline int listed_keys(const spec::Problem& p) { return p.blocks.block_k % kBlock == 0 ? 128 : 64; }
 
+inline KeyScales key_scales(const spec::Problem& p) {
+  return p.recipe.scheme == Scheme::tokenwise ? KeyScales::token : KeyScales::block;
+}
+
+/// The centres of keys; empty in recipe `vectorwise`.
+struct CentreSpace {
+  CentreSpace(const spec::Problem& p, const Plan& plan, Arena& arena) {
+    if (key_scales(p) == KeyScales::block) return;
+    const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
+    codes = arena.take<int8_t>(rows * plan.padded_d), scale = arena.take<float>(rows);
+  }
+  int8_t* codes = nullptr;
+  float* scale = nullptr;
+};
+
 struct ForwardSpace : tuned::SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
-      : tuned::SharedSpace(p, plan, arena) {
+      : tuned::SharedSpace(p, plan, arena), centres(p, plan, arena) {
     items = tuned::take_items(p, plan, arena);
-    k_scale = arena.take<KeyScale>(p.hk * plan.tk);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+    logit_factor = arena.take<float>(p.h * plan.tq);
+    if (key_scales(p) == KeyScales::token) {
+      numbers = arena.take<KeyNumbers>(p.hk * plan.tk / kBlock);
+      return;
+    }
+    k_scale = arena.take<KeyScale>(p.hk * plan.tk);
     v_share = arena.take<uint16_t>(p.hk * plan.tk);
     block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
-    logit_factor = arena.take<float>(p.h * plan.tq);
     mean_logit = arena.take<float>(p.h * plan.tq);
     if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
+  CentreSpace centres;
   tuned::Item* items;
-  KeyScale* k_scale;
   int8_t* v8t;
-  uint16_t* v_share;
-  BlockScales* block_scales;
-  float *logit_factor, *mean_logit;
+  float* logit_factor;
+  KeyNumbers* numbers = nullptr;
+  KeyScale* k_scale = nullptr;
+  uint16_t* v_share = nullptr;
+  BlockScales* block_scales = nullptr;
+  float* mean_logit = nullptr;
   KeyLists lists = {};
 };
 
@@ -73,8 +95,10 @@ struct Parts {
 struct CodesSpace : tuned::SharedSpace {
   CodesSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : tuned::SharedSpace(p, plan, arena),
+        centres(p, plan, arena),
         items(tuned::take_items(p, plan, arena)),
         codes(arena.take<std::byte>(spec::codes_layout(p).bytes)) {}
+  CentreSpace centres;
   tuned::Item* items;
   std::byte* codes;
 };

@@ -2,6 +2,7 @@
 // Scores of one warp, made again for the rare second pass of the softmax.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/arch/mma_sync.cuh"
@@ -10,17 +11,17 @@
 
 namespace sagebwd::cuda::sm90::fwd {
 
-/// S = Q8·K8ᵀ for the 16 queries of one warp, while the others go on. Slow, and rarely needed.
-/// row: the lane's first.
-template <int D>
-__device__ void scores_of_warp(Scores& x, const uint8_t* q, const uint8_t* k, uint32_t row,
+/// S = Q8·K8ᵀ for the 16 queries of one warp and 2·kCount keys, while the others go on. Slow, and
+/// rarely needed. row: the lane's first.
+template <int D, size_t kCount>
+__device__ void scores_of_warp(int (&x)[kCount], const uint8_t* q, const uint8_t* k, uint32_t row,
                                uint32_t lane) {
   const auto word = [](const uint8_t* operand, uint32_t at, uint32_t byte) {
     return *reinterpret_cast<const uint32_t*>(operand + arch::swizzled<D>(at * D + byte));
   };
-  int sums[16][4];  // in local memory: a loop that is not unrolled takes few registers
+  int sums[kCount / 4][4];  // in local memory: a loop that is not unrolled takes few registers
 #pragma unroll 1
-  for (uint32_t j = 0; j < 16; ++j) {
+  for (uint32_t j = 0; j < kCount / 4; ++j) {
     const uint32_t key = j * 8 + lane / 4;
     int acc[4] = {0, 0, 0, 0};
 #pragma unroll 1
@@ -32,7 +33,7 @@ __device__ void scores_of_warp(Scores& x, const uint8_t* q, const uint8_t* k, ui
     *reinterpret_cast<int4*>(sums[j]) = make_int4(acc[0], acc[1], acc[2], acc[3]);
   }
 #pragma unroll
-  for (int i = 0; i < 64; ++i) x[i] = sums[i / 4][i % 4];
+  for (size_t i = 0; i < kCount; ++i) x[i] = sums[i / 4][i % 4];
 }
 
 }  // namespace sagebwd::cuda::sm90::fwd

@@ -12,13 +12,16 @@
 #include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
+#include "cuda/sm90/fwd/tokens.cuh"
 #include "cuda/sm90/operand.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90::fwd {
 
-template <typename T, int D>
+template <typename T, int D, KeyScales kScales>
 struct Consumer {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kScales>;
+  static constexpr bool kTokens = Plan::kTokens;
   using Stage = typename Plan::Stage;
   using Slot = typename Plan::Slot;
   static constexpr int kChannels = 64;  // of a product P8·V8
@@ -46,13 +49,16 @@ struct Consumer {
     return place + static_cast<uint32_t>(stage.place()) * arch::places(sizeof(Stage));
   }
 
+  /// Q8 of the warpgroup.
+  __device__ Operand<D> queries_at() const {
+    return {place + static_cast<uint32_t>(slot.place()) * arch::places(sizeof(Slot)) +
+                static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
+            offsetof(Plan, slot)};
+  }
+
   /// S = Q8·K8ᵀ of the tile in the stage.
   __device__ __forceinline__ void multiply_qk(Scores& x) const {
-    const Operand<D> queries{place +
-                                 static_cast<uint32_t>(slot.place()) * arch::places(sizeof(Slot)) +
-                                 static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
-                             offsetof(Plan, slot)},
-        keys{stage_at(), offsetof(Plan, stage)};
+    const Operand<D> queries = queries_at(), keys{stage_at(), offsetof(Plan, stage)};
     arch::settle(x);
     arch::wgmma_fence();
 #pragma unroll
@@ -67,18 +73,41 @@ struct Consumer {
   __device__ Corner corner(int tile) const {
     return {shared.work[slot.place()].q0 + first_row(), tile * kKeys};
   }
+  /// The same, worked out here and not for several uses at once: there are no registers for that.
+  __device__ __forceinline__ Corner corner_now(int tile) const {
+    uint32_t row = static_cast<uint32_t>(first_row());
+    arch::keep(row);
+    return {shared.work[slot.place()].q0 + static_cast<int>(row), tile * kKeys};
+  }
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
   __device__ void hide(Scores& x, int tile) const {
+    if constexpr (kTokens)
+      return hide_keys<kKeys>(x, band(), shared.work[slot.place()].s, corner(tile), lane);
     hide_keys<kKeys>(x, p.mask, shared.work[slot.place()].s, corner(tile), lane);
   }
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
     const Work& w = shared.work[slot.place()];
+    if constexpr (kTokens)
+      return fwd::spread_poison(sums, band(), w.s.nk, corner_now(tile), keys());
     const bool of_k = shared.scales[stage.place()].k_poisoned != 0;
     fwd::spread_poison<kKeys>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
                               shared.v_share[stage.place()]);
   }
 
-  /// O += P8·V8 of the tile, which is free then.
+  /// The mask of the piece, in `tokenwise`.
+  __device__ const tile::Band& band() const { return shared.tokens.band[slot.place()]; }
+  /// What the keys of the stage have, likewise.
+  __device__ const KeyNumbers& keys() const { return shared.tokens.keys[stage.place()]; }
+  __device__ const BlockScales& scales() const {
+    if constexpr (kTokens)
+      return keys().scales;
+    else
+      return shared.scales[stage.place()];
+  }
+
+  /// O += P8·V8 of the tile, which is free then. code_unit: what codes are worth beside the largest
+  /// scale of V, or with it, if kWhole.
+  template <bool kWhole = false>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
                                               const PerRow& code_unit, int tile) {
     constexpr int kParts = D / kChannels;
@@ -95,13 +124,15 @@ struct Consumer {
                        v8t.from_row(step / 2 * D + part * kChannels).step(step % 2), step > 0);
       arch::wgmma_commit();
       // Read here, and not with the scale of K: until now they would only take registers.
-      const BlockScales scales = shared.scales[stage.place()];
-      if (part == 0) unit[0] = code_unit[0] * scales.v, unit[1] = code_unit[1] * scales.v;
+      const BlockScales of_block = scales();
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (part == 0) unit[r] = kWhole ? code_unit[r] : code_unit[r] * of_block.v;
       arch::wgmma_wait<0>();
       arch::settle(acc);
       if (part == kParts - 1) {
         arch::settle(codes);
-        if ((scales.k_poisoned | scales.v_poisoned) != 0) spread_poison(sums, tile);
+        if ((of_block.k_poisoned | of_block.v_poisoned) != 0) spread_poison(sums, tile);
         release();
       }
       add_product(sums, part, acc, unit);
@@ -121,7 +152,7 @@ struct Consumer {
     wait_for(shared.stage_full, stage);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
-    const float k_scale = shared.scales[stage.place()].k;
+    const float k_scale = scales().k;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
@@ -149,6 +180,111 @@ struct Consumer {
     stage.advance();
   }
 
+  __device__ __forceinline__ RowLogits row_logits(const PerRow& logit_factor, int tile) const {
+    const auto& centre = shared.tokens.centre_logit[numerics::octave_of_block(tile)];
+    RowLogits logits;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      logits.factor[r] = kKeepsFactors ? logit_factor[r] : logit_factor_of(r),
+      logits.centre[r] = centre[first_row() + 8 * r];
+    return logits;
+  }
+
+  /// The largest logits of a tile become the references of rows that have none, and are noted for
+  /// calls that want them.
+  __device__ __forceinline__ void look_at_logits(Sums<D>& sums, const PerRow& logit_factor,
+                                                 int tile) const {
+    Scores x;
+    multiply_qk(x);
+    hide(x, tile);
+    PerRow tops;
+    largest_logits(tops, x, keys().k, row_logits(logit_factor, tile), lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (sums.reference[r] == kNoReference) sums.reference[r] = tops[r];
+      float& most = shared.logit_top[first_row() + 8 * r];
+      if (p.max_logit != nullptr && lane % 4 == 0 && !(tops[r] <= most)) most = tops[r];
+    }
+  }
+
+  /// The same in `tokenwise`.
+  template <bool kMasked>
+  __device__ __forceinline__ void visit_tokens(Sums<D>& sums, const PerRow& logit_factor,
+                                               int tile) {
+    Scores x;
+    Halves halves;
+    PerRow sum;
+    RowScales rows;
+    uint32_t codes[16];
+    wait_for(shared.stage_full, stage);
+    const KeyNumbers& of_keys = keys();
+    float* const value_top = shared.tokens.value_top + first_row();
+    if constexpr (kMasked)
+      note_value_tops(value_top, of_keys.v, band(), shared.work[slot.place()].s.nk,
+                      corner_now(tile), lane);
+    if (tile <= shared.tokens.last_look[slot.place()][warpgroup])
+      look_at_logits(sums, logit_factor, tile);
+    multiply_qk(x);
+    if constexpr (kMasked) hide(x, tile);
+    const auto make_p = [&]<bool kLimits>(const PerRow& most) {
+      exponentials<kMasked, kLimits>(halves, sum, x, of_keys.k, row_logits(logit_factor, tile),
+                                     sums.reference, most, lane);
+      if constexpr (kMasked) {
+        rows = take_own_share(halves, value_top, of_keys.v, lane);
+      } else {
+        const auto* share = reinterpret_cast<const __half*>(of_keys.share);
+        rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+      }
+      make_codes(codes, halves, rows);
+    };
+    make_p.template operator()<false>({});
+    if (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
+      const Outgrown outgrown(sum, lane);
+      scores_of_warp<D>(x, shared.slot[slot.place()].q8, shared.stage[stage.place()].k8,
+                        static_cast<uint32_t>(first_row()), lane);
+      if constexpr (kMasked) hide(x, tile);
+      PerRow tops;
+      largest_logits(tops, x, of_keys.k, row_logits(logit_factor, tile), lane);
+      raise(sums, tops, outgrown);
+      // No logit exceeds these references, but those of huge logits are rounded to many units.
+      make_p.template operator()<true>(
+          {outgrown.row[0] ? kBias : INFINITY, outgrown.row[1] ? kBias : INFINITY});
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sums.sum[r] += sum[r];
+      if constexpr (kMasked) rows.unit[r] = __fmul_rn(rows.unit[r], value_top[8 * r]);
+    }
+    multiply_pv<kMasked>(sums, codes, rows.unit, tile);
+    stage.advance();
+  }
+
+  /// The logits of the centres of this warp's queries, by a product of their codes. It has 64
+  /// columns; those behind kCentreRows are of whatever lies there, and nobody looks at them.
+  __device__ void find_centre_logits() const {
+    int dots[32];
+    const Operand<D> queries = queries_at(),
+                     centres{place + static_cast<uint32_t>(slot.place()) *
+                                         arch::places(sizeof(shared.tokens.centre8[0])),
+                             offsetof(Plan, tokens)};
+    arch::settle(dots);
+    arch::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 32; ++step)
+      arch::wgmma_8(dots, queries.step(step), centres.step(step), step > 0);
+    arch::wgmma_commit();
+    arch::wgmma_wait<0>();
+    arch::settle(dots);
+#pragma unroll
+    for (int i = 0; i < kCentreRows / 2; ++i) {
+      const int octave = i / 4 * 8 + static_cast<int>(lane % 4 * 2) + i % 2, r = i / 2 % 2;
+      shared.tokens.centre_logit[octave][first_row() + 8 * r] =
+          static_cast<float>(dots[i]) * shared.tokens.centre_scale[slot.place()][octave] *
+          logit_factor_of(r);
+    }
+    __syncwarp();
+  }
+
   __device__ __forceinline__ void release() {
     if (lane == 0) arrive_at(shared.stage_empty, stage);
   }
@@ -165,7 +301,11 @@ struct Consumer {
   __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile,
                                         int end, bool first) {
 #pragma unroll 1
-    for (; tile < end; ++tile, first = false) visit<kMasked>(sums, logit_factor, tile, first);
+    for (; tile < end; ++tile, first = false)
+      if constexpr (kTokens)
+        visit_tokens<kMasked>(sums, logit_factor, tile);
+      else
+        visit<kMasked>(sums, logit_factor, tile, first);
   }
 
   __device__ void run() {
@@ -178,20 +318,31 @@ struct Consumer {
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
         for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
+      if constexpr (kTokens) find_centre_logits();
       Sums<D> sums;
       // The tiles of the walk in order: those that this warpgroup does not see, masked ones, whole
       // ones, masked ones, and again some that it does not see. Loops of their own, because a loop
       // with a branch between masked and whole tiles moves the sums from register to register.
       int tile = w.walk.first;
       for (; tile < seen.begin; ++tile) skip();
-      if (tile < seen.whole_begin) sweep<true>(sums, logit_factor, tile, seen.whole_begin, true);
-      if (tile < seen.whole_end)
-        sweep<false>(sums, logit_factor, tile, seen.whole_end, tile == seen.begin);
-      if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
+      if constexpr (kTokens) {
+#pragma unroll 1
+        while (tile < seen.end)
+          if (tile >= seen.whole_begin && tile < seen.whole_end)
+            sweep<false>(sums, logit_factor, tile, seen.whole_end, false);
+          else
+            sweep<true>(sums, logit_factor, tile,
+                        tile < seen.whole_begin ? seen.whole_begin : seen.end, false);
+      } else {
+        if (tile < seen.whole_begin) sweep<true>(sums, logit_factor, tile, seen.whole_begin, true);
+        if (tile < seen.whole_end)
+          sweep<false>(sums, logit_factor, tile, seen.whole_end, tile == seen.begin);
+        if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
+      }
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
       if (w.q0 + warpgroup * 64 < w.end)
-        store<T>(sums, p, w, shared.v_mean[slot.place()], shared.mean_logit[slot.place()],
-                 shared.logit_top, first_row(), lane);
+        store<T, kScales>(sums, p, w, shared.v_mean[slot.place()], shared.mean_logit[slot.place()],
+                          shared.logit_top, first_row(), lane);
       __syncwarp();
       if (lane == 0) arrive_at(shared.slot_empty, slot);
     }

@@ -8,13 +8,24 @@
 #include "cuda/sm90/fwd/kernel.cuh"
 
 namespace sagebwd::cuda::sm90 {
-void launch_forward(const ForwardParams& p, Dtype dtype, int d, cudaStream_t stream) {
-  static_assert(kForwardQueries == fwd::kQueries && kForwardKeys == fwd::kKeys);
+namespace {
+
+template <typename T, int D, KeyScales kScales>
+void run(const ForwardParams& p, cudaStream_t stream) {
   const int64_t pieces = fwd::Numbers(p).of_all_heads(p);
+  launch(forward_kernel<T, D, kScales>,
+         dim3(static_cast<unsigned>(std::min<int64_t>(pieces, multiprocessors()))), fwd::kThreads,
+         static_cast<int>(sizeof(fwd::SharedPlan<D, kScales>)), p, stream, Start::early);
+}
+
+}  // namespace
+
+void launch_forward(const ForwardParams& p, KeyScales scales, Dtype dtype, int d,
+                    cudaStream_t stream) {
+  static_assert(kForwardQueries == fwd::kQueries && kForwardKeys == fwd::kKeys);
   with_instance(dtype, d, [&]<typename T, int D>() {
-    launch(forward_kernel<T, D>,
-           dim3(static_cast<unsigned>(std::min<int64_t>(pieces, multiprocessors()))), fwd::kThreads,
-           static_cast<int>(sizeof(fwd::SharedPlan<D>)), p, stream, Start::early);
+    scales == KeyScales::token ? run<T, D, KeyScales::token>(p, stream)
+                               : run<T, D, KeyScales::block>(p, stream);
   });
 }
 

@@ -22,12 +22,13 @@ __device__ __forceinline__ const float* v_mean_of(const ForwardParams& p, const 
 }
 
 /// Writes a lane's two rows. row: the first, in the piece of work. mean: that of V. mean_logits and
-/// logit_top: a number per query of the piece.
-template <typename T, int D, typename AnyWork>
+/// logit_top: a number per query of the piece. Recipe `tokenwise` has no means.
+template <typename T, KeyScales kScales, int D, typename AnyWork>
 __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork& w,
                       const float* mean, const float* mean_logits, const float* logit_top, int row,
                       uint32_t lane) {
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
+  constexpr bool kHasMeans = kScales == KeyScales::block;
   uint32_t best = 0;  // code of the largest logit (tile/ordered.cuh)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -43,7 +44,9 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * part + j) + 2 * r;
-        const float2 m = *reinterpret_cast<const float2*>(mean + 32 * part + 8 * j + lane % 4 * 2);
+        float2 m{};
+        if constexpr (kHasMeans)
+          m = *reinterpret_cast<const float2*>(mean + 32 * part + 8 * j + lane % 4 * 2);
         words[j] =
             tile::pack_16<T>(any ? tile::of_output<T>(fmaf(sums.o[i], inverse, m.x)) : 0.0f,
                              any ? tile::of_output<T>(fmaf(sums.o[i + 1], inverse, m.y)) : 0.0f);
@@ -51,7 +54,7 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork
       tile::store_quad(out + 32 * part, words, lane, p.o_chunks, real);
     }
     if (lane % 4 != 0 || !real) continue;
-    const float mean_logit = mean_logits[row + 8 * r];
+    const float mean_logit = kHasMeans ? mean_logits[row + 8 * r] : 0.0f;
     *tile::stat_of(p.lse, w.s, w.head, token) =
         any ? kLn2 * (sums.reference[r] - kBias + log2f(sum)) + mean_logit : -INFINITY;
     if (p.max_logit != nullptr && any)

@@ -21,9 +21,8 @@ struct Corner {
 
 /// Hides what the mask hides of kKeys keys, and what is after the last key. `x`: their scores.
 template <int kKeys>
-__device__ __forceinline__ void hide_keys(int* x, const MaskParams& mask, const tile::Sequence& s,
+__device__ __forceinline__ void hide_keys(int* x, const tile::Band& band, const tile::Sequence& s,
                                           Corner at, uint32_t lane) {
-  const tile::Band band = tile::band_of(mask, s);
   const int key0 = at.key + static_cast<int>(lane % 4 * 2);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -39,6 +38,12 @@ __device__ __forceinline__ void hide_keys(int* x, const MaskParams& mask, const 
       for (int e = 0; e < 2; ++e)
         if (here + 8 * j + e >= seen) x[4 * j + 2 * r + e] = kHidden;
   }
+}
+
+template <int kKeys>
+__device__ __forceinline__ void hide_keys(int* x, const MaskParams& mask, const tile::Sequence& s,
+                                          Corner at, uint32_t lane) {
+  hide_keys<kKeys>(x, tile::band_of(mask, s), s, at, lane);
 }
 
 /// Notes the largest logits, for calls that want them. A row has one lane that writes. `tops`: of

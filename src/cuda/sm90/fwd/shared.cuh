@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
@@ -21,9 +22,30 @@ inline constexpr int kSlots = 2;                  // pieces of work under way
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 static_assert(kKeys == kBlock);
 
-/// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
+/// What recipe `tokenwise` has beside the rest.
 template <int D>
+struct TokenPlan {
+  alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];  // swizzled
+  alignas(16) float centre_scale[kSlots][kCentreRows];
+  alignas(16) KeyNumbers keys[kStages];
+  tile::Band band[kSlots];
+  // The last tile whose logits a consumer looks at before their exponentials: the one in which its
+  // last query sees its first key, or all if the call wants the largest logits.
+  int last_look[kSlots][kConsumers];
+  float centre_logit[kCentreRows][kQueries];  // of each octave and query
+  float value_top[kQueries];  // the largest scale of V that a query sees in a tile that is cut
+
+  static constexpr uint32_t kSlotBytes = sizeof(centre8[0]) + sizeof(centre_scale[0]);
+};
+struct NoTokens {
+  static constexpr uint32_t kSlotBytes = 0;
+};
+
+/// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
+template <int D, KeyScales kScales = KeyScales::block>
 struct SharedPlan {
+  static constexpr bool kTokens = kScales == KeyScales::token;
+  using Tokens = std::conditional_t<kTokens, TokenPlan<D>, NoTokens>;
   struct Slot {  // a piece of work
     alignas(1024) uint8_t q8[kQueries * D];
   };
@@ -33,6 +55,7 @@ struct SharedPlan {
   };
   Slot slot[kSlots];
   Stage stage[kStages];
+  Tokens tokens;
   alignas(16) __half v_share[kStages][kKeys];
   alignas(16) BlockScales scales[kStages];
   alignas(16) float logit_factor[kSlots][kQueries], mean_logit[kSlots][kQueries];
@@ -45,9 +68,12 @@ struct SharedPlan {
   alignas(8) uint64_t stage_full[kStages], stage_empty[kStages];
   uint64_t slot_full[kSlots], slot_empty[kSlots];
 
-  static constexpr uint32_t kSlotBytes = sizeof(Slot::q8) + sizeof(v_mean[0]);  // and its rows'
+  // And those of its rows.
+  static constexpr uint32_t kSlotBytes =
+      sizeof(Slot::q8) + (kTokens ? Tokens::kSlotBytes : sizeof(v_mean[0]));
   static constexpr uint32_t kStageBytes =
-      sizeof(Stage::k8) + sizeof(Stage::v8t) + sizeof(v_share[0]) + sizeof(scales[0]);
+      sizeof(Stage::k8) + sizeof(Stage::v8t) +
+      (kTokens ? sizeof(KeyNumbers) : sizeof(v_share[0]) + sizeof(scales[0]));
 };
 
 template <typename Plan>

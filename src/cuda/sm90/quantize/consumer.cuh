@@ -5,6 +5,7 @@
 //   the caller's memory; those of V also transposed, through shared memory
 #pragma once
 
+#include "cuda/sm90/codes.cuh"
 #include "cuda/sm90/quantize/means.cuh"
 #include "cuda/tuned/exact_scale.cuh"
 #include "cuda/tuned/transposed.cuh"
@@ -14,11 +15,12 @@ namespace sagebwd::cuda::sm90::codes {
 
 using tuned::exact_scale, tuned::kZeroScale, tuned::word_at;
 
-template <typename T, int D>
+template <typename T, int D, KeyScales kScales>
 struct Consumer {
   using S = Shape<D>;
   using Plan = SharedPlan<T, D>;
   using Block = Values<T, D>;
+  static constexpr bool kTokens = kScales == KeyScales::token;
 
   const CodesJob& job;
   Plan& shared;
@@ -47,10 +49,11 @@ struct Consumer {
       wait();
       const Kind kind = piece().kind;
       if (kind == Kind::none) return;
-      if (kind == Kind::k_mean || kind == Kind::v_mean) {
-        span();
-        continue;
-      }
+      if constexpr (!kTokens)
+        if (kind == Kind::k_mean || kind == Kind::v_mean) {
+          span();
+          continue;
+        }
       Block b;
       const uint32_t matrices = memory + arch::places(offsetof(Plan, matrices));
       if (kind != Kind::values && job.rotation > 0)
@@ -159,7 +162,32 @@ struct Consumer {
     });
   }
 
+  /// Where a number of a token is among those of its block, in the order of tile::permuted.
+  __device__ static uint32_t permuted_place(uint32_t row) {
+    return (row & ~15u) + static_cast<uint32_t>(tile::place_of(static_cast<int>(row % 16)));
+  }
+
+  /// Keys with a scale each.
+  __device__ void lone_keys(Block& b) const {
+    const Place<D>& place = b.place;
+    b.centre(mean(), job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f);
+    const uint32_t row = place.own_row();
+    const bool real = static_cast<int>(row) < piece().left;
+    const float found = b.own_top(), scale = numerics::key_scale_of(real ? found : 0.0f);
+    const bool poisoned = scale != scale;
+    const bool any_poisoned = share_top(0, poisoned ? scale : 0.0f) != 0.0f;
+    if (job.numbers != nullptr) {
+      KeyNumbers& to = job.numbers[piece().row / kBlock];
+      if (arch::thread_index() == 0) to.scales.k_poisoned = any_poisoned;
+      if (place.owns())
+        to.k[permuted_place(row)] = poisoned ? kPoisonedScale : scale == 0.0f ? kZeroScale : scale;
+    }
+    if (place.owns() && saves() && real) job.saved.k_scale[piece().saved_row + row] = scale;
+    write_codes(b, numerics::inverse_of(scale), job.k8, saves() ? job.saved.k8 : nullptr);
+  }
+
   __device__ void keys(Block& b) const {
+    if constexpr (kTokens) return lone_keys(b);
     const Place<D>& place = b.place;
     const float unit = job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f;
     b.subtract(mean());
@@ -191,14 +219,26 @@ struct Consumer {
 
   __device__ void values(Block& b) const {
     const Place<D>& place = b.place;
-    b.subtract(mean());
+    if constexpr (!kTokens) b.subtract(mean());
     const uint32_t row = place.own_row();
     const bool real = static_cast<int>(row) < piece().left;
     const float found = b.own_top(), top = real ? found : 0.0f;
     const Largest of = largest(top);  // also, nobody reads the stage any more
-    const float most = numerics::scale_of(of.top);
-    float scale = numerics::scale_of(top);
-    if (numerics::is_finite(top)) scale = numerics::value_scale(scale, most);
+    const float most = kTokens ? numerics::lone_value_scale(of.top) : numerics::scale_of(of.top);
+    float scale = kTokens ? numerics::lone_value_scale(top) : numerics::scale_of(top);
+    if (!kTokens && numerics::is_finite(top)) scale = numerics::value_scale(scale, most);
+    if (kTokens && job.numbers != nullptr) {
+      KeyNumbers& to = job.numbers[piece().row / kBlock];
+      const bool poisoned = scale != scale;
+      if (arch::thread_index() == 0) to.scales.v = most, to.scales.v_poisoned = of.poisoned;
+      if (place.owns()) {
+        const uint32_t at = permuted_place(row);
+        to.v[at] = poisoned ? 0.0f : scale;
+        to.share[at] = poisoned ? kPoisonedShare
+                                : __half_as_ushort(__float2half_rn(
+                                      value_share(scale, arch::reciprocal_approx(most))));
+      }
+    }
     if (job.block_scales != nullptr && arch::thread_index() == 0) {
       BlockScales& to = job.block_scales[piece().row / kBlock];
       to.v = most, to.v_poisoned = of.poisoned;
@@ -237,7 +277,7 @@ struct Consumer {
     const bool rotates = job.rotation > 0;
     const float unit = rotates ? numerics::rotation_unit(D) : 1.0f;
     // Both the query and the mean were rotated without the factor 1/√D.
-    const float dot = b.dot(mean()) * (rotates ? 1.0f / D : 1.0f);
+    const float dot = kTokens ? 0.0f : b.dot(mean()) * (rotates ? 1.0f / D : 1.0f);
     const uint32_t row = place.own_row();
     const bool real = static_cast<int>(row) < piece().left;
     const float top = b.own_top() * unit, scale = numerics::scale_of(real ? top : 0.0f),
@@ -251,11 +291,11 @@ struct Consumer {
         // -inf, and next to a small one the start of the integer sums vanishes.
         const float factor = scale * (job.logit_scale * numerics::kLog2e);
         job.logit_factor[piece().row + row] = factor == 0.0f ? kZeroScale : factor;
-        job.mean_logit[piece().row + row] = mean_logit;
+        if constexpr (!kTokens) job.mean_logit[piece().row + row] = mean_logit;
       }
       if (saves() && real) {
         job.saved.q_scale[piece().saved_row + row] = scale;
-        job.saved.mean_logit[piece().saved_row + row] = mean_logit;
+        if constexpr (!kTokens) job.saved.mean_logit[piece().saved_row + row] = mean_logit;
       }
     }
     write_codes(b, inverse, job.q8, saves() ? job.saved.q8 : nullptr);

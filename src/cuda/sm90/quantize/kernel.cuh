@@ -15,7 +15,7 @@
 
 namespace sagebwd::cuda::sm90 {
 
-template <typename T, int D>
+template <typename T, int D, KeyScales kScales>
 __global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::Shape<D>::kResident)
     codes_kernel(const __grid_constant__ CodesJob job) {
   using namespace codes;
@@ -32,9 +32,9 @@ __global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::Shape<D>::kR
   arch::let_next_kernel_start();
   __syncthreads();
   if (threadIdx.x >= Shape<D>::kConsumers)
-    Producer<T, D>{job, shared, threadIdx.x % 32}.run();
+    Producer<T, D, kScales>{job, shared, threadIdx.x % 32}.run();
   else
-    Consumer<T, D>{job, shared, place}.run();
+    Consumer<T, D, kScales>{job, shared, place}.run();
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -7,12 +7,13 @@
 #include "cuda/sm90/quantize/job.h"
 #include "cuda/sm90/quantize/shared.cuh"
 #include "cuda/tuned/rows.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90::codes {
 
 using tuned::Source;
 
-template <typename T, int D>
+template <typename T, int D, KeyScales kScales>
 struct Producer {
   using Plan = SharedPlan<T, D>;
 
@@ -170,11 +171,32 @@ struct Producer {
     arch::shared_writes_done();
   }
 
+  /// The centre of the keys of the piece before, in `tokenwise`.
+  __device__ void bring_centre() const {
+    const int before = (slot.place() + kSlots - 1) % kSlots;
+    const Piece& piece = shared.piece[before];
+    if (piece.kind == Kind::keys && lane < D / 4) {
+      const int64_t row =
+          (static_cast<int64_t>(piece.s.index) * job.hk + piece.head) * kCentreRows +
+          numerics::octave_of_block(piece.first / kBlock);
+      const uint32_t codes = reinterpret_cast<const uint32_t*>(job.centres.codes + row * D)[lane];
+      const float scale = job.centres.scale[row];
+      const auto value = [&](int i) {
+        return __fmul_rn(scale, static_cast<int8_t>(codes >> 8 * i & 0xff));
+      };
+      reinterpret_cast<float4*>(shared.mean[before])[lane] =
+          make_float4(value(0), value(1), value(2), value(3));
+    }
+    __syncwarp();
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.mean_full[before]));
+  }
+
   /// The mean of the piece before, that of K as it was rotated; zero if there is none. Waits until
   /// it is there. This ends: the pieces of work that make the mean were handed out earlier
   /// (tuned/items.cuh).
   __device__ void bring_mean() {
     if (!owes_mean) return;
+    if constexpr (kScales == KeyScales::token) return bring_centre();
     const int before = (slot.place() + kSlots - 1) % kSlots;
     const Piece& piece = shared.piece[before];
     const bool of_v = piece.kind == Kind::values;

@@ -105,6 +105,15 @@ struct Values {
         for (int e = 0; e < 4; ++e) at(i, panel, c + e) -= m[e];
     });
   }
+  /// Each value times `unit`, minus the centre of its channel.
+  __device__ __forceinline__ void centre(const float* centre, float unit) {
+    with_mean(centre, [&](int panel, int c, const float(&m)[4]) {
+#pragma unroll
+      for (int i = 0; i < S::kRows; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) at(i, panel, c + e) = fmaf(at(i, panel, c + e), unit, -m[e]);
+    });
+  }
   /// The dot product of the token that this lane owns with the mean.
   __device__ __forceinline__ float dot(const float* mean) {
     float sum[S::kRows] = {};

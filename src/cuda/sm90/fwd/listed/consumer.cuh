@@ -211,8 +211,8 @@ struct Consumer {
       if (w.q0 + warpgroup * 64 < w.s.nq) {
         Sums<D> sums;
         walk(sums, w);
-        store<T>(sums, p, w, v_mean_of<D>(p, w), p.q_mean_logit + w.row, shared.logit_top,
-                 first_row(), lane);
+        store<T, KeyScales::block>(sums, p, w, v_mean_of<D>(p, w), p.q_mean_logit + w.row,
+                                   shared.logit_top, first_row(), lane);
       } else {
         for (int step = 0; step < w.steps; ++step) skip();
       }

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of a tile in recipe `tokenwise`, where each key has a scale of its own and the keys
+// of an octave a centre (numerics/octaves.h), beside softmax.cuh.
+//
+// A row of O and of LSE has the same bits whatever the other rows and the keys that it does not see
+// are, and wherever its tile is cut. So nothing here is found over keys that the mask hides from a
+// row, no row does what another one needs, and a row that sees a whole tile gets the same numbers
+// from the loop over masked tiles as from the one over whole tiles.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/sm90/fwd/rows.cuh"
+#include "cuda/sm90/fwd/softmax.cuh"
+#include "numerics/quantize.h"
+
+namespace sagebwd::cuda::sm90::fwd {
+
+/// The numbers of a lane's keys among the i-th 16.
+__device__ __forceinline__ float4 numbers_of(const float* of_keys, int i, uint32_t lane) {
+  return *reinterpret_cast<const float4*>(of_keys + i * 16 + lane % 4 * 4);
+}
+/// That of the e-th key of element group 4·j of Scores, where j = 2·i + b.
+__device__ __forceinline__ float number_of(const float4& x, int b, int e) {
+  return b == 0 ? (e == 0 ? x.x : x.y) : (e == 0 ? x.z : x.w);
+}
+
+/// A score times the scale of its key, rounded once. Where scores may be hidden, -inf comes of
+/// those; the product with the magic number is exact (numerics::key_scale_of).
+template <bool kMasked>
+__device__ __forceinline__ float scaled_score(int x, float scale) {
+  if constexpr (kMasked)
+    return fmaf(__int_as_float(x + tile::kMagic), scale, __fmul_rn(-tile::kMagicFloat, scale));
+  return __fmul_rn(static_cast<float>(x), scale);
+}
+
+/// What turns scores times scales of keys into logits, in log2 units: a factor, and the logit of
+/// the tile's centre.
+struct RowLogits {
+  PerRow factor, centre;
+};
+
+/// The largest logits of a thread's rows in a tile whose scores may be hidden, as row_top.
+__device__ inline void largest_logits(PerRow& tops, const Scores& x, const float* k_scale,
+                                      const RowLogits& logits, uint32_t lane) {
+  PerRow most = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 scale = numbers_of(k_scale, i, lane);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {  // two blocks of two rows of two keys
+      float& top = most[n / 2 % 2];
+      top = fmaxf(top, scaled_score<true>(x[8 * i + n], number_of(scale, n / 4, n % 2)));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float top = tile::quad_max(most[r]);
+    tops[r] = top == -INFINITY ? kNoReference : fmaf(top, logits.factor[r], logits.centre[r]);
+  }
+}
+
+/// Notes the largest scales of V that a thread's rows see in a tile which the mask cuts. No scale
+/// is smaller than the least that a value may have. end: of the keys. tops: that of the thread's
+/// first row.
+__device__ __forceinline__ void note_value_tops(float* tops, const float* v_scale,
+                                                const tile::Band& band, int end, Corner at,
+                                                uint32_t lane) {
+  PerRow most = {numerics::kLeastValueScale, numerics::kLeastValueScale};
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    const float4 scale = numbers_of(v_scale, i, lane);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int r = n / 2 % 2,
+                key = at.key + 16 * i + n / 4 * 8 + static_cast<int>(lane % 4 * 2) + n % 2;
+      const uint32_t here = static_cast<uint32_t>(key - (at.query + 8 * r) - band.begin);
+      if (here < band.width() && key < end)
+        most[r] = fmaxf(most[r], number_of(scale, n / 4, n % 2));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float top = tile::quad_max(most[r]);
+    if (lane % 4 == 0) tops[8 * r] = top;
+  }
+  __syncwarp();
+}
+
+/// The rows of this thread whose sums call for a second pass in one of their lanes.
+struct Outgrown {
+  bool row[2];
+  __device__ Outgrown(const PerRow& sum, uint32_t lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      row[r] = (__ballot_sync(0xffffffffu, sum[r] >= kTooLarge) >> (lane & 28u) & 15u) != 0;
+  }
+};
+
+/// Raises the references of these rows to the largest logits of the tile. The other rows of the
+/// warp repeat their numbers with the references that they have.
+template <int D>
+__device__ void raise(Sums<D>& sums, const PerRow& tops, const Outgrown& outgrown) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!outgrown.row[r]) continue;
+    const float now = tops[r] > sums.reference[r] ? tops[r] : sums.reference[r],
+                shrink = arch::exp2_approx(sums.reference[r] - now);
+    sums.reference[r] = now, sums.sum[r] = __fmul_rn(sums.sum[r], shrink);
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i)
+      if ((i & 2) == 2 * r) sums.o[i] = __fmul_rn(sums.o[i], shrink);
+  }
+}
+
+/// Scores become P. `sum`: this lane's sums. most: what logits may exceed the reference by, with
+/// kBias, where kLimits.
+template <bool kMasked, bool kLimits>
+__device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Scores& x,
+                                             const float* k_scale, const RowLogits& logits,
+                                             const PerRow& reference, const PerRow& most,
+                                             uint32_t lane) {
+  const PerRow shift = {kBias - reference[0] + logits.centre[0],
+                        kBias - reference[1] + logits.centre[1]};
+  uint32_t total[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (!kMasked || i % 4 == 3) __syncwarp();
+    const float4 scale = numbers_of(k_scale, i, lane);
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int j = 2 * i + b;
+        float y[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float exponent =
+              fmaf(scaled_score<kMasked>(x[4 * j + 2 * r + e], number_of(scale, b, e)),
+                   logits.factor[r], shift[r]);
+          y[e] = arch::exp2_approx(kLimits ? arch::min_nan(exponent, most[r]) : exponent);
+        }
+        p[2 * j + r] = arch::half2_of(y[0], y[1]);
+        total[r][b] = arch::half2_add(total[r][b], p[2 * j + r]);
+      }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(arch::half2_add(total[r][0], total[r][1]));
+}
+
+/// take_share where rows see different keys: each has shares of its own, relative to the largest
+/// scale that it sees. They are the numbers that the kernel of codes has written (value_share) for
+/// rows that see all of the tile.
+__device__ __forceinline__ RowScales take_own_share(Halves& p, const float* tops,
+                                                    const float* v_scale, uint32_t lane) {
+  const PerRow inverse = {arch::reciprocal_approx(tops[0]), arch::reciprocal_approx(tops[8])};
+  uint32_t most[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 scale = numbers_of(v_scale, i, lane);
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        uint32_t& h = p[4 * i + 2 * b + r];
+        h = arch::half2_mul(h, arch::half2_of(value_share(number_of(scale, b, 0), inverse[r]),
+                                              value_share(number_of(scale, b, 1), inverse[r])));
+        most[r] = arch::half2_max(most[r], h);
+      }
+  }
+  return row_scales<255>(row_tops(most[0], most[1]));
+}
+
+/// Makes NaN of rows that see a poisoned key, as spread_poison of `vectorwise`.
+template <int D>
+__device__ __forceinline__ void spread_poison(Sums<D>& sums, const tile::Band& band, int nk,
+                                              Corner at, const KeyNumbers& keys) {
+  const int end = min(at.key + kKeys, nk);
+  bool of_k[2] = {false, false}, of_v[2] = {false, false};
+#pragma unroll 1
+  for (int key = at.key; key < end; ++key) {
+    const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int distance = key - (at.query + 8 * r);
+      if (distance < band.begin || distance >= band.end) continue;
+      of_k[r] |= keys.k[place] == kPoisonedScale, of_v[r] |= keys.share[place] == kPoisonedShare;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (of_k[r]) sums.sum[r] = NAN;
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i)
+    if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
+}
+
+}  // namespace sagebwd::cuda::sm90::fwd
