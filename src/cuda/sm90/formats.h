@@ -3,6 +3,8 @@
 // the main kernels read them.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/tile/layout.h"
 #include "cuda/tuned/formats.h"
 
@@ -59,6 +61,16 @@ struct QueryStats {
   float ds_unit;  // L̂/(2^15·σ)
   float unused[2];
 };
+/// The same in recipe `tokenwise`. The scale of K is that of the key, and every octave of keys has
+/// exponents of its own, with the logits of its centre. They are not here, because a thread block
+/// needs those of its keys alone.
+struct SlabStats {
+  float factor[64], slope[64], offset[64];
+  float dv_unit, ds_unit;
+  float unused[2];
+};
+template <KeyScales kScales>
+using StatsOf = std::conditional_t<kScales == KeyScales::token, SlabStats, QueryStats>;
 
 /// The sums of dQ are those of 2^15·σ·dS·L/L̂ and of codes of K, in units of the largest scale of K
 /// of the sequence, times 2^-8 and the query's lift. Rows of P sum to 1 at most, and the bracket is

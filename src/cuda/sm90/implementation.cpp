@@ -35,7 +35,6 @@ std::string decline(const spec::Problem& p) {
   if (p.dv != p.d) return "takes v of the head dim of q and k";
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
   if (r.scheme == Scheme::paper) return "has recipes vectorwise and tokenwise";
-  if (r.scheme == Scheme::tokenwise && backward) return "has recipe tokenwise in the forward only";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (p.capped()) return "has no soft capping: cuda-sm80 serves it";
   if (r.smooth_q) return "has no Q-smoothing";

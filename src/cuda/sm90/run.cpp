@@ -187,7 +187,15 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                         .stats = ws.stats,
                         .dq_lift = ws.dq_lift,
                         .dq_sum = ws.dq_sum,
-                        .dq_halves = ws.dq_halves};
+                        .dq_halves = ws.dq_halves,
+                        .scales = key_scales(p),
+                        .centre8 = call.saved.centre8(),
+                        .centre_scale = call.saved.centre_scale(),
+                        .key_scale = ws.key_scale,
+                        .dq_mean = ws.dq_mean,
+                        .dq_mean_back = ws.dq_mean_back,
+                        .rotation = call.rotation(),
+                        .exponent = ws.exponent};
   launch_operands(job, p.dtype, call.stream);
 
   const int d = job.d;
@@ -225,29 +233,37 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                               .turns = ws.turns,
                               .part_sums = ws.part_sums,
                               .parts_done = ws.parts_done,
-                              .row_sum = ws.row_sum};
-  launch_backward(params, p.dtype, d, call.stream);
+                              .row_sum = ws.row_sum,
+                              .key_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.key_scale,
+                              .exponent = ws.exponent,
+                              .queries = queries,
+                              .centre8 = call.saved.centre8(),
+                              .centre_scale = call.saved.centre_scale(),
+                              .key_blocks = call.saved.layout.key_blocks,
+                              .dq_mean = ws.dq_mean};
+  launch_backward(params, job.scales, p.dtype, d, call.stream);
 
-  tuned::launch_query_sums({.seq = job.seq,
-                            .d = d,
-                            .h = job.h,
-                            .hk = job.hk,
-                            .group = job.group,
-                            .tq = plan.tq,
-                            .scale = p.scale,
-                            .rotation = params.rotation,
-                            .rows = ws.row,
-                            .sums = ws.dq_sum,
-                            .halves = ws.dq_halves,
-                            .k_top = ws.k_top,
-                            .k_mean = call.saved.k_mean(),
-                            .k_mean_d = d,
-                            .dlse = stats(args.dlse),
-                            .row_sum = ws.row_sum,
-                            .sums_what_cap_takes = false,
-                            .dq = output(args.dq),
-                            .chunks = input(args.dq).vector},
-                           p.dtype, d, plan.q_blocks, call.stream, Start::early);
+  tuned::launch_query_sums(
+      {.seq = job.seq,
+       .d = d,
+       .h = job.h,
+       .hk = job.hk,
+       .group = job.group,
+       .tq = plan.tq,
+       .scale = p.scale,
+       .rotation = params.rotation,
+       .rows = ws.row,
+       .sums = ws.dq_sum,
+       .halves = ws.dq_halves,
+       .k_top = ws.k_top,
+       .k_mean = job.scales == KeyScales::token ? ws.dq_mean_back : call.saved.k_mean(),
+       .k_mean_d = d,
+       .dlse = stats(args.dlse),
+       .row_sum = ws.row_sum,
+       .sums_what_cap_takes = false,
+       .dq = output(args.dq),
+       .chunks = input(args.dq).vector},
+      p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});

@@ -9,6 +9,7 @@
 #include "cuda/host/device.h"
 #include "cuda/sm90/formats.h"
 #include "cuda/tuned/workspace.h"
+#include "numerics/octaves.h"
 #include "spec/codes.h"
 
 namespace sagebwd::cuda::sm90 {
@@ -113,13 +114,24 @@ struct BackwardSpace : tuned::SharedSpace {
     q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
+    const bool tokenwise = key_scales(p) == KeyScales::token;
     if (!plan.k8_is_saved) {
       v8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
       v_scale = arena.take<float>(p.hk * plan.tk);
-      block_k_scale = arena.take<float>(p.hk * plan.tk / kBlock);
+      if (tokenwise)
+        key_scale = arena.take<float>(p.hk * plan.tk);
+      else
+        block_k_scale = arena.take<float>(p.hk * plan.tk / kBlock);
     }
     row = arena.take<QueryRow>(p.h * plan.tq);
-    stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
+    if (tokenwise) {
+      stats = arena.take<SlabStats>(p.h * plan.tq / kSlab);
+      exponent = arena.take<float>(numerics::octaves_of(p.nk) * p.h * plan.tq);
+      dq_mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
+      dq_mean_back = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
+    } else {
+      stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
+    }
     dq_lift = arena.take<float>(p.h * plan.tq);
     dq_halves = adds_dq_in_halves(p);
     dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
@@ -130,9 +142,10 @@ struct BackwardSpace : tuned::SharedSpace {
   float* part_sums;
   int8_t *q8t, *do8t, *v8 = nullptr;
   uint16_t* do16;
-  float *v_scale = nullptr, *block_k_scale = nullptr;
+  float *v_scale = nullptr, *block_k_scale = nullptr, *key_scale = nullptr;
   QueryRow* row;
-  QueryStats* stats;
+  void* stats;
+  float *exponent = nullptr, *dq_mean = nullptr, *dq_mean_back = nullptr;
   float* dq_lift;
   bool dq_halves;
   void* dq_sum;

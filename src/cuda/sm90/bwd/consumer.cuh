@@ -24,9 +24,10 @@ using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
 
-template <typename T, int D>
+template <typename T, int D, KeyScales kScales>
 struct Consumer {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kScales>;
+  static constexpr bool kTokens = Plan::kTokens;
   static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
   // Of a tile of queries.
   using AllScores = Scores[kSlabs];
@@ -61,8 +62,14 @@ struct Consumer {
     return place + tile.place() * arch::places(sizeof(typename Plan::Back));
   }
 
-  __device__ const QueryStats& stats_of(int slab) const {
+  __device__ const StatsOf<kScales>& stats_of(int slab) const {
     return shared.front[tile.place()].stats[slab];
+  }
+  __device__ const float* exponents_of(int slab) const {
+    if constexpr (kTokens)
+      return shared.front[tile.place()].exponent + slab * kSlab;
+    else
+      return stats_of(slab).exponent;
   }
   __device__ int first_key() const {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
@@ -70,6 +77,14 @@ struct Consumer {
   // Where no registers are left to keep them in, every tile reads them again.
   static constexpr bool kKeepsValueScales = kSlabs == 1;
   __device__ float value_scale_of(int r) const { return shared.v_scale[first_key() + 8 * r]; }
+  /// A score, times the scale of its key where each has one. Those are read again, likewise.
+  __device__ __forceinline__ float score_of(int sum, int r) const {
+    const float score = static_cast<float>(sum);
+    if constexpr (kTokens)
+      return __fmul_rn(score, shared.k_scale[first_key() + 8 * r]);
+    else
+      return score;
+  }
 
   /// S = K8·Q8ᵀ of a tile; only issued.
   __device__ __forceinline__ void issue_scores(AllScores& s, Tile of) const {
@@ -105,15 +120,17 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
-  /// P of a slab as halves.
+  /// P of a slab as halves. k_scale: what keys share; 1 where each has its own.
   template <bool kMasked>
-  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, const QueryStats& stats,
-                                               float k_scale, int query) const {
+  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, int slab, float k_scale,
+                                               int query) const {
+    const float *factors = stats_of(slab).factor, *exponents = exponents_of(slab);
+    // Nothing of this is worked out earlier: registers would not suffice.
+    if constexpr (kTokens) __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
-      const float4 factor = *reinterpret_cast<const float4*>(stats.factor + 16 * i + lane % 4 * 4),
-                   exponent =
-                       *reinterpret_cast<const float4*>(stats.exponent + 16 * i + lane % 4 * 4);
+      const float4 factor = *reinterpret_cast<const float4*>(factors + 16 * i + lane % 4 * 4),
+                   exponent = *reinterpret_cast<const float4*>(exponents + 16 * i + lane % 4 * 4);
       const float f[4] = {factor.x * k_scale, factor.y * k_scale, factor.z * k_scale,
                           factor.w * k_scale},
                   x[4] = {exponent.x, exponent.y, exponent.z, exponent.w};
@@ -126,7 +143,7 @@ struct Consumer {
 #pragma unroll
           for (int e = 0; e < 2; ++e)
             y[e] = arch::exp2_approx(
-                fmaf(static_cast<float>(s[4 * j + 2 * r + e]), f[2 * b + e], x[2 * b + e]));
+                fmaf(score_of(s[4 * j + 2 * r + e], r), f[2 * b + e], x[2 * b + e]));
           h[2 * j + r] = arch::half2_of(y[0], y[1]);
         }
       }
@@ -154,7 +171,7 @@ struct Consumer {
 
   /// dS = P·(dP - D) as halves, in the place of P.
   __device__ __forceinline__ void differentiate(Halves& h, const Gradients& dp,
-                                                const QueryStats& stats,
+                                                const StatsOf<kScales>& stats,
                                                 const float (&v_scale)[2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
@@ -275,7 +292,7 @@ struct Consumer {
       // 1. dP = V8·dOᵀ. With two slabs it takes the registers that the first one's scores leave.
       if (slab == kSlabs - 1) issue_gradients(dp, 0);
       // 2. P, and its codes below.
-      exponentials<kMasked>(h[slab], s[slab], stats_of(slab), k_scale, query + slab * kSlab);
+      exponentials<kMasked>(h[slab], s[slab], slab, k_scale, query + slab * kSlab);
     }
     const RowScales p_scales = quantize<arch::Bytes::u8, kSlabs>(p8, h);
     arch::wgmma_wait<0>();
@@ -374,7 +391,7 @@ struct Consumer {
                          warp * 32 + lane);
       share_with_products(meeting_of(warpgroup));
       arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
-      const float k_scale = exact_scale(p.k_scale[w.key_row / kBlock]),
+      const float k_scale = kTokens ? 1.0f : exact_scale(p.k_scale[w.key_row / kBlock]),
                   v_scale[2] = {value_scale_of(0), value_scale_of(1)};
       // Half a step apart, the consumers ask for products and for exponentials in turn.
       if (warpgroup > 0) {

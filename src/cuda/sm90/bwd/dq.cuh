@@ -14,20 +14,26 @@
 #include "cuda/sm90/bwd/turns.cuh"
 #include "cuda/sm90/codes.cuh"
 #include "cuda/sm90/operand.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D>
+template <int D, KeyScales kScales>
 struct Copies {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kScales>;
+  static constexpr bool kTokens = Plan::kTokens;
 
   const BackwardParams& p;
   Plan& shared;
   Step<kQueries<D>> front, back;  // the next tile of each ring
   int front_place = 0, back_place = 0;
+  const float* exponents;  // of the octave of the keys
 
   __device__ Copies(const BackwardParams& params, Plan& plan)
-      : p(params), shared(plan), front(plan.walk), back(plan.walk) {}
+      : p(params), shared(plan), front(plan.walk), back(plan.walk) {
+    if constexpr (kTokens)
+      exponents = p.exponent + numerics::octave_of_block(plan.walk.key0 / kKeys) * p.queries;
+  }
 
   __device__ void load_keys() {
     const Walk& w = shared.walk;
@@ -37,6 +43,9 @@ struct Copies {
     arch::copy_rows(arch::shared_address(shared.k8), p.k8, 0, row, full);
     arch::copy_bulk(arch::shared_address(shared.v_scale), p.v_scale + w.key_row,
                     sizeof(shared.v_scale), full);
+    if constexpr (kTokens)
+      arch::copy_bulk(arch::shared_address(shared.k_scale), p.key_scale + w.key_row,
+                      sizeof(shared.k_scale), full);
   }
   __device__ void load_front() {
     if (front.left == 0) return;
@@ -46,8 +55,12 @@ struct Copies {
     arch::barrier_expect(full, Plan::kFrontBytes);
     arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
     arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
-    arch::copy_bulk(arch::shared_address(to.stats), p.stats + front.row / kSlab, sizeof(to.stats),
-                    full);
+    arch::copy_bulk(arch::shared_address(to.stats),
+                    static_cast<const StatsOf<kScales>*>(p.stats) + front.row / kSlab,
+                    sizeof(to.stats), full);
+    if constexpr (kTokens)
+      arch::copy_bulk(arch::shared_address(to.exponent), exponents + front.row, sizeof(to.exponent),
+                      full);
     front.advance(), front_place ^= 1;
   }
   __device__ void load_back() {
@@ -63,9 +76,9 @@ struct Copies {
 };
 
 /// Sum: float or __half.
-template <int D, typename Sum, Wants kWants>
+template <int D, typename Sum, Wants kWants, KeyScales kScales>
 struct DqMaker {
-  using Plan = SharedPlan<D>;
+  using Plan = SharedPlan<D, kScales>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -143,10 +156,28 @@ struct DqMaker {
     }
   }
 
+  /// The operand of K, and its scale.
+  __device__ __forceinline__ float make_keys() const {
+    const Walk& w = shared.walk;
+    const uint32_t thread = warp * 32 + lane;
+    if constexpr (kScales == KeyScales::token) {
+      const int octave = numerics::octave_of_block(w.key0 / kKeys);
+      const int64_t row =
+          w.kv_head * p.key_blocks + w.s.k_pad / kBlock + numerics::first_block_of(octave);
+      const KeysAgain<D> again(shared.k8, shared.k_scale, p.centre8 + row * D, p.centre_scale[row],
+                               p.dq_mean + (static_cast<int64_t>(w.s.index) * p.hk + w.kv_head) * D,
+                               thread);
+      return again.write(shared.k8t, shared.dq_top);
+    } else {
+      turn_keys<D>(shared.k8t, shared.k8, thread);
+      return exact_scale(p.k_scale[w.key_row / kBlock]);
+    }
+  }
+
   __device__ void run() {
     const Walk& w = shared.walk;
     // Two threads share the copies, so that neither keeps its warp waiting for long.
-    Copies<D> copies(p, shared);
+    Copies<D, kScales> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
     if (loads_front) {
       copies.load_keys();
@@ -155,12 +186,11 @@ struct DqMaker {
     if (loads_back) copies.load_back(), copies.load_back();
     typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
-    turn_keys<D>(shared.k8t, shared.k8, warp * 32 + lane);
+    const float scale = make_keys();
     share_with_products(Meeting::dq_maker);
     const float k_top =
         __uint_as_float(p.k_top[static_cast<int64_t>(w.s.index) * p.hk + w.kv_head]);
-    const float k_unit =
-        k_top > 0.0f ? kDqShift * exact_scale(p.k_scale[w.key_row / kBlock]) / k_top : 0.0f;
+    const float k_unit = k_top > 0.0f ? kDqShift * scale / k_top : 0.0f;
     Step<kSlab> step(w);
     Turns<kWants> turns(p.turns, warp, lane);
     Totals totals(p.row_sum, lane);

@@ -37,6 +37,10 @@ __global__ void __launch_bounds__(kPadThreads)
   copy(job.saved.v8, job.v8);
   static_assert(kPadThreads == kBlock, "a thread has the scale of a key");
   job.v_scale[to + thread] = thread < left ? job.saved.v_scale[from + thread] : 1.0f;
+  if (job.scales == KeyScales::token) {
+    job.key_scale[to + thread] = thread < left ? job.saved.k_scale[from + thread] : 0.0f;
+    return;
+  }
   if (thread != 0) return;
   const float scale = left > 0 ? job.saved.k_scale[head * job.saved.key_blocks + block] : 0.0f;
   job.block_k_scale[to / kBlock] = scale != scale ? 0.0f : scale;

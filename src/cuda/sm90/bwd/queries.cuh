@@ -25,6 +25,7 @@
 #include "cuda/tuned/exact_scale.cuh"
 #include "cuda/tuned/rows.cuh"
 #include "cuda/tuned/transposed.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90 {
 
@@ -39,8 +40,9 @@ struct QueryJob : BackwardJob {
 /// regular: nothing is packed, and rows of dO and O are aligned for copies of 16 bytes.
 enum class Form { regular, any };
 
-template <typename T, int D, Form kForm>
+template <typename T, int D, Form kForm, KeyScales kScales>
 struct QueryPiece {
+  static constexpr bool kTokenwise = kScales == KeyScales::token;
   static constexpr int kThreads = 128, kWarps = kThreads / 32;
   static constexpr int kLanes = 4, kSteps = 256 / D, kParts = D / 32;
   static constexpr int kTokens = kThreads / kLanes * kSteps;
@@ -54,7 +56,12 @@ struct QueryPiece {
       uint4 out[kTokens * kChunksOfRow];
       uint32_t codes[2][kTokens * D / 4];  // of Q and of dO
     };
-    float v_mean[D];
+    union {
+      float v_mean[D];
+      struct {  // of each query, in `tokenwise`
+        float factor[kTokens], exponent[kTokens];
+      } logits;
+    };
     alignas(16) uint32_t top[2][kWarps];  // bits of largest numbers
   };
   static constexpr int kResident = 6;
@@ -229,7 +236,7 @@ struct QueryPiece {
     for (int part = 0; part < kParts; ++part) {
       const uint32_t chunk = static_cast<uint32_t>(part) * 4 + member();
       const auto* mean = reinterpret_cast<const float4*>(shared.v_mean + chunk * 8);
-      const float4 low = mean[0], high = mean[1];
+      const float4 low = kTokenwise ? float4{} : mean[0], high = kTokenwise ? float4{} : mean[1];
       const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -245,7 +252,7 @@ struct QueryPiece {
         dout.unpack(x), out.unpack(y);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          delta[step] = fmaf(x[e], y[e] - m[e], delta[step]);
+          delta[step] = fmaf(x[e], kTokenwise ? y[e] : y[e] - m[e], delta[step]);
           square[step] = fmaf(x[e], x[e], square[step]);
         }
       }
@@ -299,13 +306,14 @@ struct QueryPiece {
     const bool has_dlse = job.dlse.data != nullptr;
     if (token < left) {
       const int64_t saved = saved_row() + token, at = s.q_begin + first + token;
-      q_scale = job.saved.q_scale[saved], mean_logit = job.saved.mean_logit[saved];
+      q_scale = job.saved.q_scale[saved];
+      if constexpr (!kTokenwise) mean_logit = job.saved.mean_logit[saved];
       lse = *tile::stat_of(job.lse, s, head, at);
       if (has_dlse) dlse = *tile::stat_of(job.dlse, s, head, at);
     }
     Q8 q8;
     load_codes(q8);
-    start_v_mean();
+    if constexpr (!kTokenwise) start_v_mean();
     start_rows(shared.dout, job.dout);
     start_rows(shared.out, job.o);
     arch::cp_async_commit();
@@ -344,22 +352,64 @@ struct QueryPiece {
     put_codes(q8);
     make_codes(query.scale);
     const int64_t row = row0 + token;
-    QueryStats& stats = job.stats[row / kSlab];
-    if (owns()) query.write(stats, token % kSlab, job.dq_lift[row], job.row[row], ratio, bound, of);
+    auto& stats = static_cast<StatsOf<kScales>*>(job.stats)[row / kSlab];
+    if (owns()) {
+      const int slab_token = token % kSlab,
+                place = (slab_token & ~15) + tile::place_of(slab_token % 16);
+      const float exponent =
+          query.write(stats, place, job.dq_lift[row], job.row[row], ratio, bound, of);
+      if constexpr (kTokenwise)
+        shared.logits.factor[token] = query.logit_factor, shared.logits.exponent[token] = exponent;
+      else
+        stats.exponent[place] = exponent;
+    }
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();
     tuned::write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
     tuned::write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
+    if constexpr (kTokenwise) write_exponents();
+  }
+
+  /// The exponents of all octaves of keys: those of the queries, and the logits of the centres.
+  __device__ void write_exponents() const {
+    constexpr int kPieces = D / 16, kRows = CodePart::kRows;  // of 16 channels, of a row
+    static_assert(kRows == 4 && kPieces >= kRows);
+    const CodePart part(thread);
+    // A lane ends up with one of the rows that it shares.
+    const uint32_t row = part.row_of(static_cast<int>(part.piece % kRows)),
+                   place = (row & ~15u) +
+                           static_cast<uint32_t>(tile::place_of(static_cast<int>(row % 16)));
+    const float factor = shared.logits.factor[row], own = shared.logits.exponent[row];
+    int q8[kRows][4];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      *reinterpret_cast<uint4*>(q8[i]) = *reinterpret_cast<const uint4*>(
+          shared.codes[0] + word_at<D>(part.row_of(i), part.piece * 4));
+    const int64_t first = kv_head * job.saved.key_blocks + s.k_pad / kBlock;
+    float* to = job.exponent + row0 + place;
+#pragma unroll 1
+    for (int octave = 0; octave < numerics::octaves_of(s.nk); ++octave, to += job.h * job.tq) {
+      const int64_t centre = first + numerics::first_block_of(octave);
+      const int4 m = __ldcg(reinterpret_cast<const int4*>(job.centre8 + centre * D) + part.piece);
+      float dots[kRows];  // integers, and exact
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        dots[i] = static_cast<float>(__dp4a(
+            q8[i][0], m.x, __dp4a(q8[i][1], m.y, __dp4a(q8[i][2], m.z, __dp4a(q8[i][3], m.w, 0)))));
+      const float dot =
+          tuned::scatter_reduce<kPieces>(dots, part.piece, [](float a, float b) { return a + b; });
+      if (part.piece < kRows) *to = own + dot * __ldcg(job.centre_scale + centre) * factor;
+    }
   }
 };
 
-template <typename T, int D, Form kForm>
-__global__ void __launch_bounds__(QueryPiece<T, D, kForm>::kThreads,
-                                  QueryPiece<T, D, kForm>::kResident)
+template <typename T, int D, Form kForm, KeyScales kScales>
+__global__ void __launch_bounds__(QueryPiece<T, D, kForm, kScales>::kThreads,
+                                  QueryPiece<T, D, kForm, kScales>::kResident)
     query_piece_kernel(const __grid_constant__ QueryJob job) {
   extern __shared__ __align__(16) uint8_t memory[];
   arch::let_next_kernel_start();
-  using Piece = QueryPiece<T, D, kForm>;
+  using Piece = QueryPiece<T, D, kForm, kScales>;
   Piece(job, *reinterpret_cast<typename Piece::Shared*>(memory)).run();
 }
 

@@ -53,23 +53,23 @@ struct QueryNumbers {
     __device__ float reference() const { return phi > 0.0f ? phi : 1.0f; }
   };
 
-  /// `token`: the query's place in the slab. `lift` and `row` are the query's own.
-  __device__ void write(QueryStats& stats, int token, float& lift, QueryRow& row, float ratio,
-                        float bound, const Largest& of) const {
-    const int place = (token & ~15) + tile::place_of(token % 16);
+  /// `place`: the query's in the slab. `lift` and `row` are the query's own. Returns its exponent,
+  /// in `tokenwise` without the logit of a centre.
+  template <typename Stats>
+  __device__ float write(Stats& stats, int place, float& lift, QueryRow& row, float ratio,
+                         float bound, const Largest& of) const {
     const bool poisoned = sees() && scale != scale;
     const float slope = poisoned ? scale : of.bound > 0.0f ? ratio / of.bound : 0.0f;
     stats.factor[place] = logit_factor;
-    stats.exponent[place] = poisoned   ? scale
-                            : counts() ? 15.0f - lse2 + log2f(scale / of.reference())
-                                       : -INFINITY;
     stats.slope[place] = slope, stats.offset[place] = counts() || poisoned ? -delta * slope : 0.0f;
     // Queries with less dO than the largest have smaller sums. These are lifted, so that half
     // precision holds them all.
     lift = bound > 0.0f ? exp2f(floorf(fminf(log2f(of.bound / bound), 60.0f))) : 1.0f;
     row = {logit_factor * lift / (of.reference() * of.bound * kDqUnit), lse2};
+    return poisoned ? scale : counts() ? 15.0f - lse2 + log2f(scale / of.reference()) : -INFINITY;
   }
-  __device__ static void write_units(QueryStats& stats, const Largest& of) {
+  template <typename Stats>
+  __device__ static void write_units(Stats& stats, const Largest& of) {
     stats.dv_unit = of.reference() * 0x1p-15f, stats.ds_unit = of.reference() * of.bound * 0x1p-15f;
   }
 };

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
@@ -22,12 +23,16 @@ using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
-template <int D>
+template <int D, KeyScales kScales>
 struct SharedPlan {
+  static constexpr bool kTokens = kScales == KeyScales::token;
+  struct Nothing {};
   struct Front {  // of a tile of queries: what S and dP need
     alignas(1024) uint8_t q8[kQueries<D> * D];
     uint8_t do16[2 * kQueries<D> * D];
-    alignas(1024) QueryStats stats[kSlabs<D>];
+    alignas(1024) StatsOf<kScales> stats[kSlabs<D>];
+    // Of the queries, for the octave of the keys, in `tokenwise`.
+    alignas(16) std::conditional_t<kTokens, float[kQueries<D>], Nothing> exponent;
   };
   struct Back {  // what dK and dV need
     alignas(1024) uint8_t q8t[kQueries<D> * D];
@@ -44,19 +49,23 @@ struct SharedPlan {
   using Slab = Nth<kSlabPlaces>;
   alignas(1024) uint8_t ds[kSlabPlaces][kConsumers][kSlab * 128];
   alignas(16) float v_scale[kKeys];
+  // In `tokenwise`: of K, and the largest numbers that warps find for the operand of dQ, as bits.
+  alignas(16) std::conditional_t<kTokens, float[kKeys], Nothing> k_scale;
+  alignas(16) std::conditional_t<kTokens, uint32_t[kWarpgroup / 32], Nothing> dq_top;
   Walk walk;
   int is_last[kConsumers];  // parts.cuh
 
   // Barriers. Full: copies have arrived, or all consumer warps have written. Empty: the warpgroup
   // of dQ has read. Rings of tiles have no `empty`: when dS of a tile's last slab is full, both
   // consumers have left the tile's front and the back of the tile before.
-  alignas(8) uint64_t keys_full;  // K8 and the scales of V
+  alignas(8) uint64_t keys_full;  // K8 and the scales
   uint64_t front_full[kPlaces], back_full[kPlaces];
   uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
-  static constexpr uint32_t kFrontBytes = 3 * kQueries<D> * D + sizeof(Front::stats);
+  static constexpr uint32_t kFrontBytes =
+      3 * kQueries<D> * D + sizeof(Front::stats) + (kTokens ? kQueries<D> * sizeof(float) : 0);
   static constexpr uint32_t kBackBytes = 2 * kQueries<D> * D;
-  static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale);
+  static constexpr uint32_t kKeyBytes = sizeof(k8) + (kTokens ? 2 : 1) * sizeof(v_scale);
 };
 
 template <typename Plan>
