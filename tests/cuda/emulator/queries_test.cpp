@@ -13,6 +13,7 @@
 
 #include "base/half.h"
 #include "cuda/sm90/bwd/operands.h"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90 {
 namespace {
@@ -25,6 +26,8 @@ struct Call {
   int d;
   int b, h, hk, nq, nk;
   bool dlse, halves;
+  KeyScales scales = KeyScales::block;
+  bool tokenwise() const { return scales == KeyScales::token; }
 };
 
 /// Memory with 16-byte alignment that compares by bytes.
@@ -65,10 +68,12 @@ struct Inputs {
         lse(queries(c)),
         dlse(queries(c)),
         v_scale(keys(c)),
-        k_scale(v_scale.size() / kBlock),
+        k_scale(c.tokenwise() ? keys(c) : keys(c) / kBlock),
         k8(keys(c) * static_cast<size_t>(c.d)),
         v8(k8),
-        v_mean(static_cast<size_t>(c.b * c.hk * c.d)) {
+        v_mean(static_cast<size_t>(c.b * c.hk * c.d)),
+        centre8(keys(c) / kBlock * static_cast<size_t>(c.d)),
+        centre_scale(keys(c) / kBlock) {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = INFINITY;
     const auto put = [&](Bytes& to, size_t i, float x) {
       to.as<uint16_t>()[i] =
@@ -97,6 +102,9 @@ struct Inputs {
     for (float& x : k_scale)
       x = random.below(8) == 0 ? nan : random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
     for (float& x : v_mean) x = random.normal();
+    for (float& x : centre_scale) x = random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
+    for (size_t i = 0; i < centre_scale.size() * static_cast<size_t>(c.d); ++i)
+      centre8.as<int8_t>()[i] = code();
     for (size_t i = 0; i < keys(c) * static_cast<size_t>(c.d); ++i)
       k8.as<int8_t>()[i] = code(), v8.as<int8_t>()[i] = code();
     // Rows one element further than they should be.
@@ -113,6 +121,8 @@ struct Inputs {
   std::vector<float> q_scale, mean_logit, lse, dlse, v_scale, k_scale;
   Bytes k8, v8;
   std::vector<float> v_mean;
+  Bytes centre8;
+  std::vector<float> centre_scale;
 };
 
 struct Outputs {
@@ -126,6 +136,10 @@ struct Outputs {
         dq_sum(tokens * static_cast<size_t>(c.d) * (c.halves ? 2 : 4)),
         row(tokens * sizeof(QueryRow)),
         stats(tokens / kSlab * sizeof(QueryStats)),
+        exponent(static_cast<size_t>(numerics::octaves_of(c.nk)) * tokens * sizeof(float)),
+        dq_mean(heads * static_cast<size_t>(c.d) * sizeof(float)),
+        dq_mean_back(dq_mean),
+        key_scale(Inputs::keys(c) * sizeof(float)),
         dq_lift(tokens * sizeof(float)),
         v_top(heads * 4),
         k_top(heads * 4),
@@ -136,7 +150,8 @@ struct Outputs {
         block_k_scale(Inputs::keys(c) / kBlock * 4) {}
   static constexpr size_t kZeros = 1000;
   size_t tokens, heads;
-  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, dq_lift, v_top, k_top, zeros;
+  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, exponent, dq_mean, dq_mean_back, key_scale,
+      dq_lift, v_top, k_top, zeros;
   Bytes k8, v8, v_scale, block_k_scale;
   std::vector<DocumentStart> documents;
 };
@@ -197,11 +212,22 @@ BackwardJob job_of(const Call& c, Inputs& in, Outputs& out, Form form) {
           .do8t = out.do8t.as<int8_t>(),
           .do16 = out.do16.as<void>(),
           .row = out.row.as<QueryRow>(),
-          .stats = out.stats.as<QueryStats>(),
+          .stats = out.stats.as<void>(),
           .dq_lift = out.dq_lift.as<float>(),
           .dq_sum = out.dq_sum.as<void>(),
-          .dq_halves = c.halves};
+          .dq_halves = c.halves,
+          .scales = c.scales,
+          .centre8 = in.centre8.as<int8_t>(),
+          .centre_scale = in.centre_scale.data(),
+          .key_scale = out.key_scale.as<float>(),
+          .dq_mean = out.dq_mean.as<float>(),
+          .dq_mean_back = out.dq_mean_back.as<float>(),
+          .rotation = c.d,
+          .exponent = out.exponent.as<float>()};
 }
+
+/// Where the i-th of 16 queries is (tile::place_of).
+int place_of(int i) { return (i & 6) * 2 + (i & 8) / 4 + (i & 1); }
 
 class ReadQueries : public testing::TestWithParam<Call> {};
 
@@ -221,6 +247,9 @@ TEST_P(ReadQueries, SameBitsInEveryForm) {
     EXPECT_TRUE(got.dq_sum == want.dq_sum);
     EXPECT_TRUE(got.row == want.row);
     EXPECT_TRUE(got.stats == want.stats);
+    EXPECT_TRUE(got.exponent == want.exponent);
+    EXPECT_TRUE(got.dq_mean == want.dq_mean);
+    EXPECT_TRUE(got.dq_mean_back == want.dq_mean_back);
     EXPECT_TRUE(got.dq_lift == want.dq_lift);
     EXPECT_TRUE(got.v_top == want.v_top);
     EXPECT_TRUE(got.k_top == want.k_top);
@@ -232,18 +261,103 @@ TEST_P(ReadQueries, SameBitsInEveryForm) {
     for (size_t i = 0; i < in.v_scale.size(); ++i)
       ASSERT_EQ(std::bit_cast<uint32_t>(got.v_scale.as<float>()[i]),
                 std::bit_cast<uint32_t>(in.v_scale[i]));
-    for (size_t i = 0; i < in.k_scale.size(); ++i)
-      ASSERT_EQ(got.block_k_scale.as<float>()[i], std::isnan(in.k_scale[i]) ? 0.0f : in.k_scale[i]);
+    for (size_t i = 0; i < in.k_scale.size(); ++i) {
+      if (c.tokenwise())
+        ASSERT_EQ(std::bit_cast<uint32_t>(got.key_scale.as<float>()[i]),
+                  std::bit_cast<uint32_t>(in.k_scale[i]));
+      else
+        ASSERT_EQ(got.block_k_scale.as<float>()[i],
+                  std::isnan(in.k_scale[i]) ? 0.0f : in.k_scale[i]);
+    }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
-                         testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
-                                         Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
-                                         Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
-                                         Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
-                                         Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
-                                         Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Every, ReadQueries,
+    testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
+                    Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
+                    Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
+                    Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
+                    Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
+                    Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true},
+                    Call{Dtype::bf16, 128, 2, 4, 2, 200, 1152, false, true, KeyScales::token},
+                    Call{Dtype::f16, 64, 2, 2, 1, 256, 384, true, true, KeyScales::token}));
+
+/// Numbers of a query and an octave, as FP64 finds them from codes.
+TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
+  for (int d : {64, 128}) {
+    const Call c{Dtype::bf16, d, 2, 2, 1, 200, 1152, false, true, KeyScales::token};
+    Inputs in(c);
+    Outputs out(c);
+    launch_operands(job_of(c, in, out, Form::regular), c.dtype, nullptr);
+    const auto* stats = out.stats.as<SlabStats>();
+    const auto* exponent = out.exponent.as<float>();
+    const int padded = 256, octaves = numerics::octaves_of(c.nk);
+    const auto at = [&](int octave, int query) {
+      return exponent[static_cast<size_t>(octave) * out.tokens +
+                      static_cast<size_t>(query / 16 * 16) +
+                      static_cast<size_t>(place_of(query % 16))];
+    };
+    for (int head = 0; head < c.h; ++head)
+      for (int sequence = 0; sequence < c.b; ++sequence)
+        for (int i = 0; i < c.nq; ++i) {
+          const int row = (head * c.b + sequence) * padded + i,
+                    from = (head * c.b + sequence) * c.nq + i;
+          const auto logit = [&](int octave) {
+            const int block =
+                sequence * (c.nk / kBlock) + static_cast<int>(numerics::first_block_of(octave));
+            int dot = 0;
+            for (int e = 0; e < d; ++e)
+              dot += in.q8.as<int8_t>()[from * d + e] * in.centre8.as<int8_t>()[block * d + e];
+            const float factor =
+                stats[row / kSlab].factor[row % kSlab / 16 * 16 + place_of(row % 16)];
+            return static_cast<double>(dot) *
+                   static_cast<double>(in.centre_scale[static_cast<size_t>(block)]) *
+                   static_cast<double>(factor);
+          };
+          if (!std::isfinite(at(0, row))) continue;
+          for (int octave = 1; octave < octaves; ++octave)
+            ASSERT_NEAR(static_cast<double>(at(octave, row)) - static_cast<double>(at(0, row)),
+                        logit(octave) - logit(0),
+                        1e-5 * (1.0 + std::fabs(logit(octave)) + std::fabs(logit(0))));
+        }
+  }
+}
+
+/// The mean of the sampled keys, made again from codes; and no key without it exceeds the bound.
+TEST(HopperOperands, KeysWithoutTheirMeanStayInBounds) {
+  const Call c{Dtype::bf16, 64, 2, 1, 1, 128, 1152, false, true, KeyScales::token};
+  Inputs in(c);
+  Outputs out(c);
+  launch_operands(job_of(c, in, out, Form::regular), c.dtype, nullptr);
+  for (int sequence = 0; sequence < c.b; ++sequence) {
+    const auto number = [&](int64_t key, int e) {
+      const auto row = static_cast<size_t>(sequence * c.nk + key),
+                 centre = static_cast<size_t>(
+                     sequence * (c.nk / kBlock) +
+                     numerics::first_block_of(numerics::octave_of_block(key / kBlock)));
+      const auto channel = static_cast<size_t>(e), d = static_cast<size_t>(c.d);
+      return static_cast<double>(in.k_scale[row]) * in.k8.as<int8_t>()[row * d + channel] +
+             static_cast<double>(in.centre_scale[centre]) *
+                 in.centre8.as<int8_t>()[centre * d + channel];
+    };
+    const double bound =
+        127.0 * static_cast<double>(std::bit_cast<float>(out.k_top.as<uint32_t>()[sequence]));
+    const numerics::Sample sample = numerics::spread_sample(c.nk);
+    for (int e = 0; e < c.d; ++e) {
+      double sum = 0;
+      int count = 0;
+      for (int n = 0; n < sample.count; ++n)
+        if (const double x = number(sample.key(n), e); !std::isnan(x)) sum += x, ++count;
+      const double mean = static_cast<double>(out.dq_mean.as<float>()[sequence * c.d + e]);
+      EXPECT_NEAR(mean, sum / count, 1e-5 * (1.0 + std::fabs(mean)));
+      for (int64_t key = 0; key < c.nk; ++key)
+        if (const double x = number(key, e); !std::isnan(x)) {
+          ASSERT_LE(std::fabs(x - mean), bound * (1.0 + 1e-6));
+        }
+    }
+  }
+}
 
 // Sequences of 300 keys: the last 84 of three blocks are padding.
 TEST(HopperOperands, KeysArePadded) {

@@ -38,7 +38,9 @@ __global__ void __launch_bounds__(kPadThreads)
   static_assert(kPadThreads == kBlock, "a thread has the scale of a key");
   job.v_scale[to + thread] = thread < left ? job.saved.v_scale[from + thread] : 1.0f;
   if (job.scales == KeyScales::token) {
-    job.key_scale[to + thread] = thread < left ? job.saved.k_scale[from + thread] : 0.0f;
+    // Where there is no key, that of one which holds NaN: it does not count in the operand of dQ.
+    job.key_scale[to + thread] =
+        thread < left ? job.saved.k_scale[from + thread] : __int_as_float(0x7fffffff);
     return;
   }
   if (thread != 0) return;

@@ -94,9 +94,8 @@ struct Consumer {
                               shared.v_share[stage.place()]);
   }
 
-  /// The mask of the piece, in `tokenwise`.
+  // In `tokenwise`: the mask of the piece, and what the keys of the stage have.
   __device__ const tile::Band& band() const { return shared.tokens.band[slot.place()]; }
-  /// What the keys of the stage have, likewise.
   __device__ const KeyNumbers& keys() const { return shared.tokens.keys[stage.place()]; }
   __device__ const BlockScales& scales() const {
     if constexpr (kTokens)
@@ -105,9 +104,9 @@ struct Consumer {
       return shared.scales[stage.place()];
   }
 
-  /// O += P8·V8 of the tile, which is free then. code_unit: what codes are worth beside the largest
-  /// scale of V, or with it, if kWhole.
-  template <bool kWhole = false>
+  /// O += P8·V8 of the tile, which is free then. code_unit: what codes are worth, beside the
+  /// largest scale of V unless kHasScale.
+  template <bool kHasScale = false>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
                                               const PerRow& code_unit, int tile) {
     constexpr int kParts = D / kChannels;
@@ -127,7 +126,7 @@ struct Consumer {
       const BlockScales of_block = scales();
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        if (part == 0) unit[r] = kWhole ? code_unit[r] : code_unit[r] * of_block.v;
+        if (part == 0) unit[r] = kHasScale ? code_unit[r] : code_unit[r] * of_block.v;
       arch::wgmma_wait<0>();
       arch::settle(acc);
       if (part == kParts - 1) {
@@ -180,6 +179,8 @@ struct Consumer {
     stage.advance();
   }
 
+  // What follows is visit in `tokenwise` (tokens.cuh).
+
   __device__ __forceinline__ RowLogits row_logits(const PerRow& logit_factor, int tile) const {
     const auto& centre = shared.tokens.centre_logit[numerics::octave_of_block(tile)];
     RowLogits logits;
@@ -207,7 +208,7 @@ struct Consumer {
     }
   }
 
-  /// The same in `tokenwise`.
+  /// Adds a tile to the sums.
   template <bool kMasked>
   __device__ __forceinline__ void visit_tokens(Sums<D>& sums, const PerRow& logit_factor,
                                                int tile) {
@@ -301,11 +302,23 @@ struct Consumer {
   __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile,
                                         int end, bool first) {
 #pragma unroll 1
-    for (; tile < end; ++tile, first = false)
-      if constexpr (kTokens)
-        visit_tokens<kMasked>(sums, logit_factor, tile);
-      else
-        visit<kMasked>(sums, logit_factor, tile, first);
+    for (; tile < end; ++tile, first = false) visit<kMasked>(sums, logit_factor, tile, first);
+  }
+  /// The same in `tokenwise`, all that the warpgroup sees. Masked tiles before and behind whole
+  /// ones have the same loop, because they have the most code.
+  __device__ __forceinline__ void sweep_tokens(Sums<D>& sums, const PerRow& logit_factor, int& tile,
+                                               const Seen& seen) {
+#pragma unroll 1
+    while (tile < seen.end) {
+      if (tile >= seen.whole_begin && tile < seen.whole_end) {
+#pragma unroll 1
+        for (; tile < seen.whole_end; ++tile) visit_tokens<false>(sums, logit_factor, tile);
+      } else {
+        const int end = tile < seen.whole_begin ? seen.whole_begin : seen.end;
+#pragma unroll 1
+        for (; tile < end; ++tile) visit_tokens<true>(sums, logit_factor, tile);
+      }
+    }
   }
 
   __device__ void run() {
@@ -326,13 +339,7 @@ struct Consumer {
       int tile = w.walk.first;
       for (; tile < seen.begin; ++tile) skip();
       if constexpr (kTokens) {
-#pragma unroll 1
-        while (tile < seen.end)
-          if (tile >= seen.whole_begin && tile < seen.whole_end)
-            sweep<false>(sums, logit_factor, tile, seen.whole_end, false);
-          else
-            sweep<true>(sums, logit_factor, tile,
-                        tile < seen.whole_begin ? seen.whole_begin : seen.end, false);
+        sweep_tokens(sums, logit_factor, tile, seen);
       } else {
         if (tile < seen.whole_begin) sweep<true>(sums, logit_factor, tile, seen.whole_begin, true);
         if (tile < seen.whole_end)

@@ -126,6 +126,8 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
   uint32_t total[2][2] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
+    // Here the compiler does not make exponentials ahead of those before. Registers would not
+    // suffice: it might then not pack any before it has all.
     if (!kMasked || i % 4 == 3) __syncwarp();
     const float4 scale = numbers_of(k_scale, i, lane);
 #pragma unroll
