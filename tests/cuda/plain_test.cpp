@@ -92,7 +92,8 @@ std::vector<std::string> shapes() {
   std::vector<std::string> all;
   for (const char* d : {"d8", "d40", "d64", "d72", "d128", "d160", "d256"})
     for (const char* rest :
-         {"f32 vectorwise", "bf16 vectorwise causal", "f16 paper", "f32 paper causal"})
+         {"f32 vectorwise", "bf16 vectorwise causal", "f16 paper", "f32 paper causal",
+          "f32 tokenwise causal", "bf16 tokenwise"})
       all.push_back(std::string("b2 h2 n230 ") + d + " " + rest);
   return all;
 }
@@ -105,7 +106,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("h2 n200 d192 dv=128 bf16 causal", "h4 hk2 nq150 nk230 d192 dv=128 f32",
                     "h2 n200 d64 dv=192 f32 paper", "h2 n200 d136 dv=8 f16 causal",
                     "b2 h2 n150 d8 dv=136 f32 bshd", "h2 n150 d40 dv=72 bf16 paper rotate=on",
-                    "h2 n200 d72 dv=40 f32 smooth_q=on k_per_token=on tile=128x192",
+                    "h2 n200 d72 dv=40 f32 smooth_q=on tile=128x192",
+                    "h2 n200 d192 dv=128 bf16 tokenwise causal", "h2 n150 d8 dv=136 f32 tokenwise",
                     "h2 n150 d64 dv=96 f32 rounding=dither", "h2 nq150 nk300 d256 dv=24 f32",
                     "h2 n200 d96 dv=160 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on",
                     "h2 n200 d160 dv=96 f32 paper lift=O,dV",
@@ -115,26 +117,44 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Recipe, PlainCase,
     testing::Values("h2 n200 d64 f32 rotate=off", "h2 n200 d64 f32 paper rotate=on causal",
-                    "h4 hk2 n200 d40 f32 k_per_token=on causal", "h2 n150 d80 f16",
+                    "h2 n150 d80 f16",
                     "h2 n150 d96 f32 causal", "h2 n150 d136 f32 paper rotate=on",
-                    "h1 n150 d256 f32 k_per_token=on", "h1 n150 d256 bf16 paper rotate=on",
+                    "h1 n150 d256 f32", "h1 n150 d256 bf16 paper rotate=on",
                     "h2 nq150 nk300 d64 f32 rounding=dither:dQ",
-                    "h2 n150 d64 f32 paper rounding=dither:O,dK k_per_token=on",
+                    "h2 n150 d64 f32 paper rounding=dither:O,dK",
                     "h2 n150 d64 f32 smooth_q=on rotate=on tile=128x192",
                     "h2 n150 d40 paper smooth_q=on rotate=on", "h2 n300 d64 f32 rotate=on lift=dQ",
                     "h2 n300 d64 f32 rotate=on lift=dK,S2",
                     "h2 n300 d64 f32 smooth_v=off tile=64x192"));
 
+// 600 keys have four octaves.
+INSTANTIATE_TEST_SUITE_P(
+    Tokenwise, PlainCase,
+    testing::Values("h4 hk2 n600 d40 f32 tokenwise causal", "h2 n600 d64 f32 tokenwise tile=64x64",
+                    "h1 n300 d256 f32 tokenwise rotate=off",
+                    "h2 n300 d64 f32 tokenwise smooth_k=off causal tile=192x128",
+                    "h2 nq150 nk700 d64 f32 tokenwise causal",
+                    "h2 nq350 nk200 d72 f16 tokenwise causal align=top_left",
+                    "h2 n600 d64 f32 tokenwise window=130,20",
+                    "h2 n300 d64 f32 tokenwise rounding=dither causal seed3",
+                    "h2 n300 d64 bf16 tokenwise rounding=dither:dQ tile=64x64",
+                    "h2 n300 d64 f32 tokenwise softcap=5",
+                    "h2 n300 d64 bf16 tokenwise causal softcap=20",
+                    "h2 n300 d64 f32 tokenwise softcap=5 lift=S,S2",
+                    "h2 n600 d40 f32 tokenwise keep=0.5 lead=1",
+                    "h2 n300 d64 f32 tokenwise keep=0.6 lead=all blocks=64x64 causal"));
+
 std::vector<std::string> lifts() {
   std::vector<std::string> all;
   for (const char* lift :
        {"S", "O", "S2", "dV", "dP", "dQ", "dK", "S,S2", "dQ,dK", "S,O,S2,dV,dP,dQ,dK"})
-    for (const char* rest : {"f32 vectorwise causal d72", "bf16 paper d64"})
+    for (const char* rest : {"f32 vectorwise causal d72", "bf16 paper d64", "f32 tokenwise d40"})
       all.push_back(std::string("h2 n200 ") + rest + " lift=" + lift);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Sanitized, PlainCase,
                          testing::Values("h2 n130 d64 f32 causal rounding=dither",
+                                         "h2 hk1 n270 d40 bf16 tokenwise causal softcap=20",
                                          "h2 nq70 nk140 d160 smooth_q=on",
                                          "h2 hk1 n130 d64 f16 paper lift=S2",
                                          "h1 n130 d40 f32 lift=S,S2,O,dV,dQ,dK"));
@@ -187,7 +207,8 @@ INSTANTIATE_TEST_SUITE_P(FloatingTiles, PlainCase,
 std::vector<std::string> lengths() {
   std::vector<std::string> all;
   for (int n : {1, 2, 63, 64, 65, 127, 128, 129, 257})
-    for (const char* rest : {"f32 full d16 vectorwise", "f32 causal d16 paper"})
+    for (const char* rest :
+         {"f32 full d16 vectorwise", "f32 causal d16 paper", "f32 causal d16 tokenwise"})
       all.push_back("h2 n" + std::to_string(n) + " " + rest);
   return all;
 }
@@ -220,6 +241,7 @@ TEST(Plain, Documents) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 nq700 nk650 d64 f32 causal", "h4 hk2 nq700 nk650 d136", "h2 nq700 nk650 d64 paper",
+        "h4 hk2 nq700 nk650 d64 f32 tokenwise causal",
         "h2 nq700 nk650 d64 f32 smooth_q=on rounding=dither tile=128x256"}) {
     DeviceCase dc = plain_case(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
@@ -235,7 +257,10 @@ TEST(Plain, Documents) {
 TEST(Plain, LseGradientAndPartialKeys) {
   NEED_DEVICE();
   for (const char* text : {"h2 n300 d64 f32 causal", "h2 n300 d160", "h4 hk2 n300 d64 f32 paper",
-                           "h2 n300 d64 f32 lift=dQ"})
+                           "h2 n300 d64 f32 lift=dQ", "h2 n300 d64 f32 tokenwise causal",
+                           "h2 n300 d72 tokenwise rotate=off smooth_k=off",
+                           "h2 n300 d64 f32 tokenwise lift=dQ",
+                           "h4 hk2 n300 d64 f32 tokenwise softcap=5"})
     for (bool dlse : {true, false})
       for (bool partial : {true, false}) {
         DeviceCase dc = plain_case(text);
@@ -247,7 +272,8 @@ TEST(Plain, LseGradientAndPartialKeys) {
 
 TEST(Plain, HardInputs) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n512 d64 f32 causal", "h2 n512 d64 f32 paper"})
+  for (const char* text :
+       {"h2 n512 d64 f32 causal", "h2 n512 d64 f32 paper", "h2 n512 d64 f32 tokenwise causal"})
     for (auto kind :
          {trace::InputKind::outlier, trace::InputKind::sink, trace::InputKind::long_rows}) {
       DeviceCase dc = plain_case(text);
@@ -261,7 +287,8 @@ TEST(Plain, UnevenValues) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off",
-        "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50", "h1 n520 d64 f32 paper"})
+        "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50", "h1 n520 d64 f32 paper",
+        "h2 n520 d64 f32 tokenwise causal"})
     for (float size : {1.0f, 1e-20f}) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
@@ -294,7 +321,9 @@ TEST(Plain, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 window=20,10",
-        "h2 n200 d40 f32 k_per_token=on rotate=off tile=64x64",
+        "h2 n200 d40 f32 rotate=off tile=64x64", "h2 n200 d64 f32 tokenwise causal",
+        "h2 n200 d40 f32 tokenwise rotate=off tile=64x64 window=20,10",
+        "h2 n200 d64 f32 tokenwise lift=O,S", "h2 n200 d40 f32 tokenwise lift=S2,dV,dQ,dK",
         "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK", "h2 n200 d64 f32 smooth_q=on causal"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY}) {
@@ -315,7 +344,8 @@ TEST(Plain, NanAndInfGoWhereTheyBelong) {
 
 TEST(Plain, ZerosStayZeros) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64 f32 causal", "h2 n200 d72 paper"})
+  for (const char* text :
+       {"h2 n200 d64 f32 causal", "h2 n200 d72 paper", "h2 n200 d64 f32 tokenwise causal"})
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
@@ -341,6 +371,9 @@ TEST(Plain, AgainstExact) {
         Bound{"h4 n512 d256 bf16", 0.03, 0.04},
         Bound{"h4 n512 d40 f32 rounding=dither", 0.04, 0.05},
         Bound{"h4 n512 d64 f32 paper", 0.03, 0.12},
+        Bound{"h4 hk2 n512 d160 f32 tokenwise causal", 0.03, 0.04},
+        Bound{"h4 n512 d64 f32 tokenwise", 0.03, 0.03},
+        Bound{"h4 n512 d64 f32 tokenwise causal lift=S,O,S2,dV,dP,dQ,dK", 1e-5, 1e-5},
         Bound{"h4 n512 d64 f32 causal lift=S,O,S2,dV,dP,dQ,dK", 1e-5, 1e-5},
         Bound{"h4 n512 d64 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on paper", 1e-5, 1e-5}})
     for (bool dlse : {false, true}) {
@@ -366,7 +399,8 @@ TEST(Plain, PoisonedMemoryAndSameBits) {
   NEED_DEVICE();
   for (const char* text :
        {"b2 h2 n300 d64 f32 causal", "h3 nq200 nk333 d136 paper smooth_q=on",
-        "h4 hk2 n150 d96 f16 rounding=dither", "h2 n200 d64 f32 lift=S,O,S2,dV,dQ,dK"}) {
+        "h4 hk2 n150 d96 f16 rounding=dither", "b2 h2 n300 d72 f32 tokenwise causal",
+        "h2 n200 d64 f32 lift=S,O,S2,dV,dQ,dK"}) {
     DeviceCase a = plain_case(text), b = a, c = a;
     a.poison = 0x7f, b.poison = 0xff, c.poison = 0x00;
     const CaseInputs in = make_case_inputs(a);
@@ -379,7 +413,9 @@ TEST(Plain, PoisonedMemoryAndSameBits) {
 
 TEST(Plain, EmptyProblems) {
   NEED_DEVICE();
-  for (const char* text : {"h2 nq0 nk30 d64 f32", "h2 nq30 nk0 d64 f32", "b0 h2 n30 d64 f32"}) {
+  for (const char* text : {"h2 nq0 nk30 d64 f32", "h2 nq30 nk0 d64 f32", "b0 h2 n30 d64 f32",
+                           "h2 nq0 nk30 d64 f32 tokenwise", "h2 nq30 nk0 d64 f32 tokenwise",
+                           "b0 h2 n30 d64 f32 tokenwise"}) {
     const DeviceCase dc = plain_case(text);
     const Results r = run_on_device(dc, make_case_inputs(dc));
     for (const auto* v : {&r.o, &r.dq, &r.dk, &r.dv})
@@ -393,7 +429,7 @@ TEST(Plain, TakesWhatTheTunedKernelsDecline) {
   NEED_DEVICE();
   for (const char* text :
        {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 smooth_q=on", "h1 n64 d64 rounding=dither",
-        "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256"})
+        "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256", "h1 n64 d192 tokenwise"})
     for (bool backward : {false, true}) {
       const Candidate plain = device_candidate(plain_case(text), backward);
       EXPECT_EQ(plain.reason, "") << text;
@@ -483,7 +519,7 @@ TEST(Plain, CodesEqualTheOracles) {
   using cuda::plain::ScaleOf;
   for (int d : {8, 40, 72, 80, 96, 136, 256})
     for (const char* text : {"vectorwise tile=64x64", "vectorwise tile=192x64 smooth_q=on",
-                             "vectorwise k_per_token=on rotate=off smooth_k=off smooth_v=off",
+                             "vectorwise rotate=off smooth_k=off smooth_v=off",
                              "paper", "paper tile=192x256 rotate=on smooth_q=on smooth_v=on"}) {
       SCOPED_TRACE(testing::Message() << text << " d" << d);
       const std::vector<float> x = uneven_tokens(500, d);
@@ -505,7 +541,7 @@ TEST(Plain, CodesEqualTheOracles) {
       t.job.rotate = r.rotate;
       t.job.mean = r.smooth_k ? k_mean.data : nullptr;
       t.job.run = std::max(64, spec::keys_per_scale(r, tiles.k));
-      t.job.scale_of = r.scheme == Scheme::tokenwise ? ScaleOf::token : ScaleOf::run;
+      t.job.scale_of = ScaleOf::run;
       t.expect(want.k8, want.k_scale);
 
       t.job.rotate = false;
@@ -648,7 +684,8 @@ void expect_saved_codes(const DeviceCase& dc, const CaseInputs& in) {
 TEST(Plain, SavedCodes) {
   NEED_DEVICE();
   for (const char* text :
-       {"b2 h2 hk1 n140 d40 f32 causal", "h2 nq70 nk300 d64 f32 k_per_token=on",
+       {"b2 h2 hk1 n140 d40 f32 causal", "b2 h2 hk1 nq70 nk600 d40 f32 tokenwise causal",
+        "h2 n300 d64 f32 tokenwise smooth_k=off rounding=dither lift=dV tile=64x64",
         "h1 n150 d256 f32 rotate=off smooth_k=off", "h1 n200 d72 f32 smooth_v=off",
         "h1 n200 d64 f32 rounding=dither lift=dV tile=64x192", "h2 hk1 n150 d192 dv=128 f32 causal",
         "b2 h1 nq70 nk150 d24 dv=40 f32 smooth_v=off"}) {
@@ -660,7 +697,7 @@ TEST(Plain, SavedCodes) {
 TEST(Plain, SavedCodesOfDocuments) {
   NEED_DEVICE();
   for (const char* text : {"h4 hk2 nq700 nk650 d40 f32 causal", "h4 hk2 nq700 nk650 d40 dv=24 f32",
-                           "h2 nq700 nk650 d64 f32 k_per_token=on"}) {
+                           "h2 nq700 nk650 d64 f32 tokenwise causal"}) {
     DeviceCase dc = plain_case(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
     dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
@@ -670,15 +707,17 @@ TEST(Plain, SavedCodesOfDocuments) {
 
 TEST(Plain, SavedCodesOfNanAndInf) {
   NEED_DEVICE();
-  const DeviceCase dc = plain_case("h1 n300 d40 f32 causal");
-  for (int tensor = 0; tensor < 3; ++tensor) {
-    SCOPED_TRACE(tensor);
-    CaseInputs in = make_case_inputs(dc);
-    std::vector<float>& x = tensor_of(in, tensor);
-    x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
-    for (int64_t i = 256; i < 300; ++i) x[static_cast<size_t>(i * dc.c.d)] = INFINITY;  // a block
-    expect_saved_codes(dc, in);
-  }
+  for (const char* text : {"h1 n300 d40 f32 causal", "h1 n300 d40 f32 tokenwise causal"})
+    for (int tensor = 0; tensor < 3; ++tensor) {
+      const DeviceCase dc = plain_case(text);
+      SCOPED_TRACE(tensor);
+      CaseInputs in = make_case_inputs(dc);
+      std::vector<float>& x = tensor_of(in, tensor);
+      x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
+      for (int64_t i = 256; i < 300; ++i)  // a block
+        x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
+      expect_saved_codes(dc, in);
+    }
 }
 
 }  // namespace

@@ -8,6 +8,10 @@
 //
 // Where V has a scale per token, the exponent of a key is its logit plus the logarithm of that
 // scale: P·s_V has the running maximum and the codes, and the row sum takes the scale out again.
+//
+// Nothing here lets one row change another: rows share tiles, but no number of a row is made from
+// another one's, and adding the zeros of a masked block changes no bit. Recipe `tokenwise` promises
+// that.
 #include "cuda/host/launch.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/scores.cuh"
@@ -43,7 +47,8 @@ struct RowState {
 enum class Product {
   codes,    // codes of P by codes of V
   leading,  // P by codes of V
-  values,   // P by V: lifted out of INT8, or V holds NaN or Inf, which no code can carry
+  values,   // P by V: lifted out of INT8, or V holds NaN or Inf, which no code can carry and which
+            // does not mark its rows
 };
 
 /// One thread block's work.
@@ -77,14 +82,13 @@ struct Block {
     load_pair(here, shared, [](int) { return true; });
     if (threadIdx.x >= kThreads - kBlock) {
       const int col = static_cast<int>(threadIdx.x) % kBlock;
-      const float scale = folds && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
+      float scale = folds && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
+      if (isnan(scale)) scale = 1.0f;  // its codes are zero
       shared.v_log2[col] = log2f(scale), shared.v_inverse[col] = 1.0f / scale;
     }
     logits(here, (p.lifted & kMatmulS) != 0, shared, x);
     if (!p.cap.on()) return;
-    for_elements(x, [&](float& y, int, int row, int) {
-      y = numerics::capped(p.cap, y + shared.shift[row]);
-    });
+    for_elements(x, [&](float& y, int, int, int) { y = numerics::capped(p.cap, y); });
   }
 
   /// Whether V of a tile holds NaN or Inf.
@@ -94,7 +98,8 @@ struct Block {
     return any != 0;
   }
   __device__ Product product_of(int begin, int end) const {
-    if ((p.lifted & kMatmulO) != 0 || poisoned(begin, end)) return Product::values;
+    if ((p.lifted & kMatmulO) != 0 || (!p.marks_rows && poisoned(begin, end)))
+      return Product::values;
     const bool leads = p.lists.listed != nullptr && has_bit(p, p.lists.leading, s, head, q0, begin);
     return leads ? Product::leading : Product::codes;
   }
@@ -171,7 +176,22 @@ struct Block {
         row[r].sum += y * shared.v_inverse[col] * beta[r];
       });
       values(here, x, product, factor);
+      if (p.marks_rows && p.v.poisoned[here.k_block()] != 0) mark_rows(here);
     }
+  }
+
+  /// Rows that see a value which holds NaN or Inf become NaN, and no other row learns of it.
+  __device__ void mark_rows(const Pair& here) {
+    const Spans spans(shared);
+    bool marked[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      for (int col = spans.begin[r]; col < spans.end[r]; ++col)
+        marked[r] |= isnan(p.v.scale[here.k_at + col]);
+    for (auto& part : result)
+      for_elements(part, [&](float& o, int r, int, int) {
+        if (marked[r]) o = NAN;
+      });
   }
 
   /// result += P·V of one block of keys.
@@ -242,7 +262,7 @@ struct Block {
         float lse = -INFINITY;
         if (row[r].seen) {
           const double mean_logit =
-                           p.cap.on()  // then it is part of the logits
+                           p.cap.on() || p.mean_logit == nullptr  // nothing is missing
                                ? 0.0
                                : static_cast<double>(p.mean_logit[head * p.tq + s.q_first + i]),
                        top = static_cast<double>(row[r].top);
