@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +12,8 @@
 
 #include "backend/implementation.h"
 #include "base/math.h"
+#include "codes_parity.h"
+#include "cuda/plain/centres.h"
 #include "cuda/plain/prepare.h"
 #include "device_array.h"
 #include "device_case.h"
@@ -91,9 +92,8 @@ TEST_P(PlainCase, Parity) {
 std::vector<std::string> shapes() {
   std::vector<std::string> all;
   for (const char* d : {"d8", "d40", "d64", "d72", "d128", "d160", "d256"})
-    for (const char* rest :
-         {"f32 vectorwise", "bf16 vectorwise causal", "f16 paper", "f32 paper causal",
-          "f32 tokenwise causal", "bf16 tokenwise"})
+    for (const char* rest : {"f32 vectorwise", "bf16 vectorwise causal", "f16 paper",
+                             "f32 paper causal", "f32 tokenwise causal", "bf16 tokenwise"})
       all.push_back(std::string("b2 h2 n230 ") + d + " " + rest);
   return all;
 }
@@ -117,8 +117,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Recipe, PlainCase,
     testing::Values("h2 n200 d64 f32 rotate=off", "h2 n200 d64 f32 paper rotate=on causal",
-                    "h2 n150 d80 f16",
-                    "h2 n150 d96 f32 causal", "h2 n150 d136 f32 paper rotate=on",
+                    "h2 n150 d80 f16", "h2 n150 d96 f32 causal", "h2 n150 d136 f32 paper rotate=on",
                     "h1 n150 d256 f32", "h1 n150 d256 bf16 paper rotate=on",
                     "h2 nq150 nk300 d64 f32 rounding=dither:dQ",
                     "h2 n150 d64 f32 paper rounding=dither:O,dK",
@@ -256,11 +255,11 @@ TEST(Plain, Documents) {
 
 TEST(Plain, LseGradientAndPartialKeys) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n300 d64 f32 causal", "h2 n300 d160", "h4 hk2 n300 d64 f32 paper",
-                           "h2 n300 d64 f32 lift=dQ", "h2 n300 d64 f32 tokenwise causal",
-                           "h2 n300 d72 tokenwise rotate=off smooth_k=off",
-                           "h2 n300 d64 f32 tokenwise lift=dQ",
-                           "h4 hk2 n300 d64 f32 tokenwise softcap=5"})
+  for (const char* text :
+       {"h2 n300 d64 f32 causal", "h2 n300 d160", "h4 hk2 n300 d64 f32 paper",
+        "h2 n300 d64 f32 lift=dQ", "h2 n300 d64 f32 tokenwise causal",
+        "h2 n300 d72 tokenwise rotate=off smooth_k=off", "h2 n300 d64 f32 tokenwise lift=dQ",
+        "h4 hk2 n300 d64 f32 tokenwise softcap=5"})
     for (bool dlse : {true, false})
       for (bool partial : {true, false}) {
         DeviceCase dc = plain_case(text);
@@ -285,10 +284,9 @@ TEST(Plain, HardInputs) {
 /// V has a scale per token that goes through P: rows of any size, zeros, and whole blocks of zeros.
 TEST(Plain, UnevenValues) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off",
-        "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50", "h1 n520 d64 f32 paper",
-        "h2 n520 d64 f32 tokenwise causal"})
+  for (const char* text : {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off",
+                           "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50",
+                           "h1 n520 d64 f32 paper", "h2 n520 d64 f32 tokenwise causal"})
     for (float size : {1.0f, 1e-20f}) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
@@ -514,23 +512,29 @@ std::vector<float> uneven_tokens(int64_t n, int d) {
   return x;
 }
 
+/// A recipe head that has one tensor for q, k and v.
+ref::RecipeHead head_of(const std::vector<float>& x, int d, const char* text) {
+  ref::RecipeHead head;
+  head.nq = head.nk = static_cast<int64_t>(x.size()) / d, head.d = d;
+  head.q = head.k = head.v = x.data();
+  head.recipe = spec::AttnCase::parse(text).recipe;
+  spec::Problem problem{};
+  problem.recipe = head.recipe;
+  const backend::Tiles tiles = backend::any_tiles(problem, 255);
+  head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
+  return head;
+}
+
 TEST(Plain, CodesEqualTheOracles) {
   NEED_DEVICE();
   using cuda::plain::ScaleOf;
   for (int d : {8, 40, 72, 80, 96, 136, 256})
     for (const char* text : {"vectorwise tile=64x64", "vectorwise tile=192x64 smooth_q=on",
-                             "vectorwise rotate=off smooth_k=off smooth_v=off",
-                             "paper", "paper tile=192x256 rotate=on smooth_q=on smooth_v=on"}) {
+                             "vectorwise rotate=off smooth_k=off smooth_v=off", "paper",
+                             "paper tile=192x256 rotate=on smooth_q=on smooth_v=on"}) {
       SCOPED_TRACE(testing::Message() << text << " d" << d);
       const std::vector<float> x = uneven_tokens(500, d);
-      ref::RecipeHead head;
-      head.nq = head.nk = 500, head.d = d;
-      head.q = head.k = head.v = x.data();
-      head.recipe = spec::AttnCase::parse(text).recipe;
-      spec::Problem problem{};
-      problem.recipe = head.recipe;
-      const backend::Tiles tiles = backend::any_tiles(problem, 255);
-      head.recipe.tile_q = tiles.q, head.recipe.tile_k = tiles.k;
+      const ref::RecipeHead head = head_of(x, d, text);
       const ref::RecipeOperands oracle = ref::make_operands(head);
       const ref::RecipeInputs& want = oracle.inputs;
       const Recipe& r = head.recipe;
@@ -540,18 +544,18 @@ TEST(Plain, CodesEqualTheOracles) {
 
       t.job.rotate = r.rotate;
       t.job.mean = r.smooth_k ? k_mean.data : nullptr;
-      t.job.run = std::max(64, spec::keys_per_scale(r, tiles.k));
+      t.job.run = spec::keys_per_scale(r, r.tile_k);
       t.job.scale_of = ScaleOf::run;
       t.expect(want.k8, want.k_scale);
 
       t.job.rotate = false;
       t.job.mean = r.smooth_v ? v_mean.data : nullptr;
-      t.job.run = paper ? tiles.k : kKeysPerScale;
+      t.job.run = paper ? r.tile_k : kKeysPerScale;
       t.job.scale_of = paper ? ScaleOf::run : ScaleOf::value;
       t.expect(want.v8, want.v_scale);
 
       t.job.rotate = r.rotate, t.job.queries = true, t.job.mean = nullptr;
-      t.job.run = tiles.q, t.job.scale_of = paper ? ScaleOf::run : ScaleOf::token;
+      t.job.run = r.tile_q, t.job.scale_of = paper ? ScaleOf::run : ScaleOf::token;
       if (r.smooth_q) {
         t.job.run_mean = t.run_mean.data;
         t.job.turned_mean = r.rotate ? t.turned_mean.data : nullptr;
@@ -559,6 +563,80 @@ TEST(Plain, CodesEqualTheOracles) {
       t.expect(want.q8, want.q_scale);
       if (r.smooth_q) t.expect_means(t.run_mean, want.mu_q);
       if (r.smooth_q && r.rotate) t.expect_means(t.turned_mean, oracle.mu_q);
+    }
+}
+
+TEST(Plain, TokenwiseCodesEqualTheOracles) {
+  NEED_DEVICE();
+  using cuda::plain::ScaleOf;
+  for (int d : {8, 40, 72, 96, 256})
+    for (const char* text :
+         {"tokenwise", "tokenwise tile=64x64 rotate=off", "tokenwise smooth_k=off"}) {
+      SCOPED_TRACE(testing::Message() << text << " d" << d);
+      std::vector<float> x = uneven_tokens(700, d);
+      for (float& value : x) value += 2.0f;  // so that there is something to centre
+      const ref::RecipeHead head = head_of(x, d, text);
+      const ref::RecipeOperands oracle = ref::make_operands(head);
+      const ref::RecipeInputs& want = oracle.inputs;
+      const size_t dim = static_cast<size_t>(d), key_blocks = 6, octaves = 4;
+      QuantizedTokens t(x, d);
+      t.job.rotate = head.recipe.rotate;
+
+      Array<int8_t> centre8(std::vector<int8_t>(key_blocks * dim, 0x5a));
+      Array<float> centre_scale(key_blocks);
+      cuda::plain::Centres centres{.codes = centre8.data,
+                                   .scale = centre_scale.data,
+                                   .key_blocks = static_cast<int64_t>(key_blocks),
+                                   .blocks = t.job.batch.seq};
+      centres.blocks.q_blocks = centres.blocks.k_blocks = static_cast<int>(key_blocks);
+      cuda::plain::launch_centres({.batch = t.job.batch,
+                                   .heads = 1,
+                                   .d = d,
+                                   .k = t.job.x,
+                                   .smooth = head.recipe.smooth_k,
+                                   .rotate = head.recipe.rotate,
+                                   .blocks = static_cast<int64_t>(key_blocks),
+                                   .to = centres},
+                                  nullptr);
+      const std::vector<int8_t> got8 = centre8.read();
+      const std::vector<float> got_scale = centre_scale.read();
+      for (size_t octave = 0; octave < octaves; ++octave) {
+        const size_t row = octave == 0 ? 0 : size_t{1} << (octave - 1);
+        EXPECT_EQ(got_scale[row], want.centre_scale[octave]) << octave;
+        for (size_t c = 0; c < dim; ++c)
+          ASSERT_EQ(got8[row * dim + c], want.centre8[octave * dim + c]) << octave << " " << c;
+      }
+      for (size_t c = 0; c < dim; ++c) ASSERT_EQ(got8[3 * dim + c], 0x5a);  // no octave starts
+
+      t.job.centres = centres, t.job.scale_of = ScaleOf::lone_key;
+      t.expect(want.k8, want.k_scale);
+
+      // K of dQ, from what was just made.
+      Array<float> turned_mean(dim), mean(dim), scale(static_cast<size_t>(t.n));
+      Array<int8_t> codes(static_cast<size_t>(t.n * t.pitch));
+      cuda::plain::launch_dq_keys({.batch = t.job.batch,
+                                   .heads = 1,
+                                   .d = d,
+                                   .pitch = t.pitch,
+                                   .tokens = t.n,
+                                   .tile = head.recipe.tile_k,
+                                   .rotated = head.recipe.rotate,
+                                   .k = t.job.to,
+                                   .centres = centres,
+                                   .turned_mean = turned_mean.data,
+                                   .mean = mean.data,
+                                   .to = {codes.data, scale.data, nullptr, nullptr}},
+                                  nullptr);
+      EXPECT_EQ(mean.read(), oracle.dq_mean);
+      EXPECT_EQ(scale.read(), oracle.dq_fold);
+      const std::vector<int8_t> got = codes.read();
+      for (size_t i = 0; i < static_cast<size_t>(t.n); ++i)
+        for (size_t c = 0; c < dim; ++c)
+          ASSERT_EQ(got[i * static_cast<size_t>(t.pitch) + c], oracle.dq_keys[i * dim + c])
+              << "key " << i << " channel " << c;
+
+      t.job.rotate = false, t.job.centres = {}, t.job.scale_of = ScaleOf::lone_value;
+      t.expect(want.v8, want.v_scale);
     }
 }
 
@@ -627,13 +705,6 @@ SavedRun run_saved(const DeviceCase& dc, const CaseInputs& in, const char* impl,
   return run;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
-    return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y) ||
-           (std::isnan(x) && std::isnan(y));
-  });
-}
-
 /// Whether two pieces of memory hold the same codes; a NaN is as good as another.
 void expect_same_codes(const DeviceCase& dc, const SavedRun& a, const SavedRun& b) {
   const spec::AttnCase& c = dc.c;
@@ -648,20 +719,15 @@ void expect_same_codes(const DeviceCase& dc, const SavedRun& a, const SavedRun& 
        .packed = !dc.cu_q.empty(),
        .scheme = c.recipe.scheme});
   ASSERT_EQ(static_cast<int64_t>(a.codes.size()), at.bytes);
-  EXPECT_EQ(std::memcmp(a.codes.data(), b.codes.data(), static_cast<size_t>(at.q_scale)), 0);
-  const auto part = [](const SavedRun& run, int64_t begin, int64_t end) {
-    std::vector<float> x(static_cast<size_t>(end - begin) / 4);
-    std::memcpy(x.data(), run.codes.data() + begin, x.size() * 4);
-    return x;
-  };
-  const std::pair<const char*, int64_t> parts[] = {
-      {"q_scale", at.q_scale}, {"mean_logit", at.mean_logit}, {"v_scale", at.v_scale},
-      {"k_scale", at.k_scale}, {"k_mean", at.k_mean},         {"v_mean", at.v_mean},
-      {"end", at.bytes}};
-  for (size_t i = 0; i + 1 < std::size(parts); ++i)
-    EXPECT_TRUE(same_bits(part(a, parts[i].second, parts[i + 1].second),
-                          part(b, parts[i].second, parts[i + 1].second)))
-        << parts[i].first;
+  for (const CodesPart& part : codes_parts(at)) {
+    SCOPED_TRACE(part.name);
+    if (part.codes)
+      EXPECT_EQ(std::memcmp(a.codes.data() + part.at, b.codes.data() + part.at,
+                            static_cast<size_t>(part.end - part.at)),
+                0);
+    else
+      EXPECT_TRUE(same_bits(floats_of(a.codes, part), floats_of(b.codes, part)));
+  }
 }
 
 void expect_saved_codes(const DeviceCase& dc, const CaseInputs& in) {
