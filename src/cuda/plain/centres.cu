@@ -25,10 +25,11 @@ __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
   if (c < job.d) row[c] = 0.0f;
   if (job.smooth) {
     const numerics::Sample sample = numerics::centre_sample(octave);
-    const int64_t first = tile::offset_of(job.k, s, head, s.k_begin + sample.first),
-                  step = sample.step * job.k.token;
+    const auto sampled = [&](int n) {
+      return tile::offset_of(job.k, s, head, s.k_begin + sample.key(n));
+    };
     for (int n = warp(); n < sample.count; n += kTokenWarps) {
-      const bool bad = is_poisoned(job.batch.dtype, job.k, first + n * step, job.d);
+      const bool bad = is_poisoned(job.batch.dtype, job.k, sampled(n), job.d);
       if (lane() == 0) poisoned[n] = bad;
     }
     __syncthreads();
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
       for (int n = 0; n < sample.count; ++n) {
         if (poisoned[n]) continue;
         ++counted;
-        sum += static_cast<double>(read(job.batch.dtype, job.k, first + n * step + c));
+        sum += static_cast<double>(read(job.batch.dtype, job.k, sampled(n) + c));
       }
       if (counted > 0) row[c] = static_cast<float>(sum / counted);
     }
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kTokenThreads) dq_mean_kernel(DqKeysJob job) {
     double sum = 0;
     int counted = 0;
     for (int n = 0; n < sample.count; ++n) {
-      const int j = static_cast<int>(n * sample.step);
+      const int j = static_cast<int>(sample.key(n));
       const CodedKey key(job, s, head, j);
       if (isnan(key.scale)) continue;
       ++counted;
