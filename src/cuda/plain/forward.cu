@@ -91,6 +91,11 @@ struct Block {
     for_elements(x, [&](float& y, int, int, int) { y = numerics::capped(p.cap, y); });
   }
 
+  /// Whether block lists, if there are any, have the tile of keys that starts at `begin`.
+  __device__ bool is_listed(int begin) const {
+    return p.lists.listed == nullptr || has_bit(p, p.lists.listed, s, head, q0, begin);
+  }
+
   /// Whether V of a tile holds NaN or Inf.
   __device__ bool poisoned(int begin, int end) const {
     int any = 0;
@@ -137,7 +142,7 @@ struct Block {
   __device__ void visit(int step) {
     const Position at;
     const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
-    if (p.lists.listed != nullptr && !has_bit(p, p.lists.listed, s, head, q0, begin)) return;
+    if (!is_listed(begin)) return;
     Fragment<float> x;
     int held;
     float tile_top[2];
@@ -176,22 +181,7 @@ struct Block {
         row[r].sum += y * shared.v_inverse[col] * beta[r];
       });
       values(here, x, product, factor);
-      if (p.marks_rows && p.v.poisoned[here.k_block()] != 0) mark_rows(here);
     }
-  }
-
-  /// Rows that see a value which holds NaN or Inf become NaN, and no other row learns of it.
-  __device__ void mark_rows(const Pair& here) {
-    const Spans spans(shared);
-    bool marked[2] = {};
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      for (int col = spans.begin[r]; col < spans.end[r]; ++col)
-        marked[r] |= isnan(p.v.scale[here.k_at + col]);
-    for (auto& part : result)
-      for_elements(part, [&](float& o, int r, int, int) {
-        if (marked[r]) o = NAN;
-      });
   }
 
   /// result += P·V of one block of keys.
@@ -220,8 +210,26 @@ struct Block {
     add_product<arch::Bytes::u8>(here.values(p.v.codes), factor, channel, shared, result);
   }
 
+  /// Finds the rows that see a value which holds NaN or Inf.
+  __device__ void find_marked(bool (&marked)[2]) const {
+    const Position at;
+    marked[0] = marked[1] = false;
+    for (int step = 0; step < walk.steps && p.marks_rows; ++step) {
+      const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
+      if (!is_listed(begin) || !poisoned(begin, end)) continue;
+      for (int r = 0; r < 2; ++r) {
+        const tile::Range keys = tile::visible(p.mask, s, q0 + at.row(r));
+        const int64_t first = pair(0).k_at;
+        for (int key = max(begin, keys.begin); key < min(end, keys.end); ++key)
+          marked[r] |= isnan(p.v.scale[first + key]);
+      }
+    }
+  }
+
   __device__ void finish() {
     const Position at;
+    bool marked[2];
+    find_marked(marked);
     float sum[2], logit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -248,6 +256,7 @@ struct Block {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.value_d) return;
         float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
+        if (marked[r]) value = NAN;
         if (p.batch.dtype == Dtype::f16) value = numerics::within_f16(value);
         write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
       });
