@@ -241,19 +241,22 @@ def test_15_documents_do_not_see_each_other():
 
 
 def test_16_the_future_is_seen_only_through_rounding():
-    """The mean key and the scales of blocks of k depend on later tokens, so results change, but
-    within the limit. Rows of P, and with them dv of the past, stay as close. Keys that outgrow the
-    rest of their block by far need scales of their own."""
-    for growth, k_per_token in ((3, False), (20, True)):
+    """In the default recipe the mean key and the scales of blocks of k depend on later tokens, so
+    results change, but within the limit. Rows of P, and with them dv of the past, stay as close.
+    Keys that outgrow the rest of their block by far need scales of their own: recipe tokenwise,
+    whose output does not change at all."""
+    for growth, recipe in ((3, "vectorwise"), (20, "tokenwise")):
         q, k, v, dout = qkv(s=200)
         dout[:, :, 100:] = 0
-        options = dict(causal=True, recipe=sagebwd.Recipe(k_per_token=k_per_token))
+        options = dict(causal=True, recipe=recipe)
         before = run(q, k, v, dout, **options)
         k, v = k.clone(), v.clone()
         k[:, :, 100:] = growth * torch.randn(1, 2, 100, 64)
         v[:, :, 100:] *= 3
         for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout, **options), before):
             check(name, a[:, :, :100], b[:, :, :100])
+            if (name, recipe) == ("out", "tokenwise"):
+                assert torch.equal(a[:, :, :100], b[:, :, :100])
 
 
 def test_17_zeros():

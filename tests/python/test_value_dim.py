@@ -168,11 +168,11 @@ def test_kept_bytes_do_not_grow_by_padding_of_v():
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("k_per_token", ["off", "on"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise"])
 @pytest.mark.parametrize("d,dv", DIMS)
-def test_size_of_codes_from_shapes(d, dv, k_per_token):
+def test_size_of_codes_from_shapes(d, dv, recipe):
     q, k, v, dout = problem(d, dv, b=3, s=67, sk=139)
-    options = ops.Options(recipe=f"vectorwise k_per_token={k_per_token}")
+    options = ops.Options(recipe=recipe)
     out, lse, _, codes = torch.ops.sagebwd.fwd(q, k, v, *options, False, False, True)
     assert codes.shape == (ops.codes_bytes(q, k, v, None, options.recipe),)
     call = lambda c: ops.backward(dout, q, k, v, out, lse, None, options, codes=c)
