@@ -244,7 +244,7 @@ def test_16_the_future_is_seen_only_through_rounding():
     """In the default recipe the mean key and the scales of blocks of k depend on later tokens, so
     results change, but within the limit. Rows of P, and with them dv of the past, stay as close.
     Keys that outgrow the rest of their block by far need scales of their own: recipe tokenwise,
-    whose output does not change at all."""
+    whose output does not change at all. Its dQ still has one scale for a tile of keys."""
     for growth, recipe in ((3, "vectorwise"), (20, "tokenwise")):
         q, k, v, dout = qkv(s=200)
         dout[:, :, 100:] = 0
@@ -254,9 +254,10 @@ def test_16_the_future_is_seen_only_through_rounding():
         k[:, :, 100:] = growth * torch.randn(1, 2, 100, 64)
         v[:, :, 100:] *= 3
         for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout, **options), before):
-            check(name, a[:, :, :100], b[:, :, :100])
-            if (name, recipe) == ("out", "tokenwise"):
-                assert torch.equal(a[:, :, :100], b[:, :, :100])
+            a, b = a[:, :, :100], b[:, :, :100]
+            if recipe == "tokenwise" and name == "out":
+                assert torch.equal(a, b)
+            check(name, a, b, 0.25 if recipe == "tokenwise" and name == "dq" else 0.06)
 
 
 def test_17_zeros():
