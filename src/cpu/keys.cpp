@@ -160,12 +160,11 @@ void Preparation::make_centre(const spec::Sequence& s, int64_t hk, int octave, f
                               float* mean) const {
   const int d = static_cast<int>(plan.p.d);
   const numerics::Sample sample = numerics::centre_sample(octave);
-  const int count = static_cast<int>(
-      std::min<int64_t>(sample.count, ceil_div(s.nk - sample.first, sample.step)));
-  kernels.load_rows(a.k.dtype, row_at(a.k, s.batch, hk, s.k_begin + sample.first),
-                    a.k.stride[2] * sample.step, count, d, rows, plan.dl);
+  for (int n = 0; n < sample.count; ++n)
+    kernels.load_rows(a.k.dtype, row_at(a.k, s.batch, hk, s.k_begin + sample.key(n)), 0, 1, d,
+                      rows + static_cast<int64_t>(n) * plan.dl, plan.dl);
   double sum[256] = {};
-  const int finite = kernels.sum_rows(rows, plan.dl, count, d, sum);
+  const int finite = kernels.sum_rows(rows, plan.dl, sample.count, d, sum);
   for (int c = 0; c < d && finite > 0; ++c) mean[c] = static_cast<float>(sum[c] / finite);
   rotate(mean, 1);
 }
@@ -210,7 +209,7 @@ void Preparation::dq_mean(int64_t item) const {
   double sum[256] = {};
   int count = 0;
   for (int n = 0; n < sample.count; ++n) {
-    const int64_t j = n * sample.step;
+    const int64_t j = sample.key(n);
     const int64_t row =
         (hk * plan.k_blocks + plan.k_start[sequence] + j / plan.bk) * plan.bk + j % plan.bk;
     const float scale = data.k_scale[row];

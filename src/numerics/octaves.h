@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Centres of K in recipe `causal`. Blocks of 128 keys of a document lie in octaves: block 0, block
+// Centres of K in recipe `tokenwise`. Blocks of 128 keys of a document lie in octaves: block 0, block
 // 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a sample of
 // the octave before it, those of block 0 by key 0; so a centre depends on earlier keys alone, or on
 // the first key of all.
@@ -33,24 +33,31 @@ SAGE_INLINE int octaves_of(int64_t keys) {
   return keys == 0 ? 0 : octave_of_block((keys - 1) / 128) + 1;
 }
 
-/// Keys first, first + step, …, `count` of them.
+/// One key of each `step` neighbours from `first` on, `count` of them. Their distances vary, so that
+/// no pattern of tokens (a delimiter every hundred keys, rows of an image) is met by all or by none.
 struct Sample {
-  int64_t first, step;
+  int64_t first, step, end;  // end: keys that there are
   int count;
+
+  SAGE_INLINE int64_t key(int n) const {
+    const auto spread = static_cast<int64_t>((static_cast<uint32_t>(n) * 2654435761u) >> 8);
+    const int64_t at = first + n * step + spread % step;
+    return at < end ? at : end - 1;
+  }
 };
 
 /// The keys whose mean centres an octave. They do not depend on the length of the document.
 SAGE_INLINE Sample centre_sample(int octave) {
-  if (octave == 0) return {0, 1, 1};
-  if (octave == 1) return {0, 1, kMostSampled};
+  if (octave == 0) return {0, 1, 1, 1};
+  if (octave == 1) return {0, 1, 128, kMostSampled};
   const int64_t start = first_block_of(octave);
-  return {64 * start, start / 2, kMostSampled};
+  return {64 * start, start / 2, 128 * start, kMostSampled};
 }
 
 /// The keys whose mean is taken out of the operand of dQ, which need not be causal.
 SAGE_INLINE Sample spread_sample(int64_t keys) {
   const int64_t step = (keys + kMostSampled - 1) / kMostSampled;
-  return {0, step, step == 0 ? 0 : static_cast<int>((keys + step - 1) / step)};
+  return {0, step, keys, step == 0 ? 0 : static_cast<int>((keys + step - 1) / step)};
 }
 
 }  // namespace sagebwd::numerics

@@ -93,8 +93,8 @@ void make_centres(const RecipeHead& head, RecipeInputs& in) {
   for (int octave = 0; octave < octaves; ++octave) {
     const numerics::Sample sample = numerics::centre_sample(octave);
     std::vector<float> rows;
-    for (int n = 0; n < sample.count && sample.first + n * sample.step < head.nk; ++n) {
-      const float* key = head.k + (sample.first + n * sample.step) * d;
+    for (int n = 0; n < sample.count; ++n) {
+      const float* key = head.k + sample.key(n) * d;
       rows.insert(rows.end(), key, key + d);
     }
     std::vector<float> mean = mean_of(rows.data(), static_cast<int64_t>(rows.size()) / d, d);
@@ -161,7 +161,7 @@ void make_dq_operand(const RecipeHead& head, RecipeOperands& x) {
   std::vector<float> sampled;
   const numerics::Sample sample = numerics::spread_sample(nk);
   for (int n = 0; n < sample.count; ++n) {
-    const int64_t j = n * sample.step;
+    const int64_t j = sample.key(n);
     if (!std::isnan(in.k_scale[j]))
       sampled.insert(sampled.end(), &keys[j * d], &keys[j * d] + d);
   }

@@ -84,7 +84,7 @@ TEST(CApi, RecipeInitFillsThePresets) {
   }
   sagebwd_recipe c;
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, "papper"), SAGEBWD_INVALID_ARGUMENT);
-  EXPECT_TRUE(has(sagebwd_last_error(), {"paper or vectorwise", "papper"}));
+  EXPECT_TRUE(has(sagebwd_last_error(), {"tokenwise or paper", "papper"}));
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, nullptr), SAGEBWD_INVALID_ARGUMENT);
   EXPECT_EQ(sagebwd_recipe_init(nullptr, sizeof c, "paper"), SAGEBWD_INVALID_ARGUMENT);
 }
@@ -415,7 +415,7 @@ TEST(CApi, ALongMessageIsCutNotOverrun) {
   const std::string name(10000, 'x');
   EXPECT_EQ(sagebwd_recipe_init(&r, sizeof r, name.c_str()), SAGEBWD_INVALID_ARGUMENT);
   EXPECT_LT(std::strlen(sagebwd_last_error()), 2048u);
-  EXPECT_TRUE(has(sagebwd_last_error(), {"paper or vectorwise", "xxxx"}));
+  EXPECT_TRUE(has(sagebwd_last_error(), {"tokenwise or paper", "xxxx"}));
 }
 
 /// The caller's threads are the ones that run, for every item exactly once.

@@ -10,9 +10,11 @@
 
 #include "base/math.h"
 #include "cpu/scales.h"
+#include "numerics/octaves.h"
 #include "numerics/quantize.h"
 #include "numerics/rotate.h"
 #include "ref/attention_recipe.h"
+#include "ref/recipe_inputs.h"
 #include "support/attention_problem.h"
 #include "support/implementations.h"
 
@@ -71,9 +73,11 @@ struct Operands {
     const float unit = head.scale * numerics::kLog2e;
     sums.assign(static_cast<size_t>(tile_q * tile_k), 0);
     logit_factor.assign(tile_q, 0.0f), k_scale.assign(tile_k, 0.0f);
+    shift.assign(tile_q, 0.0f), k_fold.assign(tile_k, 0.0f);
     begin.assign(tile_q, 0), end.assign(tile_q, 0);
     for (int64_t i = 0; i < t.rows; ++i) {
       logit_factor[i] = in.q_scale[t.q0 + i] * unit;
+      shift[i] = ref::centre_logit(head, in, t.q0 + i, t.k0);
       const ref::Span seen = head.visible.inside(t.q0 + i, t.k0, t.k0 + t.cols);
       begin[i] = static_cast<int32_t>(seen.begin - t.k0);
       end[i] = static_cast<int32_t>(seen.end - t.k0);
@@ -82,6 +86,7 @@ struct Operands {
           sums[j * tile_q + i] += in.q8[(t.q0 + i) * head.d + c] * in.k8[(t.k0 + j) * head.d + c];
     }
     for (int64_t j = 0; j < t.cols; ++j) k_scale[j] = in.k_scale[t.k0 + j];
+    for (int64_t j = 0; j < t.cols && t.backward; ++j) k_fold[j] = t.k_fold[j];
     for (int i = 0; i < tile_q; ++i) dither.push_back(numerics::dither_query_term(i));
   }
   /// A code stored as quads along keys.
@@ -92,7 +97,7 @@ struct Operands {
 
   int tile_q, tile_k;
   std::vector<int32_t> sums;
-  std::vector<float> logit_factor, k_scale, dither;
+  std::vector<float> logit_factor, shift, k_scale, k_fold, dither;
   std::vector<int32_t> begin, end;
 };
 
@@ -121,6 +126,7 @@ void check_forward(const Kernels& kernels, const Oracle& x, CodeCount& p_codes) 
                           .k_scale = o.k_scale.data(),
                           .logit_factor = o.logit_factor.data(),
                           .bias = nullptr,
+                          .shift = o.shift.data(),
                           .begin = o.begin.data(),
                           .end = o.end.data(),
                           .v_log2 = v_log2.data(),
@@ -172,14 +178,15 @@ void check_backward(const Kernels& kernels, const Oracle& x, BackwardCounts& cou
                            .k_scale = o.k_scale.data(),
                            .logit_factor = o.logit_factor.data(),
                            .bias = nullptr,
+                           .shift = o.shift.data(),
                            .begin = o.begin.data(),
                            .end = o.end.data(),
                            .lse2 = lse2.data(),
                            .delta = delta.data(),
                            .q_scale = q_scale.data(),
                            .do_scale = do_scale.data(),
-                           .k_fold = o.k_scale.data(),
-                           .per_vector = recipe.scheme == Scheme::vectorwise,
+                           .k_fold = o.k_fold.data(),
+                           .per_vector = recipe.scheme != Scheme::paper,
                            .dv_float = false,
                            .dq_float = false,
                            .dk_float = false,
@@ -223,6 +230,7 @@ struct Quantised {
   const float* mean = nullptr;  // removed first; one per mean_tokens tokens
   int64_t mean_tokens = 0;      // 0: one for all
   bool rotated = false;
+  const ref::RecipeInputs* centres = nullptr;  // of keys, removed after the rotation
 };
 
 /// The same codes and scales through the kernels: magnitudes, then scale(amax, count, top) for each
@@ -242,6 +250,12 @@ void check_rows(const Kernels& kernels, int64_t d, int64_t tokens, const Quantis
         padded[r * ld + c] =
             t.x[(first + r) * d + c] - (t.mean != nullptr ? t.mean[of * d + c] : 0.0f);
       if (t.rotated) numerics::rotate(&padded[r * ld], static_cast<int>(d));
+      if (t.centres == nullptr) continue;
+      const int octave = numerics::octave_of_block((first + r) / kKeysPerScale);
+      for (int64_t c = 0; c < d; ++c)
+        padded[r * ld + c] -=
+            t.centres->centre_scale[octave] *
+            static_cast<float>(t.centres->centre8[static_cast<size_t>(octave * d + c)]);
     }
     kernels.row_magnitudes(padded.data(), ld, rows, scales.data());
     scale(scales.data(), rows, cpu::largest_finite(scales.data(), rows));
@@ -284,23 +298,35 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
   for (const char* text : kCases)
     for (bool smooth_q : {false, true}) {
       AttentionProblem p = make_problem(text);
-      p.c.recipe.smooth_q = smooth_q;
+      const bool tokenwise = p.c.recipe.scheme == Scheme::tokenwise;
+      p.c.recipe.smooth_q = smooth_q && !tokenwise;
       SCOPED_TRACE(p.describe());
       const Oracle x(p);
       const ref::RecipeHead& h = x.one.head;
       const ref::RecipeInputs& in = x.inputs();
       const Recipe& r = h.recipe;
-      const bool per_token = r.scheme == Scheme::vectorwise;
+      const bool per_token = r.scheme != Scheme::paper;
       const int64_t q_tokens = per_token ? 1 : r.tile_q;
       check_rows(kernels(), h.d, q_tokens,
                  {"Q", x.one.q, in.q8, in.q_scale, in.mu_q.data(), r.tile_q, r.rotate},
                  cpu::scale_together);
-      check_rows(kernels(), h.d, spec::keys_per_scale(r, r.tile_k),
-                 {"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate},
-                 cpu::scale_together);
-      check_rows(kernels(), h.d, per_token ? kKeysPerScale : r.tile_k,
-                 {"V", x.one.v, in.v8, in.v_scale, in.mu_v.data()},
-                 per_token ? cpu::scale_values : cpu::scale_together);
+      const auto lone_keys = [](float* amax, int count, float) {
+        cpu::scale_lone_keys(amax, count);
+      };
+      const auto lone_values = [](float* amax, int count, float) {
+        cpu::scale_lone_values(amax, count);
+      };
+      const Quantised k{"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate,
+                        tokenwise ? &in : nullptr};
+      const Quantised v{"V", x.one.v, in.v8, in.v_scale, in.mu_v.data()};
+      if (tokenwise) {
+        check_rows(kernels(), h.d, 1, k, lone_keys);
+        check_rows(kernels(), h.d, 1, v, lone_values);
+      } else {
+        check_rows(kernels(), h.d, spec::keys_per_scale(r, r.tile_k), k, cpu::scale_together);
+        check_rows(kernels(), h.d, per_token ? kKeysPerScale : r.tile_k, v,
+                   per_token ? cpu::scale_values : cpu::scale_together);
+      }
       check_rows(kernels(), h.d, q_tokens, {"dO", x.one.dout, x.backward.do8, x.backward.do_scale},
                  cpu::scale_together);
       if (HasFatalFailure()) return;
