@@ -291,9 +291,7 @@ def _centres(k, turn):
     block = 0  # the first of an octave
     while 128 * block < k.shape[2]:
         after = max(1, 2 * block)
-        first = 64 * block if block > 1 else 0
-        sample = k[:, :, first : max(1, 128 * block) : max(1, block // 2)]
-        mean = turn(sample.double().mean(2, keepdim=True).float())
+        mean = turn(k[:, :, _sampled(block)].double().mean(2, keepdim=True).float())
         centres[:, :, 128 * block : 128 * after] = _codes(mean, 1)
         block = after
     return centres
@@ -320,6 +318,15 @@ def _rotated(x):
         x = torch.stack((a + b, a - b), -2).flatten(-3)
         half *= 2
     return x * n**-0.5
+
+
+def _sampled(block):
+    """The keys whose mean centres the octave that begins with a block."""
+    if block < 2:
+        return slice(0, 128 * block or 1)
+    step = block // 2  # one key of so many neighbours
+    spread = ((n * 2654435761 % 2**32 >> 8) % step for n in range(128))
+    return [64 * block + n * step + at for n, at in enumerate(spread)]
 
 
 def _codes(x, block, bits=24):

@@ -15,7 +15,7 @@ from ..attention import attention
 from ..recipe import Recipe, as_recipe
 
 #: Where the tokens that change begin: the first block, its edges, octaves of blocks, and between.
-CUTS = (1, 2, 15, 17, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300)
+CUTS = (1, 2, 15, 17, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300, 511, 513)
 
 
 @dataclass(frozen=True)
