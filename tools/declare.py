@@ -39,7 +39,9 @@ def schemes_of(declared):
 def python_fields(fields, scheme):
     """What a preset has other than ``vectorwise``, as a dict in Python."""
     other = {f["name"]: f["presets"][scheme] for f in fields if f["presets"][scheme] != usual(f)}
-    return "{" + ", ".join(f'"{name}": {python_value(value)}' for name, value in other.items()) + "}"
+    return (
+        "{" + ", ".join(f'"{name}": {python_value(value)}' for name, value in other.items()) + "}"
+    )
 
 
 def python_value(value):
@@ -102,9 +104,7 @@ def python_file(declared):
             sentence(python_words(f["help"])), 98, initial_indent=" " * 8, subsequent_indent=" " * 8
         )
     out += ['    """', ""]
-    out += [
-        f"    {f['name']}: {_TYPES[f['kind']]} = {python_value(usual(f))}" for f in fields
-    ]
+    out += [f"    {f['name']}: {_TYPES[f['kind']]} = {python_value(usual(f))}" for f in fields]
     return "\n".join(out) + "\n"
 
 
