@@ -147,9 +147,7 @@ def test_attention_of_pytorch_in_16_bit(dtype):
     """Its rounding may depend on how many tokens there are, and what it hides may be multiplied by
     zero, which gives NaN. Nothing else shows."""
     attend = torch.nn.functional.scaled_dot_product_attention
-    found = sagebwd.leaks(
-        lambda *t: attend(*t, is_causal=True), layout="bhsd", dtype=dtype, seed=1
-    )
+    found = sagebwd.leaks(lambda *t: attend(*t, is_causal=True), layout="bhsd", dtype=dtype, seed=1)
     seen = {c.case for c in found.changes if c.changed}
     assert seen <= {"prefix: those tokens are not there", "NaN in v", "Inf in v"}, found
 
