@@ -30,7 +30,7 @@ enum class InputKind {
   offset,     // every channel of K has a mean, of deviation 10·sigma across channels
   rope_bias,  // two channels of K have a mean of 30·sigma that rotary positions then turn: a mean
               // that no stretch of keys shares
-  channels,       // a channel of Q 6 times and another of K 12 times larger, without a mean
+  channels,   // a channel of Q 6 times and another of K 12 times larger, without a mean
   value_channel,  // a channel of V 20 times larger, without a mean
   heavy,          // Student-t Q and K with three degrees of freedom
   long_key,       // a key of every 128 is 20 times longer

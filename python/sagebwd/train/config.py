@@ -46,7 +46,8 @@ class Config:
         "vectorwise",
         "attention",
         "of INT8: vectorwise, tokenwise or paper, with the switches that differ from it: "
-        "'paper rounding=dither lift=dQ,dK'; dither takes a new seed every step (sagebwd recipe lists the switches)",
+        "'paper rounding=dither lift=dQ,dK'; dither takes a new seed every step (sagebwd recipe "
+        "lists the switches)",
     )
 
     # --- batch and optimizer
