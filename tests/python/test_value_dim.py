@@ -46,12 +46,12 @@ def test_nothing_is_padded_on_a_cpu(d, dv, monkeypatch):
 
 
 @pytest.mark.parametrize("save_codes", [True, False])
-@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
 @pytest.mark.parametrize("d,dv", DIMS)
 def test_gradients(d, dv, recipe, save_codes):
     q, k, v, dout = problem(d, dv)
     dlse = torch.randn(2, 4, 70)
-    recipe = sagebwd.Recipe(recipe, save_codes=save_codes)
+    recipe = sagebwd.Recipe.parse(recipe, save_codes=save_codes)
     seen = visible(70, 140, causal=True)
     got = gradients(lambda *t: dense(*t, causal=True, recipe=recipe), q, k, v, dout)
     out, _, *grads = exact_grads(q, k, v, dout, seen)
