@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the sagebwd program, which a wheel carries inside the Python package; `sagebwd run` is a
-Python module. A module of its own, because importing the package would import PyTorch, which
-neither needs."""
+"""Starts the sagebwd program, which a wheel carries inside the Python package; `sagebwd run` and
+`sagebwd doctor` are Python modules. A module of its own, because importing the package would import
+PyTorch, which the program and the launcher do not need."""
 
 import importlib.util
 import os
@@ -12,6 +12,9 @@ def main():
     package = importlib.util.find_spec("sagebwd")
     if package is None:
         sys.exit("sagebwd: the Python package is not installed for " + sys.executable)
+    if sys.argv[1:2] == ["doctor"]:
+        doctor = [sys.executable, "-m", "sagebwd.tools.doctor", *sys.argv[2:]]
+        os.execv(sys.executable, doctor)
     for directory in package.submodule_search_locations:
         if sys.argv[1:2] == ["run"]:
             launcher = os.path.join(directory, "launch", "__main__.py")
