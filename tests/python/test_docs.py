@@ -130,7 +130,8 @@ def test_python_pages_name_everything_public():
     assert documented("sla2.md") == {f"sla2.{name}" for name in sagebwd.sla2.__all__}
     pages = documented("integrations.md")
     named = {name.split(".")[1] for name in pages}
-    assert named - {"report", "torchtitan_override"} == set(sagebwd.integrations.__all__)
+    by_name = {"torchtitan_override", "axolotl", "verl"}  # their frameworks import them
+    assert named - by_name - {"report"} == set(sagebwd.integrations.__all__)
 
 
 def test_public_names_have_docstrings():
