@@ -133,6 +133,12 @@ def test_refusals(tmp_path, config, words):
         doctor.main([str(tmp_path)])
 
 
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SystemExit, match="in a directory or on the hub, and found neither"):
+        doctor.main(["nobody/nothing-of-this-name"])
+
+
 def test_a_name_that_does_not_exist():
     with pytest.raises(SystemExit, match="neither a directory nor a name"):
         doctor.main(["/no/such/place"])

@@ -40,7 +40,7 @@ def load(name, device, tokens, pixels, text=None):
     if config is None:
         raise CannotExamine(
             f"{name}: expected a checkpoint of transformers (config.json) or a pipeline of "
-            "diffusers (model_index.json), and found neither"
+            "diffusers (model_index.json), in a directory or on the hub, and found neither"
         )
     if "_class_name" in config:
         raise CannotExamine(
@@ -64,9 +64,7 @@ def _json(name, file):
 
     try:
         return json.loads(Path(hf_hub_download(name, file)).read_text())
-    except LocalEntryNotFoundError:  # the hub cannot be reached; one of EntryNotFoundError, too
-        return None
-    except EntryNotFoundError:
+    except (EntryNotFoundError, LocalEntryNotFoundError):  # the latter: the hub cannot be reached
         return None
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise CannotExamine(

@@ -43,7 +43,8 @@ def _layers(examined):
     rows = [
         [
             (e.module or "the model", "name"),
-            "{} × {} of {}, {} × {}".format(e.shape[0], e.shape[4], e.shape[1], *e.shape[2:4]),
+            "{} ({}) × {}".format(*e.shape[:2], e.shape[4]),
+            "{} × {}".format(*e.shape[2:4]),
             *(_percent(e.report.errors.get(t, math.nan)) for t in TENSORS),
             f"{e.report.max_logit:.1f}" if e.report.errors else "–",
             _percent(e.leak),
@@ -52,7 +53,7 @@ def _layers(examined):
         for e in examined
     ]
     titles = [
-        ("call", "name"), "heads × head dim of key heads, queries × keys",
+        ("call", "name"), "heads (of keys) × dim", "queries × keys",
         *(f"{t}, %" for t in TENSORS), "largest logit", "leak, %", ("verdict", "words"),
     ]  # fmt: skip
     words = (
