@@ -121,6 +121,39 @@ def test_a_pipeline(tmp_path):
         load.load(str(tmp_path / "transformer"), "cpu", 32, 64)
 
 
+def test_a_pipeline_with_text(tmp_path):
+    """Wan: a text encoder, and two calls of the denoiser in a step."""
+    diffusers = pytest.importorskip("diffusers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: i for i, word in enumerate("<pad> </s> <unk> a red fox walks".split())}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    diffusers.WanPipeline(
+        tokenizer=transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        ),
+        text_encoder=transformers.UMT5EncoderModel(
+            transformers.UMT5Config(
+                vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2
+            )
+        ),
+        vae=diffusers.AutoencoderKLWan(
+            base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        transformer=diffusers.WanTransformer3DModel(
+            num_attention_heads=2, attention_head_dim=32, in_channels=16, out_channels=16,
+            text_dim=32, freq_dim=16, ffn_dim=64, num_layers=2,
+        ),
+    ).save_pretrained(tmp_path)  # fmt: skip
+    found = doctor.find(load.load(str(tmp_path), "cpu", 32, 64), "wan", "cpu")
+    names = [f"blocks.{i}.attn{j}" for i in range(2) for j in (1, 2)]
+    assert [e.module for e in found.examined] == names
+    assert found.whole.calls == 4 and 1e-5 < found.whole.error < 0.05
+
+
 @pytest.mark.parametrize("config, words", [
     (None, "found neither"),
     ({"architectures": ["MyModel"]}, "names the class MyModel"),

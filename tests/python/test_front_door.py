@@ -93,6 +93,9 @@ def test_the_library_is_there_once_and_the_program_starts():
     done = subprocess.run([script, "info"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "built for CPU" in done.stdout and "chosen" in done.stdout
+    done = subprocess.run([script, "--help"], capture_output=True, text=True)
+    assert "\n  run  " in done.stdout and "\n  doctor  " in done.stdout, done.stdout
+    assert done.stdout.index("doctor") < done.stdout.index("trace")
 
 
 # --- the build backend ----------------------------------------------------------------------------

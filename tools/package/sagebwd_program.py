@@ -7,8 +7,18 @@ import importlib.util
 import os
 import sys
 
+#: What the program's own help cannot know of.
+ALSO = """Of the Python package:
+  run                         A command and its processes with INT8 attention
+  doctor                      What INT8 attention would do to a checkpoint
+
+Of the program:
+"""
+
 
 def main():
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print(ALSO, flush=True)
     package = importlib.util.find_spec("sagebwd")
     if package is None:
         sys.exit("sagebwd: the Python package is not installed for " + sys.executable)
