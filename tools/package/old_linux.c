@@ -20,13 +20,15 @@ int fstatat(int at, const char* path, struct stat* out, int flags) {
   return __fxstatat(kVersion, at, path, out, flags);
 }
 
-/* 2.34 runs the constructors of a program by itself; before, the program passed a function that does. */
+/* 2.34 runs the constructors of a program by itself; before, the program passed a function that
+ * does. */
 typedef void (*Constructor)(int, char**, char**);
 extern Constructor __init_array_start[] __attribute__((weak, visibility("hidden")));
 extern Constructor __init_array_end[] __attribute__((weak, visibility("hidden")));
 
 static void construct(int argc, char** argv, char** environment) {
-  for (Constructor* c = __init_array_start; c != __init_array_end; ++c) (*c)(argc, argv, environment);
+  for (Constructor* c = __init_array_start; c != __init_array_end; ++c)
+    (*c)(argc, argv, environment);
 }
 
 int __real___libc_start_main(int (*)(int, char**, char**), int, char**, Constructor, void (*)(void),
