@@ -538,24 +538,6 @@ def sla2():
     return "\n".join(out) + "\n" + at(r)
 
 
-def throughput():
-    """Whole training steps of the 325M model."""
-    r = record("train/throughput_325m.json")
-    out = [
-        "| context | | tokens per second | MFU | peak memory, GiB | kept of a sequence, GiB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for run in sorted(r["runs"], key=lambda run: run["config"]["context"]):
-        s, arm = run["summary"], run["name"].split("_")[0]
-        out.append(
-            f"| {run['config']['context']} tokens | {ARMS[arm]} | {s['tokens_per_second']:.0f} | "
-            f"{100 * run['mfu']:.1f} % | {s['peak_memory'] / (1 << 30):.1f} | "
-            f"{s['activation_bytes'] / (1 << 30):.2f} |"
-        )
-    where = r["machine"]
-    return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
-
-
 WAYS = {
     "wheel": "`pip install` of a finished wheel",
     "cpu": "`pip install .` for the CPU",
@@ -574,6 +556,24 @@ def installs():
         seconds = way["processor_seconds"]
         out.append(f"| {WAYS[way['way']]} | {words(seconds)} | {words(seconds / 4)} |")
     return "\n".join(out) + "\n" + "".join(map(source, records))
+
+
+def throughput():
+    """Whole training steps of the 325M model."""
+    r = record("train/throughput_325m.json")
+    out = [
+        "| context | | tokens per second | MFU | peak memory, GiB | kept of a sequence, GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in sorted(r["runs"], key=lambda run: run["config"]["context"]):
+        s, arm = run["summary"], run["name"].split("_")[0]
+        out.append(
+            f"| {run['config']['context']} tokens | {ARMS[arm]} | {s['tokens_per_second']:.0f} | "
+            f"{100 * run['mfu']:.1f} % | {s['peak_memory'] / (1 << 30):.1f} | "
+            f"{s['activation_bytes'] / (1 << 30):.2f} |"
+        )
+    where = r["machine"]
+    return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
 
 
 def summary():
