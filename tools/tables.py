@@ -559,6 +559,26 @@ def sla2():
     return "\n".join(out) + "\n" + at(r)
 
 
+WAYS = {
+    "wheel": "`pip install` of a finished wheel",
+    "cpu": "`pip install .` for the CPU",
+    "gpu": "`pip install .` for the CPU and one GPU, Hopper",
+}
+
+
+def installs():
+    """Processor time of the ways to install, and the time that this takes on four cores."""
+    out = ["| way | processor time | on four cores, at best |", "|---|---|---|"]
+    words = lambda seconds: f"{seconds / 60:.1f} min" if seconds > 60 else f"{seconds:.1f} s"
+    records = [
+        record(f"install/{path.name}") for path in sorted((ROOT / "results/install").iterdir())
+    ]
+    for way in (way for r in records for way in r["ways"]):
+        seconds = way["processor_seconds"]
+        out.append(f"| {WAYS[way['way']]} | {words(seconds)} | {words(seconds / 4)} |")
+    return "\n".join(out) + "\n" + "".join(map(source, records))
+
+
 def throughput():
     """Whole training steps of the 325M model."""
     r = record("train/throughput_325m.json")
@@ -667,6 +687,7 @@ TABLES = {
     "finetune": finetune,
     "ablation": ablation,
     "throughput": throughput,
+    "installs": installs,
     "sla2": sla2,
 }
 

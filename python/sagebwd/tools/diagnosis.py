@@ -19,6 +19,10 @@ from .capture import Capture, save
 FINE, USABLE = 0.06, 0.15
 
 
+class NoAttention(ValueError):
+    """The model called no attention that can be captured."""
+
+
 @dataclass
 class LayerReport:
     """Relative L2 errors of one layer against exact attention, its largest logit, and a verdict."""
@@ -27,6 +31,7 @@ class LayerReport:
     errors: dict = field(default_factory=dict)  # of O, dQ, dK, dV, P, dS
     max_logit: float = math.nan
     verdict: str = ""
+    remedy: str = ""  # of those that were tried, the one that helps most; "" where none is needed
 
 
 @dataclass(repr=False)
@@ -90,7 +95,7 @@ def _run(model, batch, loss):
     for p in parameters:
         p.grad = None
     try:
-        with Capture() as capture, torch.enable_grad():
+        with Capture(model) as capture, torch.enable_grad():
             if isinstance(batch, dict):
                 output = model(**batch)
             else:
@@ -103,7 +108,7 @@ def _run(model, batch, loss):
         for p, grad in zip(parameters, before):
             p.grad = grad
     if not capture.layers:
-        raise ValueError(
+        raise NoAttention(
             "diagnose: no attention call was seen; the model must use "
             "F.scaled_dot_product_attention or sagebwd"
         )
@@ -121,15 +126,16 @@ def _layer(index, layer, recipe):
     if not exact:
         return LayerReport(index, verdict="not compared: no query sees a key")
     errors, max_logit = _errors(exact, recipe)
-    return LayerReport(index, errors, max_logit, _verdict(exact, recipe, errors, max_logit))
+    return LayerReport(index, errors, max_logit, *_verdict(exact, recipe, errors, max_logit))
 
 
 def _verdict(exact, recipe, errors, max_logit):
+    """The verdict and the remedy."""
     worst = max(errors[n] for n in ("O", "dQ", "dK", "dV"))
     if not math.isfinite(worst):
-        return "not finite: check the inputs"
+        return "not finite: check the inputs", ""
     if worst < FINE:
-        return "fine"
+        return "fine", ""
     # What helps most? Try each remedy on the same tensors.
     remedies = {
         "S in floating point": replace(recipe, high_precision=("S", "S'")),
@@ -148,7 +154,7 @@ def _verdict(exact, recipe, errors, max_logit):
     best = min(tried, key=tried.get)
     state = "usable" if worst < USABLE else "sensitive"
     cause = " (large logits)" if max_logit > 30 else ""
-    return f"{state}{cause}; {best} gives {tried[best]:.3f}"
+    return f"{state}{cause}; {best} gives {tried[best]:.3f}", best
 
 
 # --- exact attention and the errors against it ----------------------------------------------------
