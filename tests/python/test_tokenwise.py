@@ -52,7 +52,9 @@ def test_decoding_with_a_cache(step, dtype):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(window_size=(70, 0)), dict(softcap=10.0), dict(s_aux=torch.randn(4))], ids=str
+    "options",
+    [dict(window_size=(70, 0)), dict(softcap=10.0), dict(s_aux=torch.arange(4.0))],
+    ids=["window", "cap", "sinks"],
 )
 def test_decoding_with_windows_caps_and_sinks(options):
     q, k, v = make(n=270)
