@@ -52,12 +52,12 @@ def test_decoding_with_a_cache(step, dtype):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(window_size=(70, 0)), dict(softcap=10.0), dict(s_aux=4)], ids=str
+    "options",
+    [dict(window_size=(70, 0)), dict(softcap=10.0), dict(s_aux=torch.arange(4.0))],
+    ids=["window", "cap", "sinks"],
 )
 def test_decoding_with_windows_caps_and_sinks(options):
     q, k, v = make(n=270)
-    if "s_aux" in options:
-        options = {"s_aux": torch.randn(options["s_aux"])}
     same = {"sinks" if name == "s_aux" else name: value for name, value in options.items()}
     out, lse = whole(q, k, v, **same)
     got, got_lse = decode(q, k, v, 200, 1, **options)
