@@ -404,6 +404,25 @@ def real_model():
     return "\n".join(out) + "\n" + source(layers) + source(gradients)
 
 
+def leak():
+    """A model that learns to read the future, or does not."""
+    figures = record("leak/leak.json")
+    out = [
+        "| attention | at the start | loss, nats | the same weights with exact attention |",
+        "|---|---|---|---|",
+    ]
+    for row in figures["rows"]:
+        length = row["planted_length"]
+        start = row["words"] + (f", {length:.0f} times longer" if length else "")
+        name = f"`{row['arm']}`" if length else row["arm"]
+        cells = [
+            f"{row['above_best']:+.4f} ± {row['deviation']:.4f}",
+            f"{row['above_best_exact']:+.4f}",
+        ]
+        out.append(f"| {name} | {start} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + source(figures)
+
+
 def by_name(r):
     return {run["name"]: run for run in r["runs"]}
 
@@ -673,6 +692,7 @@ TABLES = {
     "hard": lambda: accuracy("hard"),
     "kinds": kinds,
     "real_model": real_model,
+    "leak": leak,
     "torch_cpu": torch_cpu,
     "h200": h200,
     "h200_sustained": h200_sustained,

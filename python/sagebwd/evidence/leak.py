@@ -26,7 +26,7 @@ from torch import nn
 
 from .. import Recipe, attention
 from ..pages import html
-from ..pages.svg import Chart, Line, smoothed, to_svg
+from ..pages.svg import Chart, Line, smoothed, thinned, to_svg
 from ..suggest import Parser
 from ..train.errors import BadInput, exit_code, writing
 from ..train.files import write_text
@@ -188,7 +188,7 @@ def run(arm, steps, say):
         "deviation": torch.tensor(gains).std().item() / len(gains) ** 0.5,
         "above_best_exact": sum(exact) / len(exact),
         "seconds": time.time() - began,
-        "curve": curve,
+        "curve": thinned(smoothed(curve), 200),
     }
 
 
@@ -208,7 +208,7 @@ def write_page(figures, path):
     chart = Chart("Loss above the best causal predictor, nats", "step", zero=True)
     chart.y_range = (-0.12, 0.05)
     for row in rows:
-        chart.lines.append(Line(row["arm"], _COLOURS[row["arm"]], smoothed(row["curve"])))
+        chart.lines.append(Line(row["arm"], _COLOURS[row["arm"]], row["curve"]))
     cells = [
         [
             (f"`{row['arm']}`", "words"),
