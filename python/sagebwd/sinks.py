@@ -29,8 +29,11 @@ def add(out, lse, sinks, tokens_first=True):
     blind = lse == -torch.inf
     # A finite number, so that a sink of -inf (none at all) gives no NaN there.
     finite = lse.masked_fill(blind, torch.finfo(lse.dtype).min)
-    share = torch.sigmoid(finite - sinks)
+    # On a CPU PyTorch rounds the last elements of a tensor otherwise than those of whole vectors:
+    # more tokens would change the last bit of some. In float64 that is far below what is kept.
+    wide = torch.Tensor.double if lse.is_cpu else torch.Tensor.float
+    share = torch.sigmoid(wide(finite) - sinks).float()
     if tokens_first:
         share = share.transpose(-1, -2)
     out = (out * share[..., None]).to(out.dtype)
-    return out, torch.where(blind, sinks, torch.logaddexp(finite, sinks))
+    return out, torch.where(blind, sinks, torch.logaddexp(wide(finite), wide(sinks)).float())
