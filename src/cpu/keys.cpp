@@ -59,8 +59,7 @@ struct Preparation {
     return data.centres(plan, b.sequence, hk).values +
            static_cast<int64_t>(plan.dl) * numerics::octave_of_block(b.first / kKeysPerScale);
   }
-  void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows,
-                   float* mean) const;
+  void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows, float* mean) const;
   void centres(int64_t slot, int64_t sequence, int64_t hk) const;
   void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;

@@ -229,7 +229,8 @@ TEST(CApi, ShorterStructTakesDefaults) {
 
 /// Switches of the previews that no longer exist: whoever sets one is told.
 TEST(CApi, ReservedFieldsOfARecipeStayZero) {
-  for (int32_t sagebwd_recipe::*field : {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2, &sagebwd_recipe::reserved_3}) {
+  for (int32_t sagebwd_recipe::*field :
+       {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2, &sagebwd_recipe::reserved_3}) {
     SmallProblem p;
     CForward a(p.forward_args());
     a.recipe.*field = -1;

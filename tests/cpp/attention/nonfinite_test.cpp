@@ -125,7 +125,8 @@ TEST_P(NonFinite, NanInAValueStaysInItsChannel) {
 /// Inf: at least where exact maths has something that is not finite, at most where a NaN would
 /// reach.
 TEST_P(NonFinite, InfinityIsNeverHidden) {
-  for (const char* text : {"b2 h4 hk2 nq150 nk200 d32 f32 causal", "b2 h2 n150 d32 bf16", "b2 h2 n150 d32 f32 causal tokenwise"}) {
+  for (const char* text : {"b2 h4 hk2 nq150 nk200 d32 f32 causal", "b2 h2 n150 d32 bf16",
+                           "b2 h2 n150 d32 f32 causal tokenwise"}) {
     const AttentionProblem p = make_problem(text);
     const Results clean = run(impl(), p);
     for (Where where : kInputs)

@@ -33,7 +33,8 @@ class RecipeScheme : public ::testing::TestWithParam<Scheme> {
     return r;
   }
 };
-INSTANTIATE_TEST_SUITE_P(, RecipeScheme, ::testing::Values(Scheme::paper, Scheme::vectorwise, Scheme::tokenwise),
+INSTANTIATE_TEST_SUITE_P(, RecipeScheme,
+                         ::testing::Values(Scheme::paper, Scheme::vectorwise, Scheme::tokenwise),
                          [](const auto& scheme) { return scheme_name(scheme.param); });
 
 void expect_exact(const RandomHead& h, const Recipe& recipe) {
