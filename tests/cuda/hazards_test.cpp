@@ -83,8 +83,9 @@ void expect_bad_rows(const std::vector<float>& got, const std::vector<float>& wa
 
 TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
-                           "h2 n200 d128 paper", "h2 n200 d64 window=20,10"})
+  for (const char* text :
+       {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal", "h2 n200 d128 paper",
+        "h2 n200 d64 window=20,10", "h2 n200 d64 tokenwise causal", "h2 n200 d128 tokenwise"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY})
         for (bool deterministic : {false, true}) {
@@ -95,7 +96,8 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
           x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
           const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
           SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
-          if (works_in_halves(dc) && tensor == 2)  // all channels of the rows that see it
+          const bool marks_rows = works_in_halves(dc) || dc.c.recipe.scheme == Scheme::tokenwise;
+          if (marks_rows && tensor == 2)  // all channels of the rows that see it
             expect_bad_rows(gpu.o, oracle.o, dc.c.d);
           else
             EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
@@ -109,7 +111,8 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
 // Nothing but NaN, or NaN beside zeros: blocks of V whose largest finite magnitude is zero.
 TEST(GpuHazards, NanAmongZeros) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64"})
+  for (const char* text : {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64",
+                           "h2 n200 d64 tokenwise", "h1 nq5 nk1 d128 tokenwise"})
     for (bool zeros : {false, true}) {
       SCOPED_TRACE(std::string(text) + (zeros ? " zeros" : ""));
       const DeviceCase dc(text);
@@ -119,7 +122,8 @@ TEST(GpuHazards, NanAmongZeros) {
       in.x.v[last] = NAN;  // of the first head; every query sees it
       const Results gpu = run_on_device(dc, in);
       for (size_t i = 0; i < static_cast<size_t>(dc.c.nq) * d; ++i)
-        if (!zeros || i % d == 0 || works_in_halves(dc)) {
+        if (!zeros || i % d == 0 || works_in_halves(dc) ||
+            dc.c.recipe.scheme == Scheme::tokenwise) {
           ASSERT_TRUE(std::isnan(gpu.o[i])) << i;
         }
     }
@@ -127,7 +131,8 @@ TEST(GpuHazards, NanAmongZeros) {
 
 TEST(GpuHazards, ZerosStayZeros) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128 paper"})
+  for (const char* text :
+       {"h2 n200 d64 causal", "h2 n200 d128 paper", "h2 n200 d64 causal tokenwise"})
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const DeviceCase dc(text);
       CaseInputs in = make_case_inputs(dc);
@@ -147,8 +152,8 @@ TEST(GpuHazards, ZeroChannelsStayZero) {
   NEED_DEVICE();
   // Rotation mixes the channels of Q and K, so a zero channel comes back from rounded codes as
   // noise. `paper` does not rotate.
-  for (const char* text :
-       {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off", "h2 n300 d128 paper"}) {
+  for (const char* text : {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off",
+                           "h2 n300 d128 paper", "h2 n700 d64 causal tokenwise rotate=off"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     const auto d = static_cast<size_t>(dc.c.d);
@@ -186,7 +191,7 @@ TEST(GpuHazards, DeclinesWithAReason) {
         "h1 n64 d64 rounding=dither:dQ,dK", "h1 n64 d64 paper rounding=dither",
         "h1 n64 d64 lift=dQ", "h1 n64 d64 lift=dK", "h1 n64 d64 tile=256x256"})
     EXPECT_NE(device_candidate(DeviceCase(text), true).reason, "") << text;
-  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper", "h1 n64 d64 k_per_token=on"})
+  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper", "h1 n64 d64 tokenwise"})
     for (bool backward : {false, true}) {
       const Candidate fine = device_candidate(DeviceCase(text), backward);
       EXPECT_EQ(fine.reason, "") << text;

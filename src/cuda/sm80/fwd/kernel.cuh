@@ -20,6 +20,11 @@
 // the leading tiles of a list (all tiles where O is lifted) and poisoned ones, whose V holds NaN or
 // Inf.
 //
+// In `tokenwise` no bit of a row may depend on other rows, on keys that it does not see, or on how
+// many keys there are. So nothing there may follow from the end of a walk, and a poisoned tile
+// stays in INT8, because it would round otherwise in 16 bit. Its logits lack the centre of their
+// octave of keys; a tile lies in one, so its logit is one number per row.
+//
 // config.cuh has the instances, work.cuh the queries and keys of a thread block, shared.cuh the
 // shared memory.
 #pragma once
@@ -52,6 +57,27 @@ struct State {
     queries.load(me, w);
   }
 };
+
+/// Before a tile: what changes with the octave of its keys.
+template <Config kConfig>
+__device__ __forceinline__ void enter(State<kConfig>& state, int tile) {
+  if constexpr (kConfig.has_centres()) {
+    const bool starts_octave = (tile & (tile - 1)) == 0;
+    if (starts_octave || tile == state.me.work().walk.tile(0))
+      enter_octave(state.queries, state.me, tile);
+  }
+}
+
+/// Whether the starts of sums come off O behind a tile. `left`: tiles in INT8 from this one on. In
+/// `tokenwise` the tiles that a row sees alone may decide: how many come behind depends on other
+/// rows. Those it does not see add nothing, and no start.
+template <Config kConfig>
+__device__ __forceinline__ bool settles(int tile, int left) {
+  if constexpr (kConfig.has_centres())
+    return tile % tile::kTilesWithStart == tile::kTilesWithStart - 1;
+  else
+    return left % tile::kTilesWithStart == 0;
+}
 
 /// Adds a tile in INT8 to the sums.
 template <Config kConfig>
@@ -121,16 +147,24 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);  // 0: the first in 16 bit
     load_tile(me, other(stage), me.key_row(next));
     arch::cp_async_commit();
+    enter(state, tile);
     visit(state, stage, tile);
-    if (left % tile::kTilesWithStart == 0) sums.settle();
+    if (settles<kConfig>(tile, left)) sums.settle();
     wait_for_copies();
   }
   sums.settle();
 
-  const int last = me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
+  int last = me.work().leading;
+  if (me.any_poisoned() != 0) {
+    if constexpr (kConfig.has_centres())
+      mark_rows(sums, me);
+    else
+      last = me.work().walk.steps;
+  }
   for (int step = 0; step < last; ++step) {
     const int tile = me.work().walk.tile(step);
     const bool poisoned = me.poisoned(stage), leading = step < me.work().leading;
+    enter(state, tile);
     if (leading || poisoned) visit_16<T>(state, stage, tile, leading, poisoned);
     __syncthreads();  // all have read the tile: the next one takes its place
     if (step + 1 < last) load_tile(me, stage, me.key_row(me.work().walk.tile(step + 1)));

@@ -19,14 +19,16 @@ enum class Instance {
 };
 
 /// What a call may want of the kernel beside its recipe and head dimension, bits of `wants`.
-/// kGeneral: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh), a scale of K per key, as far as
-/// the call asks for them. A kernel without it is a little faster, and there is one on Hopper
+/// kGeneral: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh), as far as the call asks for
+/// them. A kernel without it is a little faster, and there is one on Hopper
 /// alone, where that was measured; other targets serve all calls with it.
 inline constexpr unsigned kGeneral = 1;
 /// Codes of dS for dQ are rounded by dither (dither_dq.cuh); on Hopper alone too.
 inline constexpr unsigned kDitherDq = 2;
 inline constexpr unsigned kLists = 4;   // walks block lists (cuda/lists)
 inline constexpr unsigned kCapped = 8;  // logits are capped (tile/softcap.cuh); with kGeneral
+// Recipe `tokenwise`, in the instances of `vectorwise`.
+inline constexpr unsigned kTokenwise = 16;
 
 /// Choices that change the registers and the order of instructions, never a result.
 struct CodeGeneration {

@@ -361,7 +361,7 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
   constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kStrips = kConfig.query_strips,
                 kStride = D + 8;  // spreads over banks
   static_assert(offsetof(SharedPlan<kConfig>, k_scale) >= kTileK * kStride * sizeof(float));
-  constexpr bool kBlocksFirst = kConfig.scheme == Scheme::vectorwise;  // `paper` has no registers
+  constexpr bool kBlocksFirst = kConfig.scheme != Scheme::paper;  // `paper` has no registers
   PerKey scale;
   if constexpr (kConfig.folds_k()) me.get_key_scales(scale);
   __syncthreads();  // the loop has read all that lies there

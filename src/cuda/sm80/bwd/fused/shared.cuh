@@ -174,7 +174,7 @@ struct Thread {
       const uint32_t in_tile = tile::b_lane<D>((lane() + zero) & 31);
       query8 = kWhole ? first_query8() + in_tile : in_tile;
       // The same row and chunk where rows are twice as long.
-      if constexpr (kConfig.scheme == Scheme::vectorwise)
+      if constexpr (kConfig.scheme != Scheme::paper)
         query16 = query8 + ((query8 - (kWhole ? shared : 0)) & ~127u);
     }
   }
