@@ -62,9 +62,7 @@ __device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head
     chunk[step].bits = make_uint4(0, 0, 0, 0);
     if (n < sample.count && channel < job.d)
       chunk[step] = chunk_at(
-          tile::row_of<const T>(job.k, s, head, s.k_begin + sample.first + n * sample.step) +
-              channel,
-          job.k.vector);
+          tile::row_of<const T>(job.k, s, head, s.k_begin + sample.key(n)) + channel, job.k.vector);
   }
   LongSum sum[8];
 #pragma unroll

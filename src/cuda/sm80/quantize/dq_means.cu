@@ -25,14 +25,14 @@ struct Shared {
 /// Codes of the thread's keys, and their scales in the lanes that own them; from what the forward
 /// saved, or anew.
 template <typename T, int D>
-__device__ void get_codes(const OperandJob& job, const tile::Sequence& s, int head, int64_t stride,
+__device__ void get_codes(const OperandJob& job, const tile::Sequence& s, int head,
+                          const int64_t (&key)[TokenBlock<T, D>::kSteps],
                           const LaneCentre<D> (&centre)[TokenBlock<T, D>::kSteps],
                           TokenBlock<T, D>& b, typename TokenBlock<T, D>::Words& codes) {
   using Block = TokenBlock<T, D>;
   if (job.saved.q8 != nullptr) {
-    const int64_t first =
-        head * job.saved.keys + s.batch * job.seq.nk + s.k_begin + b.first_token() * stride;
-    b.scale = b.own_is_real() ? job.saved.k_scale[first + b.own() * stride] : 0.0f;
+    const int64_t first = head * job.saved.keys + s.batch * job.seq.nk + s.k_begin;
+    b.scale = b.own_is_real() ? job.saved.k_scale[first + (b.own() == 0 ? key[0] : key[1])] : 0.0f;
 #pragma unroll
     for (int part = 0; part < Block::kParts; ++part)
 #pragma unroll
@@ -40,15 +40,22 @@ __device__ void get_codes(const OperandJob& job, const tile::Sequence& s, int he
         const int channel = static_cast<int>(b.channel(part));
         codes[part][step] = make_uint2(0, 0);
         if (step < b.left && channel < job.d)
-          codes[part][step] = *reinterpret_cast<const uint2*>(
-              job.saved.k8 + (first + step * stride) * job.d + channel);
+          codes[part][step] =
+              *reinterpret_cast<const uint2*>(job.saved.k8 + (first + key[step]) * job.d + channel);
       }
     return;
   }
-  Strided sampled = job.k;
-  sampled.token *= stride;
-  b.load(b.chunk, tile::row_of<const T>(job.k, s, head, s.k_begin + b.first_token() * stride),
-         sampled, job.d);
+#pragma unroll
+  for (int part = 0; part < Block::kParts; ++part)
+#pragma unroll
+    for (int step = 0; step < Block::kSteps; ++step) {
+      const int channel = static_cast<int>(b.channel(part));
+      Chunk<T> chunk[1];
+      load_chunks<Reading::again>(
+          chunk, tile::row_of<const T>(job.k, s, head, s.k_begin + key[step]) + channel, 0,
+          step < b.left && channel < job.d ? 1 : 0, job.k.vector);
+      b.chunk[part][step] = chunk[0];
+    }
   b.template make<false>();
   if (job.rotation > 0) {
 #pragma unroll
@@ -74,8 +81,10 @@ __global__ void __launch_bounds__(kRowThreads)
   const tile::Sequence s = tile::sequence_at<kBlock>(job.seq, static_cast<int>(blockIdx.x));
   const numerics::Sample sample = numerics::spread_sample(s.nk);
   Block b(shared.block, sample.count, 0);
-  const auto centre_of = [&](int step) {
-    const int64_t key = step < b.left ? (b.first_token() + step) * sample.step : 0;
+  const auto key_of = [&](int step) {
+    return step < b.left ? sample.key(b.first_token() + step) : 0;
+  };
+  const auto centre_of = [&](int64_t key) {
     const int octave = numerics::octave_of_block(key / kBlock);
     return LaneCentre<D>(job.centres,
                          job.centres.row(head, s.k_pad / kBlock, numerics::first_block_of(octave)),
@@ -85,15 +94,19 @@ __global__ void __launch_bounds__(kRowThreads)
   int count = 0;
   if (s.nk > 0) {
     static_assert(kSteps == 2);
-    const LaneCentre<D> centre[kSteps] = {centre_of(0), centre_of(1)};
+    const int64_t key[kSteps] = {key_of(0), key_of(1)};
+    const LaneCentre<D> centre[kSteps] = {centre_of(key[0]), centre_of(key[1])};
     typename Block::Words codes;
-    get_codes(job, s, head, sample.step, centre, b, codes);
+    get_codes(job, s, head, key, centre, b, codes);
+    float scale[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      scale[step] = __shfl_sync(0xffffffffu, b.scale, step, Block::kLanes);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const float scale = __shfl_sync(0xffffffffu, b.scale, step, Block::kLanes);
-      if (step >= b.left || scale != scale) continue;
+      if (step >= b.left || scale[step] != scale[step]) continue;
       ++count;
-      decode(b, step, codes, scale, centre[step]);
+      decode(b, step, codes, scale[step], centre[step]);
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
 #pragma unroll
