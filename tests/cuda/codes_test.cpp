@@ -78,9 +78,7 @@ struct Inside {
     return x.data() + ((batch * heads + head) * n + token) * p.d;
   }
   /// Keys that share a TileScale: not those of a tile, where block lists have smaller ones.
-  int64_t scale_keys() const {
-    return p.recipe.scheme == Scheme::paper ? tiles.k : cuda::kBlock;
-  }
+  int64_t scale_keys() const { return p.recipe.scheme == Scheme::paper ? tiles.k : cuda::kBlock; }
   bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
   ref::RecipeOperands oracle(int64_t t, int64_t head, int64_t kv_head) const {
     const spec::Sequence s = p.sequence(t);

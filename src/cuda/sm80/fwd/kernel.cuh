@@ -7,7 +7,7 @@
 //   16 queries each →  │      │      │ …    O += P8·V8  (INT8)     one scale of P per row and tile
 //                      └──────┴──────┴───   O += P·V    (16 bit)   in leading and poisoned tiles
 //
-// In `vectorwise` V has a scale per token, and P is multiplied with it: its logarithm is added to
+// But in `paper` V has a scale per token, and P is multiplied with it: its logarithm is added to
 // the logit, so that the largest exponent of a tile is that of P·scale, and the row sums, which are
 // of P alone, multiply by its inverse.
 //

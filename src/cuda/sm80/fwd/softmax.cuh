@@ -224,7 +224,8 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
     rows.top[r] =
         none ? -INFINITY : log_levels - fmaf(logits.kStart, logits.slope[r], shift[r] + kBias);
     // The same for all keys of the tile, so P does not know it.
-    if constexpr (kConfig.has_centres()) rows.top[r] += queries.centre[r];
+    if constexpr (kConfig.has_centres())
+      if (!none) rows.top[r] += queries.centre[r];
   }
   float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
 #pragma unroll

@@ -20,9 +20,9 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
+  static constexpr bool kTokenwise = kScheme == Scheme::tokenwise;
   // Thread blocks on a multiprocessor. With one more the backward of `paper` would spill, and at d
   // 64 other targets than Hopper; at d 128 the forward of `vectorwise` on sm_100 and sm_120.
-  static constexpr bool kTokenwise = kScheme == Scheme::tokenwise;
   static constexpr bool kPaperBackward = kScheme == Scheme::paper && kBackward;
   static constexpr int kResident =
       D == 64 ? (arch::kIsHopper && !kPaperBackward ? 3 : 2)

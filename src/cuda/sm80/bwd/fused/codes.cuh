@@ -108,8 +108,8 @@ __device__ void quantize_queries(const Thread<kConfig>& me, uint32_t (&mine)[2][
   }
 }
 
-/// The scales of `vectorwise`: P and dS have one per key for dV and dK, dS has one per query for
-/// dQ.
+/// The scales of all recipes but `paper`: P and dS have one per key for dV and dK, dS has one per
+/// query for dQ.
 template <Config kConfig>
 struct RowScales {
   using Maxima = typename SharedPlan<kConfig>::Maxima;

@@ -18,6 +18,11 @@
 // per key and codes for dQ one per query, so either factor can be taken out again at the very end,
 // and one y serves both products.
 //
+// In `tokenwise` every key has a scale of K, which only the logits need: dQ is made from other
+// codes of the same keys, whose scale those of a thread block share (sm80/quantize/operands.h,
+// DqKeys). The logits of the centre that keys lack are part of the exponents of a query, of which
+// it has one for each octave of keys.
+//
 // A round of the loop has two barriers. They also protect the query tiles in shared memory: the
 // next one is loaded behind the first barrier, when S and dP of this one are done, and is there at
 // the second. What dV and dK read lies there twice, or, where memory is short, is loaded behind a

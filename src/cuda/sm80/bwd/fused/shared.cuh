@@ -76,7 +76,7 @@ struct SharedPlan {
   alignas(128) uint8_t k8t[kTileK * D];
   std::conditional_t<kConfig.one_place, OnePlace, Ring> tiles;
   alignas(16) float k_scale[kTileK];
-  alignas(16) float v_scale[kTileK];  // `vectorwise`: of the codes of V
+  alignas(16) float v_scale[kTileK];  // of the codes of V; not in `paper`
   float tile_k_scale;                 // of all keys that are finite, unless each has its own
   alignas(16) Maxima maxima[2];       // tiles take turns
   struct Nothing {};
