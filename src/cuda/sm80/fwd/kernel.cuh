@@ -138,9 +138,9 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   wait_for_copies();  // the Work is there too
   for (; left > 0; --left, stage = other(stage)) {
     // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
-    // on sm_80 at d 64, and before Hopper with a cap.
+    // on sm_80 at d 64, and before Hopper with a cap and in `tokenwise`.
     if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64) ||
-                  (arch::kTarget < 900 && kConfig.capped))
+                  (arch::kTarget < 900 && (kConfig.capped || kConfig.has_centres())))
       me.set_index(arch::thread_index());
     const int tile = next;
     const auto& walk = me.work().walk;

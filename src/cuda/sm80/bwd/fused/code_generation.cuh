@@ -49,6 +49,9 @@ struct CodeGeneration {
   bool dq_early = false;
   // A product that may not mix with its neighbours: mixed products need more registers.
   bool dv_apart = false, dk_apart = false;
+  // `tokenwise`: the scales of dQ's keys and of the codes of dS meet once for all warps, behind the
+  // codes, where there are registers for it.
+  bool shares_dq_scales = false;
   // Thread blocks that share the registers, if they do not suffice for those of the instance.
   int resident = 0;
 };
@@ -97,6 +100,7 @@ constexpr CodeGeneration code_generation(Instance instance, unsigned wants, int 
   if (target / 100 == 12) {
     few.dq_early = true;
     few.renews_index = (wants & kLists) != 0;
+    few.shares_dq_scales = (wants & kTokenwise) != 0;
     return few;
   }
   few.renews_keys = true;

@@ -45,6 +45,7 @@
 #include "cuda/sm80/bwd/fused/row_sums.cuh"
 #include "cuda/sm80/bwd/fused/scores.cuh"
 #include "cuda/sm80/bwd/fused/turn.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -88,7 +89,11 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   load_keys<T>(me, own_walk);
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
   const WalkOf<kConfig>& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
-  if constexpr (kChoices.walk_in_shared) __syncthreads();
+  if constexpr (kConfig.has_dq_keys())
+    if (me.index == 0)
+      me.octave_exponents() =
+          p.q_exponent + numerics::octave_of_block(own_walk.key0 / kBlock) * (p.h * p.tq);
+  if constexpr (kChoices.walk_in_shared || kConfig.has_dq_keys()) __syncthreads();
   DqDither<kConfig>::start(me, own_walk);
 
   int left = own_walk.steps;          // tiles from `now` on

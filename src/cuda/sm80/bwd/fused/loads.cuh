@@ -11,7 +11,6 @@
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/shared_tile.cuh"
-#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -99,8 +98,7 @@ struct QueryLoads {
     // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
     static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
     const QueryExponent* exponents = me.p.q_exponent;
-    if constexpr (kConfig.has_dq_keys())  // keys of a thread block lie in one octave
-      exponents += numerics::octave_of_block(w.key0 / kBlock) * (me.p.h * me.p.tq);
+    if constexpr (kConfig.has_dq_keys()) exponents = me.octave_exponents();
     const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(exponents)
                                              : static_cast<const void*>(me.p.q_gradient);
     arch::cp_async_16_if(

@@ -90,6 +90,11 @@ struct SharedPlan {
     const Tile* end;  // of the list
   };
   std::conditional_t<kConfig.lists(), ListedTiles, Nothing> listed;
+  struct Tokenwise {
+    alignas(16) float dq_scale[kTileQ];  // of the queries of a tile, times that of dQ's keys
+    const QueryExponent* exponents;      // of all queries, for the octave of these keys
+  };
+  std::conditional_t<kConfig.has_dq_keys(), Tokenwise, Nothing> tokenwise;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
@@ -201,6 +206,14 @@ struct Thread {
 
   __device__ const Tile*& list_end() const {
     return at<const Tile*>(shared + offsetof(Plan, listed.end));
+  }
+
+  __device__ uint32_t dq_scales() const {
+    return shared + static_cast<uint32_t>(offsetof(Plan, tokenwise.dq_scale));
+  }
+  __device__ const QueryExponent*& octave_exponents() const {
+    return at<const QueryExponent*>(shared +
+                                    static_cast<uint32_t>(offsetof(Plan, tokenwise.exponents)));
   }
 
   // Offsets of a stage of the query tiles.
