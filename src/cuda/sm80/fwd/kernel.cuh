@@ -154,13 +154,10 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   }
   sums.settle();
 
-  int last = me.work().leading;
-  if (me.any_poisoned() != 0) {
-    if constexpr (kConfig.has_centres())
-      mark_rows(sums, me);
-    else
-      last = me.work().walk.steps;
-  }
+  const int last =
+      !kConfig.has_centres() && me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
+  if constexpr (kConfig.has_centres())
+    if (me.any_poisoned() != 0) mark_rows(sums, me);
   for (int step = 0; step < last; ++step) {
     const int tile = me.work().walk.tile(step);
     const bool poisoned = me.poisoned(stage), leading = step < me.work().leading;

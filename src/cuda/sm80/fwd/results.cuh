@@ -21,9 +21,9 @@ template <typename T, Config kConfig>
 __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kConfig>& me, int r) {
   const ForwardParams& p = me.p;
   const bool any = !(sums.sum[r] == 0.0f);  // NaN counts
-  const float inverse = any ? 1.0f / sums.sum[r] : 0.0f;
-  float rest = 0.0f;  // O was gathered from V minus its mean, except where V itself was multiplied
-  if constexpr (!kConfig.has_centres()) rest = any ? 1.0f - sums.sum_16[r] * inverse : 0.0f;
+  // O was gathered from V minus its mean, except where V itself was multiplied.
+  const float inverse = any ? 1.0f / sums.sum[r] : 0.0f,
+              rest = any ? 1.0f - sums.sum_16[r] * inverse : 0.0f;
   const tile::Sequence& s = me.work().s;
   const int64_t token = s.q_begin + me.query(r);
   T* out = tile::row_of<T>(p.o, s, me.work().head, token);
@@ -31,11 +31,14 @@ __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kC
   for (int c = 0; c < kConfig.channel_blocks(); ++c) {
     const int channel = c * 8 + static_cast<int>(2 * me.t());
     if (channel >= p.d) break;
-    float low = sums.o[c][2 * r] * inverse, high = sums.o[c][2 * r + 1] * inverse;
-    if constexpr (!kConfig.has_centres()) {
+    float low, high;
+    if constexpr (kConfig.has_centres()) {
+      low = sums.o[c][2 * r] * inverse, high = sums.o[c][2 * r + 1] * inverse;
+    } else {
       const float2 mean =
           at<float2>(me.shared + offsetof(SharedPlan<kConfig>, v_mean) + channel * 4);
-      low += mean.x * rest, high += mean.y * rest;
+      low = sums.o[c][2 * r] * inverse + mean.x * rest;
+      high = sums.o[c][2 * r + 1] * inverse + mean.y * rest;
     }
     tile::store_pair(out + channel, any ? tile::of_output<T>(low) : 0.0f,
                      any ? tile::of_output<T>(high) : 0.0f, p.o.vector);
