@@ -68,6 +68,10 @@ inline int __float2int_rz(float x) { return __float2int_rn(std::trunc(x)); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline int __vimax3_s32(int a, int b, int c) { return max(a, max(b, c)); }
+inline int __dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+  return sum;
+}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
   unsigned out = 0;
