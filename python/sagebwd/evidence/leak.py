@@ -10,7 +10,7 @@ and means that they share with earlier ones.
 
 What is planted: in 4 bit nothing, the model starts from random weights. In 8 bit the keys of the
 rare token start more than a hundred times longer than the others, in one layer without a residual
-path around its attention. With keys 19 times longer nothing was learnt in these few steps.
+path around its attention. With keys 20 times longer nothing was learnt in these few steps.
 
 Writes leak.json and leak.html.
 """
@@ -244,7 +244,7 @@ def write_page(figures, path):
             html.paragraph(
                 "In 4 bit nothing: the leak is learnt from random weights. In 8 bit `vectorwise` "
                 "the keys of the rare token start as long as the table says, in one layer without "
-                "a residual path around its attention; with keys 19 times longer nothing was "
+                "a residual path around its attention; with keys 20 times longer nothing was "
                 "learnt in as few steps. `tokenwise` cannot show a leak, whatever is planted: no "
                 "later token changes a bit of an earlier output.",
                 _COLOURS,
