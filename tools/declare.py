@@ -26,6 +26,24 @@ def fields_of_python(declared):
     return [f for f in declared["fields"] if f["name"] != "dithered"]
 
 
+def usual(field):
+    return field["presets"]["vectorwise"]
+
+
+def schemes_of(declared):
+    """The default first, the published one last."""
+    names = declared["fields"][0]["presets"]
+    return sorted(names, key=["vectorwise", "tokenwise", "paper"].index)
+
+
+def python_fields(fields, scheme):
+    """What a preset has other than ``vectorwise``, as a dict in Python."""
+    other = {f["name"]: f["presets"][scheme] for f in fields if f["presets"][scheme] != usual(f)}
+    return (
+        "{" + ", ".join(f'"{name}": {python_value(value)}' for name, value in other.items()) + "}"
+    )
+
+
 def python_value(value):
     return repr(tuple(value) if isinstance(value, list) else value).replace("'", '"')
 
@@ -51,12 +69,12 @@ def python_file(declared):
         f"MATMULS = {json.dumps({name: 1 << i for i, name in enumerate(declared['matmuls'])})}",
     ]
     (dithered,) = (f for f in declared["fields"] if f["name"] == "dithered")
+    schemes = schemes_of(declared)
     alone = tuple(f["name"] for f in fields if f["written"] == "alone")
     flags = tuple(f["name"] for f in fields if f["kind"] == "flag")
-    paper = {f["name"]: f["paper"] for f in fields if f["paper"] != f["vectorwise"]}
     out += [
         "#: The matmuls that dither can apply to.",
-        f"DITHERABLE = {python_value(dithered['vectorwise'])}",
+        f"DITHERABLE = {python_value(usual(dithered))}",
         "#: Integers: the largest value, what it is a multiple of, and both in words.",
         "INTEGERS = {",
         *(
@@ -69,8 +87,10 @@ def python_file(declared):
         f"FLAGS = {python_value(flags)}",
         "#: Switches that stand in a recipe's text under their own names.",
         f"ALONE = {python_value(alone)}",
-        "#: What the preset ``paper`` has other than ``vectorwise``.",
-        f"PAPER = {json.dumps(paper).replace('true', 'True').replace('false', 'False')}",
+        "#: By scheme, the default first: what its preset has other than ``vectorwise``.",
+        "PRESETS = {",
+        *(f'    "{scheme}": {python_fields(fields, scheme)},' for scheme in schemes),
+        "}",
         "",
         "",
         "@dataclass(frozen=True)",
@@ -84,9 +104,7 @@ def python_file(declared):
             sentence(python_words(f["help"])), 98, initial_indent=" " * 8, subsequent_indent=" " * 8
         )
     out += ['    """', ""]
-    out += [
-        f"    {f['name']}: {_TYPES[f['kind']]} = {python_value(f['vectorwise'])}" for f in fields
-    ]
+    out += [f"    {f['name']}: {_TYPES[f['kind']]} = {python_value(usual(f))}" for f in fields]
     return "\n".join(out) + "\n"
 
 
@@ -99,9 +117,11 @@ def shown(value):
 def table(declared):
     out = ["| field of `Recipe` | default | meaning |", "|---|---|---|"]
     for f in fields_of_python(declared):
-        default = f"{shown(f['vectorwise'])}"
-        if f["paper"] != f["vectorwise"] and f["kind"] != "scheme":
-            default += f" (`paper`: {shown(f['paper'])})"
+        default = f"{shown(usual(f))}"
+        others = {s: f["presets"][s] for s in schemes_of(declared) if f["kind"] != "scheme"}
+        others = [f"`{s}`: {shown(value)}" for s, value in others.items() if value != usual(f)]
+        if others:
+            default += f" ({', '.join(others)})"
         out.append(f"| `{f['name']}` | {default} | {f['help']} |")
     return "\n".join(out) + "\n"
 

@@ -5,7 +5,7 @@
 import importlib.util
 import sys
 
-from tables import ROOT, trained
+from tables import ROOT, record, trained
 
 NAMES = {"paper": "paper", "dither": "paper, dithered", "vectorwise": "vectorwise"}
 WIDTH, HEIGHT, LEGEND = 480, 300, 34
@@ -62,8 +62,8 @@ def largest_logit(title, experiment, layer):
     return chart(title, experiment, points, log_y=True)
 
 
-def sheet(charts):
-    """Charts, two to a row, above one legend."""
+def sheet(charts, names=NAMES):
+    """Charts, two to a row, above one legend of ``names``."""
     rows = (len(charts) + 1) // 2
     width, height = 2 * WIDTH, rows * HEIGHT + LEGEND
     out = [
@@ -75,8 +75,8 @@ def sheet(charts):
         text = svg.to_svg(each).replace("<figure>", "").replace("</figure>", "")
         place = f'<svg x="{i % 2 * WIDTH}" y="{i // 2 * HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         out.append(text.replace("<svg ", place, 1).rstrip())
-    colours = html.colours(list(NAMES))
-    for i, (name, label) in enumerate(NAMES.items()):
+    colours = html.colours(list(names))
+    for i, (name, label) in enumerate(names.items()):
         x, y = 58 + i * 160, height - LEGEND / 2
         out.append(
             f'<g class="c-{colours[name]}"><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
@@ -99,8 +99,46 @@ def tokens_per_step():
     )
 
 
+#: The arms of the first page.
+FRONT = {"fpa": "16-bit attention", "vectorwise": "INT8 (vectorwise)"}
+
+
+def whole_step():
+    """Tokens per second of whole training steps over the context."""
+    runs = record("train/throughput_325m.json")["runs"]
+    title = "Tokens per second of a whole step, 325M model, H200"
+    contexts = sorted({run["config"]["context"] for run in runs})
+    made = svg.Chart(title, "context, tokens", log_x=True, zero=True)
+    made.x_ticks = {context: str(context) for context in contexts}
+    for name, label in FRONT.items():
+        points = [
+            (run["config"]["context"], run["summary"]["tokens_per_second"])
+            for run in runs
+            if run["summary"]["attention"] == name
+        ]
+        made.lines.append(svg.Line(label, html.colours(FRONT)[name], sorted(points), dots=True))
+    return made
+
+
+def loss_curve():
+    r = record("train/tokens_per_step_45m_2.1M_decisive_seed0.json")
+    made = svg.Chart("Training loss, 45M model, 2.1M tokens a step", "tokens")
+    for run in r["runs"]:
+        name = run["summary"]["attention"]
+        if name in FRONT:
+            per_step = run["config"]["tokens_per_step"]
+            line = [(step * per_step, loss) for step, loss in run["curve"]]
+            colour = html.colours(FRONT)[name]
+            made.lines.append(svg.Line(FRONT[name], colour, svg.thinned(line)))
+    return made
+
+
+def first_page():
+    return sheet([whole_step(), loss_curve()], FRONT)
+
+
 def main():
-    for name, make in {"tokens_per_step": tokens_per_step}.items():
+    for name, make in {"tokens_per_step": tokens_per_step, "first_page": first_page}.items():
         path = ROOT / "docs" / "figures" / f"{name}.svg"
         made = make()
         if "--check" not in sys.argv[1:]:

@@ -28,7 +28,8 @@ def main():
         written = pathlib.Path(folder, "out.json")
         subprocess.run([str(written) if word == "{}" else word for word in command], check=True)
         record = json.loads(written.read_text())
-    record["command"] = " ".join(["tools/record.py", str(target), *command])
+    shown = (f'"{word}"' if " " in word else word for word in command)
+    record["command"] = " ".join(["tools/record.py", str(target), *shown])
     record["commit"] = git("rev-parse", "HEAD")
     # Records themselves and the pages made from them do not count as changes.
     record["clean"] = not git("status", "--porcelain", "--", ".", ":!results", ":!README.md")

@@ -40,9 +40,13 @@ KINDS = {
     "`gaussian`": "gaussian",
     "`sinks`: four sinks": "sinks",
     "`strong_sink`: 95 % of every row": "strong_sink",
+    "`offset`: a mean key of 10 σ": "offset",
+    "`rope_bias`: a mean of 30 σ under rotary positions": "rope_bias",
     "`channels`: outlier channels of Q and K": "channels",
     "`value_channel`: an outlier channel of V": "value_channel",
     "`heavy`: heavy tails of Q and K": "heavy",
+    "`long_key`: one key of 128 is 20 times longer": "long_key",
+    "`late_long`: later keys are 20 times longer": "late_long",
     "`previous`: each query attends to one key": "previous",
     "`one_hot`: nearly all of a row on one key": "one_hot",
 }
@@ -51,37 +55,54 @@ DELIMITERS = ("delimiters6", "delimiters7", "delimiters8")
 
 
 def kinds():
-    """Errors of `vectorwise` by kind of inputs, in per cent."""
-    masks = ("full", "causal")
+    """Errors of the two better recipes by kind of inputs, in per cent."""
+    masks, recipes = ("full", "causal"), ("vectorwise", "tokenwise")
 
     def errors(name):
-        cases = record(f"accuracy/{name}.json")["cases"]
         return {
-            c["inputs"]: [100 * c["tensors"][t]["rel_l2"] for t in ("O", "dQ", "dK", "dV")]
-            for c in cases
+            (c["recipe"], c["inputs"]): [
+                100 * c["tensors"][t]["rel_l2"] for t in ("O", "dQ", "dK", "dV")
+            ]
+            for c in record(f"accuracy/{name}.json")["cases"]
         }
 
     def percent(x):
         return f"{x:.1f}" if x < 9.95 else f"{x:.0f}"
 
-    found = [errors(f"kinds_{mask}") for mask in masks]
-    out = ["| inputs | full, d 128 | causal, d 64 |", "|---|---|---|"]
-    row = lambda label, cells: out.append(f"| {label} | {' | '.join(cells)} |")
+    found = [errors(f"kinds_{mask}") | errors(f"kinds_{mask}_dither") for mask in masks]
+    out = [
+        "| inputs | full, d 128: `vectorwise` | `tokenwise` | causal, d 64: `vectorwise` "
+        "| `tokenwise` |",
+        "|---|---|---|---|---|",
+    ]
+
+    def row(label, cell, switches=""):
+        """``cell`` of the errors by kind, for each mask and recipe."""
+        cells = [
+            cell(lambda kind: of_mask[recipe + switches, kind])
+            for of_mask in found
+            for recipe in recipes
+        ]
+        out.append(f"| {label} | {' | '.join(cells)} |")
+
     for label, kind in KINDS.items():
-        row(label, [" / ".join(map(percent, e[kind])) for e in found])
-    of_dq = [[e[kind][1] for kind in SINKS] for e in found]
+        row(label, lambda of: " / ".join(map(percent, of(kind))))
+    of_dq = lambda of, names: [of(name)[1] for name in names]
     row(
         "a sink at key 0, 127, 128, in the middle or last: dQ",
-        [f"{percent(min(x))}–{percent(max(x))}" for x in of_dq],
+        lambda of: "–".join(percent(pick(of_dq(of, SINKS))) for pick in (min, max)),
     )
-    for label, suffix in (
+    for label, switches in (
         ("`delimiters`, logit gap 6, 7, 8: dQ", ""),
-        ('the same with `rounding="dither:dQ"`', "_dither_dq"),
-        ('the same with `rounding="dither:O,dQ"`', "_dither_o_dq"),
+        ('the same with `rounding="dither:dQ"`', " rounding=dither:dQ"),
+        ('the same with `rounding="dither:O,dQ"`', " rounding=dither:O,dQ"),
     ):
-        of_masks = [errors(f"kinds_{mask}{suffix}") for mask in masks]
-        row(label, [", ".join(percent(e[kind][1]) for kind in DELIMITERS) for e in of_masks])
-    sources = [source(record(f"accuracy/kinds_{mask}.json")) for mask in masks]
+        row(label, lambda of: ", ".join(map(percent, of_dq(of, DELIMITERS))), switches)
+    sources = [
+        source(record(f"accuracy/kinds_{mask}{part}.json"))
+        for part in ("", "_dither")
+        for mask in masks
+    ]
     return "\n".join(out) + "\n" + "".join(sources)
 
 
@@ -360,7 +381,7 @@ MODEL_ARMS = {
     "16-bit": "16-bit attention",
     "paper": "`paper`",
     "vectorwise": "`vectorwise`",
-    "k_per_token": "`vectorwise`, K per token",
+    "tokenwise": "`tokenwise`",
     "dither_dQ": "`vectorwise`, dQ dithered",
 }
 
@@ -381,6 +402,25 @@ def real_model():
         cells.append(f"{100 * max(whole['errors'][k]['worst'] for k in kinds):.0f} %")
         out.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(out) + "\n" + source(layers) + source(gradients)
+
+
+def leak():
+    """A model that learns to read the future, or does not."""
+    figures = record("leak/leak.json")
+    out = [
+        "| attention | at the start | loss, nats | the same weights with exact attention |",
+        "|---|---|---|---|",
+    ]
+    for row in figures["rows"]:
+        length = row["planted_length"]
+        start = row["words"] + (f", {length:.0f} times longer" if length else "")
+        name = f"`{row['arm']}`" if length else row["arm"]
+        cells = [
+            f"{row['above_best']:+.4f} ± {row['deviation']:.4f}",
+            f"{row['above_best_exact']:+.4f}",
+        ]
+        out.append(f"| {name} | {start} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + source(figures)
 
 
 def by_name(r):
@@ -538,6 +578,26 @@ def sla2():
     return "\n".join(out) + "\n" + at(r)
 
 
+WAYS = {
+    "wheel": "`pip install` of a finished wheel",
+    "cpu": "`pip install .` for the CPU",
+    "gpu": "`pip install .` for the CPU and one GPU, Hopper",
+}
+
+
+def installs():
+    """Processor time of the ways to install, and the time that this takes on four cores."""
+    out = ["| way | processor time | on four cores, at best |", "|---|---|---|"]
+    words = lambda seconds: f"{seconds / 60:.1f} min" if seconds > 60 else f"{seconds:.1f} s"
+    records = [
+        record(f"install/{path.name}") for path in sorted((ROOT / "results/install").iterdir())
+    ]
+    for way in (way for r in records for way in r["ways"]):
+        seconds = way["processor_seconds"]
+        out.append(f"| {WAYS[way['way']]} | {words(seconds)} | {words(seconds / 4)} |")
+    return "\n".join(out) + "\n" + "".join(map(source, records))
+
+
 def throughput():
     """Whole training steps of the 325M model."""
     r = record("train/throughput_325m.json")
@@ -554,6 +614,9 @@ def throughput():
         )
     where = r["machine"]
     return "\n".join(out) + f"\n\n{where['gpu']}, torch {where['torch']}.\n" + source(r)
+
+
+SUMMARISED = ("vectorwise", "tokenwise", "paper")
 
 
 def summary():
@@ -592,30 +655,34 @@ def summary():
 
     sustained = against(CUDNN, "vectorwise", gpu["sustained"]["results"])
     rows = [
-        ("error of dQ against FP64, Gaussian inputs", error("vectorwise"), error("paper")),
+        ("error of dQ against FP64, Gaussian inputs", *map(error, SUMMARISED)),
         (
             f"error of Wq's gradient summed over 1M tokens (16-bit: {grown('fpa')})",
             grown("vectorwise"),
+            "",
             grown("paper"),
         ),
         (
             "eval loss above 16-bit attention, 629M tokens, worst of five runs",
             f"{worst('vectorwise'):+.4f}",
+            "",
             f"{worst('paper'):+.4f}",
         ),
         (
             "speed on an H200 ÷ cuDNN (under sustained load)",
             f"{against(CUDNN, 'vectorwise')} ({sustained})",
+            "",
             against(CUDNN, "paper"),
         ),
         (
             "speed on an H200 ÷ FlashAttention-2",
             against(FA2, "vectorwise"),
+            "",
             against(FA2, "paper"),
         ),
-        ("speed on a CPU ÷ PyTorch", f"{min(cpu):.1f}–{max(cpu):.1f} ×", ""),
+        ("speed on a CPU ÷ PyTorch", f"{min(cpu):.1f}–{max(cpu):.1f} ×", "", ""),
     ]
-    out = ["| | `vectorwise` (default) | `paper` |", "|---|---|---|"]
+    out = ["| | `vectorwise` (default) | `tokenwise` | `paper` |", "|---|---|---|---|"]
     return "\n".join(out + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 
@@ -625,6 +692,7 @@ TABLES = {
     "hard": lambda: accuracy("hard"),
     "kinds": kinds,
     "real_model": real_model,
+    "leak": leak,
     "torch_cpu": torch_cpu,
     "h200": h200,
     "h200_sustained": h200_sustained,
@@ -639,6 +707,7 @@ TABLES = {
     "finetune": finetune,
     "ablation": ablation,
     "throughput": throughput,
+    "installs": installs,
     "sla2": sla2,
 }
 

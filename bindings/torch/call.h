@@ -11,6 +11,14 @@
 #include "arguments.h"
 #include "sagebwd/error.h"
 
+/// The namespace of the operators. A build for HF Kernels has one of its own, so that it can be
+/// loaded beside an installed package.
+#ifndef SAGEBWD_OPERATORS
+#define SAGEBWD_OPERATORS sagebwd
+#endif
+/// A macro of PyTorch that does not expand its arguments.
+#define SAGEBWD_EXPANDED(macro, ...) macro(__VA_ARGS__)
+
 namespace sagebwd::binding {
 
 /// The current device for the time of a CUDA call; nothing on the CPU.

@@ -102,7 +102,7 @@ std::string linear_head_dims(std::string dtype) {
   "Tensor q, Tensor k, Tensor v, Tensor? list_index, Tensor? list_count, SymInt block_q, SymInt " \
   "block_k, bool mean_free_keys"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(SAGEBWD_OPERATORS, m) {
   m.def("linear_fwd(" SAGEBWD_LINEAR_INPUTS ") -> (Tensor out, Tensor norm)");
   m.def("linear_bwd(Tensor dout, Tensor? dnorm, " SAGEBWD_LINEAR_INPUTS
         ") -> (Tensor dq, Tensor dk, Tensor dv)");
@@ -110,18 +110,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
   m.def("linear_head_dims(str dtype) -> str");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CPU, m) {
   m.impl("linear_fwd", TORCH_BOX(&sagebwd::binding::linear_fwd));
   m.impl("linear_bwd", TORCH_BOX(&sagebwd::binding::linear_bwd));
   m.impl("linear_refusal", TORCH_BOX(&sagebwd::binding::linear_refusal));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CUDA, m) {
   m.impl("linear_fwd", TORCH_BOX(&sagebwd::binding::linear_fwd));
   m.impl("linear_bwd", TORCH_BOX(&sagebwd::binding::linear_bwd));
   m.impl("linear_refusal", TORCH_BOX(&sagebwd::binding::linear_refusal));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CompositeExplicitAutograd, m) {
   m.impl("linear_head_dims", TORCH_BOX(&sagebwd::binding::linear_head_dims));
 }

@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor> top_k_of(const Tensor& scores, int64_t k) {
 
 #define SAGEBWD_MIX_INPUTS "Tensor sparse, Tensor linear, Tensor alpha, Tensor? norm, SymInt block"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(SAGEBWD_OPERATORS, m) {
   m.def("mix_fwd(" SAGEBWD_MIX_INPUTS ") -> Tensor out");
   m.def("mix_bwd(Tensor dout, " SAGEBWD_MIX_INPUTS
         ", bool with_dalpha) -> (Tensor dsparse, Tensor dlinear, Tensor dalpha)");
@@ -126,14 +126,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
   m.def("top_k(Tensor scores, SymInt k) -> (Tensor index, Tensor count)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CPU, m) {
   m.impl("mix_fwd", TORCH_BOX(&sagebwd::binding::mix_fwd));
   m.impl("mix_bwd", TORCH_BOX(&sagebwd::binding::mix_bwd));
   m.impl("block_means", TORCH_BOX(&sagebwd::binding::block_means_of));
   m.impl("top_k", TORCH_BOX(&sagebwd::binding::top_k_of));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CUDA, m) {
   m.impl("mix_fwd", TORCH_BOX(&sagebwd::binding::mix_fwd));
   m.impl("mix_bwd", TORCH_BOX(&sagebwd::binding::mix_bwd));
   m.impl("block_means", TORCH_BOX(&sagebwd::binding::block_means_of));

@@ -108,7 +108,7 @@ int64_t largest_tuned(std::string dtype) {
 }  // namespace
 }  // namespace sagebwd::binding
 
-STABLE_TORCH_LIBRARY(sagebwd, m) {
+SAGEBWD_EXPANDED(STABLE_TORCH_LIBRARY, SAGEBWD_OPERATORS, m) {
   m.def("fwd(Tensor q, Tensor k, Tensor v, " SAGEBWD_OPTIONS(SAGEBWD_IN_SCHEMA)
         "bool deterministic, bool return_max_logit, bool save_codes) -> "
         "(Tensor out, Tensor lse, Tensor max_logit, Tensor codes)");
@@ -125,19 +125,19 @@ STABLE_TORCH_LIBRARY(sagebwd, m) {
   m.def("codes_suffice(str recipe) -> bool");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CPU, m) {
   m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
   m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
   m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CUDA, m) {
   m.impl("fwd", TORCH_BOX(&sagebwd::binding::fwd));
   m.impl("bwd", TORCH_BOX(&sagebwd::binding::bwd));
   m.impl("explain", TORCH_BOX(&sagebwd::binding::explain));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&sagebwd::binding::library_version));
   m.impl("build", TORCH_BOX(&sagebwd::binding::library_build));
   m.impl("tuned_head_dim", TORCH_BOX(&sagebwd::binding::largest_tuned));

@@ -243,7 +243,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sla2_bwd(
 }  // namespace
 }  // namespace sagebwd::binding
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(SAGEBWD_OPERATORS, m) {
   m.def("sla2_fwd(Tensor q, Tensor k, Tensor v, Tensor alpha, " SAGEBWD_SLA2_OPTIONS
         ", bool save_codes, bool save_averages) -> (Tensor out, Tensor sparse, Tensor lse, "
         "Tensor norm, Tensor codes, Tensor averages)");
@@ -253,12 +253,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sagebwd, m) {
       ", bool with_dalpha) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dalpha)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CPU, m) {
   m.impl("sla2_fwd", TORCH_BOX(&sagebwd::binding::sla2_fwd));
   m.impl("sla2_bwd", TORCH_BOX(&sagebwd::binding::sla2_bwd));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sagebwd, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(SAGEBWD_OPERATORS, CUDA, m) {
   m.impl("sla2_fwd", TORCH_BOX(&sagebwd::binding::sla2_fwd));
   m.impl("sla2_bwd", TORCH_BOX(&sagebwd::binding::sla2_bwd));
 }

@@ -18,7 +18,8 @@ namespace sagebwd {
 inline constexpr int kCodesVersion = 2;
 
 /// A code that no value has. In `vectorwise` it stands in the first channel of a key that holds NaN
-/// or Inf, because the scale of a block cannot say so. (In `tokenwise` the scale of the key is NaN.)
+/// or Inf, because the scale of a block cannot say so. (In `tokenwise` the scale of the key is
+/// NaN.)
 inline constexpr int8_t kPoisonedCode = -128;
 
 struct CodesShape {
@@ -61,9 +62,9 @@ struct CodesLayout {
   // `vectorwise` alone. FP32: c·q·mean(K), [h][queries]; means, [sequences][hk][d] and
   // [sequences][hk][dv].
   int64_t mean_logit = 0, k_mean = 0, v_mean = 0;
-  // `tokenwise` alone. What is subtracted from the keys of an octave (numerics/octaves.h), in the row
-  // of the octave's first block; the other rows are not written. INT8: [hk][key_blocks][d], and its
-  // scale, FP32: [hk][key_blocks].
+  // `tokenwise` alone. What is subtracted from the keys of an octave (numerics/octaves.h), in the
+  // row of the octave's first block; the other rows are not written. INT8: [hk][key_blocks][d], and
+  // its scale, FP32: [hk][key_blocks].
   int64_t centre8 = 0, centre_scale = 0;
 
  private:

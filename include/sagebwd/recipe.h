@@ -19,8 +19,10 @@ enum class Scheme : int {
   // per query for dQ. dP is made from the codes of V, so dS is the gradient of what the forward
   // computed.
   vectorwise = 1,
-  // As `vectorwise`, but what rounds a token depends on earlier tokens alone: one scale per token of
-  // K, whose centre comes from earlier keys, and no mean of V. Under a causal mask later tokens then
+  // As `vectorwise`, but what rounds a token depends on earlier tokens alone: one scale per token
+  // of
+  // K, whose centre comes from earlier keys, and no mean of V. Under a causal mask later tokens
+  // then
   // change no bit of earlier outputs.
   tokenwise = 2,
 };
@@ -53,10 +55,10 @@ struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;      // subtract the mean key, in `tokenwise` that of earlier keys (exact)
-  bool smooth_q = false;     // subtract the mean query of each block (exact; costs a bias row)
-  bool smooth_v = true;      // subtract the mean value (exact)
-  bool rotate = true;        // rotate Q and K before they are quantised (exact; numerics/rotate.h)
+  bool smooth_k = true;   // subtract the mean key, in `tokenwise` that of earlier keys (exact)
+  bool smooth_q = false;  // subtract the mean query of each block (exact; costs a bias row)
+  bool smooth_v = true;   // subtract the mean value (exact)
+  bool rotate = true;     // rotate Q and K before they are quantised (exact; numerics/rotate.h)
   Rounding rounding = Rounding::nearest;
   uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
   uint64_t seed = 0;            // of dither; the same seed gives the same bits (dQ on a GPU: in
@@ -89,9 +91,9 @@ struct Recipe {
 };
 
 SAGEBWD_API const char* scheme_name(Scheme s);
-/// A recipe of its name and the switches that differ from it, as in case strings: "paper", "tokenwise",
-/// "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no part of it.
-/// Throws Error(invalid_argument) that names what it does not know.
+/// A recipe of its name and the switches that differ from it, as in case strings: "paper",
+/// "tokenwise", "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no
+/// part of it. Throws Error(invalid_argument) that names what it does not know.
 SAGEBWD_API Recipe parse_recipe(std::string_view text);
 /// The shortest such text.
 SAGEBWD_API std::string recipe_text(const Recipe& r);

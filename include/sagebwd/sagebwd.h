@@ -50,16 +50,16 @@ enum {
   SAGEBWD_OUT_OF_MEMORY = 4
 };
 
-enum { SAGEBWD_F32 = 0, SAGEBWD_BF16 = 1, SAGEBWD_F16 = 2 };      /* dtype */
-enum { SAGEBWD_CPU = 0, SAGEBWD_CUDA = 1 };                       /* device */
-enum { SAGEBWD_BOTTOM_RIGHT = 0, SAGEBWD_TOP_LEFT = 1 };          /* align */
-enum {                                                            /* scheme */
+enum { SAGEBWD_F32 = 0, SAGEBWD_BF16 = 1, SAGEBWD_F16 = 2 }; /* dtype */
+enum { SAGEBWD_CPU = 0, SAGEBWD_CUDA = 1 };                  /* device */
+enum { SAGEBWD_BOTTOM_RIGHT = 0, SAGEBWD_TOP_LEFT = 1 };     /* align */
+enum {                                                       /* scheme */
        SAGEBWD_SCHEME_PAPER = 0,
        SAGEBWD_SCHEME_VECTORWISE = 1,
        SAGEBWD_SCHEME_TOKENWISE = 2
 };
-enum { SAGEBWD_ROUND_NEAREST = 0, SAGEBWD_ROUND_DITHER = 1 };     /* rounding */
-enum { SAGEBWD_FEATURES_SOFTMAX = 0 };                            /* phi */
+enum { SAGEBWD_ROUND_NEAREST = 0, SAGEBWD_ROUND_DITHER = 1 }; /* rounding */
+enum { SAGEBWD_FEATURES_SOFTMAX = 0 };                        /* phi */
 
 /* The seven matmuls, as bits of sagebwd_recipe.high_precision. */
 enum {

@@ -2,6 +2,7 @@
 """Finds and loads the compiled operators, and finds the C++ package of the same build."""
 
 import ctypes
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -17,9 +18,7 @@ autograd = "C++"
 def install_roots():
     """Directories that may hold ``lib/`` and ``include/``. The parts of this package may be
     installed in several places."""
-    import sagebwd
-
-    return [Path(p) for p in sagebwd.__path__]
+    return [Path(p) for p in sys.modules[__package__].__path__]
 
 
 def load():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention under the names, argument orders, layouts and causal alignments of other libraries.
 
-Each function takes exactly its original's arguments, those of FlashAttention also its later names
-for attention sinks: ``s_aux`` (3) and ``learnable_sink`` (4). A value this library does not support
-raises NotImplementedError; nothing is accepted and ignored.
+Each function takes exactly its original's arguments; those of FlashAttention also its later names
+for attention sinks, ``s_aux`` (3) and ``learnable_sink`` (4), and a ``recipe``, which is ours. A
+value this library does not support raises NotImplementedError; nothing is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def flash_attn_func(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's: q [b, s, h, d], causal mask at the bottom right. ``return_attn_probs``
     gives (out, lse, None) as the original does without dropout. ``deterministic=False`` follows
@@ -88,6 +89,7 @@ def flash_attn_func(
         window_size=window_size,
         softcap=softcap,
         sinks=sinks_of(s_aux, learnable_sink),
+        recipe=recipe,
         deterministic=deterministic or None,
         return_lse=True,
     )
@@ -114,6 +116,7 @@ def flash_attn_varlen_func(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's packed form: q [t, h, d], int32 offsets, lse [h, t]."""
     refuse(
@@ -135,6 +138,7 @@ def flash_attn_varlen_func(
         window_size=window_size,
         softcap=softcap,
         sinks=sinks_of(s_aux, learnable_sink),
+        recipe=recipe,
         deterministic=deterministic or None,
         return_lse=True,
     )
@@ -154,6 +158,7 @@ def flash_attn_qkvpacked_func(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's with q, k and v stacked: qkv [b, s, 3, h, d]."""
     return flash_attn_func(
@@ -168,6 +173,7 @@ def flash_attn_qkvpacked_func(
         return_attn_probs,
         s_aux=s_aux,
         learnable_sink=learnable_sink,
+        recipe=recipe,
     )
 
 
@@ -185,6 +191,7 @@ def flash_attn_kvpacked_func(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's with k and v stacked: kv [b, sk, 2, hk, d]."""
     return flash_attn_func(
@@ -200,6 +207,7 @@ def flash_attn_kvpacked_func(
         return_attn_probs,
         s_aux=s_aux,
         learnable_sink=learnable_sink,
+        recipe=recipe,
     )
 
 
@@ -218,6 +226,7 @@ def flash_attn_varlen_qkvpacked_func(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's packed form with q, k and v stacked: qkv [t, 3, h, d]."""
     return flash_attn_varlen_func(
@@ -236,6 +245,7 @@ def flash_attn_varlen_qkvpacked_func(
         return_attn_probs,
         s_aux=s_aux,
         learnable_sink=learnable_sink,
+        recipe=recipe,
     )
 
 
@@ -257,6 +267,7 @@ def flash_attn_varlen_kvpacked_func(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's packed form with k and v stacked: kv [tk, 2, hk, d]."""
     return flash_attn_varlen_func(
@@ -276,6 +287,7 @@ def flash_attn_varlen_kvpacked_func(
         return_attn_probs,
         s_aux=s_aux,
         learnable_sink=learnable_sink,
+        recipe=recipe,
     )
 
 

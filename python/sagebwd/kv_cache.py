@@ -14,6 +14,7 @@ from . import sinks as sink_logits
 from .attention import attention, attention_varlen
 from .call import check_heads, check_tensors
 from .drop_ins import refuse, sinks_of
+from .recipe import Recipe, as_recipe
 
 
 def flash_attn_with_kvcache(
@@ -39,6 +40,7 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """FlashAttention's function for decoding: q [b, s, h, d] over caches [b, length, hk, d]. Row i
     of a cache holds the tokens from ``cache_leftpad[i]`` up to ``cache_seqlens[i]``. k and v, if
@@ -47,6 +49,8 @@ def flash_attn_with_kvcache(
 
     Like the original it has no backward. Rotary embeddings and paged caches are refused.
     ``rotary_interleaved`` is accepted, because it has no effect without rotary embeddings.
+    ``recipe`` is ours: with ``"tokenwise"`` a token gets the bits that the whole sequence at once
+    would give it (docs/causality.md).
     """
     refuse(
         rotary_cos=(rotary_cos, None),
@@ -62,6 +66,7 @@ def flash_attn_with_kvcache(
         window_size=arguments.window("window_size", window_size),
         softcap=arguments.softcap(softcap),
         sinks=sinks_of(s_aux, learnable_sink),
+        recipe=as_recipe(recipe),
         return_lse=True,
     )
     return_softmax_lse = arguments.flag("return_softmax_lse", return_softmax_lse)

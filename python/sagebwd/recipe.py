@@ -4,10 +4,12 @@
 from dataclasses import dataclass
 
 from . import arguments
-from .recipe_fields import ALONE, DITHERABLE, FLAGS, INTEGERS, MATMULS, PAPER, RecipeFields
+from .recipe_fields import ALONE, DITHERABLE, FLAGS, INTEGERS, MATMULS, PRESETS, RecipeFields
 from .suggest import did_you_mean
 
-_SCHEMES = ("vectorwise", "paper")
+#: The names of recipes, the default first.
+SCHEMES = tuple(PRESETS)
+_EXPECTED = "vectorwise, tokenwise or paper, and switches such as smooth_k=off"
 _FLAG = {"on": True, "off": False}
 #: What the words of a recipe's text may say, as name=value.
 SWITCHES = ("tile", *ALONE, "rounding", "lift")
@@ -43,8 +45,9 @@ def _rounding_text(rounding):
 
 @dataclass(frozen=True)
 class Recipe(RecipeFields):
-    """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.paper()`` the published method
-    (arXiv 2603.02170), and ``Recipe.parse("vectorwise smooth_k=off")`` one from its text.
+    """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.tokenwise()`` the one in which
+    later tokens change no bit of earlier outputs, ``Recipe.paper()`` the published method (arXiv
+    2603.02170), and ``Recipe.parse("vectorwise smooth_k=off")`` one from its text.
     :class:`RecipeFields` explains the switches that change the numbers.
 
     save_codes
@@ -57,10 +60,10 @@ class Recipe(RecipeFields):
     save_codes: bool = True
 
     def __post_init__(self):
-        if self.scheme not in _SCHEMES:
+        if self.scheme not in SCHEMES:
             raise ValueError(
-                f"recipe scheme: expected one of {_SCHEMES}, got {self.scheme!r}"
-                f"{did_you_mean(self.scheme, _SCHEMES)}"
+                f"recipe scheme: expected one of {SCHEMES}, got {self.scheme!r}"
+                f"{did_you_mean(self.scheme, SCHEMES)}"
             )
         _dithered(self.rounding)
         for key, (most, step, expected) in INTEGERS.items():
@@ -82,6 +85,23 @@ class Recipe(RecipeFields):
                     f"recipe high_precision: expected names of {tuple(MATMULS)}, got {name!r}"
                     f"{did_you_mean(name, MATMULS)}"
                 )
+        if self.scheme == "tokenwise":
+            self._check_tokenwise()
+
+    def _check_tokenwise(self):
+        """What it promises leaves no room for some switches."""
+        for key, what in (("smooth_q", "queries of a block"), ("smooth_v", "values")):
+            if getattr(self, key):
+                raise ValueError(
+                    f"recipe {key}: expected False in recipe tokenwise, as Recipe.tokenwise() has "
+                    f"it, because the mean of the {what} sees later tokens; got True. Recipe "
+                    "vectorwise has this switch"
+                )
+        if self.tile_k not in (0, 64, 128):
+            raise ValueError(
+                "recipe tile_k: expected 0, 64 or 128 in recipe tokenwise, because the keys of a "
+                f"tile share a centre; got {self.tile_k}. 0 lets the backend choose"
+            )
 
     def __setstate__(self, state):
         """Checks a pickle or a copy like arguments. One of an older version has fewer fields, or
@@ -98,7 +118,7 @@ class Recipe(RecipeFields):
     @staticmethod
     def paper(**changes):
         """The published method: tiles of 128 x 64, K-smoothing, all of P·V in INT8."""
-        return Recipe(**{**PAPER, **changes})
+        return Recipe(**{**PRESETS["paper"], **changes})
 
     @staticmethod
     def vectorwise(**changes):
@@ -107,17 +127,22 @@ class Recipe(RecipeFields):
         return Recipe(**changes)
 
     @staticmethod
+    def tokenwise(**changes):
+        """A scale for each token of K as well, and no mean over later tokens: under a causal mask
+        they change no bit of an earlier output. Also for keys of very different lengths."""
+        return Recipe(**{**PRESETS["tokenwise"], **changes})
+
+    @staticmethod
     def parse(text, **changes):
         """A recipe of its name and the switches that differ from it, as in case strings:
         ``"vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128"``. ``changes`` are
         fields that no text has: ``seed`` and ``save_codes``."""
         words = text.split()
         scheme = [word for word in words if "=" not in word]
-        if not words or len(scheme) > 1 or not set(scheme) <= set(_SCHEMES):
-            wrong = next((word for word in scheme if word not in _SCHEMES), text)
+        if not words or len(scheme) > 1 or not set(scheme) <= set(SCHEMES):
+            wrong = next((word for word in scheme if word not in SCHEMES), text)
             raise ValueError(
-                "recipe: expected paper or vectorwise, and switches such as smooth_k=off, got "
-                f"{wrong!r}{did_you_mean(wrong, _SCHEMES)}"
+                f"recipe: expected {_EXPECTED}, got {wrong!r}{did_you_mean(wrong, SCHEMES)}"
             )
         fields = {}
         for word in words:
@@ -128,13 +153,13 @@ class Recipe(RecipeFields):
             if new.keys() & fields.keys():
                 raise ValueError(f"recipe {word!r}: {name} is given twice")
             fields.update(new)
-        preset = Recipe.paper if scheme == ["paper"] else Recipe.vectorwise
-        return preset(**fields, **changes)
+        preset = PRESETS[scheme[0]] if scheme else {}
+        return Recipe(**{**preset, **fields}, **changes)
 
     def text(self, lifted=()):
         """The shortest text that :meth:`parse` reads as this recipe, and that the operators take.
         ``lifted`` names further matmuls to take out of INT8."""
-        preset = _PAPER if self.scheme == "paper" else _VECTORWISE
+        preset = _PRESETS[self.scheme]
         if self is preset and not lifted:
             return self.scheme  # most calls
         words = [self.scheme]
@@ -160,12 +185,11 @@ def _fields_of(word, name, value):
         return {"rounding": value}
     if name == "lift":
         return {"high_precision": tuple(value.replace("S2", "S'").split(","))}
+    if name in _REMOVED:
+        raise ValueError(f"recipe: {word} is no longer a switch ({_REMOVED[name][1]})")
     if name not in ALONE:
         near = did_you_mean(name, SWITCHES)
-        raise ValueError(
-            "recipe: expected paper or vectorwise, and switches such as smooth_k=off, got "
-            f"{word!r}{near}"
-        )
+        raise ValueError(f"recipe: expected {_EXPECTED}, got {word!r}{near}")
     if name in FLAGS:
         if value not in _FLAG:
             raise ValueError(f"recipe {word!r}: expected on or off, got {value!r}")
@@ -184,6 +208,7 @@ def _numbers(word, values, count):
 _REMOVED = {
     "pv16_tiles": ((0,), "high_precision=('O',), or lead= of block lists"),
     "p_levels": ((0, 127), "the scheme and the backend say how many levels P has"),
+    "k_per_token": ((False,), "recipe tokenwise has a scale for each token of K"),
 }
 
 
@@ -199,20 +224,15 @@ def without_removed(fields):
     return fields
 
 
-_VECTORWISE = Recipe()
-_PAPER = Recipe.paper()
+_PRESETS = {scheme: Recipe(**fields) for scheme, fields in PRESETS.items()}
 
 
 def as_recipe(recipe):
     """A Recipe from itself or from its text."""
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe == "vectorwise":
-        return _VECTORWISE
-    if recipe == "paper":
-        return _PAPER
     if isinstance(recipe, str):
-        return Recipe.parse(recipe)
+        return _PRESETS.get(recipe) or Recipe.parse(recipe)
     raise ValueError(
         f"recipe: expected a sagebwd.Recipe, or a text such as 'vectorwise' or 'paper "
         f"smooth_v=on', got {recipe!r}"

@@ -14,11 +14,15 @@ INTEGERS = {
     "tile_k": (256, 64, "0 or a multiple of 64 up to 256"),
     "seed": (18446744073709551615, 1, "a number from 0 to 2^64 - 1"),
 }
-FLAGS = ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token")
+FLAGS = ("smooth_k", "smooth_q", "smooth_v", "rotate")
 #: Switches that stand in a recipe's text under their own names.
-ALONE = ("smooth_k", "smooth_q", "smooth_v", "rotate", "k_per_token")
-#: What the preset ``paper`` has other than ``vectorwise``.
-PAPER = {"scheme": "paper", "tile_q": 128, "tile_k": 64, "smooth_v": False, "rotate": False}
+ALONE = ("smooth_k", "smooth_q", "smooth_v", "rotate")
+#: By scheme, the default first: what its preset has other than ``vectorwise``.
+PRESETS = {
+    "vectorwise": {},
+    "tokenwise": {"scheme": "tokenwise", "smooth_v": False},
+    "paper": {"scheme": "paper", "tile_q": 128, "tile_k": 64, "smooth_v": False, "rotate": False},
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class RecipeFields:
 
     scheme
         Which values share a scale: ``vectorwise`` has one per token of Q, V and dO, per 128 keys
-        of K, and per query or key of each tile of P and dS; ``paper`` one per block and per tile,
+        of K, and per query or key of each tile of P and dS; ``tokenwise`` one per token of K too,
+        and later tokens change no bit of earlier outputs; ``paper`` one per block and per tile,
         and a gradient error that grows with the batch.
     tile_q
         Queries of a tile; 0: the backend's choice.
@@ -35,18 +40,17 @@ class RecipeFields:
         Keys of a tile; 0: the backend's choice.
     smooth_k
         Subtract the mean key of the sequence. All logits of a row shift alike, so P does not
-        change; LSE is still that of the true logits.
+        change; LSE is still that of the true logits. In ``tokenwise`` the mean is of earlier keys
+        alone, and its logits are added again, exactly.
     smooth_q
         Subtract the mean query of each block. The bias row c·μ_Q·Kᵀ is added to S, and (Σᵢ
         dSᵢⱼ)·μ_Q to dK.
     smooth_v
         Subtract the mean value. Rows of P sum to one, so the mean is added to O again, exactly.
+        ``tokenwise`` has no mean of V.
     rotate
         Multiply Q and K by a fixed orthogonal matrix before they are quantised, which spreads
         outlier channels; the gradients are turned back.
-    k_per_token
-        One scale per token of K instead of one per 128 keys: for keys far longer than their
-        neighbours, and for large logits.
     rounding
         ``dither`` rounds P and dS without bias, and replayably. ``dither:dQ`` does so for the
         operand of dQ alone, ``dither:O,dQ`` for those of two of O, dV, dQ, dK.
@@ -63,7 +67,6 @@ class RecipeFields:
     smooth_q: bool = False
     smooth_v: bool = True
     rotate: bool = True
-    k_per_token: bool = False
     rounding: str = "nearest"
     seed: int = 0
     high_precision: tuple = ()

@@ -29,8 +29,15 @@ def add(out, lse, sinks, tokens_first=True):
     blind = lse == -torch.inf
     # A finite number, so that a sink of -inf (none at all) gives no NaN there.
     finite = lse.masked_fill(blind, torch.finfo(lse.dtype).min)
-    share = torch.sigmoid(finite - sinks)
+    share = torch.sigmoid(_apart(finite - sinks))
     if tokens_first:
         share = share.transpose(-1, -2)
     out = (out * share[..., None]).to(out.dtype)
-    return out, torch.where(blind, sinks, torch.logaddexp(finite, sinks))
+    return out, torch.where(blind, sinks, torch.logaddexp(_apart(finite), sinks))
+
+
+def _apart(x):
+    """x with gaps between its elements. On a CPU, PyTorch computes functions of neighbours in
+    vectors, and the last few of a tensor one by one, which rounds otherwise: a token's bits would
+    depend on how many follow. Elements with gaps are all computed one by one."""
+    return torch.stack((x, x), -1)[..., 0] if x.device.type == "cpu" else x

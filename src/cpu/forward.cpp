@@ -138,8 +138,8 @@ void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
   }
 }
 
-/// Recipe `tokenwise`: rows that see a value which holds NaN or Inf become NaN, and no other row learns
-/// of it.
+/// Recipe `tokenwise`: rows that see a value which holds NaN or Inf become NaN, and no other row
+/// learns of it.
 void Forward::mark_rows(const Block& qb, const Block& kb, int64_t key_at, const Scratch& t) const {
   for (int j = 0; j < kb.rows; ++j) {
     if (!std::isnan(buffers.keys.v_scale[key_at * plan.bk + j])) continue;
@@ -226,8 +226,8 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .logit_max = a.max_logit != nullptr ? t.logit_max : nullptr,
         .alpha = t.alpha,
         .beta = t.beta,
-        .p_float = place < unquantised ||
-                   (buffers.keys.v_poisoned[key_at] != 0 && !plan.tokenwise()),
+        .p_float =
+            place < unquantised || (buffers.keys.v_poisoned[key_at] != 0 && !plan.tokenwise()),
         .p8 = t.p8,
         .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,

@@ -28,6 +28,11 @@ void mean_of(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
     mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
 }
 
+/// Codes as a left operand has them, and back (Kernels::flip).
+void flip_codes(const int8_t* from, int64_t n, uint8_t flip, int8_t* to) {
+  std::transform(from, from + n, to, [flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
+}
+
 /// The key side of one call, block by block.
 struct Preparation {
   const isa::Kernels& kernels;
@@ -59,8 +64,7 @@ struct Preparation {
     return data.centres(plan, b.sequence, hk).values +
            static_cast<int64_t>(plan.dl) * numerics::octave_of_block(b.first / kKeysPerScale);
   }
-  void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows,
-                   float* mean) const;
+  void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows, float* mean) const;
   void centres(int64_t slot, int64_t sequence, int64_t hk) const;
   void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
@@ -149,8 +153,7 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
 void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   const int64_t size = static_cast<int64_t>(plan.bk) * plan.dk;
   int8_t* k8 = data.k8 + at * size;
-  std::transform(codes, codes + size, k8,
-                 [flip = kernels.flip](int8_t c) { return static_cast<int8_t>(c ^ flip); });
+  flip_codes(codes, size, kernels.flip, k8);
   if (data.needs.k8t && !plan.tokenwise())
     kernels.transpose_codes(k8, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
@@ -196,8 +199,8 @@ void Preparation::centres(int64_t slot, int64_t sequence, int64_t hk) const {
   for (int octave = 0; octave < plan.centre_rows(); ++octave)
     for (int c = 0; c < plan.dl; ++c)
       out.values[static_cast<int64_t>(octave) * plan.dl + c] *= out.scale[octave];
-  for (int64_t n = 0; n < static_cast<int64_t>(plan.centre_rows()) * plan.dk; ++n)
-    out.codes[n] = static_cast<int8_t>(out.codes[n] ^ kernels.flip);
+  flip_codes(out.codes, static_cast<int64_t>(plan.centre_rows()) * plan.dk, kernels.flip,
+             out.codes);
 }
 
 /// The mean key of a sample, from codes: rotated.
@@ -233,24 +236,26 @@ void Preparation::dq_block(int64_t slot, int64_t at) const {
   const float *mean = data.mean_k(plan, b.sequence, hk), *centre = centre_of(b, hk);
   float* rows = rows_of(slot);
   int8_t* codes = data.codes + slot * plan.bk * plan.longest_k();
-  const int8_t* k8 = data.k8 + at * plan.bk * plan.dk;
-  for (int64_t n = 0; n < static_cast<int64_t>(plan.bk) * plan.dk; ++n)
-    codes[n] = static_cast<int8_t>(k8[n] ^ kernels.flip);
+  const int64_t size = static_cast<int64_t>(plan.bk) * plan.dk;
+  flip_codes(data.k8 + at * size, size, kernels.flip, codes);
   kernels.decode_rows(codes, plan.dk, plan.bk, plan.dl, rows);
   const float* scale = data.k_scale + at * plan.bk;
+  float shift[256];
+  for (int c = 0; c < plan.dl; ++c) shift[c] = centre[c] - mean[c];
   for (int j = 0; j < plan.bk; ++j) {
-    const bool real = j < b.rows && !std::isnan(scale[j]);
     float* row = rows + static_cast<int64_t>(j) * plan.dl;
-    for (int c = 0; c < plan.dl; ++c)
-      row[c] = real ? row[c] * scale[j] + centre[c] - mean[c] : 0.0f;
+    if (j < b.rows && !std::isnan(scale[j]))
+      std::transform(row, row + plan.dl, shift, row,
+                     [s = scale[j]](float code, float add) { return code * s + add; });
+    else
+      std::fill_n(row, plan.dl, 0.0f);
   }
   float* fold = data.k_fold + at * plan.bk;
   kernels.row_magnitudes(rows, plan.dl, plan.bk, fold);
   scale_together(fold, plan.bk, largest_finite(fold, plan.bk));
-  std::memset(codes, 0, static_cast<size_t>(plan.bk) * plan.dk);
+  std::memset(codes, 0, static_cast<size_t>(size));
   kernels.encode_rows(rows, plan.dl, plan.bk, fold, codes, plan.dk);
-  for (int64_t n = 0; n < static_cast<int64_t>(plan.bk) * plan.dk; ++n)
-    codes[n] = static_cast<int8_t>(codes[n] ^ kernels.flip);
+  flip_codes(codes, size, kernels.flip, codes);
   kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 

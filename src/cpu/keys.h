@@ -23,15 +23,15 @@ struct Centres {
 
 struct KeyData {
   KeyNeeds needs;
-  // [num_sequences][hk][dl], and [vl] of V. In `tokenwise` no mean is taken out of V, and that of K is
-  // what the operand of dQ lacks.
+  // [num_sequences][hk][dl], and [vl] of V. In `tokenwise` no mean is taken out of V, and that of K
+  // is what the operand of dQ lacks.
   float *mu_k = nullptr, *mu_v = nullptr;
-  int8_t* k8 = nullptr;                    // [bk][dk] a block, left operand
-  float* k_scale = nullptr;                // [bk] a block
-  int8_t* k8t = nullptr;                   // [dl][bk] a block, left operand: K for dQ
-  float* k_fold = nullptr;                 // [bk] a block: the scales of k8t; k_scale but in `tokenwise`
-  int8_t* v8t = nullptr;                   // [vl][bk] a block, left operand
-  float* v_scale = nullptr;                // [bk] a block; NaN for a token that is not finite
+  int8_t* k8 = nullptr;      // [bk][dk] a block, left operand
+  float* k_scale = nullptr;  // [bk] a block
+  int8_t* k8t = nullptr;     // [dl][bk] a block, left operand: K for dQ
+  float* k_fold = nullptr;   // [bk] a block: the scales of k8t; k_scale but in `tokenwise`
+  int8_t* v8t = nullptr;     // [vl][bk] a block, left operand
+  float* v_scale = nullptr;  // [bk] a block; NaN for a token that is not finite
   // [bk] a block: what P is multiplied with, as a logarithm, and its inverse. Zeros and ones where
   // V's scale is not folded into P.
   float *v_log2 = nullptr, *v_inverse = nullptr;

@@ -91,7 +91,7 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   for (int i = 0; i < b.rows; ++i)  // in FP32, as a backward gets it that takes saved codes
     scratch.shift[i] =
         plan.tokenwise() ? 0.0
-                      : static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
+                         : static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
   std::copy(scratch.rows, scratch.rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
   if (recipe.smooth_q) {
     double sum[256] = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query side of one block: codes of Q in the layout S wants, per-query scales, and what the sums
-// of codes lack of the logits.
+// The query side of one block: codes of Q in the layout S wants, per-query scales, and what the
+// sums of codes lack of the logits.
 #pragma once
 
 #include "cpu/keys.h"
@@ -19,8 +19,8 @@ struct QueryBlock {
   float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
   float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
   float* qt_float = nullptr;      // [dl][bq], only when S is lifted
-  // What the sums of codes lack of the logits, in log2 units. `tokenwise`: the logits of the centre of
-  // each octave of keys, [octaves][bq]. Elsewhere only with a cap: those of the mean key, [bq].
+  // What the sums of codes lack of the logits, in log2 units. `tokenwise`: the logits of the centre
+  // of each octave of keys, [octaves][bq]. Elsewhere only with a cap: those of the mean key, [bq].
   float* shift = nullptr;
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Centres of K in recipe `tokenwise`. Blocks of 128 keys of a document lie in octaves: block 0, block
-// 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a sample of
-// the octave before it, those of block 0 by key 0; so a centre depends on earlier keys alone, or on
-// the first key of all.
+// Centres of K in recipe `tokenwise`. Blocks of 128 keys of a document lie in octaves: block 0,
+// block 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a
+// sample of the octave before it, those of block 0 by key 0; so a centre depends on earlier keys
+// alone, or on the first key of all.
 //
 // The mean is summed in FP64 over the sample's tokens as given, in order, leaving out those that
 // hold NaN or Inf; rounded to FP32, rotated, and then quantised with one scale: what is subtracted
@@ -33,8 +33,9 @@ SAGE_INLINE int octaves_of(int64_t keys) {
   return keys == 0 ? 0 : octave_of_block((keys - 1) / 128) + 1;
 }
 
-/// One key of each `step` neighbours from `first` on, `count` of them. Their distances vary, so that
-/// no pattern of tokens (a delimiter every hundred keys, rows of an image) is met by all or by none.
+/// One key of each `step` neighbours from `first` on, `count` of them. Their distances vary, so
+/// that no pattern of tokens (a delimiter every hundred keys, rows of an image) is met by all or by
+/// none.
 struct Sample {
   int64_t first, step, end;  // end: keys that there are
   int count;

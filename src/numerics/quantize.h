@@ -50,8 +50,8 @@ SAGE_INLINE float value_scale(float scale, float top) {
   return scale < least ? least : scale;
 }
 
-/// Scale of a key of its own, in `tokenwise`: rounded up to 22 bits, so that its product with 1.5·2^23
-/// is exact and codes stay within 127.
+/// Scale of a key of its own, in `tokenwise`: rounded up to 22 bits, so that its product
+/// with 1.5·2^23 is exact and codes stay within 127.
 SAGE_INLINE float key_scale_of(float amax) {
   const float scale = scale_of(amax);
   if (!(scale == scale)) return scale;

@@ -179,9 +179,8 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
     if (!block.seen[r]) continue;
     const int64_t i = q0 + r;
     for (int64_t c = 0; c < dv; ++c)
-      out.o[i * dv + c] = block.nan_value[r]
-                              ? std::numeric_limits<float>::quiet_NaN()
-                              : block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
+      out.o[i * dv + c] = block.nan_value[r] ? std::numeric_limits<float>::quiet_NaN()
+                                             : block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
     const double mean = added_mean_logit(head, in, i);
     out.lse[i] = static_cast<float>(
         numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);

@@ -129,8 +129,7 @@ void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
     in.k_scale[j] =
         poisoned[j] ? std::numeric_limits<float>::quiet_NaN() : numerics::key_scale_of(amax);
     for (int64_t c = 0; c < d && !poisoned[j]; ++c)
-      in.k8[j * d + c] =
-          static_cast<int8_t>(code_nearest(x[j * d + c], inverse_of(in.k_scale[j])));
+      in.k8[j * d + c] = static_cast<int8_t>(code_nearest(x[j * d + c], inverse_of(in.k_scale[j])));
   }
 }
 
@@ -162,8 +161,7 @@ void make_dq_operand(const RecipeHead& head, RecipeOperands& x) {
   const numerics::Sample sample = numerics::spread_sample(nk);
   for (int n = 0; n < sample.count; ++n) {
     const int64_t j = sample.key(n);
-    if (!std::isnan(in.k_scale[j]))
-      sampled.insert(sampled.end(), &keys[j * d], &keys[j * d] + d);
+    if (!std::isnan(in.k_scale[j])) sampled.insert(sampled.end(), &keys[j * d], &keys[j * d] + d);
   }
   x.dq_mean = mean_of(sampled.data(), static_cast<int64_t>(sampled.size()) / d, d);
   subtract(keys.data(), nk, x.dq_mean);
@@ -213,7 +211,8 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   RecipeInputs& in = x.inputs;
 
   x.k_smooth.assign(head.k, head.k + nk * d);
-  in.mu_k = recipe.smooth_k && !tokenwise ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
+  in.mu_k =
+      recipe.smooth_k && !tokenwise ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
   if (tokenwise) {
     quantize_lone_keys(head, in);
   } else {

@@ -23,10 +23,10 @@ struct RecipeOperands {
   RecipeInputs inputs;
   // K and V without their means, where these are of the whole sequence (not in `tokenwise`).
   std::vector<float> k_smooth, v_smooth;
-  std::vector<float> q8, k8, v8;          // codes; of rotated Q and K where the recipe says so
-  std::vector<float> k8_t, k_smooth_t;    // [d, nk]
-  std::vector<float> mu_q;                // RecipeInputs::mu_q, rotated as Q is
-  std::vector<float> v_t;                 // [dv, nk]: what dP multiplies dO with, V or its codes
+  std::vector<float> q8, k8, v8;        // codes; of rotated Q and K where the recipe says so
+  std::vector<float> k8_t, k_smooth_t;  // [d, nk]
+  std::vector<float> mu_q;              // RecipeInputs::mu_q, rotated as Q is
+  std::vector<float> v_t;               // [dv, nk]: what dP multiplies dO with, V or its codes
   // What dS is multiplied with for dQ: codes [nk, d], the scale of each key that is folded into dS,
   // and what was subtracted from every key, not rotated. In `tokenwise` made again from the codes,
   // because there one scale serves a tile of keys; else those of S.

@@ -95,17 +95,19 @@ void for_each_word(Visit visit) {
 }
 
 Recipe preset(std::string_view scheme) {
-  return scheme == "paper"    ? Recipe::paper()
+  return scheme == "paper"       ? Recipe::paper()
          : scheme == "tokenwise" ? Recipe::tokenwise()
-                              : Recipe::vectorwise();
+                                 : Recipe::vectorwise();
 }
 
 /// What `tokenwise` promises leaves no room for these.
 void check_tokenwise(const Recipe& r) {
-  SAGE_CHECK(!r.smooth_q, "recipe.smooth_q: expected 0 in recipe tokenwise, because the mean of a "
-                          "block of queries holds later ones; got 1");
-  SAGE_CHECK(!r.smooth_v, "recipe.smooth_v: expected 0 in recipe tokenwise, because the mean of V "
-                          "holds later tokens; got 1");
+  SAGE_CHECK(!r.smooth_q,
+             "recipe.smooth_q: expected 0 in recipe tokenwise, because the mean of a "
+             "block of queries holds later ones; got 1");
+  SAGE_CHECK(!r.smooth_v,
+             "recipe.smooth_v: expected 0 in recipe tokenwise, because the mean of V "
+             "holds later tokens; got 1");
   SAGE_CHECK(r.tile_k == 0 || kKeysPerScale % r.tile_k == 0,
              "recipe.tile_k: expected 0, 64 or 128 in recipe tokenwise, so that the keys of a tile "
              "have one centre; got "
@@ -204,10 +206,11 @@ Recipe parse_recipe(std::string_view text) {
       std::vector<std::string> names =
           assigns ? spec::switch_names()
                   : std::vector<std::string>(spec::kSchemes.begin(), spec::kSchemes.end());
-      SAGE_THROW(ErrorKind::invalid_argument,
-                 "recipe: expected vectorwise, tokenwise or paper, and switches such as smooth_k=off, "
-                 "got \""
-                     << t << "\"" << did_you_mean(assigns ? name : t, names));
+      SAGE_THROW(
+          ErrorKind::invalid_argument,
+          "recipe: expected vectorwise, tokenwise or paper, and switches such as smooth_k=off, "
+          "got \""
+              << t << "\"" << did_you_mean(assigns ? name : t, names));
     }
     SAGE_CHECK(given.insert(name).second, where << ": " << name << " is given twice");
   }

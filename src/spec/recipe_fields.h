@@ -44,17 +44,19 @@ inline constexpr auto kRecipeFields = std::tuple(
         "scheme", &Recipe::scheme, &sagebwd_recipe::scheme, Written::never, 2, 1,
         "0 (paper), 1 (vectorwise) or 2 (tokenwise)",
         "which values share a scale: `vectorwise` has one per token of Q, V and dO, per 128 keys "
-        "of K, and per query or key of each tile of P and dS; `tokenwise` one per token of K too, and "
+        "of K, and per query or key of each tile of P and dS; `tokenwise` one per token of K too, "
+        "and "
         "later tokens change no bit of earlier outputs; `paper` one per block and per tile, and a "
         "gradient error that grows with the batch"},
     Field{"tile_q", &Recipe::tile_q, &sagebwd_recipe::tile_q, Written::joined, 256, 64,
           "0 or a multiple of 64 up to 256", "queries of a tile; 0: the backend's choice"},
     Field{"tile_k", &Recipe::tile_k, &sagebwd_recipe::tile_k, Written::joined, 256, 64,
           "0 or a multiple of 64 up to 256", "keys of a tile; 0: the backend's choice"},
-    Field{"smooth_k", &Recipe::smooth_k, &sagebwd_recipe::smooth_k, Written::alone, 1, 1, "0 or 1",
-          "subtract the mean key of the sequence. All logits of a row shift alike, so P does not "
-          "change; LSE is still that of the true logits. In `tokenwise` the mean is of earlier keys "
-          "alone, and its logits are added again, exactly"},
+    Field{
+        "smooth_k", &Recipe::smooth_k, &sagebwd_recipe::smooth_k, Written::alone, 1, 1, "0 or 1",
+        "subtract the mean key of the sequence. All logits of a row shift alike, so P does not "
+        "change; LSE is still that of the true logits. In `tokenwise` the mean is of earlier keys "
+        "alone, and its logits are added again, exactly"},
     Field{"smooth_q", &Recipe::smooth_q, &sagebwd_recipe::smooth_q, Written::alone, 1, 1, "0 or 1",
           "subtract the mean query of each block. The bias row c·μ_Q·Kᵀ is added to S, and "
           "(Σᵢ dSᵢⱼ)·μ_Q to dK"},

@@ -11,12 +11,18 @@ using spec::AttnCase;
 
 constexpr double kSinkShare = 0.65;        // of each row (numerics.md 4.2)
 constexpr double kStrongSinkShare = 0.95;  // likewise
-constexpr double kSinkValue = 0.1;       // deviation of the sink's value; trained sinks have little
-constexpr double kPeakShare = 0.3;       // of a row that has a peak
-constexpr uint64_t kPeakEvery = 8;       // one row in this many has one
-constexpr double kPeakLogit = 24.0;      // bound of its logit
-constexpr double kFlatNoise = 0.3;       // of Q where rows are to be flat, times sigma
-constexpr double kOffsetSpread = 10.0;   // of the mean of K across channels, times sigma
+constexpr double kSinkValue = 0.1;      // deviation of the sink's value; trained sinks have little
+constexpr double kPeakShare = 0.3;      // of a row that has a peak
+constexpr uint64_t kPeakEvery = 8;      // one row in this many has one
+constexpr double kPeakLogit = 24.0;     // bound of its logit
+constexpr double kFlatNoise = 0.3;      // of Q where rows are to be flat, times sigma
+constexpr double kOffsetSpread = 10.0;  // of the mean of K across channels, times sigma
+constexpr double kRopeBias = 30.0;  // mean of a channel of K before rotary positions, times sigma
+constexpr double kRopeBase = 5e5;
+constexpr int64_t kRopeChannels = 2;     // that have one
+constexpr double kLongKey = 20.0;        // length of a long key, in ordinary lengths
+constexpr int64_t kLongKeyEvery = 128;   // keys: one in every block that shares a scale
+constexpr int64_t kLongKeyAt = 50;       // its place there
 constexpr double kOutlierSpread = 0.03;  // between tokens, relative to what a channel shares
 constexpr double kQueryChannel = 6.0;    // magnification of a channel without a mean, of Q
 constexpr double kKeyChannel = 12.0;     // of K
@@ -145,6 +151,28 @@ void set_logit(std::span<float> q, std::span<const float> k, double product) {
   add_scaled(q, (product - dot(q, k)) / dot(k, k), k);
 }
 
+/// A mean of K in the middle channels, as rotary positions turn it: channel c with channel c + d/2
+/// by kRopeBase^(-2c/d) a token. Those in the middle turn neither so fast that they average out
+/// within a block, nor so slowly that all keys share them.
+void add_rope_bias(Rows k, double bias) {
+  const int64_t half = k.d / 2, first = std::max<int64_t>(0, (half - kRopeChannels) / 2);
+  for (int64_t c = first; c < std::min(first + kRopeChannels, half); ++c) {
+    const double turn =
+        std::pow(kRopeBase, -2.0 * static_cast<double>(c) / static_cast<double>(k.d));
+    for (int64_t j = 0; j < k.count(); ++j) {
+      const double angle = turn * static_cast<double>(j);
+      k[j][c] = static_cast<float>(k[j][c] + bias * std::cos(angle));
+      k[j][c + half] = static_cast<float>(k[j][c + half] + bias * std::sin(angle));
+    }
+  }
+}
+
+/// Whether a key is longer than others.
+bool is_long(InputKind kind, int64_t key, int64_t keys) {
+  if (kind == InputKind::long_key) return key % kLongKeyEvery == kLongKeyAt;
+  return kind == InputKind::late_long && key >= keys / 2 + kLongKeyAt;
+}
+
 }  // namespace
 
 void Family::kv_head(int64_t batch, int64_t head, Rows k, Rows v) const {
@@ -171,6 +199,12 @@ void Family::kv_head(int64_t batch, int64_t head, Rows k, Rows v) const {
     for (int64_t i = 0; i < k.count(); ++i)
       for (int64_t ch = 0; ch < c_.d; ++ch)
         k[i][ch] = static_cast<float>(k[i][ch] + kOffsetSpread * sigma_ * mean(ch));
+  } else if (kind_ == InputKind::rope_bias) {
+    add_rope_bias(k, kRopeBias * sigma_);
+  } else if (kind_ == InputKind::long_key || kind_ == InputKind::late_long) {
+    for (int64_t j = 0; j < k.count(); ++j)
+      if (is_long(kind_, j, k.count()))
+        for (float& x : k[j]) x = static_cast<float>(kLongKey * x);
   } else if (is_sink(kind_) || delimiter_gap(kind_) > 0) {
     const std::vector<float> u = unit_direction(c_.seed, kSinkDirection, batch, head, c_.d);
     remove_direction(k, u);
@@ -183,11 +217,13 @@ void Family::kv_head(int64_t batch, int64_t head, Rows k, Rows v) const {
 
 void Family::q_head(int64_t batch, int64_t head, int64_t kv_head, Rows k, Rows q, Rows dout) const {
   const bool long_rows = kind_ == InputKind::long_rows, delimiters = delimiter_gap(kind_) > 0;
+  // Logits of long keys alone are large; with ordinary queries they would be one-hot rows.
+  const bool quiet = long_rows || delimiters || kind_ == InputKind::late_long;
   const Normal queries(c_.seed, kQ, batch, head);
   if (kind_ == InputKind::heavy)
     fill_heavy(q.data, queries, sigma_);
   else
-    fill(q.data, queries, long_rows || delimiters ? kFlatNoise * sigma_ : sigma_);
+    fill(q.data, queries, quiet ? kFlatNoise * sigma_ : sigma_);
   fill(dout.data, Normal(c_.seed, kDout, batch, head), 1.0);
   if (k.count() == 0) return;
   if (kind_ == InputKind::outlier) {

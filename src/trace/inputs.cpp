@@ -27,7 +27,7 @@ struct KindText {
   const char* name;
   const char* description;
 };
-constexpr std::array<KindText, 20> kKinds{{
+constexpr std::array<KindText, 23> kKinds{{
     {InputKind::gaussian, "gaussian", "independent normal values"},
     {InputKind::outlier, "outlier",
      "a few channels of Q, K, V and dO are 20 to 100 times larger than the rest"},
@@ -43,12 +43,17 @@ constexpr std::array<KindText, 20> kKinds{{
     {InputKind::long_rows, "long",
      "nearly uniform rows, where one query in eight puts 30% on a single key"},
     {InputKind::offset, "offset", "every channel of K has a large mean that all tokens share"},
+    {InputKind::rope_bias, "rope_bias",
+     "two channels of K have a mean of 30, turned by rotary positions of base 5e5"},
     {InputKind::channels, "channels",
      "a channel of Q is 6 times and one of K 12 times larger, without a mean"},
     {InputKind::value_channel, "value_channel",
      "a channel of V is 20 times larger, without a mean"},
     {InputKind::heavy, "heavy",
      "Q and K have the heavy tails of a t distribution with 3 degrees of freedom"},
+    {InputKind::long_key, "long_key", "a key of every 128 is 20 times longer"},
+    {InputKind::late_long, "late_long",
+     "keys from the middle on are 20 times longer, beginning within a block"},
     {InputKind::previous, "previous",
      "every query looks at the token before it, with a logit of 10"},
     {InputKind::one_hot, "one_hot", "every query looks at one key of its own, with a logit of 14"},

@@ -28,9 +28,13 @@ enum class InputKind {
   strong_sink,  // a sink with 0.95, three quarters of the way
   long_rows,  // nearly uniform rows; one query in eight has a single key that takes 0.3 of its row
   offset,     // every channel of K has a mean, of deviation 10·sigma across channels
+  rope_bias,  // two channels of K have a mean of 30·sigma that rotary positions then turn: a mean
+              // that no stretch of keys shares
   channels,   // a channel of Q 6 times and another of K 12 times larger, without a mean
   value_channel,  // a channel of V 20 times larger, without a mean
   heavy,          // Student-t Q and K with three degrees of freedom
+  long_key,       // a key of every 128 is 20 times longer
+  late_long,      // keys from beyond the middle on are 20 times longer
   previous,       // previous-token heads: the token before a query has a logit of 10
   one_hot,        // a random key of each row has a logit of 14
   dominant,       // a random key for every 128 queries has a logit of 10

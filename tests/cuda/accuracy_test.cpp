@@ -11,6 +11,7 @@
 #include "base/dispatch_dtype.h"
 #include "base/hash.h"
 #include "device_case.h"
+#include "numerics/octaves.h"
 #include "numerics/rotate.h"
 #include "ref/recipe_inputs.h"
 #include "trace/metrics.h"
@@ -117,10 +118,11 @@ TEST(GpuLossless, OneHotProbabilities) {
 
 TEST(GpuAccuracy, AgainstExact) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h4 n512 d64", "h4 n1024 d64", "h4 n2048 d64 causal", "h4 n1024 d128",
-        "h4 n2048 d128 causal", "h4 n1024 d64 f16 causal", "h4 n1024 d128 f16", "h4 n799 d64",
-        "h4 n1023 d128 causal", "h4 n1025 d64 causal", "h1 n4097 d64 causal"})
+  for (const char* text : {"h4 n512 d64", "h4 n1024 d64", "h4 n2048 d64 causal", "h4 n1024 d128",
+                           "h4 n2048 d128 causal", "h4 n1024 d64 f16 causal", "h4 n1024 d128 f16",
+                           "h4 n799 d64", "h4 n1023 d128 causal", "h4 n1025 d64 causal",
+                           "h1 n4097 d64 causal", "h4 n1024 d64 tokenwise",
+                           "h4 n1025 d128 causal tokenwise", "h1 n4097 d64 causal tokenwise"})
     for (const bool qk_norm : {false, true}) {
       const DeviceCase dc(text);
       if (qk_norm && dc.c.nq > 1024) continue;
@@ -143,7 +145,8 @@ TEST(GpuAccuracy, AgainstExact) {
 TEST(GpuAccuracy, ManyKeys) {
   NEED_DEVICE();
   // cuda-sm90 adds dQ up in half precision over 32768 keys, and in FP32 over more.
-  for (const char* text : {"h1 nq192 nk32768 d128", "h1 nq192 nk32768 d64", "h1 nq192 nk33000 d64"})
+  for (const char* text : {"h1 nq192 nk32768 d128", "h1 nq192 nk32768 d64", "h1 nq192 nk33000 d64",
+                           "h1 nq192 nk32768 d128 tokenwise", "h1 nq192 nk33000 d64 tokenwise"})
     for (const InputKind kind : {InputKind::gaussian, InputKind::sink}) {
       DeviceCase dc(text);
       dc.kind = kind;
@@ -159,7 +162,8 @@ TEST(GpuAccuracy, ManyKeys) {
 
 TEST(GpuAccuracy, LittleGradientBesideMuch) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n1024 d64", "h2 n1024 d128 causal", "h1 n4096 d128"}) {
+  for (const char* text :
+       {"h2 n1024 d64", "h2 n1024 d128 causal", "h1 n4096 d128", "h2 n1024 d64 causal tokenwise"}) {
     const DeviceCase dc(text);
     SCOPED_TRACE(text);
     CaseInputs in = make_case_inputs(dc);
@@ -211,7 +215,7 @@ TEST(GpuAccuracy, GradientsThatGrowAndShrink) {
 // --- against the straight-through gradient of the quantised forward
 
 /// q, k and v become what their codes stand for: Q and K turned back, K without its mean, which
-/// softmax does not see, and V with its mean.
+/// softmax does not see, and V with its mean. In `tokenwise` K has the centres of its octaves.
 void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* k, float* v) {
   for (int64_t i = 0; i < n; ++i) {
     const auto size = static_cast<size_t>(i);
@@ -219,6 +223,12 @@ void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* 
       const auto at = static_cast<size_t>(i * d + c);
       q[at] = static_cast<float>(in.q8[at]) * in.q_scale[size];
       k[at] = static_cast<float>(in.k8[at]) * in.k_scale[size];
+      if (!in.centre8.empty()) {
+        const auto octave = static_cast<size_t>(numerics::octave_of_block(i / kKeysPerScale));
+        k[at] += in.centre_scale[octave] *
+                 static_cast<float>(
+                     in.centre8[octave * static_cast<size_t>(d) + static_cast<size_t>(c)]);
+      }
       v[at] = static_cast<float>(in.v8[at]) * in.v_scale[size] + in.mu_v[static_cast<size_t>(c)];
     }
     numerics::rotate_back(q + i * d, static_cast<int>(d));
@@ -228,7 +238,8 @@ void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* 
 
 TEST(GpuAccuracy, AgainstTheGradientOfTheQuantisedForward) {
   NEED_DEVICE();
-  for (const char* text : {"h4 n512 d64", "h4 n512 d64 causal", "h4 n512 d128"}) {
+  for (const char* text :
+       {"h4 n512 d64", "h4 n512 d64 causal", "h4 n512 d128", "h4 n512 d64 causal tokenwise"}) {
     const DeviceCase dc(text);
     SCOPED_TRACE(text);
     const CaseInputs in = make_case_inputs(dc);
@@ -263,7 +274,8 @@ double bias_budget(InputKind kind) {
 
 TEST(GpuAccuracy, BiasIsSmallAndNoRowIsLeftBehind) {
   NEED_DEVICE();
-  for (const char* text : {"b4 h8 n512 d64", "b4 h8 n512 d64 causal", "b4 h8 n512 d128 causal"})
+  for (const char* text : {"b4 h8 n512 d64", "b4 h8 n512 d64 causal", "b4 h8 n512 d128 causal",
+                           "b4 h8 n512 d64 causal tokenwise"})
     for (const InputKind kind : {InputKind::gaussian, InputKind::sink, InputKind::long_rows}) {
       DeviceCase dc(text);
       dc.kind = kind;

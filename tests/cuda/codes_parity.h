@@ -24,44 +24,65 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
   });
 }
 
+/// A part of saved codes: INT8 where `codes`, else FP32.
+struct CodesPart {
+  const char* name;
+  int64_t at, end;
+  bool codes;
+};
+
+/// The parts that a recipe has, in their order.
+inline std::vector<CodesPart> codes_parts(const CodesLayout& at) {
+  std::vector<CodesPart> parts = {
+      {"q8", at.q8, 0, true}, {"k8", at.k8, 0, true}, {"v8", at.v8, 0, true}};
+  const auto add = [&](const char* name, int64_t from, bool codes = false) {
+    parts.push_back({name, from, 0, codes});
+  };
+  add("q_scale", at.q_scale);
+  if (at.mean_logit < at.q_scale) {  // `tokenwise` has none
+    add("v_scale", at.v_scale), add("k_scale", at.k_scale);
+    add("centre8", at.centre8, true), add("centre_scale", at.centre_scale);
+  } else {
+    add("mean_logit", at.mean_logit), add("v_scale", at.v_scale), add("k_scale", at.k_scale);
+    add("k_mean", at.k_mean), add("v_mean", at.v_mean);
+  }
+  for (size_t i = 0; i < parts.size(); ++i)
+    parts[i].end = i + 1 < parts.size() ? parts[i + 1].at : at.bytes;
+  return parts;
+}
+
+inline std::vector<float> floats_of(const std::vector<std::byte>& codes, const CodesPart& part) {
+  std::vector<float> x(static_cast<size_t>(part.end - part.at) / 4);
+  std::memcpy(x.data(), codes.data() + part.at, x.size() * 4);
+  return x;
+}
+
 /// How close codes are to the oracle's. rounded: means and rotations have rounding of their own, as
-/// those of cuda-sm90. Then one code in ten thousand may be a neighbour; most cases have none.
+/// those of cuda-sm90. Then one code in ten thousand may be a neighbour; most cases have none. Both
+/// sides were filled with the same byte beforehand, for what is not written.
 enum class CodesAre { same, rounded };
 
 inline void expect_codes(const std::vector<std::byte>& got, const std::vector<std::byte>& want,
                          const CodesLayout& at, CodesAre are) {
   ASSERT_EQ(static_cast<int64_t>(got.size()), at.bytes);
-  const std::pair<const char*, int64_t> parts[] = {{"q8", at.q8},
-                                                   {"k8", at.k8},
-                                                   {"v8", at.v8},
-                                                   {"q_scale", at.q_scale},
-                                                   {"mean_logit", at.mean_logit},
-                                                   {"v_scale", at.v_scale},
-                                                   {"k_scale", at.k_scale},
-                                                   {"k_mean", at.k_mean},
-                                                   {"v_mean", at.v_mean},
-                                                   {"end", at.bytes}};
-  for (size_t i = 0; i + 1 < std::size(parts); ++i) {
-    SCOPED_TRACE(parts[i].first);
-    const size_t begin = static_cast<size_t>(parts[i].second),
-                 size = static_cast<size_t>(parts[i + 1].second) - begin;
-    if (i < 3) {
+  for (const CodesPart& part : codes_parts(at)) {
+    SCOPED_TRACE(part.name);
+    if (part.codes) {
       size_t others = 0;
-      for (size_t j = begin; j < begin + size; ++j) {
+      const size_t begin = static_cast<size_t>(part.at), end = static_cast<size_t>(part.end);
+      for (size_t j = begin; j < end; ++j) {
         const int a = static_cast<int8_t>(got[j]), b = static_cast<int8_t>(want[j]);
         others += a != b;
         // Neighbours, and both or neither the mark of a poisoned token.
         ASSERT_LE(std::abs(a - b), are == CodesAre::same ? 0 : 1) << j - begin;
         ASSERT_EQ(a == kPoisonedCode, b == kPoisonedCode) << j - begin;
       }
-      EXPECT_LE(others, size / 10000 + 1);
-      if (others > 0) std::printf("%s: %zu of %zu codes differ\n", parts[i].first, others, size);
+      EXPECT_LE(others, (end - begin) / 10000 + 1);
+      if (others > 0) std::printf("%s: %zu of %zu codes differ\n", part.name, others, end - begin);
       continue;
     }
-    std::vector<float> a(size / 4), b(size / 4);
-    std::memcpy(a.data(), got.data() + begin, size);
-    std::memcpy(b.data(), want.data() + begin, size);
-    const bool dot = parts[i].second == at.mean_logit;  // a dot product, in another order
+    const std::vector<float> a = floats_of(got, part), b = floats_of(want, part);
+    const bool dot = part.at == at.mean_logit;  // a dot product, in another order
     if (are == CodesAre::same && !dot) {
       EXPECT_TRUE(same_bits(a, b));
       continue;

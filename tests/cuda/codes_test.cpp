@@ -12,6 +12,7 @@
 #include "base/dispatch_dtype.h"
 #include "cuda/sm80/workspace.h"
 #include "device_case.h"
+#include "numerics/octaves.h"
 #include "numerics/quantize.h"
 #include "ref/recipe_inputs.h"
 
@@ -76,7 +77,10 @@ struct Inside {
                     int64_t token, int64_t n) const {
     return x.data() + ((batch * heads + head) * n + token) * p.d;
   }
-  ref::RecipeInputs oracle(int64_t t, int64_t head, int64_t kv_head) const {
+  /// Keys that share a TileScale: not those of a tile, where block lists have smaller ones.
+  int64_t scale_keys() const { return p.recipe.scheme == Scheme::paper ? tiles.k : cuda::kBlock; }
+  bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
+  ref::RecipeOperands oracle(int64_t t, int64_t head, int64_t kv_head) const {
     const spec::Sequence s = p.sequence(t);
     ref::RecipeHead h;
     h.nq = s.nq, h.nk = s.nk, h.d = p.d, h.scale = p.scale, h.recipe = p.recipe;
@@ -84,7 +88,7 @@ struct Inside {
     h.q = rows(in.x.q, s.batch, head, p.h, s.q_begin, p.nq);
     h.k = rows(in.x.k, s.batch, kv_head, p.hk, s.k_begin, p.nk);
     h.v = rows(in.x.v, s.batch, kv_head, p.hk, s.k_begin, p.nk);
-    return ref::make_operands(h).inputs;
+    return ref::make_operands(h);
   }
 
   /// codes [n, d] against [heads, tokens, D] from row `row0` on, padding included.
@@ -123,10 +127,21 @@ struct Inside {
                   int64_t head) const {
     const spec::Sequence s = p.sequence(t);
     const int64_t row0 = head * plan.tk + k_pad(t);
-    for (int64_t c = 0; c < D(); ++c)
+    for (int64_t c = 0; c < D() && !tokenwise(); ++c)
       diff.expect(same_mean(ws.k_mean[(t * p.hk + head) * D() + c],
                             c < p.d ? want.mu_k[static_cast<size_t>(c)] : 0.0f),
                   "k_mean", head, t, c);
+    for (int octave = 0; octave < numerics::octaves_of(s.nk) && tokenwise(); ++octave) {
+      const int64_t row = ws.centres.row(static_cast<int>(head), k_pad(t) / cuda::kBlock,
+                                         numerics::first_block_of(octave));
+      const auto at = static_cast<size_t>(octave);
+      diff.expect(same(ws.centres.scale[row], want.centre_scale[at]), "centre scale", head, octave,
+                  0);
+      for (int64_t c = 0; c < p.d; ++c)
+        diff.expect(ws.centres.codes[row * p.d + c] ==
+                        want.centre8[at * static_cast<size_t>(p.d) + static_cast<size_t>(c)],
+                    "centre", head, octave, c);
+    }
     rows_equal("k8", ws.k8, row0, want.k8, s.nk, head);
     for (int64_t i = 0; i < s.nk; ++i) {
       const float scale = k_scale(want, i);
@@ -153,8 +168,30 @@ struct Inside {
       poisoned = poisoned || std::isnan(here);
       if (!std::isnan(here)) scale = here;
     }
-    diff.expect(same(ws.tile_scale[(k0 + begin) / tiles.k].k, poisoned ? -scale : scale),
-                "tile_scale.k", head, begin / tiles.k, 0);
+    diff.expect(same(ws.tile_scale[(k0 + begin) / scale_keys()].k, poisoned ? -scale : scale),
+                "tile_scale.k", head, begin / scale_keys(), 0);
+  }
+  /// Of recipe `tokenwise`: what the centre of an octave adds to the logits of query i.
+  float centre_logit(const ref::RecipeOperands& want, int64_t i, int octave) const {
+    ref::RecipeHead h;
+    h.d = p.d, h.scale = p.scale, h.recipe = p.recipe;
+    return ref::centre_logit(h, want.inputs, i, numerics::first_block_of(octave) * cuda::kBlock);
+  }
+  /// K as dQ is made from it in recipe `tokenwise`.
+  void dq_keys_equal(const cuda::sm80::BackwardSpace& ws, const ref::RecipeOperands& want,
+                     int64_t t, int64_t head) const {
+    const spec::Sequence s = p.sequence(t);
+    const int64_t row0 = head * plan.tk + k_pad(t);
+    std::vector<int8_t> codes;
+    for (float code : want.dq_keys) codes.push_back(static_cast<int8_t>(code));
+    transposed_equal("k8t", ws.k8t, row0, codes, s.nk, head, true);
+    for (int64_t j = 0; j < s.nk; ++j)
+      diff.expect(same(ws.dq_keys.scale[(row0 + j) / kSlab], want.dq_fold[static_cast<size_t>(j)]),
+                  "dq scale", head, j, 0);
+    for (int64_t c = 0; c < p.d; ++c)
+      diff.expect(same_mean(ws.dq_keys.mean[(t * p.hk + head) * D() + c],
+                            want.dq_mean[static_cast<size_t>(c)]),
+                  "dq mean", head, t, c);
   }
   float logit_factor(const ref::RecipeInputs& want, int64_t i) const {
     const float x = want.q_scale[static_cast<size_t>(i)] * (p.scale * numerics::kLog2e);
@@ -171,7 +208,7 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
     for (int64_t head = 0; head < p.h; ++head) {
       const int64_t kv = head / p.group(), k0 = kv * x.plan.tk + x.k_pad(t);
       const spec::Sequence s = p.sequence(t);
-      const ref::RecipeInputs want = x.oracle(t, head, kv);
+      const ref::RecipeInputs want = x.oracle(t, head, kv).inputs;
       const int64_t q0 = head * x.plan.tq + x.q_pad(t);
       x.rows_equal("q8", ws.q8, q0, want.q8, s.nq, head);
       for (int64_t i = 0; i < s.nq; ++i) {
@@ -183,22 +220,22 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
         }
         diff.expect(same(ws.logit_factor[q0 + i], x.logit_factor(want, i)), "logit_factor", head, i,
                     0);
-        diff.expect(
-            !std::isfinite(dot) || near(ws.mean_logit[q0 + i], static_cast<float>(p.scale * dot),
-                                        static_cast<float>(p.scale * size)),
-            "mean_logit", head, i, 0);
+        diff.expect(x.tokenwise() || !std::isfinite(dot) ||
+                        near(ws.mean_logit[q0 + i], static_cast<float>(p.scale * dot),
+                             static_cast<float>(p.scale * size)),
+                    "mean_logit", head, i, 0);
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
-      for (int64_t c = 0; c < x.D(); ++c)
+      for (int64_t c = 0; c < x.D() && !x.tokenwise(); ++c)
         diff.expect(same_mean(ws.v_mean[(t * p.hk + kv) * x.D() + c],
                               c < p.d ? want.mu_v[static_cast<size_t>(c)] : 0.0f),
                     "v_mean", kv, t, c);
       // Nothing reads the codes of V where O is lifted out of INT8.
       if (!p.lifted(kMatmulO)) x.transposed_equal("v8t", ws.v8t, k0, want.v8, s.nk, kv, false);
       const bool folds = spec::folds_v(p.recipe), lifted = p.lifted(kMatmulO);
-      for (int64_t tile = 0; tile * x.tiles.k < s.nk; ++tile) {
-        const int64_t begin = tile * x.tiles.k, end = std::min(begin + x.tiles.k, s.nk);
+      for (int64_t tile = 0; tile * x.scale_keys() < s.nk; ++tile) {
+        const int64_t begin = tile * x.scale_keys(), end = std::min(begin + x.scale_keys(), s.nk);
         const auto scale = [&](int64_t j) { return want.v_scale[static_cast<size_t>(j)]; };
         bool poisoned = false;
         float unit = 1.0f;  // of a tile whose keys share a scale
@@ -207,10 +244,11 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
           if (!folds && !lifted && !std::isnan(scale(j))) unit = scale(j);
         }
         diff.expect((lifted && !poisoned) ||
-                        same(ws.tile_scale[k0 / x.tiles.k + tile].v, poisoned ? NAN : unit),
+                        same(ws.tile_scale[k0 / x.scale_keys() + tile].v, poisoned ? NAN : unit),
                     "tile_scale.v", kv, tile, 0);
         for (int64_t j = begin; j < end && ws.folded != nullptr; ++j) {
-          const float folded = folds && !poisoned ? scale(j) : 1.0f;
+          const bool as_is = x.tokenwise() ? std::isnan(scale(j)) : poisoned;
+          const float folded = folds && !as_is ? scale(j) : 1.0f;
           const cuda::sm80::FoldedScales& got = ws.folded[(k0 + j) / cuda::kBlock];
           const auto order = std::find(kPermuted.begin(), kPermuted.end(), j % 16);
           const int64_t place = (k0 + j) % cuda::kBlock / 16 * 16 + (order - kPermuted.begin());
@@ -218,8 +256,10 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
                           near(got.inverse[place], 1.0f / folded, 1.0f / folded),
                       "folded", kv, j, 0);
         }
-        if (folds && p.recipe.scheme != Scheme::tokenwise) x.tile_scale_equal(ws, want, k0, begin, end, kv);
-        if (poisoned || lifted)
+        if (folds && !x.tokenwise()) x.tile_scale_equal(ws, want, k0, begin, end, kv);
+        for (int64_t j = begin; j < end && poisoned && folds && x.tokenwise(); ++j)
+          diff.expect(same(ws.v_scale[k0 + j], scale(j)), "v_scale", kv, j, 0);
+        if ((poisoned && !x.tokenwise()) || lifted)
           x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
                          begin, end, kv);
         else if (p.lead() != 0)
@@ -244,7 +284,8 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
     for (int64_t head = 0; head < p.h; ++head) {
       const int64_t kv = head / p.group(), k0 = kv * x.plan.tk + x.k_pad(t);
       const spec::Sequence s = p.sequence(t);
-      const ref::RecipeInputs want = x.oracle(t, head, kv);
+      const ref::RecipeOperands operands = x.oracle(t, head, kv);
+      const ref::RecipeInputs& want = operands.inputs;
       const float* dout = x.rows(in.x.dout, s.batch, head, p.h, s.q_begin, p.nq);
       const ref::TokenCodes want_do =
           ref::quantize_tokens(dout, s.nq, p.d, p.recipe.scheme == Scheme::paper ? x.tiles.q : 1);
@@ -258,8 +299,8 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         const float lse = out.lse[static_cast<size_t>(row)];
         const cuda::sm80::QueryRow got = ws.row[q0 + i];
         const float logit_factor = x.logit_factor(want, i);
-        const float lse2 =
-            lse == -INFINITY ? INFINITY : (lse - of_forward.mean_logit[q0 + i]) * numerics::kLog2e;
+        const float mean_logit = x.tokenwise() ? 0.0f : of_forward.mean_logit[q0 + i],
+                    lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
         diff.expect(same(got.divisor, logit_factor), "row.divisor", head, i, 0);
         diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
         double delta = 0, size = 0;
@@ -274,9 +315,15 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         if (lse == -INFINITY) delta = 0;
         const float scale = want_do.scale[static_cast<size_t>(i)];
         const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = logit_factor / phi;
-        diff.expect(same(ws.exponent[q0 + i].logit_factor, logit_factor) &&
-                        near(ws.exponent[q0 + i].lse2, lse2 - std::log2(phi), 1.0f),
-                    "exponent", head, i, 0);
+        const int octaves = x.tokenwise() ? numerics::octaves_of(s.nk) : 1;
+        for (int octave = 0; octave < octaves; ++octave) {
+          const cuda::sm80::QueryExponent& exponent =
+              ws.exponent[octave * p.h * x.plan.tq + q0 + i];
+          const float centre = x.centre_logit(operands, i, octave);
+          diff.expect(same(exponent.logit_factor, logit_factor) &&
+                          near(exponent.lse2, lse2 - std::log2(phi) - centre, 1.0f),
+                      "exponent", head, i, octave);
+        }
         const cuda::sm80::QueryGradient gradient = ws.gradient[q0 + i];
         diff.expect(same(gradient.slope, slope), "gradient.slope", head, i, 0);
         diff.expect(
@@ -286,7 +333,10 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
-      x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, true);
+      if (x.tokenwise())
+        x.dq_keys_equal(ws, operands, t, kv);
+      else
+        x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, true);
       if (folds) {
         x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), 0, s.nk, kv);
         for (int64_t j = 0; j < s.nk; ++j)
@@ -315,13 +365,27 @@ void expect_equal_codes(const DeviceCase& given, const CaseInputs& in, bool alig
 
 TEST(GpuCodes, EqualTheOracles) {
   NEED_DEVICE();
-  for (const char* text :
-       {"b2 h3 n300 d64", "b2 h2 n300 d128 causal", "h2 n1 d64 f16", "b3 h2 nq129 nk700 d128 f16",
-        "h4 hk2 nq65 nk1025 d72", "h6 hk2 n257 d40 f16 lift=O", "h1 n127 d8",
-        "h2 n640 d128 keep=0.5", "b2 h2 n300 d64 paper", "h4 hk2 nq129 nk515 d128 paper f16",
-        "h2 n200 d96 paper causal", "h2 n300 d64 smooth_k=off smooth_v=off",
-        "h2 n300 d128 f16 paper smooth_v=on", "h2 n300 d64 k_per_token=on",
-        "h2 n300 d128 rotate=off", "h2 n200 d80 paper rotate=on", "h2 n300 d64 lift=O"}) {
+  for (const char* text : {"b2 h3 n300 d64",
+                           "b2 h2 n300 d128 causal",
+                           "h2 n1 d64 f16",
+                           "b3 h2 nq129 nk700 d128 f16",
+                           "h4 hk2 nq65 nk1025 d72",
+                           "h6 hk2 n257 d40 f16 lift=O",
+                           "h1 n127 d8",
+                           "h2 n640 d128 keep=0.5",
+                           "b2 h2 n300 d64 paper",
+                           "h4 hk2 nq129 nk515 d128 paper f16",
+                           "h2 n200 d96 paper causal",
+                           "h2 n300 d64 smooth_k=off smooth_v=off",
+                           "h2 n300 d128 f16 paper smooth_v=on",
+                           "h2 n300 d64 tokenwise",
+                           "b2 h4 hk2 nq65 nk1100 d128 tokenwise causal",
+                           "h2 n300 d40 f16 tokenwise lift=O",
+                           "h2 n300 d128 f16 tokenwise smooth_k=off",
+                           "h2 n300 d96 tokenwise rotate=off",
+                           "h2 n300 d128 rotate=off",
+                           "h2 n200 d80 paper rotate=on",
+                           "h2 n300 d64 lift=O"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;  // means that matter
     expect_equal_codes(dc, make_case_inputs(dc));
@@ -330,7 +394,8 @@ TEST(GpuCodes, EqualTheOracles) {
 
 TEST(GpuCodes, EqualTheOraclesWhereverTheInputsLie) {
   NEED_DEVICE();
-  for (const char* text : {"b2 h3 n200 d64", "b2 h4 hk2 n131 d128 f16", "b2 h2 n200 d72 paper"}) {
+  for (const char* text : {"b2 h3 n200 d64", "b2 h4 hk2 n131 d128 f16", "b2 h2 n200 d72 paper",
+                           "b2 h2 n200 d72 tokenwise"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;
     dc.placement = Placement::gaps;
@@ -342,8 +407,8 @@ TEST(GpuCodes, EqualTheOraclesWhereverTheInputsLie) {
 
 TEST(GpuCodes, EqualTheOraclesInDocuments) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 nq1700 nk1650 d64", "h4 hk2 nq1700 nk1650 d128 f16", "h2 nq1700 nk1650 d128 paper"}) {
+  for (const char* text : {"h2 nq1700 nk1650 d64", "h4 hk2 nq1700 nk1650 d128 f16",
+                           "h2 nq1700 nk1650 d128 paper", "h4 hk2 nq1700 nk1650 d64 tokenwise"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;
     dc.dlse = dc.deterministic = true;
@@ -357,7 +422,8 @@ TEST(GpuCodes, EqualTheOraclesInDocuments) {
 TEST(GpuCodes, EqualTheOraclesWithPoisonAndExtremes) {
   NEED_DEVICE();
   for (const char* text :
-       {"h2 n600 d64", "h2 n600 d128", "h2 n600 d64 paper", "h2 n600 d128 f16 paper"})
+       {"h2 n600 d64", "h2 n600 d128", "h2 n600 d64 paper", "h2 n600 d128 f16 paper",
+        "h2 n600 d64 tokenwise", "h2 n600 d128 f16 tokenwise"})
     for (float value : {NAN, INFINITY, 3e38f, 0.0f}) {
       DeviceCase dc(text);
       dc.deterministic = true;

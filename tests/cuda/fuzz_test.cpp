@@ -70,6 +70,13 @@ Recipe random_recipe(Random& r, uint64_t seed) {
   return recipe;
 }
 
+/// The same problem in the recipe that has fewer switches.
+void make_tokenwise(Recipe& recipe) {
+  recipe.scheme = Scheme::tokenwise;
+  recipe.smooth_q = recipe.smooth_v = false;
+  if (recipe.tile_k != 0 && kKeysPerScale % recipe.tile_k != 0) recipe.tile_k = kKeysPerScale;
+}
+
 DeviceCase make_case(int64_t number) {
   Random r(number);
   DeviceCase dc("n1");
@@ -97,6 +104,7 @@ DeviceCase make_case(int64_t number) {
   }
   c.seed = static_cast<uint64_t>(number);
   c.recipe = random_recipe(r, c.seed);
+  if (c.recipe.scheme == Scheme::vectorwise && values.chance(0.4)) make_tokenwise(c.recipe);
   const InputKind kinds[] = {InputKind::gaussian, InputKind::gaussian,  InputKind::outlier,
                              InputKind::sink,     InputKind::long_rows, InputKind::offset};
   dc.kind = kinds[r.integer(0, 5)];

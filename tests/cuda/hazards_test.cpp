@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "device_case.h"
 
@@ -13,7 +15,8 @@ namespace {
 
 TEST(GpuHazards, PoisonedMemory) {
   NEED_DEVICE();
-  for (const char* text : {"b2 h2 n300 d64 causal", "h3 nq200 nk333 d128 paper", "h2 n150 d96"}) {
+  for (const char* text : {"b2 h2 n300 d64 causal", "h3 nq200 nk333 d128 paper", "h2 n150 d96",
+                           "h2 n300 d64 tokenwise", "h2 n150 d96 tokenwise causal"}) {
     DeviceCase a(text), b(text), c(text);
     a.poison = 0x7f, b.poison = 0x80, c.poison = 0x00;
     for (DeviceCase* dc : {&a, &b, &c}) dc->deterministic = true;
@@ -39,8 +42,8 @@ TEST(GpuHazards, SameBitsEveryTime) {
 // Equal sequences side by side, whose thread blocks meet in another order each: equal results.
 TEST(GpuHazards, SameBitsInAnyCompany) {
   NEED_DEVICE();
-  for (const char* text :
-       {"b3 h2 hk1 n330 d64", "b3 h2 hk1 n270 d128 window=90,100", "b3 h2 n200 d64 paper causal"})
+  for (const char* text : {"b3 h2 hk1 n330 d64", "b3 h2 hk1 n270 d128 window=90,100",
+                           "b3 h2 n200 d64 paper causal", "b3 h2 hk1 n270 d64 tokenwise causal"})
     for (bool partial : {false, true}) {
       DeviceCase dc(text);
       dc.deterministic = true, dc.partial_kv = partial;
@@ -59,7 +62,8 @@ TEST(GpuHazards, SameBitsInAnyCompany) {
 // Without the promise dQ is added up in any order; everything else keeps its bits.
 TEST(GpuHazards, OnlyDqDependsOnTheOrder) {
   NEED_DEVICE();
-  for (const char* text : {"b2 h2 n512 d64 causal", "b2 h2 n512 d128", "h2 n300 d96 paper"}) {
+  for (const char* text :
+       {"b2 h2 n512 d64 causal", "b2 h2 n512 d128", "h2 n300 d96 paper", "h2 n300 d64 tokenwise"}) {
     DeviceCase a(text), b(text);
     a.poison = 0x7f, b.poison = 0x80;
     const CaseInputs in = make_case_inputs(a);
@@ -83,8 +87,9 @@ void expect_bad_rows(const std::vector<float>& got, const std::vector<float>& wa
 
 TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
-                           "h2 n200 d128 paper", "h2 n200 d64 window=20,10"})
+  for (const char* text :
+       {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal", "h2 n200 d128 paper",
+        "h2 n200 d64 window=20,10", "h2 n200 d64 tokenwise causal", "h2 n200 d128 tokenwise"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY})
         for (bool deterministic : {false, true}) {
@@ -95,7 +100,8 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
           x[static_cast<size_t>(150 * dc.c.d + 5)] = bad;  // token 150 of the first head
           const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
           SCOPED_TRACE(std::string(text) + " tensor " + std::to_string(tensor));
-          if (works_in_halves(dc) && tensor == 2)  // all channels of the rows that see it
+          const bool marks_rows = works_in_halves(dc) || dc.c.recipe.scheme == Scheme::tokenwise;
+          if (marks_rows && tensor == 2)  // all channels of the rows that see it
             expect_bad_rows(gpu.o, oracle.o, dc.c.d);
           else
             EXPECT_LE(relative_error(gpu.o, oracle.o), 5e-3);
@@ -109,7 +115,8 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
 // Nothing but NaN, or NaN beside zeros: blocks of V whose largest finite magnitude is zero.
 TEST(GpuHazards, NanAmongZeros) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64"})
+  for (const char* text : {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64",
+                           "h2 n200 d64 tokenwise", "h1 nq5 nk1 d128 tokenwise"})
     for (bool zeros : {false, true}) {
       SCOPED_TRACE(std::string(text) + (zeros ? " zeros" : ""));
       const DeviceCase dc(text);
@@ -119,7 +126,8 @@ TEST(GpuHazards, NanAmongZeros) {
       in.x.v[last] = NAN;  // of the first head; every query sees it
       const Results gpu = run_on_device(dc, in);
       for (size_t i = 0; i < static_cast<size_t>(dc.c.nq) * d; ++i)
-        if (!zeros || i % d == 0 || works_in_halves(dc)) {
+        if (!zeros || i % d == 0 || works_in_halves(dc) ||
+            dc.c.recipe.scheme == Scheme::tokenwise) {
           ASSERT_TRUE(std::isnan(gpu.o[i])) << i;
         }
     }
@@ -127,7 +135,8 @@ TEST(GpuHazards, NanAmongZeros) {
 
 TEST(GpuHazards, ZerosStayZeros) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128 paper"})
+  for (const char* text :
+       {"h2 n200 d64 causal", "h2 n200 d128 paper", "h2 n200 d64 causal tokenwise"})
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const DeviceCase dc(text);
       CaseInputs in = make_case_inputs(dc);
@@ -147,8 +156,8 @@ TEST(GpuHazards, ZeroChannelsStayZero) {
   NEED_DEVICE();
   // Rotation mixes the channels of Q and K, so a zero channel comes back from rounded codes as
   // noise. `paper` does not rotate.
-  for (const char* text :
-       {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off", "h2 n300 d128 paper"}) {
+  for (const char* text : {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off",
+                           "h2 n300 d128 paper", "h2 n700 d64 causal tokenwise rotate=off"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     const auto d = static_cast<size_t>(dc.c.d);
@@ -164,18 +173,43 @@ TEST(GpuHazards, ZeroChannelsStayZero) {
 
 TEST(GpuHazards, GradientsAreLinearInDout) {
   NEED_DEVICE();
-  const DeviceCase dc("h2 n300 d64 causal");
-  const CaseInputs in = make_case_inputs(dc);
-  const Results one = run_on_device(dc, in);
-  for (int power : {-60, -20, 20}) {
-    CaseInputs scaled = in;
-    for (float& x : scaled.x.dout) x = std::ldexp(x, power);
-    Results r = run_on_device(dc, scaled);
-    for (auto* v : {&r.dq, &r.dk, &r.dv})
-      for (float& x : *v) x = std::ldexp(x, -power);
-    EXPECT_LE(relative_error(r.dq, one.dq), 1e-3) << power;
-    EXPECT_LE(relative_error(r.dk, one.dk), 1e-3) << power;
-    EXPECT_LE(relative_error(r.dv, one.dv), 1e-3) << power;
+  for (const char* text : {"h2 n300 d64 causal", "h2 n300 d64 causal tokenwise"}) {
+    const DeviceCase dc(text);
+    const CaseInputs in = make_case_inputs(dc);
+    const Results one = run_on_device(dc, in);
+    for (int power : {-60, -20, 20}) {
+      CaseInputs scaled = in;
+      for (float& x : scaled.x.dout) x = std::ldexp(x, power);
+      Results r = run_on_device(dc, scaled);
+      for (auto* v : {&r.dq, &r.dk, &r.dv})
+        for (float& x : *v) x = std::ldexp(x, -power);
+      EXPECT_LE(relative_error(r.dq, one.dq), 1e-3) << text << " " << power;
+      EXPECT_LE(relative_error(r.dk, one.dk), 1e-3) << text << " " << power;
+      EXPECT_LE(relative_error(r.dv, one.dv), 1e-3) << text << " " << power;
+    }
+  }
+}
+
+// Recipe `tokenwise`: what is done after so many tiles (taking the starts of integer sums off) must
+// not tell a row how many tiles its neighbours visit. Queries alone lie in other thread blocks.
+TEST(GpuHazards, SameRowsBesideOtherQueries) {
+  NEED_DEVICE();
+  for (const char* rest :
+       {" nk1500 d64 causal tokenwise", " nk1500 d128 window=1200,0 tokenwise"}) {
+    const DeviceCase whole("h1 nq1500" + std::string(rest));
+    const CaseInputs in = make_case_inputs(whole);
+    const Results all = run_on_device(whole, in);
+    for (int64_t first : {1021, 1337}) {
+      const DeviceCase last("h1 nq" + std::to_string(1500 - first) + rest);
+      const auto row = static_cast<std::ptrdiff_t>(first * whole.c.d);
+      CaseInputs part = in;
+      part.x.q.erase(part.x.q.begin(), part.x.q.begin() + row);
+      part.x.dout.erase(part.x.dout.begin(), part.x.dout.begin() + row);
+      const Results alone = run_on_device(last, part);
+      EXPECT_TRUE(std::equal(alone.o.begin(), alone.o.end(), all.o.begin() + row)) << first << rest;
+      EXPECT_TRUE(std::equal(alone.lse.begin(), alone.lse.end(), all.lse.begin() + first))
+          << first << rest;
+    }
   }
 }
 
@@ -186,7 +220,7 @@ TEST(GpuHazards, DeclinesWithAReason) {
         "h1 n64 d64 rounding=dither:dQ,dK", "h1 n64 d64 paper rounding=dither",
         "h1 n64 d64 lift=dQ", "h1 n64 d64 lift=dK", "h1 n64 d64 tile=256x256"})
     EXPECT_NE(device_candidate(DeviceCase(text), true).reason, "") << text;
-  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper", "h1 n64 d64 k_per_token=on"})
+  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper", "h1 n64 d64 tokenwise"})
     for (bool backward : {false, true}) {
       const Candidate fine = device_candidate(DeviceCase(text), backward);
       EXPECT_EQ(fine.reason, "") << text;

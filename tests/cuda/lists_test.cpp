@@ -432,7 +432,7 @@ TEST(Plain, Lists) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 hk1 nq200 nk300 d64 keep=0.3 f32", "h1 n300 d64 keep=0.4 paper causal f16",
-        "h1 nq200 nk300 d40 keep=0.5 blocks=64x64 k_per_token=on lists=mass f16 lead=0",
+        "h1 nq200 nk300 d40 keep=0.5 blocks=64x64 tokenwise lists=mass f16 lead=0",
         "h1 nq200 nk300 d160 keep=0.5 blocks=192x128 rounding=dither lead=all"}) {
     DeviceCase dc(text);
     dc.impl = "cuda-plain";
@@ -451,7 +451,7 @@ TEST(GpuLists, DeclinesWithAReason) {
   EXPECT_EQ(reason("", false), "");
   EXPECT_EQ(reason("", true), "");
   EXPECT_EQ(reason("paper", false), "has block lists in recipe vectorwise only");
-  EXPECT_EQ(reason("k_per_token=on", false), "has no k_per_token with block lists");
+  EXPECT_EQ(reason("tokenwise", false), "has block lists in recipe vectorwise only");
   EXPECT_EQ(reason("rounding=dither:dQ", true), "has no dither with block lists");
 }
 

@@ -20,7 +20,7 @@ namespace {
 /// q, k, v, dout behind one another in `in`, o, dq, dk, dv in `out`.
 struct FourInFourOut {
   static constexpr int64_t n = 100, d = 64, size = n * d;
-  FourInFourOut(int64_t batch, int64_t b)
+  FourInFourOut(int64_t batch, int64_t b, const Recipe& recipe = {})
       : in(static_cast<size_t>(batch * (b - 1) + 4 * size)),
         out(static_cast<size_t>(4 * b * size)),
         lse(static_cast<size_t>(b * n)) {
@@ -41,6 +41,7 @@ struct FourInFourOut {
     f.device = Device::cuda;
     f.q = input(0), f.k = input(1), f.v = input(2), f.o = output(0);
     f.lse = contiguous_stats(lse.data, 1, n);
+    f.recipe = recipe;
     static_cast<AttentionArgs&>(g) = f;
     g.dout = input(3), g.dq = output(1), g.dk = output(2), g.dv = output(3);
     setenv("SAGEBWD_IMPL", "cuda-plain", 1);
@@ -83,11 +84,10 @@ TEST(Plain, BatchesFarApart) {
 }
 
 /// With saved codes, which change no bit.
-TEST(Plain, CapturedIntoAGraph) {
-  NEED_DEVICE();
-  FourInFourOut direct(4 * FourInFourOut::size, 3), replayed(4 * FourInFourOut::size, 3);
-  for (FourInFourOut* call : {&direct, &replayed})
-    call->f.recipe.rounding = call->g.recipe.rounding = Rounding::dither;
+void expect_the_same_from_a_graph(Recipe recipe) {
+  recipe.rounding = Rounding::dither;
+  FourInFourOut direct(4 * FourInFourOut::size, 3, recipe),
+      replayed(4 * FourInFourOut::size, 3, recipe);
   replayed.save_codes();
   direct.run(nullptr);
   cudaStream_t stream;
@@ -106,6 +106,14 @@ TEST(Plain, CapturedIntoAGraph) {
     EXPECT_TRUE(direct.out.read() == replayed.out.read());
   }
   cudaGraphExecDestroy(ready), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+}
+
+TEST(Plain, CapturedIntoAGraph) {
+  NEED_DEVICE();
+  for (const Recipe& recipe : {Recipe::vectorwise(), Recipe::tokenwise()}) {
+    SCOPED_TRACE(recipe_text(recipe));
+    expect_the_same_from_a_graph(recipe);
+  }
 }
 
 }  // namespace

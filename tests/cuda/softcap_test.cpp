@@ -104,8 +104,8 @@ TEST(GpuSoftcap, SaysWhoServesIt) {
     EXPECT_EQ(reason("n140 d64 softcap=5", "cuda-sm80", backward), "");
     EXPECT_EQ(reason("n140 d64 paper softcap=5", "cuda-sm80", backward),
               "has soft capping in recipe vectorwise only");
-    EXPECT_EQ(reason("n140 d64 k_per_token=on softcap=5", "cuda-sm80", backward),
-              "has no k_per_token with soft capping");
+    EXPECT_EQ(reason("n140 d64 tokenwise softcap=5", "cuda-sm80", backward),
+              "has soft capping in recipe vectorwise only");
     EXPECT_EQ(reason("n192 d64 keep=0.6 softcap=5", "cuda-sm80", backward),
               "has no block lists with soft capping");
     EXPECT_EQ(reason("n140 d64 softcap=0.5", "cuda-sm80", backward), "takes soft caps from 1 up");

@@ -172,6 +172,8 @@ def test_recipes_and_switches_change_the_numbers():
     for name, recipe in {
         "vectorwise": "vectorwise",
         "paper": "paper",
+        "tokenwise": "tokenwise",
+        "tokenwise without centres": "tokenwise smooth_k=off",
         "rough means": sagebwd.Recipe(smooth_k=False, smooth_v=False),
         "smooth q": sagebwd.Recipe(smooth_q=True),
         "dither": sagebwd.Recipe(rounding="dither", seed=1),
@@ -205,8 +207,9 @@ def test_recipe_text_round_trip():
     text = sagebwd.Recipe.paper(smooth_v=True, rounding="dither").text(("dQ", "dK"))
     assert text == "paper smooth_v=on rounding=dither lift=dQ,dK"
     assert sagebwd.Recipe(rounding="dither:dK,dQ,dV,O").text() == "vectorwise rounding=dither"
-    text = sagebwd.Recipe(rotate=False, k_per_token=True, rounding="dither:dQ").text()
-    assert text == "vectorwise rotate=off k_per_token=on rounding=dither:dQ"
+    text = sagebwd.Recipe(rotate=False, smooth_k=False, rounding="dither:dQ").text()
+    assert text == "vectorwise smooth_k=off rotate=off rounding=dither:dQ"
+    assert sagebwd.Recipe.tokenwise(smooth_k=False).text() == "tokenwise smooth_k=off"
     assert sagebwd.Recipe(save_codes=False).text() == "vectorwise", "it changes no number"
 
 
@@ -303,7 +306,8 @@ def test_numbers_of_other_kinds_count():
     ids=str,
 )
 def test_refused_recipe_fields(field, error):
-    for make in (sagebwd.Recipe, sagebwd.Recipe.paper, sagebwd.Recipe.vectorwise):
+    Recipe = sagebwd.Recipe
+    for make in (Recipe, Recipe.paper, Recipe.vectorwise, Recipe.tokenwise):
         with pytest.raises(error, match=next(iter(field))):
             make(**field)
 

@@ -92,7 +92,7 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
     assert "multiple of hk" in refused("bench", "h8 hk3")
     assert "head dim" in refused("bench", "d12")
     assert "expected gaussian" in refused("trace", "--inputs", "easy")
-    assert "paper or vectorwise" in refused("trace", "--recipe", "fp4")
+    assert "vectorwise, tokenwise or paper" in refused("trace", "--recipe", "fp4")
     assert "dX" in refused("trace", "--lift", "dX")
     assert "sigma" in refused("trace", "--sigma", "0", "--n", "64")
     assert "--sigma" in refused("trace", "--sigma", "big")

@@ -26,7 +26,7 @@ def step(leaves, dout, deterministic=True, **options):
     return (out, *torch.autograd.grad(out, leaves, dout))
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("deterministic", [True, False])  # other kernels on Hopper
 def test_matches_exact_attention(recipe, d, deterministic):
@@ -34,7 +34,7 @@ def test_matches_exact_attention(recipe, d, deterministic):
     s = dout.shape[1]
     heads_first = [t.detach().transpose(1, 2) for t in (*leaves, dout)]
     want = exact_grads(*heads_first, mask=visible(s, s, True).cuda())
-    gate = 0.03 if recipe == "vectorwise" else 0.12
+    gate = 0.12 if recipe == "paper" else 0.03
     got = step(leaves, dout, deterministic, recipe=recipe)
     for name, a, b in zip(NAMES, got, (want[0], *want[2:])):
         check(name, a.transpose(1, 2), b, gate)
@@ -226,7 +226,7 @@ def offsets(*ends):
 PACKED_NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
 @pytest.mark.parametrize("d", [64, 128, 256])  # 256: kernels that read offsets on the host
 def test_packed_offsets_on_either_side(recipe, d):
     leaves, dout = packed_tensors(700, d)

@@ -42,7 +42,8 @@ ORIGINALS = {
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_signature(name):
-    later = ", *, s_aux=None, learnable_sink=None" if name.startswith("flash") else ""
+    added = ", *, s_aux=None, learnable_sink=None, recipe='vectorwise'"
+    later = added if name.startswith("flash") else ""
     signature = inspect.signature(getattr(sagebwd, name))
     bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     assert str(inspect.Signature(bare)) == f"({ORIGINALS[name]}{later})"
@@ -125,7 +126,7 @@ def test_stacked_tensors_and_their_gradients(packed, varlen):
     cu = torch.tensor([0, 30, 70], dtype=torch.int32)
     q, k, v = (torch.randn(*lead, 2, 64) for _ in range(3))
     dout = torch.randn(*lead, 2, 64)
-    options = dict(softmax_scale=0.2, causal=True, window_size=(20, 0))
+    options = dict(softmax_scale=0.2, causal=True, window_size=(20, 0), recipe="tokenwise")
     plain = sagebwd.flash_attn_varlen_func if varlen else sagebwd.flash_attn_func
     offsets = (cu, cu, 40, 40) if varlen else ()
     want = grads_of(lambda *t: plain(*t, *offsets, **options), q, k, v, dout)
@@ -431,6 +432,7 @@ def test_sdpa_three_dimensions():
 
 
 HALF = torch.arange(30) < 15  # keys that are seen
+FLASH_GIVEN = dict(softmax_scale=0.3, causal=True, window_size=(4, 2), recipe="tokenwise")
 
 
 def _flash_varlen(q, k, v, **kw):
@@ -446,8 +448,8 @@ def _sage_varlen(q, k, v, **kw):
 @pytest.mark.parametrize(
     "call, arguments",
     [
-        (sagebwd.flash_attn_func, dict(softmax_scale=0.3, causal=True, window_size=(4, 2))),
-        (_flash_varlen, dict(softmax_scale=0.3, causal=True, window_size=(4, 2))),
+        (sagebwd.flash_attn_func, FLASH_GIVEN),
+        (_flash_varlen, FLASH_GIVEN),
         (
             sagebwd.sageattn,
             dict(sm_scale=0.3, is_causal=True, tensor_layout="NHD", smooth_k=False, attn_mask=HALF),

@@ -257,8 +257,8 @@ def test_recipes_have_switches():
     assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), smooth_v=False)
     name, recipe = recipes.parse_recipe("paper rounding=dither")
     assert name == "paper rounding=dither" and recipe == sagebwd.Recipe.paper(rounding="dither")
-    _, recipe = recipes.parse_recipe("vectorwise rounding=dither:dQ,dK k_per_token=on")
-    assert recipe == sagebwd.Recipe(rounding="dither:dQ,dK", k_per_token=True)
+    _, recipe = recipes.parse_recipe("tokenwise rounding=dither:dQ,dK smooth_k=off")
+    assert recipe == sagebwd.Recipe.tokenwise(rounding="dither:dQ,dK", smooth_k=False)
 
 
 @pytest.mark.parametrize(

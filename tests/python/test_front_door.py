@@ -3,9 +3,11 @@
 
 import importlib.metadata
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -91,14 +93,18 @@ def test_the_library_is_there_once_and_the_program_starts():
     done = subprocess.run([script, "info"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "built for CPU" in done.stdout and "chosen" in done.stdout
+    done = subprocess.run([script, "--help"], capture_output=True, text=True)
+    assert "\n  run  " in done.stdout and "\n  doctor  " in done.stdout, done.stdout
+    assert done.stdout.index("doctor") < done.stdout.index("trace")
 
 
 # --- the build backend ----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def backend():
+def backend(monkeypatch):
     pytest.importorskip("scikit_build_core")
+    monkeypatch.syspath_prepend(ROOT / "tools/package")
     spec = importlib.util.spec_from_file_location("backend", ROOT / "tools/package/backend.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -133,6 +139,25 @@ def test_a_read_only_source_tree_is_built_elsewhere(backend, monkeypatch, writab
     assert backend.build_wheel("wheels") == "x.whl"
     place = given[0].get("build-dir")
     assert place is None if writable else ROOT not in Path(place).parents
+
+
+def test_progress_of_a_build(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "tools/package")
+    import progress
+
+    out, log = io.StringIO(), tmp_path / ".ninja_log"
+    rule = "build {}.o: CXX_COMPILER__core_Release {}.cpp || order\n"
+    log.write_text("# ninja log v5\nof a build before\n")
+    monkeypatch.setattr(progress, "_PAUSE", 0.01)
+    with progress.Progress(tmp_path, out) as shown:
+        assert shown.line(5) == "", "CMake runs"
+        steps = "".join(rule.format(i, i) for i in range(40))
+        (tmp_path / "build.ninja").write_text(steps + "build all: phony 1.o\n")
+        assert shown.line(5) == "", "nothing is compiled yet"
+        log.write_text(log.read_text() + "one\n" * 10)
+        assert shown.line(50) == "sagebwd: 10 of 40 files compiled, about 2 min left"
+        time.sleep(0.1)
+    assert "10 of 40 files compiled" in out.getvalue()
 
 
 def test_version_and_label(monkeypatch):

@@ -2,6 +2,7 @@
 """The installed package as a whole: a C++ program against the libraries it carries."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+INSTALL = ROOT / "docs/install.md"
 
 PROJECT = """
 cmake_minimum_required(VERSION 3.20)
 project(consumer LANGUAGES CXX)
-find_package(sagebwd CONFIG REQUIRED)
-add_executable(consumer "{source}")
-target_link_libraries(consumer PRIVATE sagebwd::sagebwd)
+add_executable(app "{source}")
+{lines}
 """
 
 
@@ -30,13 +31,15 @@ def run(*command, **options):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
 def test_cpp_program_against_the_installed_package(tmp_path):
+    """With the lines that docs/install.md shows."""
+    (lines,) = re.findall(r"^```cmake\n(.*?)^```$", INSTALL.read_text(), re.S | re.M)
     cmake_dir = run(sys.executable, "-m", "sagebwd", "--cmake-dir").strip()
     (tmp_path / "CMakeLists.txt").write_text(
-        PROJECT.format(source=ROOT / "examples" / "attention.cpp")
+        PROJECT.format(source=ROOT / "examples" / "attention.cpp", lines=lines)
     )
     run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-Dsagebwd_DIR={cmake_dir}")
     run("cmake", "--build", tmp_path / "build")
-    assert run(tmp_path / "build" / "consumer")
+    assert run(tmp_path / "build" / "app")
 
 
 def test_one_binary_for_every_python():

@@ -15,17 +15,26 @@ import torch
 
 import sagebwd
 from sagebwd._ops import attention as ops
-from sagebwd.recipe import without_removed
+from sagebwd.recipe import SCHEMES, without_removed
 from sagebwd.recipe_fields import DITHERABLE, FLAGS, MATMULS
 
 
 def test_copies_and_pickles_are_equal():
-    recipe = sagebwd.Recipe.paper(smooth_v=True, high_precision=("O",), seed=3)
-    assert pickle.loads(pickle.dumps(recipe)) == copy.deepcopy(recipe) == recipe
+    for recipe in (
+        sagebwd.Recipe.paper(smooth_v=True, high_precision=("O",), seed=3),
+        sagebwd.Recipe.tokenwise(smooth_k=False),
+    ):
+        assert pickle.loads(pickle.dumps(recipe)) == copy.deepcopy(recipe) == recipe
 
 
 @pytest.mark.parametrize(
-    "old", [dict(), dict(pv16_tiles=0, p_levels=0), dict(scheme="paper", p_levels=127)], ids=str
+    "old",
+    [
+        dict(),
+        dict(pv16_tiles=0, p_levels=0, k_per_token=False),
+        dict(scheme="paper", p_levels=127, k_per_token=False),
+    ],
+    ids=str,
 )
 def test_a_pickle_of_an_older_version_loads(old):
     recipe = object.__new__(sagebwd.Recipe)
@@ -41,6 +50,7 @@ def test_a_pickle_of_an_older_version_loads(old):
         (dict(pv16_tiles=1), "pv16_tiles=1 .*lead= of block lists"),
         (dict(p_levels=127), "p_levels=127 is no longer"),
         (dict(scheme="paper", p_levels=255), "p_levels=255 is no longer"),
+        (dict(k_per_token=True), "k_per_token=True is no longer a switch .*recipe tokenwise"),
         (dict(smooth_p=True), "expected a pickle"),
         ("vectorwise", "expected a pickle"),
     ],
@@ -74,7 +84,10 @@ def _random_recipe(random):
         changes["rounding"] = random.choice(["dither", "dither:" + ",".join(names)])
     if random.random() < 0.4:
         changes["high_precision"] = tuple(random.sample(list(MATMULS), random.randrange(8)))
-    return random.choice([sagebwd.Recipe, sagebwd.Recipe.paper])(**changes)
+    scheme = random.choice(SCHEMES)
+    if scheme == "tokenwise":
+        changes.update(smooth_q=False, smooth_v=False, tile_k=random.choice([0, 64, 128]))
+    return getattr(sagebwd.Recipe, scheme)(**changes)
 
 
 def test_python_and_the_library_read_the_same_texts():
@@ -110,6 +123,11 @@ def test_python_and_the_library_read_the_same_texts():
         ("paper rounding=diter", "did you mean 'dither'"),
         ("paper lift=dv", "did you mean 'dV'"),
         ("paper seed=3", "got 'seed=3'"),
+        ("tokenwise smooth_q=on", "smooth_q: expected False .*Recipe vectorwise has"),
+        ("tokenwise smooth_v=on", "smooth_v: expected False .*Recipe vectorwise has"),
+        ("tokenwise tile=0x192", "tile_k: expected 0, 64 or 128 .*got 192. 0 lets the backend"),
+        ("vectorwise k_per_token=on", "k_per_token=on is no longer .*recipe tokenwise"),
+        ("tokenwize", "did you mean 'tokenwise'"),
     ],
 )
 def test_texts_that_are_refused(text, words):
@@ -132,7 +150,10 @@ def test_calls_take_texts():
     "text, suffice",
     [
         ("vectorwise", True),
-        ("vectorwise lift=dV,dP rotate=off k_per_token=on", True),
+        ("vectorwise lift=dV,dP rotate=off", True),
+        ("tokenwise", True),
+        ("tokenwise lift=dV,dP smooth_k=off", True),
+        ("tokenwise lift=O", False),
         ("vectorwise lift=dQ", False),
         ("vectorwise smooth_q=on", False),
         ("paper", False),

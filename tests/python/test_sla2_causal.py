@@ -146,6 +146,8 @@ def test_later_tokens_change_nothing(alpha, cut):
         layer.call["recipe"] = sagebwd.Recipe()
         for x in ((q, k, v), other):
             assert rel(layer(*x)[:, :cut], out[:, :cut]) < 0.03
+        layer.call["recipe"] = sagebwd.Recipe.tokenwise()
+        assert torch.equal(layer(*other)[:, :cut], layer(q, k, v)[:, :cut])
 
 
 def test_one_block_of_queries_has_no_complement():

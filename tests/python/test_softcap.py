@@ -71,14 +71,14 @@ def test_lifted_matmuls_agree_with_float64(softcap, which):
         check(name, a, b, 2e-4)
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
 @pytest.mark.parametrize("softcap", [5.0, 50.0])
 def test_int8_is_as_accurate_as_without(recipe, softcap):
     q, k, v, dout = with_mean(offset=1.0)
     run = lambda *t: sagebwd.attention(*t, layout="bhsd", softcap=softcap, recipe=recipe)
     want = truth_grads(q, k, v, dout, softcap)
     for name, a, b in zip(("out", "dq", "dk", "dv"), grads_of(run, q, k, v, dout), want):
-        check(name, a, b, 0.06 if recipe == "vectorwise" else 0.1)
+        check(name, a, b, 0.1 if recipe == "paper" else 0.06)
 
 
 def test_lse_and_the_largest_logit_are_capped():

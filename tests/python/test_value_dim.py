@@ -46,12 +46,12 @@ def test_nothing_is_padded_on_a_cpu(d, dv, monkeypatch):
 
 
 @pytest.mark.parametrize("save_codes", [True, False])
-@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
 @pytest.mark.parametrize("d,dv", DIMS)
 def test_gradients(d, dv, recipe, save_codes):
     q, k, v, dout = problem(d, dv)
     dlse = torch.randn(2, 4, 70)
-    recipe = sagebwd.Recipe(recipe, save_codes=save_codes)
+    recipe = sagebwd.Recipe.parse(recipe, save_codes=save_codes)
     seen = visible(70, 140, causal=True)
     got = gradients(lambda *t: dense(*t, causal=True, recipe=recipe), q, k, v, dout)
     out, _, *grads = exact_grads(q, k, v, dout, seen)
@@ -168,11 +168,11 @@ def test_kept_bytes_do_not_grow_by_padding_of_v():
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("k_per_token", ["off", "on"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise"])
 @pytest.mark.parametrize("d,dv", DIMS)
-def test_size_of_codes_from_shapes(d, dv, k_per_token):
+def test_size_of_codes_from_shapes(d, dv, recipe):
     q, k, v, dout = problem(d, dv, b=3, s=67, sk=139)
-    options = ops.Options(recipe=f"vectorwise k_per_token={k_per_token}")
+    options = ops.Options(recipe=recipe)
     out, lse, _, codes = torch.ops.sagebwd.fwd(q, k, v, *options, False, False, True)
     assert codes.shape == (ops.codes_bytes(q, k, v, None, options.recipe),)
     call = lambda c: ops.backward(dout, q, k, v, out, lse, None, options, codes=c)

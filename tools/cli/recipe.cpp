@@ -19,6 +19,7 @@ using nlohmann::json;
 constexpr const char* kHelp =
     R"(A recipe is its name and the switches that differ from it, as in case strings:
   vectorwise
+  tokenwise
   paper smooth_v=on
   vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128
 
@@ -53,20 +54,27 @@ json values(const Recipe& r) {
   return all;
 }
 
+/// What each scheme's preset has in a field.
+template <typename F>
+json preset_values(const F& field) {
+  json all = json::object();
+  for (const std::string_view scheme : spec::kSchemes)
+    all[std::string(scheme)] = value_of(parse_recipe(scheme), field.member);
+  return all;
+}
+
 json declaration() {
   json fields = json::array();
-  const Recipe vectorwise = Recipe::vectorwise(), paper = Recipe::paper();
   spec::for_each_recipe_field([&](const auto& field) {
     fields.push_back({{"name", field.name},
-                      {"kind", kind_of(vectorwise.*field.member)},
+                      {"kind", kind_of(Recipe{}.*field.member)},
                       {"written", field.written == spec::Written::alone    ? "alone"
                                   : field.written == spec::Written::joined ? "joined"
                                                                            : "never"},
                       {"most", field.most},
                       {"step", field.step},
                       {"expected", field.expected},
-                      {"vectorwise", value_of(vectorwise, field.member)},
-                      {"paper", value_of(paper, field.member)},
+                      {"presets", preset_values(field)},
                       {"help", field.help}});
   });
   json matmuls = json::array();  // in the order of their bits

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sagebwd report: the accuracy of both recipes on easy and hard inputs, as a table, a page and a
+// sagebwd report: the accuracy of two recipes on easy and hard inputs, as a table, a page and a
 // record.
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -23,8 +23,8 @@ namespace {
 constexpr const char* kHelp =
     R"(Runs Gaussian inputs with σ = 1, 3, 5, 8 and 10, then hard ones: outlier channels, attention
 sinks in several places, sharp heads, delimiters and long rows ("sagebwd trace --help" explains
-them), each under both recipes and without INT8. Ends with a verdict: which recipe meets the limits
-(gates) for training. Takes two or three minutes on two idle cores.
+them), each under recipes paper and vectorwise and without INT8. Ends with a verdict: which recipe
+meets the limits (gates) for training. Takes two or three minutes on two idle cores.
 
 Examples:
   sagebwd report
@@ -149,7 +149,7 @@ void run(const ReportOptions& o, const std::string& command_line) {
 
 void add_report(CLI::App& app, const std::string& command_line) {
   auto* command = app.add_subcommand(
-      "report", "Accuracy of both recipes on easy and hard inputs, and speed, as a page");
+      "report", "Accuracy of paper and vectorwise on easy and hard inputs, and speed, as a page");
   auto o = std::make_shared<ReportOptions>();
   command
       ->add_option("--html,--out", o->html_path,

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "spec/recipe_fields.h"
+
 namespace sagebwd::cli {
 
 std::vector<std::string> recipes_of(const Results& results) {
@@ -46,7 +48,7 @@ std::vector<Shown> shown_variants(const Results& results) {
   std::vector<Shown> shown;
   int others = 1;  // the first colour is that of the yardstick
   for (const std::string& recipe : recipes_of(results)) {
-    const bool preset = recipe == "paper" || recipe == "vectorwise";
+    const bool preset = spec::is_scheme(recipe);
     shown.push_back(
         {recipe, preset ? recipe : "other" + std::to_string(2 + others++ % 4), recipe, ""});
   }

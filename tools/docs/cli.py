@@ -20,6 +20,7 @@ mask and bfloat16.
 """
 COMMANDS = (
     ("sagebwd", "run", "Any script with INT8 attention, without editing it"),
+    ("sagebwd", "doctor", "What INT8 attention would do to a checkpoint"),
     ("sagebwd", "info", "What this machine can run, and why"),
     ("sagebwd", "recipe", "The switches of recipes"),
     ("sagebwd", "trace", "Errors of every tensor"),

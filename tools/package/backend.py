@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from progress import Progress
 from scikit_build_core import build as _scikit
 from scikit_build_core.build import *  # noqa: F403
 
@@ -61,10 +62,12 @@ def get_requires_for_build_editable(config_settings=None):
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     settings = _with_torch(config_settings)
     if os.access(".", os.W_OK):  # a build inside the source tree, where the next one finds it
-        return _scikit.build_wheel(wheel_directory, settings, metadata_directory)
+        with Progress(settings.get("build-dir", "build-wheel")):
+            return _scikit.build_wheel(wheel_directory, settings, metadata_directory)
     with tempfile.TemporaryDirectory(prefix="sagebwd-build-") as directory:
         settings.setdefault("build-dir", directory)
-        return _scikit.build_wheel(wheel_directory, settings, metadata_directory)
+        with Progress(settings["build-dir"]):
+            return _scikit.build_wheel(wheel_directory, settings, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):

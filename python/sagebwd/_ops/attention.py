@@ -192,10 +192,13 @@ def codes_bytes(q, k, v, cu_seqlens_q, recipe):
     else:
         sequences, queries, keys = cu_seqlens_q.shape[0] - 1, q.shape[0], k.shape[0]
         blocks = keys // 128 + sequences
-    scales = hk * (keys if as_recipe(recipe).k_per_token else blocks)
     parts = [h * queries * d, hk * keys * d, hk * keys * dv]
-    parts += [4 * n for n in (h * queries, h * queries, hk * keys, scales)]
-    parts += [4 * sequences * hk * d, 4 * sequences * hk * dv]
+    if as_recipe(recipe).scheme == "tokenwise":
+        parts += [4 * h * queries, 4 * hk * keys, 4 * hk * keys]
+        parts += [hk * blocks * d, 4 * hk * blocks]  # centres
+    else:
+        parts += [4 * n for n in (h * queries, h * queries, hk * keys, hk * blocks)]
+        parts += [4 * sequences * hk * d, 4 * sequences * hk * dv]
     return sum((part + 15) // 16 * 16 for part in parts)
 
 

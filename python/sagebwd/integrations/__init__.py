@@ -5,15 +5,20 @@ nothing; its functions act when called and can be undone.
     torch_sdpa        F.scaled_dot_product_attention, on the CPU and on CUDA
     transformers      attn_implementation="sagebwd"
     diffusers         the attention of diffusers' models
+    comfyui           a name in ComfyUI's table of attention functions
     torchtitan        an inner-attention module
     megatron          a core-attention module for a layer spec
     context_parallel  ring attention over several ranks
     dtensor           how distributed tensors may be sharded: batches and heads
+
+Two more are for a trainer to import, by a name in its configuration: ``axolotl.SagePlugin``, and
+``verl``, which acts when it is imported.
 """
 
 from importlib import import_module as _import_module
 
 __all__ = [
+    "comfyui",
     "context_parallel",
     "diffusers",
     "dtensor",

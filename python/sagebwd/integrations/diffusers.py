@@ -7,6 +7,9 @@
         loss.backward()
     print(seen)                           # how many calls ran here, which did not and why
 
+    sage.register()                       # or for one model, by diffusers' own method:
+    transformer.set_attention_backend("sagebwd")
+
 Models of diffusers reach attention in two ways, and the hook covers both. Newer models use a table
 of backends with a closed list of names; :func:`enable` replaces one of them, ``"native"`` by
 default. Older models (DiT, SD3, UNets, PixArt, …) call ``F.scaled_dot_product_attention`` in their
@@ -67,6 +70,7 @@ class _Activation(NamedTuple):
 
 
 _active = []  # the last one counts
+_registered = {}  # backend -> activation of register()
 _lock = threading.RLock()
 _replaced = {}  # backend -> what the registry had
 _modules = {}  # modules of diffusers whose F is replaced
@@ -111,9 +115,82 @@ def enabled(name="native", *, recipe="vectorwise", backward="int8", fallback=Fal
         activation.seen.close(_NO_CALL)
 
 
+def register(name="sagebwd", *, recipe="vectorwise", backward="int8", fallback=False):
+    """Adds a backend to diffusers, so that ``model.set_attention_backend(name)`` and ``with
+    attention_backend(name)`` run attention here. Returns the
+    :class:`~sagebwd.integrations.report.Report` of what it sees. Models whose processors cannot
+    choose a backend (SD3, UNets, PixArt, …) are refused by ``set_attention_backend``; for them
+    there is :func:`enabled`. As with any backend, diffusers then takes the last one that was set
+    for models that chose none."""
+    from diffusers.models.modeling_utils import ModelMixin
+
+    names, registry = _registry()
+    if name in registry._backends and names(name) not in _registered:
+        raise ValueError(
+            f"register: diffusers has a backend {name!r} already; enable({name!r}) runs its calls "
+            "here"
+        )
+    settings = sdpa_call.Settings.of(recipe, backward, fallback)
+    with _lock:
+        backend = names(name) if name in registry._backends else _new_member(names, name)
+        native = names("native")
+        kept = _replaced.get(native) or tuple(table[native] for table in _tables())
+        _replaced[backend] = kept
+        _fill(backend)
+        _registered[backend] = _Activation(backend, settings, Report("diffusers"), False)
+        if ModelMixin.set_attention_backend is not _set_attention_backend:
+            _replaced["setter"] = ModelMixin.set_attention_backend
+            ModelMixin.set_attention_backend = _set_attention_backend
+    return _registered[backend].seen
+
+
+def unregister(name="sagebwd"):
+    """Removes a registered backend. Models that use it must be switched to another one first."""
+    from diffusers.models.modeling_utils import ModelMixin
+
+    names, registry = _registry()
+    with _lock:
+        backend = next((b for b in _registered if b.value == name), None)
+        if backend is None:
+            return
+        del _registered[backend], _replaced[backend]
+        for table in _tables():
+            del table[backend]
+        del names._member_map_[backend.name], names._value2member_map_[name]
+        names._member_names_.remove(backend.name)
+        if registry._active_backend == backend:
+            registry.set_active_backend(names("native"))
+        if not _registered:
+            ModelMixin.set_attention_backend = _replaced.pop("setter")
+
+
+def _new_member(names, name):
+    """A further member of diffusers' enumeration of backends."""
+    member = str.__new__(names, name)
+    member._name_, member._value_ = f"REGISTERED_{name.upper()}", name
+    names._member_map_[member._name_] = names._value2member_map_[name] = member
+    names._member_names_.append(member._name_)
+    return member
+
+
+def _set_attention_backend(self, backend):
+    """``ModelMixin.set_attention_backend``, which passes over processors without a backend."""
+    ours = any(known.value == backend.lower() for known in _registered)
+    processors = (getattr(module, "processor", None) for module in self.modules())
+    if ours and not any(hasattr(p, "_attention_backend") for p in processors):
+        raise ValueError(
+            f"sagebwd: the attention processors of {type(self).__name__} cannot choose a backend, "
+            "and diffusers would leave them as they are: use "
+            "sagebwd.integrations.diffusers.enabled()"
+        )
+    return _replaced["setter"](self, backend)
+
+
 def _push(scoped, name, recipe, backward, fallback):
     settings = sdpa_call.Settings.of(recipe, backward, fallback)
     activation = _Activation(_registry()[0](name), settings, Report("diffusers"), scoped)
+    if activation.backend in _registered:
+        raise ValueError(f"enable: {name!r} is the backend of register(), which runs here already")
     with _lock:
         if not scoped:
             _active[:] = [a for a in _active if a.scoped or a.backend != activation.backend]
@@ -164,7 +241,7 @@ def _run_masked(*args):
 def _note(activation, reason, deliberate=False):
     """Counts a call that ran, or that is passed on for a reason; or raises."""
     if torch.compiler.is_compiling():
-        _count_traced(_active.index(activation), reason, deliberate)
+        _count_traced(_all().index(activation), reason, deliberate)
     else:
         _count(activation, reason, deliberate)
 
@@ -182,7 +259,11 @@ def _count(activation, reason, deliberate):
 def _count_traced(index, reason, deliberate):
     global _traced
     _traced = True
-    _count(_active[index], reason, deliberate)
+    _count(_all()[index], reason, deliberate)
+
+
+def _all():
+    return [*_active, *_registered.values()]
 
 
 def _backend_function(backend):
@@ -192,7 +273,7 @@ def _backend_function(backend):
         query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
         enable_gqa=False, return_lse=False, _parallel_config=None,
     ):  # fmt: skip
-        activation = [a for a in _active if a.backend == backend][-1]
+        activation = [a for a in _all() if a.backend == backend][-1]
         given = dict(attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
                      enable_gqa=enable_gqa, return_lse=return_lse,
                      _parallel_config=_parallel_config)  # fmt: skip
@@ -258,21 +339,28 @@ def _registry():
     return AttentionBackendName, _AttentionBackendRegistry
 
 
+def _tables():
+    registry = _registry()[1]
+    return registry._backends, registry._constraints, registry._supported_arg_names
+
+
+def _fill(backend):
+    """Our entries in diffusers' tables. diffusers drops arguments that a backend does not name;
+    this one names all of them, and refuses what it cannot do."""
+    for table, entry in zip(_tables(), (_backend_function(backend), [], set(_ARGUMENTS))):
+        table[backend] = entry
+
+
 def _follow():
     """Replaces what the activations need and puts back the rest."""
     from diffusers.models.attention_processor import Attention
 
-    registry = _registry()[1]
-    tables = registry._backends, registry._constraints, registry._supported_arg_names
     wanted = {a.backend for a in _active}
     for backend in wanted - set(_replaced):
-        _replaced[backend] = tuple(table[backend] for table in tables)
-        # diffusers drops arguments that a backend does not name. This one names all of them, and
-        # refuses what it cannot do.
-        for table, entry in zip(tables, (_backend_function(backend), [], set(_ARGUMENTS))):
-            table[backend] = entry
-    for backend in set(_replaced) - wanted - {"scores"}:
-        for table, entry in zip(tables, _replaced.pop(backend)):
+        _replaced[backend] = tuple(table[backend] for table in _tables())
+        _fill(backend)
+    for backend in set(_replaced) - wanted - set(_registered) - {"scores", "setter"}:
+        for table, entry in zip(_tables(), _replaced.pop(backend)):
             table[backend] = entry
     if _active:
         if "scores" not in _replaced:

@@ -23,7 +23,7 @@ import torch
 
 from .. import sinks
 from ..attention import attention, attention_varlen
-from ..recipe import MATMULS, as_recipe
+from ..recipe import MATMULS, Recipe, as_recipe
 from . import transformers_fallback as fallbacks_
 from . import transformers_masks as masks
 from .transformers_masks import Unsupported
@@ -84,10 +84,11 @@ def register(
     from transformers import AttentionInterface, AttentionMaskInterface
 
     _refuse_old_transformers()
-    int8 = dict(recipe=as_recipe(recipe), backward=backward)
-    exact = dict(
-        recipe=as_recipe(recipe).vectorwise(high_precision=tuple(MATMULS)), backward=backward
-    )
+    recipe = as_recipe(recipe)
+    # What is lifted is not quantised; but means come off in all recipes but one.
+    lifted = Recipe.tokenwise if recipe.scheme == "tokenwise" else Recipe.vectorwise
+    int8 = dict(recipe=recipe, backward=backward)
+    exact = dict(recipe=lifted(high_precision=tuple(MATMULS)), backward=backward)
     exact_layers = frozenset(exact_layers)
     if not all(isinstance(i, int) and i >= 0 for i in exact_layers):
         raise ValueError(f"exact_layers: expected layer indices, got {sorted(exact_layers)}")

@@ -8,7 +8,7 @@ from html import escape
 from . import html, svg
 
 #: Arms whose names get their colour.
-_CSS = {"paper": "paper", "vectorwise": "vectorwise"}
+_CSS = {name: name for name in ("paper", "vectorwise", "tokenwise")}
 
 
 def render(document):

@@ -7,12 +7,12 @@ from pathlib import Path
 #: One style sheet for all pages.
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
-NAMED = ("paper", "vectorwise", "fpa")
+NAMED = ("paper", "vectorwise", "tokenwise", "fpa")
 OTHERS = 5
 
 
 def colours(names):
-    """A colour for every arm: the three that every report knows, then five more in turn."""
+    """A colour for every arm: those that every report knows, then five more in turn."""
     rest = [n for n in names if n not in NAMED]
     return {n: n if n in NAMED else f"other{rest.index(n) % OTHERS + 1}" for n in names}
 

@@ -38,6 +38,7 @@ import torch
 from .. import __version__
 from .._ops import attention as ops
 from ..attention import attention, attention_varlen
+from ..recipe import SCHEMES
 from ..suggest import Parser, did_you_mean
 from . import peers
 from .timing import DIRECTIONS, WAYS
@@ -83,12 +84,12 @@ class Case:
                 case.causal = word == "causal"
             elif word in _DTYPES:
                 case.dtype = word
-            elif word in ("vectorwise", "paper"):
+            elif word in SCHEMES:
                 case.recipe = word
             elif word == "documents":
                 case.documents = True
             else:
-                known = ("causal", "full", *_DTYPES, "vectorwise", "paper", "documents")
+                known = ("causal", "full", *_DTYPES, *SCHEMES, "documents")
                 raise ValueError(f"case {text!r}: cannot read {word!r}{did_you_mean(word, known)}")
         case.hk = case.hk or case.h
         if case.documents and case.n % sum(_CUTS) != 0:

@@ -30,6 +30,7 @@ class Layer:
     window: tuple
     unsupported: Optional[str] = None  # why it cannot be compared
     documents: Optional[tuple] = None  # offsets of queries and of keys, lists of ints
+    module: str = ""  # the name of the innermost module of the model that made the call
 
     def pieces(self):
         """Layers without documents: this one, or one for each document that has pairs."""
@@ -47,11 +48,30 @@ class Layer:
 
 class Capture(TorchFunctionMode):
     """While active, records every call of ``F.scaled_dot_product_attention`` and of this library's
-    operator, also inside of ``nn.MultiheadAttention``. The calls themselves run unchanged."""
+    operator, also inside of ``nn.MultiheadAttention``. The calls themselves run unchanged. With a
+    ``model``, layers have the names of its modules."""
 
-    def __init__(self):
+    def __init__(self, model=None):
         super().__init__()
         self.layers = []
+        self._names = {} if model is None else {m: name for name, m in model.named_modules()}
+        self._inside = [""]  # names of the modules that run
+        self._hooks = []
+
+    def __enter__(self):
+        for module, name in self._names.items():
+            enter = lambda *_, name=name: self._inside.append(name)  # returns None: changes nothing
+            self._hooks.append(module.register_forward_pre_hook(enter))
+            self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        return super().__enter__()
+
+    def _leave(self, *_):
+        self._inside.pop()
+
+    def __exit__(self, *error):
+        for hook in self._hooks:
+            hook.remove()
+        return super().__exit__(*error)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -160,7 +180,8 @@ class Capture(TorchFunctionMode):
     ):
         """``part`` takes from the gradient of out what belongs to q."""
         copies = (t.detach().clone() for t in (q, k, v))
-        layer = Layer(*copies, None, scale, causal, top_left, window, why, documents)
+        mask = (causal, top_left, window)
+        layer = Layer(*copies, None, scale, *mask, why, documents, self._inside[-1])
         self.layers.append(layer)
         if out.requires_grad:
 

@@ -19,6 +19,10 @@ from .capture import Capture, save
 FINE, USABLE = 0.06, 0.15
 
 
+class NoAttention(ValueError):
+    """The model called no attention that can be captured."""
+
+
 @dataclass
 class LayerReport:
     """Relative L2 errors of one layer against exact attention, its largest logit, and a verdict."""
@@ -27,6 +31,7 @@ class LayerReport:
     errors: dict = field(default_factory=dict)  # of O, dQ, dK, dV, P, dS
     max_logit: float = math.nan
     verdict: str = ""
+    remedy: str = ""  # of those that were tried, the one that helps most; "" where none is needed
 
 
 @dataclass(repr=False)
@@ -90,7 +95,7 @@ def _run(model, batch, loss):
     for p in parameters:
         p.grad = None
     try:
-        with Capture() as capture, torch.enable_grad():
+        with Capture(model) as capture, torch.enable_grad():
             if isinstance(batch, dict):
                 output = model(**batch)
             else:
@@ -103,7 +108,7 @@ def _run(model, batch, loss):
         for p, grad in zip(parameters, before):
             p.grad = grad
     if not capture.layers:
-        raise ValueError(
+        raise NoAttention(
             "diagnose: no attention call was seen; the model must use "
             "F.scaled_dot_product_attention or sagebwd"
         )
@@ -121,22 +126,27 @@ def _layer(index, layer, recipe):
     if not exact:
         return LayerReport(index, verdict="not compared: no query sees a key")
     errors, max_logit = _errors(exact, recipe)
-    return LayerReport(index, errors, max_logit, _verdict(exact, recipe, errors, max_logit))
+    return LayerReport(index, errors, max_logit, *_verdict(exact, recipe, errors, max_logit))
 
 
 def _verdict(exact, recipe, errors, max_logit):
+    """The verdict and the remedy."""
     worst = max(errors[n] for n in ("O", "dQ", "dK", "dV"))
     if not math.isfinite(worst):
-        return "not finite: check the inputs"
+        return "not finite: check the inputs", ""
     if worst < FINE:
-        return "fine"
+        return "fine", ""
     # What helps most? Try each remedy on the same tensors.
     remedies = {
         "S in floating point": replace(recipe, high_precision=("S", "S'")),
         "P·V in floating point": replace(recipe, high_precision=("O",)),
-        "a scale per token of K": replace(recipe, k_per_token=True),
+        "recipe tokenwise": Recipe.tokenwise(
+            rounding=recipe.rounding, seed=recipe.seed, high_precision=recipe.high_precision
+        ),
         'backward="bf16"': replace(recipe, high_precision=("dV", "dP", "dQ", "dK")),
     }
+    if recipe.scheme == "tokenwise":
+        del remedies["recipe tokenwise"]
     tried = {
         name: max(_errors(exact, r)[0][n] for n in ("O", "dQ", "dK", "dV"))
         for name, r in remedies.items()
@@ -144,7 +154,7 @@ def _verdict(exact, recipe, errors, max_logit):
     best = min(tried, key=tried.get)
     state = "usable" if worst < USABLE else "sensitive"
     cause = " (large logits)" if max_logit > 30 else ""
-    return f"{state}{cause}; {best} gives {tried[best]:.3f}"
+    return f"{state}{cause}; {best} gives {tried[best]:.3f}", best
 
 
 # --- exact attention and the errors against it ----------------------------------------------------
@@ -247,17 +257,13 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
     k, v = _repeat(layer)
     q, k, *_ = padding.padded(layer.q, k, v, None)  # as it was rotated
     q, k = q.float(), k.float()
-    mean = (
-        k.double().mean(2, keepdim=True).float()
-        if recipe.smooth_k
-        else torch.zeros_like(k[:, :, :1])
-    )
+    one_mean = recipe.smooth_k and recipe.scheme != "tokenwise"
+    mean = k.double().mean(2, keepdim=True).float() if one_mean else torch.zeros_like(k[:, :, :1])
     if "S'" in recipe.high_precision:
         s = q.double() @ (k - mean).double().mT
     else:
         turn = _rotated if recipe.rotate else lambda x: x
-        q_tokens, k_tokens = _tokens_per_scale(recipe)
-        s = _codes(turn(q), q_tokens) @ _codes(turn(k - mean), k_tokens).mT
+        s = _codes(turn(q), _queries_per_scale(recipe)) @ _key_codes(k - mean, recipe, turn).mT
     s = s * _scale(layer) + _scale(layer) * (q.double() @ mean.double().mT)
     p = torch.exp(s - lse.double()[..., None])
     return p.masked_fill(~_mask(layer), 0.0)
@@ -273,11 +279,28 @@ def _value_codes(v, recipe):
     return _codes(v - mean, 1) + mean.double()
 
 
-def _tokens_per_scale(recipe):
-    """Of Q and of K."""
-    if recipe.scheme == "paper":
-        return recipe.tile_q or 128, recipe.tile_k or 64
-    return 1, 1 if recipe.k_per_token else 128
+def _queries_per_scale(recipe):
+    return (recipe.tile_q or 128) if recipe.scheme == "paper" else 1
+
+
+def _key_codes(k, recipe, turn):
+    """What the codes of K stand for, in float64; ``turn`` rotates."""
+    if recipe.scheme == "tokenwise":
+        centres = _centres(k, turn) if recipe.smooth_k else torch.zeros_like(k)
+        return _codes(turn(k) - centres, 1, bits=22) + centres.double()
+    return _codes(turn(k), (recipe.tile_k or 64) if recipe.scheme == "paper" else 128)
+
+
+def _centres(k, turn):
+    """What ``tokenwise`` takes out of each key before it is quantised: src/numerics/octaves.h."""
+    centres = torch.zeros_like(k)
+    block = 0  # the first of an octave
+    while 128 * block < k.shape[2]:
+        after = max(1, 2 * block)
+        mean = turn(k[:, :, _sampled(block)].double().mean(2, keepdim=True).float())
+        centres[:, :, 128 * block : 128 * after] = _codes(mean, 1)
+        block = after
+    return centres
 
 
 # Signs of the rotation, 32 channels to a number and 1 for minus: src/numerics/rotate.h.
@@ -303,10 +326,22 @@ def _rotated(x):
     return x * n**-0.5
 
 
-def _codes(x, block):
-    """x after INT8 quantisation with one scale per ``block`` tokens, in float64."""
+def _sampled(block):
+    """The keys whose mean centres the octave that begins with a block."""
+    if block < 2:
+        return slice(0, 128 * block or 1)
+    step = block // 2  # one key of so many neighbours
+    spread = ((n * 2654435761 % 2**32 >> 8) % step for n in range(128))
+    return [64 * block + n * step + at for n, at in enumerate(spread)]
+
+
+def _codes(x, block, bits=24):
+    """x after INT8 quantisation with one scale per ``block`` tokens, in float64. Scales of fewer
+    bits than a float32 has are rounded up."""
     n = x.shape[2]
     blocks = torch.nn.functional.pad(x, (0, 0, 0, -n % block)).unflatten(2, (-1, block))
     scale = blocks.abs().amax((-1, -2), keepdim=True) / 127
+    rest = 2 ** (24 - bits) - 1
+    scale = ((scale.view(torch.int32) + rest) & ~rest).view(torch.float32)
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
     return (torch.round(blocks * inverse).double() * scale.double()).flatten(2, 3)[:, :, :n]

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from .. import arguments
 from ..attention import attention
+from ..recipe import Recipe, as_recipe
 
 #: Where the tokens that change begin: the first block, its edges, octaves of blocks, and between.
-CUTS = (1, 2, 15, 17, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300)
+CUTS = (1, 2, 15, 17, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300, 511, 513)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def leaks(
     layout: str = "bshd",
     seed: int | None = None,
     decode: bool = False,
+    recipe: str | Recipe = "vectorwise",
 ) -> Leaks:
     """Replaces later tokens in many ways and reports which earlier results change, bit for bit.
 
@@ -92,7 +94,7 @@ def leaks(
 
     fn
         A causal attention: ``fn(q, k, v)`` gives the output, or a tuple of the output and the
-        log-sum-exp [b, h, s]. None: ``sagebwd.attention(…, causal=True)``.
+        log-sum-exp [b, h, s]. None: ``sagebwd.attention(…, causal=True, recipe=recipe)``.
     tokens, heads, key_heads, head_dim, dtype, device, layout
         Of the inputs that ``fn`` gets.
     seed
@@ -109,7 +111,7 @@ def leaks(
     tokens = arguments.integer("leaks: tokens", tokens, 2, 2**20, "an int of 2 or more")
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"leaks: layout: expected 'bshd' or 'bhsd', got {layout!r}")
-    fn = fn or _own(layout)
+    fn = fn or _own(layout, as_recipe(recipe))
     probe = _Probe(fn, layout, decode)
     generator = torch.Generator()
     if seed is None:
@@ -131,8 +133,9 @@ def leaks(
     return Leaks(tuple(changes), repeats)
 
 
-def _own(layout):
-    return lambda q, k, v: attention(q, k, v, causal=True, layout=layout, return_lse=True)
+def _own(layout, recipe):
+    options = dict(causal=True, layout=layout, recipe=recipe, return_lse=True)
+    return lambda q, k, v: attention(q, k, v, **options)
 
 
 class _Probe:

@@ -13,7 +13,7 @@ import torch
 from .._ops import attention as ops
 from ..attention import attention
 from ..tools.capture import Layer
-from ..tools.diagnosis import _exact, _rebuilt_p, _repeat, _rotated, _value_codes
+from ..tools.diagnosis import _exact, _rebuilt_p, _repeat, _value_codes
 from .attend import make_attend
 from .families import Families
 
@@ -117,18 +117,10 @@ def _metrics(value, exact):
 
 def _dead_zone(ds, layer, recipe):
     tile_q, tile_k = _tiles(layer, recipe)
-    x = ds
-    if recipe.scheme == "vectorwise":
+    if recipe.scheme != "paper":
         tile_q = 1
-    if recipe.k_per_token:  # folded into dS before it is quantised
-        keys = _repeat(layer)[0].float()
-        if recipe.smooth_k:
-            keys = keys - keys.mean(2, keepdim=True)
-        if recipe.rotate:
-            keys = _rotated(keys)
-        x = ds * keys.abs().amax(-1).double()[:, :, None]
-    n = x.shape[-1]
-    pad = torch.nn.functional.pad(x.abs(), (0, -n % tile_k, 0, -n % tile_q))
+    n = ds.shape[-1]
+    pad = torch.nn.functional.pad(ds.abs(), (0, -n % tile_k, 0, -n % tile_q))
     tiles = pad.unflatten(-1, (-1, tile_k)).unflatten(-3, (-1, tile_q))
     step = tiles.amax((-3, -1), keepdim=True) / 127
     there = tiles > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..recipe import MATMULS, SWITCHES
+from ..recipe import MATMULS, SCHEMES, SWITCHES
 from ..suggest import did_you_mean
 from ..tools.diagnosis import diagnose
 from .config import FIELDS, check, from_dict
@@ -26,8 +26,7 @@ from .stop import StopRequest
 BASES = {
     "fpa": dict(attention="fpa"),
     "exact": dict(attention="exact"),
-    "vectorwise": dict(attention="sagebwd", recipe="vectorwise"),
-    "paper": dict(attention="sagebwd", recipe="paper"),
+    **{scheme: dict(attention="sagebwd", recipe=scheme) for scheme in SCHEMES},
 }
 #: Arms share these: one data set, one process, one directory above theirs.
 _SHARED = ("out", "data", "val", "tokenizer", "as_bytes", "vocab", "threads", "deterministic")

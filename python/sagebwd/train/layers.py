@@ -2,7 +2,7 @@
 """The errors of INT8 attention against float64 in every layer of a checkpoint, on one held-out
 sequence.
 
-    python -m sagebwd.train.layers RUN                          both recipes
+    python -m sagebwd.train.layers RUN                          paper and vectorwise
     python -m sagebwd.train.layers RUN --arms "vectorwise lift=dQ,dK" --captures layers.safetensors
 
 ``--captures`` keeps q, k, v and dO of all layers for ``sagebwd trace --from``, which shows every

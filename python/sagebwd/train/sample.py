@@ -60,7 +60,7 @@ def main(arguments=None):
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--attention",
-        choices=("fpa", "exact", "vectorwise", "paper"),
+        choices=tuple(BASES),
         default="",
         help="instead of the run's own",
     )

@@ -67,12 +67,13 @@ struct ForwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q]: int32 sums in (FP32 if s_is_float); probabilities out if p_float
   bool s_is_float;
-  const float* k_scale;          // [tile_k]
-  const float* logit_factor;     // [tile_q] query scale · logit scale · log2 e
-  const float* bias;             // [tile_k] logits of the mean query, or null
-  const float* shift = nullptr;  // [tile_q] added to the logits, or null: what the sums of codes lack
-  numerics::Softcap cap = {};    // of the logits
-  const int32_t *begin, *end;    // [tile_q] visible keys relative to the tile, or null when all are
+  const float* k_scale;       // [tile_k]
+  const float* logit_factor;  // [tile_q] query scale · logit scale · log2 e
+  const float* bias;          // [tile_k] logits of the mean query, or null
+  const float* shift =
+      nullptr;                 // [tile_q] added to the logits, or null: what the sums of codes lack
+  numerics::Softcap cap = {};  // of the logits
+  const int32_t *begin, *end;  // [tile_q] visible keys relative to the tile, or null when all are
   // V's scale, folded into P: its logarithm and its inverse, [tile_k]; zeros and ones where nothing
   // is folded.
   const float *v_log2, *v_inverse;

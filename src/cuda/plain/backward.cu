@@ -102,8 +102,10 @@ struct Block {
       if (row < here.rows) {
         const int64_t i = here.q_at + row;
         shared.lse2[row] = p.lse2[i], shared.delta[row] = p.delta[i];
-        shared.fold[row] = kGradient == Gradient::dv ? p.dout.scale[i] : p.q.scale[i];
+        if (!kByQuery)
+          shared.fold[row] = kGradient == Gradient::dv ? p.dout.scale[i] : p.q.scale[i];
       }
+      if (kByQuery && row < here.cols) shared.fold[row] = p.dq_k.scale[here.k_at + row];
       if (kGradient != Gradient::dv && p.folds_v && row < here.cols)
         shared.v_scale[row] = p.v.scale[here.k_at + row];
     }
@@ -112,8 +114,8 @@ struct Block {
     const float lse2[2] = {shared.lse2[at.row(0)], shared.lse2[at.row(1)]},
                 delta[2] = {shared.delta[at.row(0)], shared.delta[at.row(1)]};
     if (kGradient == Gradient::dv || !p.cap.on())  // else the slope of the cap needs the logit
-      for_elements(x, [&](float& y, int r, int row, int col) {
-        if (p.cap.on()) y = numerics::capped(p.cap, y + shared.shift[row]);
+      for_elements(x, [&](float& y, int r, int, int col) {
+        if (p.cap.on()) y = numerics::capped(p.cap, y);
         y = spans.sees(r, col) ? exp2f(y - lse2[r]) : 0.0f;
       });
     if constexpr (kGradient == Gradient::dv) return;
@@ -134,7 +136,7 @@ struct Block {
         } else if (!p.cap.on()) {
           x[b][e] = x[b][e] * (dp[b][e] - delta[r]);
         } else {
-          const float logit = x[b][e] + shared.shift[at.row(r)];
+          const float logit = x[b][e];
           const float before =
               exp2f(numerics::capped(p.cap, logit) - lse2[r]) * (dp[b][e] - delta[r]);
           x[b][e] = before * numerics::cap_slope(p.cap, logit);
@@ -156,7 +158,7 @@ struct Block {
   /// A visible value times the token scale of the other operand. That scale varies along the
   /// contraction, so it cannot be applied to the integer sum.
   __device__ float folded(float x, int row, int col) const {
-    return x * (kByQuery ? shared.k_scale[col] : shared.fold[row]);
+    return x * shared.fold[kByQuery ? col : row];
   }
 
   /// Largest folded magnitudes of 64 lines over a tile, into shared.line; NaN stays. `held` is the
@@ -281,7 +283,7 @@ struct Block {
           spans.sees(r, col) ? round(folded(y, row, col), shared.inverse[line], row, col)
                              : int8_t{0};
     });
-    const Rows<int8_t> right = kGradient == Gradient::dq   ? here.keys(p.k.codes)
+    const Rows<int8_t> right = kGradient == Gradient::dq   ? here.keys(p.dq_k.codes)
                                : kGradient == Gradient::dk ? here.queries(p.q.codes)
                                                            : here.gradients(p.dout.codes);
     constexpr auto kCodes = kGradient == Gradient::dv ? arch::Bytes::u8 : arch::Bytes::s8;
@@ -364,9 +366,9 @@ struct Block {
   __device__ void finish() {
     float sum[2] = {};
     const float* mean = nullptr;
-    if (kGradient == Gradient::dq && p.k_mean != nullptr) {
+    if (kGradient == Gradient::dq && p.dq_mean != nullptr) {
       find_row_sums(sum);
-      mean = p.k_mean + (static_cast<int64_t>(s.index) * p.hk + own_head / p.group) * p.d;
+      mean = p.dq_mean + (static_cast<int64_t>(s.index) * p.hk + own_head / p.group) * p.d;
     }
     if (float* rows = turned_rows(); rows != nullptr) {
       const int64_t first =
@@ -438,7 +440,7 @@ void launch_backward(const BackwardParams& p, cudaStream_t stream) {
   if (p.dk_rows != nullptr) launch_turn_back(turn, stream);
   run<Gradient::dq>(p, p.h, stream);
   turn.queries = true, turn.heads = p.h, turn.group = p.group, turn.tokens = p.tq;
-  turn.row_sum = p.row_sum, turn.mean = p.k_mean;
+  turn.row_sum = p.row_sum, turn.mean = p.dq_mean;
   turn.rows = p.dq_rows, turn.to = p.dq;
   if (p.dq_rows != nullptr) launch_turn_back(turn, stream);
 }

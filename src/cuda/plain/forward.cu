@@ -8,6 +8,10 @@
 //
 // Where V has a scale per token, the exponent of a key is its logit plus the logarithm of that
 // scale: P·s_V has the running maximum and the codes, and the row sum takes the scale out again.
+//
+// Nothing here lets one row change another: rows share tiles, but no number of a row is made from
+// another one's, and adding the zeros of a masked block changes no bit. Recipe `tokenwise` promises
+// that.
 #include "cuda/host/launch.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/scores.cuh"
@@ -43,7 +47,8 @@ struct RowState {
 enum class Product {
   codes,    // codes of P by codes of V
   leading,  // P by codes of V
-  values,   // P by V: lifted out of INT8, or V holds NaN or Inf, which no code can carry
+  values,   // P by V: lifted out of INT8, or V holds NaN or Inf, which no code can carry and which
+            // does not mark its rows
 };
 
 /// One thread block's work.
@@ -77,14 +82,18 @@ struct Block {
     load_pair(here, shared, [](int) { return true; });
     if (threadIdx.x >= kThreads - kBlock) {
       const int col = static_cast<int>(threadIdx.x) % kBlock;
-      const float scale = folds && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
+      float scale = folds && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
+      if (isnan(scale)) scale = 1.0f;  // its codes are zero
       shared.v_log2[col] = log2f(scale), shared.v_inverse[col] = 1.0f / scale;
     }
     logits(here, (p.lifted & kMatmulS) != 0, shared, x);
     if (!p.cap.on()) return;
-    for_elements(x, [&](float& y, int, int row, int) {
-      y = numerics::capped(p.cap, y + shared.shift[row]);
-    });
+    for_elements(x, [&](float& y, int, int, int) { y = numerics::capped(p.cap, y); });
+  }
+
+  /// Whether block lists, if there are any, have the tile of keys that starts at `begin`.
+  __device__ bool is_listed(int begin) const {
+    return p.lists.listed == nullptr || has_bit(p, p.lists.listed, s, head, q0, begin);
   }
 
   /// Whether V of a tile holds NaN or Inf.
@@ -94,7 +103,8 @@ struct Block {
     return any != 0;
   }
   __device__ Product product_of(int begin, int end) const {
-    if ((p.lifted & kMatmulO) != 0 || poisoned(begin, end)) return Product::values;
+    if ((p.lifted & kMatmulO) != 0 || (!p.marks_rows && poisoned(begin, end)))
+      return Product::values;
     const bool leads = p.lists.listed != nullptr && has_bit(p, p.lists.leading, s, head, q0, begin);
     return leads ? Product::leading : Product::codes;
   }
@@ -132,7 +142,7 @@ struct Block {
   __device__ void visit(int step) {
     const Position at;
     const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
-    if (p.lists.listed != nullptr && !has_bit(p, p.lists.listed, s, head, q0, begin)) return;
+    if (!is_listed(begin)) return;
     Fragment<float> x;
     int held;
     float tile_top[2];
@@ -200,8 +210,26 @@ struct Block {
     add_product<arch::Bytes::u8>(here.values(p.v.codes), factor, channel, shared, result);
   }
 
+  /// Finds the rows that see a value which holds NaN or Inf.
+  __device__ void find_marked(bool (&marked)[2]) const {
+    const Position at;
+    marked[0] = marked[1] = false;
+    for (int step = 0; step < walk.steps && p.marks_rows; ++step) {
+      const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
+      if (!is_listed(begin) || !poisoned(begin, end)) continue;
+      for (int r = 0; r < 2; ++r) {
+        const tile::Range keys = tile::visible(p.mask, s, q0 + at.row(r));
+        const int64_t first = pair(0).k_at;
+        for (int key = max(begin, keys.begin); key < min(end, keys.end); ++key)
+          marked[r] |= isnan(p.v.scale[first + key]);
+      }
+    }
+  }
+
   __device__ void finish() {
     const Position at;
+    bool marked[2];
+    find_marked(marked);
     float sum[2], logit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -228,6 +256,7 @@ struct Block {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.value_d) return;
         float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
+        if (marked[r]) value = NAN;
         if (p.batch.dtype == Dtype::f16) value = numerics::within_f16(value);
         write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
       });
@@ -242,7 +271,7 @@ struct Block {
         float lse = -INFINITY;
         if (row[r].seen) {
           const double mean_logit =
-                           p.cap.on()  // then it is part of the logits
+                           p.cap.on() || p.mean_logit == nullptr  // nothing is missing
                                ? 0.0
                                : static_cast<double>(p.mean_logit[head * p.tq + s.q_first + i]),
                        top = static_cast<double>(row[r].top);

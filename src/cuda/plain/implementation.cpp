@@ -17,7 +17,6 @@ namespace {
 
 std::string decline(const spec::Problem& p) {
   if (p.device != Device::cuda) return "runs on CUDA memory only";
-  if (p.recipe.scheme == Scheme::tokenwise) return "has recipes vectorwise and paper";
   if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
   if (p.packed() && p.documents.on_device) return "takes document offsets on the host only";
   // One grid dimension holds all blocks of all heads.

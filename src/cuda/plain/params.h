@@ -33,9 +33,19 @@ struct Batch {
 struct Operand {
   int8_t* codes;  // [heads, tokens, its pitch]
   float* scale;   // [heads, tokens]: of the codes; NaN for a token that holds NaN or Inf
-  float* values;  // [heads, tokens, its pitch]: FP32, K and (in the forward) V without their mean;
-                  // null where no product needs it
+  float* values;  // [heads, tokens, its pitch]: FP32, K and (in the forward) V without their mean,
+                  // where that is of the whole sequence; null where no product needs it
   int* poisoned;  // [heads, blocks]: whether the block's values hold NaN or Inf
+};
+
+/// The centres of K in recipe `tokenwise` (numerics/octaves.h). They lie as in the saved codes: a
+/// row per block of kKeysPerScale keys, of which the first block of an octave has the octave's
+/// centre.
+struct Centres {
+  int8_t* codes;       // [hk, key_blocks, d]
+  float* scale;        // [hk, key_blocks]
+  int64_t key_blocks;  // of all sequences, or more
+  Sequences blocks;    // the sequences cut into such blocks
 };
 
 /// What forward and backward kernels share.
@@ -57,13 +67,19 @@ struct Params {
   bool exact_inputs;  // values of V and dO have 11 significant bits or fewer
   bool folds_v;       // V has a scale per token, which is folded into P; dP is made from its codes
   Operand q, k, v;    // v in the backward: codes if folds_v, else values
-  const float* q_mean;      // [h, q blocks, d] of the block's tile; null: no Q-smoothing
-  const float* k_mean;      // [sequences, hk, d]; null: no K-smoothing
-  const float* mean_logit;  // [h, tq]: scale·q·mean(K)
-  ListBits lists;           // listed null: none
+  const float* q_mean;  // [h, q blocks, d] of the block's tile; null: no Q-smoothing
+  // What logits of codes lack. [h, tq]: scale·q·mean(K); null in `tokenwise`.
+  const float* mean_logit;
+  // [octaves, h, tq]: what the centre of a key's octave adds, in log2 units; null elsewhere and
+  // where S is lifted.
+  const float* centre_logit;
+  ListBits lists;  // listed null: none
 };
 
 struct ForwardParams : Params {
+  // Whether a value of V that holds NaN or Inf has codes like any other, and the rows that see it
+  // become NaN. Else its tile runs in floating point.
+  bool marks_rows;
   const float* v_mean;  // [sequences, hk, value_d]; null: no V-smoothing
   Strided o;
   StridedStats lse;
@@ -75,6 +91,10 @@ struct BackwardParams : Params {
   const float* lse2;         // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
   const float* delta;        // [h, tq]: D - dLSE, without dO·mean(V) if folds_v
   const float* turned_mean;  // q_mean rotated as the codes of Q are
+  // K as dQ takes it: the codes of S, or in `tokenwise` others that are made from them
+  // (dq_keys.h); and what it lacks, [sequences, hk, d], null: nothing.
+  Operand dq_k;
+  const float* dq_mean;
   // Gradients of rotated Q and K before they are turned back, [heads, tokens, d]; null where the
   // codes are not of rotated tensors or are not used. They may share memory.
   float *dq_rows, *dk_rows;

@@ -5,6 +5,7 @@
 // Tokens that hold NaN or Inf have codes 0 and scale NaN. They do not change the scale of their
 // neighbours.
 #include "cuda/host/launch.h"
+#include "cuda/plain/centres.cuh"
 #include "cuda/plain/prepare.h"
 #include "cuda/plain/rotate.cuh"
 #include "cuda/plain/token_block.cuh"
@@ -16,20 +17,7 @@ namespace {
 constexpr int kMaxRun = 256;
 static_assert(kMaxDim <= kTokenThreads, "loops over channels give each thread one");
 
-__device__ double warp_sum(double x) {
-  for (int m = 16; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffu, x, m);
-  return x;
-}
-__device__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x) != 0; }
-
 // ---- means
-
-/// Whether the token at `row` holds NaN or Inf; asked by a whole warp.
-__device__ bool is_poisoned(Dtype dtype, const Strided& x, int64_t row, int d) {
-  bool bad = false;
-  for (int c = lane(); c < d; c += 32) bad |= !numerics::is_finite(read(dtype, x, row + c));
-  return warp_any(bad);
-}
 
 __global__ void __launch_bounds__(kTokenThreads) mean_part_kernel(MeanJob job) {
   __shared__ bool poisoned[kBlock];
@@ -72,8 +60,25 @@ __global__ void __launch_bounds__(kTokenThreads) mean_kernel(MeanJob job) {
 
 // ---- codes
 
+/// Scale of a token with largest magnitude `amax`, whose run has `run_amax`.
+__device__ float scale_of(ScaleOf of, float amax, float run_amax) {
+  switch (of) {
+    case ScaleOf::run:
+      return numerics::scale_of(run_amax);
+    case ScaleOf::value:
+      return numerics::value_scale(numerics::scale_of(amax), numerics::scale_of(run_amax));
+    case ScaleOf::lone_key:
+      return numerics::key_scale_of(amax);
+    case ScaleOf::lone_value:
+      return numerics::lone_value_scale(amax);
+    case ScaleOf::token:
+      break;
+  }
+  return numerics::scale_of(amax);
+}
+
 __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
-  __shared__ float mean[kMaxDim], run_mean[kMaxDim];
+  __shared__ float mean[kMaxDim], run_mean[kMaxDim], centre[kMaxDim];
   __shared__ float amax[kMaxRun];
   __shared__ bool poisoned[kMaxRun];
   __shared__ float row_of_warp[kTokenWarps][kMaxDim];
@@ -94,6 +99,10 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
                   ? 0.0f
                   : job.mean[(static_cast<int64_t>(b.s.index) * job.heads + b.head) * d + c];
     run_mean[c] = 0.0f;
+    centre[c] = job.centres.codes == nullptr
+                    ? 0.0f
+                    : centre_value(job.centres, d,
+                                   centre_row(job.centres, b.s, b.head, octave_of_key(first)), c);
   }
   if (job.run_mean != nullptr) {
     for (int r = warp(); r < rows; r += kTokenWarps) {
@@ -119,6 +128,7 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
       row[ch] = job.run_mean == nullptr ? x : x - run_mean[ch];
     }
     if (job.rotate) rotate(row, d);
+    for (int ch = lane(); ch < d && job.centres.codes != nullptr; ch += 32) row[ch] -= centre[ch];
   };
   if (job.turned_mean != nullptr && warp() == 0) {
     for (int ch = lane(); ch < d; ch += 32) row[ch] = run_mean[ch];
@@ -127,17 +137,9 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
   }
 
   for (int r = warp(); r < rows; r += kTokenWarps) {
-    float top = 0.0f;
-    bool bad = false;
     load(r);
-    for (int ch = lane(); ch < d; ch += 32) {
-      const float x = fabsf(row[ch]);
-      bad |= !numerics::is_finite(x);
-      top = fmaxf(top, x);
-    }
-    bad = warp_any(bad);
-    top = warp_max(top);
-    if (lane() == 0) amax[r] = bad ? 0.0f : top, poisoned[r] = bad;
+    const float top = row_amax(row, d);
+    if (lane() == 0) amax[r] = isnan(top) ? 0.0f : top, poisoned[r] = isnan(top);
   }
   __syncthreads();
 
@@ -150,9 +152,7 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
   if (c == 0) job.to.poisoned[b.at] = block_poisoned;
   for (int r = own + warp(); r < own + b.rows; r += kTokenWarps) {
     const int64_t to = b.place(job.tokens, r - own);
-    float scale = numerics::scale_of(job.scale_of == ScaleOf::run ? run_amax : amax[r]);
-    if (job.scale_of == ScaleOf::value)
-      scale = numerics::value_scale(scale, numerics::scale_of(run_amax));
+    const float scale = scale_of(job.scale_of, amax[r], run_amax);
     const float inverse = numerics::inverse_of(scale);
     if (lane() == 0 && job.to.scale != nullptr) job.to.scale[to] = poisoned[r] ? NAN : scale;
     load(r);
@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
     const bool active = lse != -INFINITY;
     if (job.dlse.data != nullptr)
       delta -= static_cast<double>(*tile::stat_of(job.dlse, b.s, b.head, token));
-    const double mean_logit = job.capped ? 0.0 : static_cast<double>(job.mean_logit[to]),
+    const bool lacks = !job.capped && job.mean_logit != nullptr;
+    const double mean_logit = lacks ? static_cast<double>(job.mean_logit[to]) : 0.0,
                  smooth_lse = static_cast<double>(lse) - mean_logit;
     job.lse2[to] = active ? static_cast<float>(smooth_lse * (1.0 / numerics::kLn2)) : -INFINITY;
     job.delta[to] = active ? static_cast<float>(delta) : 0.0f;

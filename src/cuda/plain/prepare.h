@@ -25,6 +25,8 @@ enum class ScaleOf {
   token,  // none
   run,    // those of a run
   value,  // none, but a scale stays near the largest of its run: V, whose scales are folded into P
+  lone_key,    // none: K in `tokenwise`
+  lone_value,  // none, and no scale depends on its neighbours: V in `tokenwise`
 };
 
 /// Codes, scales and copies of one tensor. Whatever is null is not made.
@@ -35,6 +37,7 @@ struct TokenJob {
   int64_t tokens;
   Strided x;
   const float* mean;  // [sequences, heads, d]: subtracted first
+  Centres centres;    // codes null: none; subtracted last, after the rotation
   int run;            // tokens that share a mean or a scale: a multiple of kBlock up to 256
   ScaleOf scale_of;
   float* run_mean;     // [heads, blocks, d]: mean of the run, subtracted before quantisation
@@ -50,9 +53,9 @@ struct RowJob {
   int64_t tq;
   float scale;
   bool capped;          // logits have the mean key's, and lse2 too
-  Strided q;            // data null: mean_logit is given
+  Strided q;            // data null: mean_logit is given, or there is none
   const float* k_mean;  // [sequences, h / group, d] or null
-  float* mean_logit;
+  float* mean_logit;    // null: logits lack nothing
   // Backward only: lse2 is null in the forward.
   float *lse2, *delta;
   // [sequences, h / group, value_d] or null: dP lacks dO·mean(V), and so must D.

@@ -14,9 +14,11 @@
 #include "cuda/host/views.h"
 #include "cuda/lists/job.h"
 #include "cuda/plain/backward.h"
+#include "cuda/plain/centres.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/prepare.h"
 #include "cuda/plain/saved_codes.h"
+#include "numerics/octaves.h"
 #include "spec/codes.h"
 
 namespace sagebwd::cuda::plain {
@@ -26,6 +28,14 @@ using spec::Problem;
 
 /// Channels from one row of codes or values to the next.
 int pitch_of(int64_t d) { return static_cast<int>(round_up(d, 16)); }
+
+/// Octaves of the longest sequence of keys.
+int octaves_of(const Problem& p) {
+  int64_t most = 0;
+  const int64_t count = p.packed() ? p.documents.count : 1;
+  for (int64_t t = 0; t < count; ++t) most = std::max(most, p.sequence(t).nk);
+  return numerics::octaves_of(most);
+}
 
 /// The workspace of a call, and the parameters that point into it or into the caller's codes.
 struct Space {
@@ -38,28 +48,39 @@ struct Space {
         forward(p.direction == spec::Direction::forward) {
     tq = p.b * p.nq, tk = p.b * p.nk;
     const Recipe& r = p.recipe;
+    const bool tokenwise = r.scheme == Scheme::tokenwise;
     if (p.packed()) documents = arena.take<DocumentStart>(p.documents.count + 1);
-    if (p.packed() && has_codes) scale_documents = arena.take<DocumentStart>(p.documents.count + 1);
-    const bool mean_v = r.smooth_v && (forward || spec::folds_v(r));
-    if ((r.smooth_k || mean_v) && !reads_codes()) {
+    if (p.packed() && (has_codes || tokenwise))
+      scale_documents = arena.take<DocumentStart>(p.documents.count + 1);
+    const bool mean_k = r.smooth_k && !tokenwise,
+               mean_v = r.smooth_v && (forward || spec::folds_v(r));
+    if ((mean_k || mean_v) && !reads_codes()) {
       mean_part = arena.take<double>(p.hk * blocks.k * std::max(p.d, p.dv));
       mean_counted = arena.take<int>(p.hk * blocks.k);
     }
     const int64_t means = p.num_sequences() * p.hk;
-    if (r.smooth_k) k_mean = take_saved(saved.layout.k_mean, means * p.d);
-    if (mean_v) v_mean = take_saved(saved.layout.v_mean, means * p.dv);
+    if (mean_k) k_mean = take_saved<float>(saved.layout.k_mean, means * p.d);
+    if (mean_v) v_mean = take_saved<float>(saved.layout.v_mean, means * p.dv);
     if (r.smooth_q) q_mean = arena.take<float>(p.h * blocks.q * p.d);
-    mean_logit = take_saved(saved.layout.mean_logit, p.h * tq);
+    if (!tokenwise) mean_logit = take_saved<float>(saved.layout.mean_logit, p.h * tq);
     const bool lifted_s = p.lifted(forward ? kMatmulS : kMatmulSRecompute);
     q = operand(p.h, tq, p.d, blocks.q, true, lifted_s || (!forward && p.lifted(kMatmulDK)));
-    q.scale = take_saved(saved.layout.q_scale, p.h * tq);
+    q.scale = take_saved<float>(saved.layout.q_scale, p.h * tq);
     k = operand(p.hk, tk, p.d, blocks.k, true,
                 lifted_s || r.smooth_q || (!forward && p.lifted(kMatmulDQ)));
-    k.scale = arena.take<float>(p.hk * tk);
+    k.scale = tokenwise ? take_saved<float>(saved.layout.k_scale, p.hk * tk)
+                        : arena.take<float>(p.hk * tk);
+    if (tokenwise) {
+      const int64_t rows = p.hk * saved.layout.key_blocks;
+      centres.key_blocks = saved.layout.key_blocks;
+      centres.codes = take_saved<int8_t>(saved.layout.centre8, rows * p.d);
+      centres.scale = take_saved<float>(saved.layout.centre_scale, rows);
+      if (!lifted_s) centre_logit = arena.take<float>(octaves_of(p) * p.h * tq);
+    }
     const bool v_codes = forward ? !p.lifted(kMatmulO) : spec::folds_v(r);
-    // A tile of V that holds NaN or Inf is taken as it is.
-    v = operand(p.hk, tk, p.dv, blocks.k, v_codes, forward || !v_codes);
-    if (v_codes) v.scale = take_saved(saved.layout.v_scale, p.hk * tk);
+    // A tile of V that holds NaN or Inf is taken as it is, but in `tokenwise` it marks its rows.
+    v = operand(p.hk, tk, p.dv, blocks.k, v_codes, (forward && !tokenwise) || !v_codes);
+    if (v_codes) v.scale = take_saved<float>(saved.layout.v_scale, p.hk * tk);
     if (p.has_lists()) {
       lists.words = ceil_div(blocks.k, int64_t{32});
       lists.listed = arena.take<uint32_t>(p.h * blocks.q * lists.words);
@@ -73,6 +94,15 @@ struct Space {
     dout.scale = arena.take<float>(p.h * tq);
     lse2 = arena.take<float>(p.h * tq);
     delta = arena.take<float>(p.h * tq);
+    dq_k = k, dq_mean = k_mean;
+    if (tokenwise && !p.lifted(kMatmulDQ)) {
+      dq_k = {.codes = arena.take<int8_t>(p.hk * tk * pitch_of(p.d)),
+              .scale = arena.take<float>(p.hk * tk),
+              .values = nullptr,
+              .poisoned = nullptr};
+      dq_mean = arena.take<float>(means * p.d);
+      turned_dq_mean = arena.take<float>(means * p.d);
+    }
     if (!r.rotate) return;
     if (r.smooth_q) turned_mean = arena.take<float>(p.h * blocks.q * p.d);
     const bool turns_dq = !p.lifted(kMatmulDQ), turns_dk = !p.lifted(kMatmulDK);
@@ -85,9 +115,10 @@ struct Space {
   bool reads_codes() const { return has_codes && !forward; }
 
   /// An array of the saved codes that starts at byte `at` there, or one of the workspace.
-  float* take_saved(int64_t at, int64_t count) {
-    if (!has_codes) return arena.take<float>(count);
-    return saved.base == nullptr ? nullptr : reinterpret_cast<float*>(saved.base + at);
+  template <typename T>
+  T* take_saved(int64_t at, int64_t count) {
+    if (!has_codes) return arena.take<T>(count);
+    return saved.base == nullptr ? nullptr : reinterpret_cast<T*>(saved.base + at);
   }
   Operand operand(int64_t heads, int64_t tokens, int64_t d, int64_t token_blocks, bool codes,
                   bool values) {
@@ -107,8 +138,10 @@ struct Space {
   double* mean_part = nullptr;
   int* mean_counted = nullptr;
   float *k_mean = nullptr, *v_mean = nullptr, *q_mean = nullptr, *turned_mean = nullptr;
-  float* mean_logit = nullptr;
-  Operand q{}, k{}, v{}, dout{};
+  float *mean_logit = nullptr, *centre_logit = nullptr;
+  Centres centres{};
+  Operand q{}, k{}, v{}, dout{}, dq_k{};
+  float *dq_mean = nullptr, *turned_dq_mean = nullptr;
   float *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
   float *dq_rows = nullptr, *dk_rows = nullptr, *row_sum = nullptr;
   ListBits lists{};
@@ -124,7 +157,9 @@ struct Call {
         stream(static_cast<cudaStream_t>(a.stream)) {
     batch = {ws.blocks.sequences(p, ws.documents), ws.blocks.q, ws.blocks.k, p.dtype};
     write_documents(p, ws.blocks, ws.documents, stream);
-    if (ws.has_codes) write_documents(p, ws.scale_blocks, ws.scale_documents, stream);
+    if (ws.scale_documents != nullptr)
+      write_documents(p, ws.scale_blocks, ws.scale_documents, stream);
+    ws.centres.blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
     if (p.has_lists())
       launch_list_bits(
           list_job(p, batch.seq, ws.blocks.q * kBlock, ws.blocks.k * kBlock, kBlock, kBlock),
@@ -155,6 +190,7 @@ struct Call {
             .tokens = ws.tq,
             .x = input(x),
             .mean = nullptr,
+            .centres = {},
             .run = by_tile ? tiles.q : kBlock,
             .scale_of = by_tile ? ScaleOf::run : ScaleOf::token,
             .run_mean = nullptr,
@@ -162,14 +198,15 @@ struct Call {
             .turned_mean = nullptr,
             .to = to};
   }
-  /// Codes of K or V, without their mean, with one scale for every `run` keys.
-  TokenJob keys(const TensorView& x, const float* mean, int run, const Operand& to) const {
+  /// Codes of K or V, without their mean. `run`: the keys that share a scale, or that know of one
+  /// another's.
+  TokenJob keys(const TensorView& x, const float* mean, int run, ScaleOf scale_of,
+                const Operand& to) const {
     TokenJob job = queries(x, to);
     job.queries = false;
     job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
     job.mean = mean;
-    job.run = std::max(run, kBlock);
-    job.scale_of = run == 1 ? ScaleOf::token : ScaleOf::run;
+    job.run = run, job.scale_of = scale_of;
     return job;
   }
 
@@ -179,18 +216,66 @@ struct Call {
     TokenJob q = queries(args.q, ws.q);
     q.run_mean = ws.q_mean, q.turned_mean = ws.turned_mean;
     if (ws.q_mean != nullptr) q.run = tiles.q;
-    TokenJob k = keys(args.k, ws.k_mean, spec::keys_per_scale(p.recipe, tiles.k), ws.k);
+    TokenJob k = tokenwise() ? keys(args.k, nullptr, kBlock, ScaleOf::lone_key, ws.k)
+                             : keys(args.k, ws.k_mean, spec::keys_per_scale(p.recipe, tiles.k),
+                                    ScaleOf::run, ws.k);
+    if (tokenwise()) {
+      centres();
+      k.centres = ws.centres;
+    }
     q.rotate = k.rotate = p.recipe.rotate;
-    TokenJob v = keys(args.v, ws.v_mean, tiles.k, ws.v);
-    if (spec::folds_v(p.recipe)) v.run = kKeysPerScale, v.scale_of = ScaleOf::value;
+    TokenJob v = !spec::folds_v(p.recipe) ? keys(args.v, ws.v_mean, tiles.k, ScaleOf::run, ws.v)
+                 : tokenwise()            ? keys(args.v, nullptr, kBlock, ScaleOf::lone_value, ws.v)
+                               : keys(args.v, ws.v_mean, kKeysPerScale, ScaleOf::value, ws.v);
     for (const TokenJob& job : {q, k, v}) launch_tokens(job, stream);
+  }
+
+  void centres() const {
+    launch_centres({.batch = batch,
+                    .heads = static_cast<int>(p.hk),
+                    .d = static_cast<int>(p.d),
+                    .k = input(args.k),
+                    .smooth = p.recipe.smooth_k,
+                    .rotate = p.recipe.rotate,
+                    .blocks = ws.scale_blocks.k,
+                    .to = ws.centres},
+                   stream);
+  }
+  void centre_logits() const {
+    if (ws.centre_logit == nullptr) return;
+    launch_centre_logits({.batch = batch,
+                          .h = static_cast<int>(p.h),
+                          .group = group(),
+                          .d = static_cast<int>(p.d),
+                          .pitch = pitch_of(p.d),
+                          .tq = ws.tq,
+                          .scale = p.scale,
+                          .q = ws.q,
+                          .centres = ws.centres,
+                          .to = ws.centre_logit},
+                         stream);
+  }
+  void dq_keys() const {
+    if (ws.turned_dq_mean == nullptr) return;
+    launch_dq_keys({.batch = batch,
+                    .heads = static_cast<int>(p.hk),
+                    .d = static_cast<int>(p.d),
+                    .pitch = pitch_of(p.d),
+                    .tokens = ws.tk,
+                    .tile = tiles.k,
+                    .rotated = p.recipe.rotate,
+                    .k = ws.k,
+                    .centres = ws.centres,
+                    .turned_mean = ws.turned_dq_mean,
+                    .mean = ws.dq_mean,
+                    .to = ws.dq_k},
+                   stream);
   }
 
   /// Between the codes of the workspace and those of the caller.
   void for_saved(void (*copy)(const SavedCodesJob&, cudaStream_t)) const {
     SavedCodesJob job{};
     job.batch = batch;
-    job.per_token = p.recipe.scheme == Scheme::tokenwise;
     job.key_blocks = ws.saved.layout.key_blocks;
     job.scale_blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
     job.queries = true, job.heads = static_cast<int>(p.h), job.tokens = ws.tq;
@@ -198,7 +283,8 @@ struct Call {
     job.d = static_cast<int>(p.d), job.pitch = pitch_of(p.d);
     copy(job, stream);
     job.queries = false, job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
-    job.x = ws.k, job.saved = ws.saved.k8(), job.k_scale = ws.saved.k_scale();
+    job.x = ws.k, job.saved = ws.saved.k8();
+    job.k_scale = tokenwise() ? nullptr : ws.saved.k_scale();
     copy(job, stream);
     job.x = ws.v, job.saved = ws.saved.v8(), job.k_scale = nullptr;
     job.d = static_cast<int>(p.dv), job.pitch = pitch_of(p.dv);
@@ -206,6 +292,7 @@ struct Call {
   }
   void save_codes() const {
     for_saved(launch_save);
+    if (tokenwise()) return;
     const size_t means = static_cast<size_t>(p.num_sequences() * p.hk) * sizeof(float);
     if (ws.k_mean == nullptr)
       SAGE_CUDA(cudaMemsetAsync(ws.saved.k_mean(), 0, means * static_cast<size_t>(p.d), stream));
@@ -221,7 +308,7 @@ struct Call {
     job.group = group();
     job.tq = ws.tq;
     job.scale = p.scale, job.capped = p.capped();
-    if (!ws.reads_codes()) job.q = input(args.q);
+    if (!ws.reads_codes() && ws.mean_logit != nullptr) job.q = input(args.q);
     job.k_mean = ws.k_mean;
     job.mean_logit = ws.mean_logit;
     return job;
@@ -255,11 +342,12 @@ struct Call {
             .k = ws.k,
             .v = ws.v,
             .q_mean = ws.q_mean,
-            .k_mean = ws.k_mean,
             .mean_logit = ws.mean_logit,
+            .centre_logit = ws.centre_logit,
             .lists = ws.lists};
   }
 
+  bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
   int group() const { return p.hk > 0 ? static_cast<int>(p.group()) : 1; }
 
   const Problem& p;
@@ -282,11 +370,13 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const Call call(p, args, workspace);
   const Space& ws = call.ws;
   call.quantize();
-  launch_rows(call.rows(), call.stream);
+  call.centre_logits();
+  if (ws.mean_logit != nullptr) launch_rows(call.rows(), call.stream);
   if (ws.writes_codes()) call.save_codes();
 
   ForwardParams params{};
   static_cast<Params&>(params) = call.params();
+  params.marks_rows = call.tokenwise() && spec::folds_v(p.recipe);
   params.v_mean = ws.v_mean;
   params.o = output(args.o);
   params.lse = stats(args.lse);
@@ -308,6 +398,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   else
     call.quantize();
   launch_tokens(call.queries(args.dout, ws.dout), call.stream);
+  call.centre_logits();
+  call.dq_keys();
 
   RowJob rows = call.rows();
   rows.lse2 = ws.lse2, rows.delta = ws.delta, rows.v_mean = ws.v_mean;
@@ -318,6 +410,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   BackwardParams params{};
   static_cast<Params&>(params) = call.params();
   params.dout = ws.dout;
+  params.dq_k = ws.dq_k, params.dq_mean = ws.dq_mean;
   params.lse2 = ws.lse2, params.delta = ws.delta;
   params.turned_mean = ws.turned_mean != nullptr ? ws.turned_mean : ws.q_mean;
   params.dq_rows = ws.dq_rows, params.dk_rows = ws.dk_rows, params.row_sum = ws.row_sum;

@@ -23,12 +23,9 @@ __global__ void __launch_bounds__(kTokenThreads) save_kernel(SavedCodesJob job) 
     for (int c = lane(); c < job.d; c += 32)
       job.saved[at * job.d + c] =
           poisoned && c == 0 ? kPoisonedCode : job.x.codes[at * job.pitch + c];
-    if (job.k_scale != nullptr && job.per_token && lane() == 0)
-      job.k_scale[at] = poisoned ? 0.0f : job.x.scale[at];
   }
   // The first thread block of those that share a scale writes it.
-  if (job.k_scale == nullptr || job.per_token || b.first % kKeysPerScale != 0 || warp() != 0)
-    return;
+  if (job.k_scale == nullptr || b.first % kKeysPerScale != 0 || warp() != 0) return;
   float scale = 0.0f;  // that of any key which is not poisoned; the maximum drops NaN
   for (int r = lane(); r < min(kKeysPerScale, b.count - b.first); r += 32)
     scale = fmaxf(scale, job.x.scale[b.place(job.tokens, r)]);
@@ -45,7 +42,7 @@ __global__ void __launch_bounds__(kTokenThreads) load_kernel(SavedCodesJob job) 
     for (int c = lane(); c < job.pitch; c += 32)
       job.x.codes[at * job.pitch + c] = poisoned || c >= job.d ? int8_t{0} : from[c];
     if (job.k_scale == nullptr || lane() != 0) continue;
-    job.x.scale[at] = poisoned ? NAN : job.per_token ? job.k_scale[at] : shared_scale(job, b);
+    job.x.scale[at] = poisoned ? NAN : shared_scale(job, b);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The codes that a forward leaves for a backward (sagebwd/codes.h), in the caller's memory. What
-// has the same shape in the workspace (scales of Q and V, means, mean logits) lies there from the
-// start.
+// has the same shape in the workspace (scales of Q and V, means, mean logits; in `tokenwise` the
+// scales of K and the centres) lies there from the start.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,9 +18,9 @@ struct SavedCodesJob {
   int64_t tokens;
   Operand x;      // codes, and the scale of K
   int8_t* saved;  // [heads, tokens, d]
-  // Scales of K; null for the others. A poisoned key is marked in its codes.
-  float* k_scale;  // [heads, tokens] if per_token, else [heads, key_blocks]
-  bool per_token;
+  // [heads, key_blocks]: scales of K that blocks of keys share, which mark a poisoned key in its
+  // codes. Null for the others.
+  float* k_scale;
   int64_t key_blocks;      // of kKeysPerScale keys
   Sequences scale_blocks;  // the sequences cut into such blocks
 };

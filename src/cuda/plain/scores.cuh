@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/plain/block.cuh"
+#include "cuda/plain/centres.cuh"
 #include "cuda/plain/sequence.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/walk.cuh"
@@ -17,14 +18,15 @@ struct Shared : BlockShared {
   // Of the pair of blocks at hand.
   int begin[kBlock], end[kBlock];     // columns each row sees
   float logit_factor[kBlock];         // of each row: scale of its codes times c·log2 e
-  float shift[kBlock];                // of each row: logit of the mean key, with a cap
+  float shift[kBlock];                // of each row: logit of the mean key, or of the centre
   float k_scale[kBlock];              // of each column's codes
   float bias[kBlock];                 // of each column's logits (Q-smoothing)
   float v_scale[kBlock];              // of each column's codes of V (backward)
   float v_log2[kBlock];               // of the scale that is folded into each column of P …
   float v_inverse[kBlock];            // … and one over it (forward)
   float lse2[kBlock], delta[kBlock];  // of each row (backward)
-  float fold[kBlock];                 // of each row: token scale of the other operand of dK or dV
+  // Token scale of the other operand: of each column in dQ, of each row in dK and dV.
+  float fold[kBlock];
   // Of the lines of the result.
   float part[4][kBlock];  // what the warps of a line found, before it is put together
   float line[kBlock];     // first maxima, then scales
@@ -89,7 +91,10 @@ __device__ inline void load_pair(const Pair& x, Shared& shared, F&& active) {
     if (i < x.rows) {
       if (active(i)) keys = tile::visible(p.mask, x.s, x.q0 + i);
       scale = p.q.scale[x.q_at + i];
-      if (p.cap.on()) shift = p.mean_logit[x.q_at + i] * numerics::kLog2e;
+      if (p.centre_logit != nullptr)
+        shift = p.centre_logit[octave_of_key(x.k0) * (p.h * p.tq) + x.q_at + i];
+      else if (p.cap.on() && p.mean_logit != nullptr)
+        shift = p.mean_logit[x.q_at + i] * numerics::kLog2e;
     }
     shared.begin[i] = clip(keys.begin - x.k0), shared.end[i] = clip(keys.end - x.k0);
     shared.logit_factor[i] = scale * (p.scale * numerics::kLog2e);
@@ -154,12 +159,14 @@ __device__ inline void channel_product(const Rows<float>& left, const Rows<T>& r
   }
 }
 
-/// Logits in log2 units before the cap, of masked pairs too, after load_pair. Ends with a barrier.
-__device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragment<float>& s) {
+/// q·k of a pair in log2 units, of codes or (lifted) of values. Ends with a barrier.
+__device__ inline void key_logits(const Pair& x, bool lifted, Shared& shared, Fragment<float>& s) {
   const Params& p = x.p;
   if (lifted) {
     const float factor = p.scale * numerics::kLog2e;
-    const bool poisoned = p.q.poisoned[x.q_block()] != 0 || p.k.poisoned[x.k_block()] != 0;
+    // In `tokenwise` one token's NaN may not change how the others are multiplied.
+    const bool poisoned = p.scheme != Scheme::tokenwise &&
+                          (p.q.poisoned[x.q_block()] != 0 || p.k.poisoned[x.k_block()] != 0);
     channel_product<false>(x.queries(p.q.values), x.keys(p.k.values), poisoned, shared, s);
     for_elements(s, [&](float& to, int, int, int) { to *= factor; });
     return;
@@ -187,6 +194,14 @@ __device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragme
       s[b][e] = static_cast<float>(sum[b][e]) * shared.k_scale[col] * logit_factor[e / 2];
       if (biased) s[b][e] += shared.bias[col];
     }
+}
+
+/// Logits in log2 units before the cap, of masked pairs too, after load_pair. A cap must know what
+/// the mean key takes from them; without one they lack it. Ends with a barrier.
+__device__ inline void logits(const Pair& x, bool lifted, Shared& shared, Fragment<float>& s) {
+  key_logits(x, lifted, shared, s);
+  if (!x.p.cap.on() && x.p.centre_logit == nullptr) return;
+  for_elements(s, [&](float& to, int, int row, int) { to += shared.shift[row]; });
 }
 
 /// Rounds values of a pair of blocks as the recipe asks for the codes of a matmul.

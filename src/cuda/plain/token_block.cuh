@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/plain/sequence.cuh"
+#include "numerics/quantize.h"
 
 namespace sagebwd::cuda::plain {
 
@@ -17,6 +18,34 @@ __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ inline float warp_max(float x) {
   for (int m = 16; m > 0; m /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
   return x;
+}
+template <typename T>
+__device__ T warp_sum(T x) {
+  for (int m = 16; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffu, x, m);
+  return x;
+}
+__device__ inline bool warp_any(bool x) { return __any_sync(0xffffffffu, x) != 0; }
+
+/// Whether the token at `row` holds NaN or Inf; asked by a whole warp.
+__device__ inline bool is_poisoned(Dtype dtype, const Strided& x, int64_t row, int d) {
+  bool bad = false;
+  for (int c = lane(); c < d; c += 32) bad |= !numerics::is_finite(read(dtype, x, row + c));
+  return warp_any(bad);
+}
+
+/// Largest magnitude of a token in shared memory, NaN if it holds NaN or Inf; asked by a whole
+/// warp.
+__device__ inline float row_amax(const float* row, int d) {
+  float top = 0.0f;
+  bool bad = false;
+  for (int c = lane(); c < d; c += 32) {
+    const float x = fabsf(row[c]);
+    bad |= !numerics::is_finite(x);
+    top = fmaxf(top, x);
+  }
+  bad = warp_any(bad);
+  top = warp_max(top);
+  return bad ? NAN : top;
 }
 
 inline dim3 grid_of(int64_t blocks, int heads) {

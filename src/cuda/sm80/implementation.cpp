@@ -64,7 +64,6 @@ std::string decline(const spec::Problem& p) {
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.dv != p.d) return "takes v of the head dim of q and k";
   if (p.d > kMostHeadDim) return "takes head dims up to " + std::to_string(kMostHeadDim);
-  if (r.scheme == Scheme::tokenwise) return "has recipes vectorwise and paper";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (const std::string reason = decline_cap(p); !reason.empty()) return reason;
   if (r.smooth_q) return "has no Q-smoothing";

@@ -34,10 +34,10 @@ OperandJob operand_job(const Call& call, const SharedSpace& ws, const backend::T
   const Recipe& recipe = call.p.recipe;
   OperandJob job{};
   call.describe(job, ws, ws.items, zeros);
-  job.scheme = recipe.scheme, job.k_per_token = recipe.scheme == Scheme::tokenwise;
+  job.scheme = recipe.scheme;
   job.folds_v = spec::folds_v(recipe);
   job.q_tokens = tiles.q, job.k_tokens = tiles.k;
-  // In `vectorwise` tiles share the scales of their block.
+  // Elsewhere tiles share the scales of their block, if they share any.
   job.tile_k = recipe.scheme == Scheme::paper ? tiles.k : kBlock;
   job.k_scale = ws.k_scale;
   return job;
@@ -66,9 +66,10 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   call.start(ws);
   OperandJob job = operand_job(call, ws, tiles);
   job.v8t = ws.v8t, job.tile_scale = ws.tile_scale;
-  job.folded = ws.folded, job.v16 = ws.v16, job.v16_is_v = p.lifted(kMatmulO),
-  job.leads = p.lead() != 0;
+  job.folded = ws.folded, job.v_scale = ws.v_scale, job.v16 = ws.v16,
+  job.v16_is_v = p.lifted(kMatmulO), job.leads = p.lead() != 0;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
+  if (p.recipe.scheme == Scheme::tokenwise) call.make_centres(ws);
   launch_operands(job, p.dtype, call.stream);
   if (p.has_lists()) launch_key_lists(list_job(call, ws, tiles), ws.lists, call.stream);
 
@@ -83,10 +84,11 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .q_mean_logit = ws.mean_logit,
                              .k8 = call.k8(ws),
                              .k_scale = ws.k_scale,
-                             .k_per_token = job.k_per_token,
+                             .centres = job.centres,
                              .v8t = ws.v8t,
                              .tile_scale = ws.tile_scale,
                              .folded = ws.folded,
+                             .v_scale = ws.v_scale,
                              .v16 = ws.v16,
                              .v16_is_v = p.lifted(kMatmulO),
                              .v_mean = ws.v_mean,
@@ -98,6 +100,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lists = ws.lists,
                              .cap = numerics::softcap_of(p.softcap)};
   launch_forward({.params = params,
+                  .scheme = p.recipe.scheme,
                   .dtype = p.dtype,
                   .padded_d = plan.padded_d,
                   .tile_k = tiles.k,
@@ -134,9 +137,15 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.makes_values = !v_as_is, job.v16 = v_as_is ? nullptr : ws.v16;
   job.v_scale = ws.v_scale;
   if (dout_as_is) job.do16 = nullptr;
+  job.dq_keys = ws.dq_keys;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
   job.capped = p.capped(), job.mean_logit = ws.mean_logit;
+  const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
+  if (tokenwise) {
+    call.make_centres(ws);
+    launch_dq_means(job, p.dtype, call.stream);
+  }
   launch_operands(job, p.dtype, call.stream);
   if (p.has_lists()) launch_query_lists(list_job(call, ws, tiles), ws.lists, call.stream);
 
@@ -156,7 +165,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .k8 = call.k8(ws),
                               .k8t = ws.k8t,
                               .k_scale = ws.k_scale,
-                              .k_per_token = job.k_per_token,
+                              .dq_scale = ws.dq_keys.scale,
                               .v16 = job.v16,
                               .v_scale = ws.v_scale,
                               .rotation = job.rotation,
@@ -189,8 +198,10 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                             .sums = ws.dq_sum,
                             .halves = false,
                             .k_top = nullptr,
-                            .k_mean = p.has_codes ? call.saved.k_mean() : ws.k_mean,
-                            .k_mean_d = p.has_codes ? params.d : plan.padded_d,
+                            .k_mean = tokenwise     ? ws.dq_keys.mean
+                                      : p.has_codes ? call.saved.k_mean()
+                                                    : ws.k_mean,
+                            .k_mean_d = p.has_codes && !tokenwise ? params.d : plan.padded_d,
                             .dlse = stats(args.dlse),
                             .row_sum = ws.row_sum,
                             .sums_what_cap_takes = params.sums_what_cap_takes,

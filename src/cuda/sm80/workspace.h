@@ -7,8 +7,10 @@
 #include "cuda/host/arena.h"
 #include "cuda/lists/lists.h"
 #include "cuda/sm80/formats.h"
+#include "cuda/sm80/quantize/operands.h"
 #include "cuda/sm80/tiles.h"
 #include "cuda/tuned/workspace.h"
+#include "numerics/octaves.h"
 #include "spec/problem.h"
 
 namespace sagebwd::cuda::sm80 {
@@ -31,20 +33,23 @@ struct SharedSpace : tuned::SharedSpace {
 struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
-    v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
+    const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
+    if (!tokenwise || p.lifted(kMatmulO))
+      v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     tile_scale = arena.take<TileScale>(p.hk * plan.tk / kSlab);
-    if (p.recipe.scheme == Scheme::vectorwise)
+    if (p.recipe.scheme != Scheme::paper)
       folded = arena.take<FoldedScales>(p.hk * plan.tk / kBlock);
+    if (tokenwise) v_scale = arena.take<float>(p.hk * plan.tk);
     logit_factor = arena.take<float>(p.h * plan.tq);
-    mean_logit = arena.take<float>(p.h * plan.tq);
+    if (!tokenwise) mean_logit = arena.take<float>(p.h * plan.tq);
     if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kListedQueries, tiles_of(p).k);
   }
-  uint16_t* v16;
+  uint16_t* v16 = nullptr;
   int8_t* v8t;
   TileScale* tile_scale;
   FoldedScales* folded = nullptr;
-  float *logit_factor, *mean_logit;
+  float *v_scale = nullptr, *logit_factor, *mean_logit = nullptr;
   KeyLists lists = {};
 };
 
@@ -58,7 +63,14 @@ struct BackwardSpace : SharedSpace {
     v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
-    exponent = arena.take<QueryExponent>(p.h * plan.tq);
+    const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
+    exponent =
+        arena.take<QueryExponent>((tokenwise ? numerics::octaves_of(p.nk) : 1) * p.h * plan.tq);
+    if (tokenwise) {
+      dq_keys.scale = arena.take<float>(p.hk * plan.tk / kSlab);
+      dq_keys.turned = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
+      dq_keys.mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
+    }
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
     if (p.capped()) mean_logit = arena.take<float>(p.h * plan.tq);
@@ -89,6 +101,7 @@ struct BackwardSpace : SharedSpace {
   float* v_scale = nullptr;
   QueryRow* row;
   QueryExponent* exponent;
+  DqKeys dq_keys;
   QueryGradient* gradient;
   float* dq_sum;
   float* mean_logit = nullptr;

@@ -5,9 +5,11 @@
 #include "cuda/host/check.h"
 #include "cuda/host/documents.h"
 #include "cuda/host/views.h"
+#include "cuda/tuned/centres.h"
 #include "cuda/tuned/operands.h"
 #include "cuda/tuned/plan.h"
 #include "cuda/tuned/workspace.h"
+#include "numerics/octaves.h"
 #include "numerics/rotate.h"
 #include "spec/codes.h"
 
@@ -66,6 +68,25 @@ struct Call {
             .v_mean = saved.v_mean()};
   }
 
+  /// The centres of K in `tokenwise`.
+  Centres centres(const SharedSpace& ws) const {
+    return p.has_codes ? Centres{saved.centre8(), saved.centre_scale(), saved.layout.key_blocks}
+                       : ws.centres;
+  }
+  /// Makes them, unless the forward has.
+  void make_centres(const SharedSpace& ws) const {
+    if (reads_codes()) return;
+    launch_centres({.seq = sequences(ws),
+                    .d = static_cast<int>(p.d),
+                    .hk = static_cast<int>(p.hk),
+                    .octaves = numerics::octaves_of(p.nk),
+                    .rotation = rotation(),
+                    .zero = !p.recipe.smooth_k,
+                    .k = input(args.k),
+                    .to = centres(ws)},
+                   p.dtype, plan.padded_d, stream);
+  }
+
   /// The table of documents, which every other kernel of the call reads.
   void start(const SharedSpace& ws) const { write_documents(p, plan.blocks, ws.documents, stream); }
 
@@ -82,16 +103,21 @@ struct Call {
     job.backward = p.direction == spec::Direction::backward, job.makes_values = true;
     job.rotation = rotation();
     job.items = items, job.next = ws.next;
-    if (p.has_codes) job.saved = codes();
-    if (!reads_codes()) {
-      job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-      if (p.recipe.smooth_k)
-        job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_turned};
-      if (p.recipe.smooth_v && ws.v_mean != nullptr)
-        job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-    }
     job.q8 = ws.q8, job.k8 = ws.k8, job.logit_scale = p.scale;
-    if (p.has_codes && !reads_codes()) {
+    if (p.has_codes) job.saved = codes();
+    if (!reads_codes()) job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
+    if (p.recipe.scheme == Scheme::tokenwise)
+      job.centres = centres(ws);
+    else if (!reads_codes())
+      describe_means(job, ws);
+  }
+
+  void describe_means(OperandJob& job, const SharedSpace& ws) const {
+    if (p.recipe.smooth_k)
+      job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_turned};
+    if (p.recipe.smooth_v && ws.v_mean != nullptr)
+      job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
+    if (p.has_codes) {
       job.k_mean.saved = saved.k_mean(), job.v_mean.saved = saved.v_mean();
       // Sequences without keys, and recipes without smoothing, have means of zero. Nobody else
       // writes those.

@@ -12,6 +12,7 @@
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
+#include "cuda/tuned/centres.h"
 #include "cuda/tuned/formats.h"
 
 namespace sagebwd::cuda::tuned {
@@ -50,9 +51,9 @@ struct SavedCodes {
   int8_t* q8 = nullptr;         // [h, queries, d]; null: there are no saved codes
   int8_t *k8, *v8;              // [hk, keys, d]
   float *q_scale, *mean_logit;  // [h, queries]
-  float* k_scale;               // [hk, key_blocks], or [hk, keys] with k_per_token
+  float* k_scale;               // [hk, key_blocks]; in `tokenwise` [hk, keys]
   float* v_scale;               // [hk, keys]
-  float* v_mean;                // [sequences, hk, d]
+  float* v_mean;                // [sequences, hk, d]; not in `tokenwise`, nor mean_logit
 };
 
 /// Pieces of memory that are set to zero.
@@ -93,6 +94,7 @@ struct OperandJob {
 
   Strided q, k, v;
   MeanJob k_mean, v_mean;
+  Centres centres;  // `tokenwise`
   float logit_scale;
   int8_t* q8 = nullptr;           // [h, tq, D]
   int8_t* k8 = nullptr;           // [hk, tk, D]

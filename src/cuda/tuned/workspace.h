@@ -20,7 +20,8 @@ struct SharedSpace {
   /// `turns`: counters of a backward that adds to dQ in turn.
   SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena, int64_t most_turns = 0) {
     const bool forward = p.direction == spec::Direction::forward;
-    const bool has_k_mean = forward || !p.has_codes,
+    const bool tokenwise = p.recipe.scheme == Scheme::tokenwise,
+               has_k_mean = !tokenwise && (forward || !p.has_codes),
                has_v_mean = has_k_mean && (forward || spec::folds_v(p.recipe));
     const int64_t heads = plan.num_sequences * p.hk;
     zeros = arena.take<std::byte>(0);
@@ -48,6 +49,11 @@ struct SharedSpace {
       k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
     if (has_v_mean)
       v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
+    if (tokenwise && !p.has_codes) {
+      centres.blocks = plan.k_blocks;
+      centres.codes = arena.take<int8_t>(p.hk * centres.blocks * p.d);
+      centres.scale = arena.take<float>(p.hk * centres.blocks);
+    }
     if (!plan.q8_is_saved) q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
   }
@@ -61,6 +67,7 @@ struct SharedSpace {
   DocumentStart* documents;
   double *k_part = nullptr, *v_part = nullptr;
   int *k_part_tokens = nullptr, *v_part_tokens = nullptr;
+  Centres centres;
   int8_t *q8 = nullptr, *k8 = nullptr;
 };
 

@@ -43,7 +43,8 @@ static_assert(SAGEBWD_CPU == static_cast<int>(Device::cpu) &&
 static_assert(SAGEBWD_BOTTOM_RIGHT == static_cast<int>(Align::bottom_right) &&
               SAGEBWD_TOP_LEFT == static_cast<int>(Align::top_left));
 static_assert(SAGEBWD_SCHEME_PAPER == static_cast<int>(Scheme::paper) &&
-              SAGEBWD_SCHEME_VECTORWISE == static_cast<int>(Scheme::vectorwise));
+              SAGEBWD_SCHEME_VECTORWISE == static_cast<int>(Scheme::vectorwise) &&
+              SAGEBWD_SCHEME_TOKENWISE == static_cast<int>(Scheme::tokenwise));
 static_assert(SAGEBWD_ROUND_NEAREST == static_cast<int>(Rounding::nearest) &&
               SAGEBWD_ROUND_DITHER == static_cast<int>(Rounding::dither));
 constexpr bool same(int c, uint32_t cpp) { return static_cast<uint32_t>(c) == cpp; }
@@ -62,7 +63,7 @@ static_assert(same(SAGEBWD_MATMUL_S, kMatmulS) && same(SAGEBWD_MATMUL_O, kMatmul
 TEST(CApi, VersionIsTheHeaders) { EXPECT_STREQ(sagebwd_version(), SAGEBWD_VERSION_STRING); }
 
 TEST(CApi, RecipeInitFillsThePresets) {
-  for (const char* name : {"paper", "vectorwise"}) {
+  for (const char* name : {"paper", "vectorwise", "tokenwise"}) {
     sagebwd_recipe c;
     ASSERT_EQ(sagebwd_recipe_init(&c, sizeof c, name), SAGEBWD_OK);
     const Recipe r = parse_recipe(name);
@@ -81,6 +82,7 @@ TEST(CApi, RecipeInitFillsThePresets) {
     EXPECT_EQ(c.reserved_2, 0);
     EXPECT_EQ(c.dithered, r.dithered);
     EXPECT_EQ(c.rotate, r.rotate);
+    EXPECT_EQ(c.reserved_3, 0);
   }
   sagebwd_recipe c;
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, "papper"), SAGEBWD_INVALID_ARGUMENT);
@@ -227,7 +229,8 @@ TEST(CApi, ShorterStructTakesDefaults) {
 
 /// Switches of the previews that no longer exist: whoever sets one is told.
 TEST(CApi, ReservedFieldsOfARecipeStayZero) {
-  for (int32_t sagebwd_recipe::*field : {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2}) {
+  for (int32_t sagebwd_recipe::*field :
+       {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2, &sagebwd_recipe::reserved_3}) {
     SmallProblem p;
     CForward a(p.forward_args());
     a.recipe.*field = -1;
@@ -236,8 +239,8 @@ TEST(CApi, ReservedFieldsOfARecipeStayZero) {
   }
 }
 
-/// The recipe of a caller who was compiled before rotation and scales per key token existed: both
-/// take the default of its scheme, and its last field, reserved then, says nothing about dither.
+/// The recipe of a caller who was compiled before rotation existed: it takes the default of its
+/// scheme, and the last field, reserved then, says nothing about dither.
 TEST(CApi, RecipeOfTheFirstVersionKeepsItsScheme) {
   const size_t first_version = offsetof(sagebwd_recipe, rotate);
   static_assert(first_version == 64);

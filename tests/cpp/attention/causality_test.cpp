@@ -117,8 +117,8 @@ TEST_P(Causality, APrefixAloneHasTheBitsOfTheWhole) {
         "h1 n300 d64 causal tokenwise tile=128x64 rounding=dither seed5"}) {
     const AttentionProblem p = make_problem(text);
     const Results whole = forward(impl(), p);
-    for (int64_t t : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511,
-                      512, 513, 1023, 1024, 1025}) {
+    for (int64_t t : {1,   2,   15,  16,  17,  63,  64,  65,  127,  128,  129, 191,
+                      192, 193, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025}) {
       if (t >= p.c.nq) continue;
       const AttentionProblem first = part(p, 0, t, 0, t);
       ASSERT_EQ(Rows(first, forward(impl(), first), 0, t), Rows(p, whole, 0, t))
@@ -249,13 +249,14 @@ TEST_P(Causality, FuzzOfRandomProblems) {
   const int count = wanted != nullptr ? std::atoi(wanted) : 60;
   for (int n = 0; n < count; ++n) {
     Random random(static_cast<uint64_t>(1000 + n));
-    const int64_t nq = random.integer(1, 400), past = random.chance(0.3) ? random.integer(0, 300) : 0;
+    const int64_t nq = random.integer(1, 400),
+                  past = random.chance(0.3) ? random.integer(0, 300) : 0;
     const int64_t hk = random.integer(1, 2);
     const std::vector<int64_t> dims = {8, 24, 40, 64, 80, 128};
-    std::string text = "h" + std::to_string(hk * random.integer(1, 2)) + " hk" + std::to_string(hk) +
-                       " nq" + std::to_string(nq) + " nk" + std::to_string(nq + past) + " d" +
-                       std::to_string(random.pick(dims)) + " causal tokenwise seed" +
-                       std::to_string(n);
+    std::string text = "h" + std::to_string(hk * random.integer(1, 2)) + " hk" +
+                       std::to_string(hk) + " nq" + std::to_string(nq) + " nk" +
+                       std::to_string(nq + past) + " d" + std::to_string(random.pick(dims)) +
+                       " causal tokenwise seed" + std::to_string(n);
     const std::vector<std::string> types = {" f32", " bf16", " f16"};
     text += random.pick(types);
     if (random.chance(0.2)) text += " window=" + std::to_string(random.integer(0, 300)) + ",-1";

@@ -316,8 +316,8 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
       const auto lone_values = [](float* amax, int count, float) {
         cpu::scale_lone_values(amax, count);
       };
-      const Quantised k{"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate,
-                        tokenwise ? &in : nullptr};
+      const Quantised k{
+          "K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate, tokenwise ? &in : nullptr};
       const Quantised v{"V", x.one.v, in.v8, in.v_scale, in.mu_v.data()};
       if (tokenwise) {
         check_rows(kernels(), h.d, 1, k, lone_keys);

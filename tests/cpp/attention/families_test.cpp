@@ -93,8 +93,8 @@ TEST(SharpHeads, AreNearTo16BitAttention) {
 }
 
 /// A dominant key in every tile. One scale of K per block, or a dQ operand of one scale in
-/// `tokenwise`, keeps its length out of dS, and dither of dQ's codes keeps what is smaller than half
-/// a code.
+/// `tokenwise`, keeps its length out of dS, and dither of dQ's codes keeps what is smaller than
+/// half a code.
 TEST(Delimiters, KeepTheGradientOfTheTail) {
   for (const char* text : {"h2 n1024 d64 bf16", "h2 n1024 d128 bf16"}) {
     const auto dq = [&](InputKind kind, const std::string& options) {

@@ -65,6 +65,7 @@ AttentionProblem packed(const std::string& text) {
 
 TEST_P(Heads, DocumentsEqualSeparateCalls) {
   for (const char* text : {"h4 hk2 nq400 nk500 d32 f32 causal", "h2 nq400 nk500 d64 f32 paper",
+                           "h2 nq400 nk500 d64 f32 tokenwise causal",
                            "h2 nq400 nk500 d24 f32 window=30,7 align=top_left smooth_q=on"}) {
     AttentionProblem p = packed(text);
     p.dlse = random_rows(p, 4);

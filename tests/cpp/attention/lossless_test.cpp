@@ -62,10 +62,11 @@ class Lossless : public PerImplementation {};
 /// With one-hot P only dLSE makes dS, and it makes it exact: dQ = c·dLSE·k and dK = c·Σ dLSE·q.
 /// Codes of P would leave a unit in the last place of O, hence of D, which is larger than dLSE.
 TEST_P(Lossless, OneHotProbabilities) {
-  for (const char* text : {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off lift=O",
-                           "h2 nq150 nk64 d32 f32 tile=64x64 rotate=off lift=O",
-                           "h2 nq150 nk128 d64 f32 tile=64x64 tokenwise smooth_k=off rotate=off lift=O",
-                           "h2 n128 d64 f32 paper lift=O"}) {
+  for (const char* text :
+       {"b2 h4 hk2 nq100 nk128 d64 f32 rotate=off lift=O",
+        "h2 nq150 nk64 d32 f32 tile=64x64 rotate=off lift=O",
+        "h2 nq150 nk128 d64 f32 tile=64x64 tokenwise smooth_k=off rotate=off lift=O",
+        "h2 n128 d64 f32 paper lift=O"}) {
     const AttentionProblem p = one_hot(text);
     const Results got = run(impl(), p);
     const Exact want = exact(p);

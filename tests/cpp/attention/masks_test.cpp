@@ -86,8 +86,8 @@ TEST_P(Masks, AccurateInInt8) {
 /// is within rounding; in `tokenwise` it changes no bit of O (causality_test.cpp has more of that).
 TEST_P(Masks, TheFutureDoesNotLeak) {
   for (const char* text :
-       {"n300 d32 f32 causal", "n300 d32 f32 causal paper",
-        "n300 d32 f32 causal tokenwise", "n300 d32 f32 causal tokenwise smooth_k=off rotate=off"}) {
+       {"n300 d32 f32 causal", "n300 d32 f32 causal paper", "n300 d32 f32 causal tokenwise",
+        "n300 d32 f32 causal tokenwise smooth_k=off rotate=off"}) {
     const AttentionProblem p = make_problem(text);
     AttentionProblem q = p;
     const int64_t cut = 137 * p.c.d;

@@ -95,7 +95,8 @@ TEST_P(NonFinite, NanSpreadsAsExactMathsSays) {
   for (const char* text :
        {"b2 h4 hk2 nq150 nk200 d32 f32 causal", "b2 h2 nq150 nk200 d32 bf16 causal window=20,0",
         "b2 h2 n150 d32 f32", "b2 h2 n150 d40 f32 causal", "b2 h2 n150 d32 f32 causal smooth_q=on",
-        "b2 h2 n150 d32 f16 causal rounding=dither", "b2 h2 n200 d32 f32 causal tile=128x64"}) {
+        "b2 h2 n150 d32 f16 causal rounding=dither", "b2 h2 nq150 nk200 d32 f32 causal tokenwise",
+        "b2 h2 n150 d40 bf16 tokenwise softcap=3", "b2 h2 n200 d32 f32 causal tile=128x64"}) {
     const AttentionProblem p = make_problem(text);
     const Results clean = run(impl(), p);
     for (Where where : kInputs)
@@ -124,7 +125,8 @@ TEST_P(NonFinite, NanInAValueStaysInItsChannel) {
 /// Inf: at least where exact maths has something that is not finite, at most where a NaN would
 /// reach.
 TEST_P(NonFinite, InfinityIsNeverHidden) {
-  for (const char* text : {"b2 h4 hk2 nq150 nk200 d32 f32 causal", "b2 h2 n150 d32 bf16"}) {
+  for (const char* text : {"b2 h4 hk2 nq150 nk200 d32 f32 causal", "b2 h2 n150 d32 bf16",
+                           "b2 h2 n150 d32 f32 causal tokenwise"}) {
     const AttentionProblem p = make_problem(text);
     const Results clean = run(impl(), p);
     for (Where where : kInputs)

@@ -122,13 +122,8 @@ TEST(ValueDimMemory, CodesCountTheBytesOfV) {
 }
 
 TEST(ValueDimMemory, LayoutOfOneHeadDimIsThatOfBefore) {
-  const CodesShape shape{.h = 4,
-                         .hk = 2,
-                         .d = 72,
-                         .queries = 300,
-                         .keys = 500,
-                         .sequences = 3,
-                         .packed = true};
+  const CodesShape shape{
+      .h = 4, .hk = 2, .d = 72, .queries = 300, .keys = 500, .sequences = 3, .packed = true};
   CodesShape named = shape;
   named.dv = 72;
   for (const CodesShape& s : {shape, named}) {

@@ -32,6 +32,7 @@ TEST(ParseMatmuls, ReadsListsAndTheQuoteFreeAlias) {
 TEST(RecipeText, NamesThePresetAndWhatDiffers) {
   EXPECT_EQ(recipe_text(Recipe::vectorwise()), "vectorwise");
   EXPECT_EQ(recipe_text(Recipe::paper()), "paper");
+  EXPECT_EQ(recipe_text(Recipe::tokenwise()), "tokenwise");
   const Recipe r = parse_recipe("smooth_v=on paper\ttile=64x128 rounding=dither:dQ lift=dQ,S2 ");
   EXPECT_EQ(r.scheme, Scheme::paper);
   EXPECT_TRUE(r.smooth_v);
@@ -43,6 +44,7 @@ TEST(RecipeText, NamesThePresetAndWhatDiffers) {
   EXPECT_EQ(recipe_text(r), "paper tile=64x128 smooth_v=on rounding=dither:dQ lift=S',dQ");
   // What is the preset's own may be said.
   EXPECT_EQ(recipe_text(parse_recipe("vectorwise smooth_k=on")), "vectorwise");
+  EXPECT_EQ(recipe_text(parse_recipe("tokenwise smooth_v=off")), "tokenwise");
   EXPECT_EQ(recipe_text(parse_recipe("rotate=off")), "vectorwise rotate=off");
 }
 
@@ -62,6 +64,24 @@ TEST(RecipeText, RefusesWhatItDoesNotKnow) {
   says("paper rounding=diter", "did you mean \"dither\"?");
   says("paper rounding=dither:S", "expected dither of O, dV, dQ or dK");
   says("paper lift=dv", "did you mean \"dV\"?");
+}
+
+/// What would let a later token change an earlier one.
+TEST(CheckRecipe, TokenwiseRefusesWhatLooksAhead) {
+  const auto refusal = [](const char* text) -> std::string {
+    try {
+      check_recipe(parse_recipe(text));
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal("tokenwise"), "");
+  EXPECT_EQ(refusal("tokenwise smooth_k=off rotate=off tile=256x64"), "");
+  EXPECT_NE(refusal("tokenwise smooth_q=on").find("recipe.smooth_q"), std::string::npos);
+  EXPECT_NE(refusal("tokenwise smooth_v=on").find("recipe.smooth_v"), std::string::npos);
+  for (const char* tile : {"tokenwise tile=64x192", "tokenwise tile=64x256"})
+    EXPECT_NE(refusal(tile).find("expected 0, 64 or 128"), std::string::npos);
 }
 
 TEST(RecipeText, RoundTrips) {

@@ -306,6 +306,43 @@ TEST(Inputs, OffsetMovesTheMeanKeyOnly) {
   EXPECT_NEAR(std::sqrt(square), 10.0, 3.0);
 }
 
+TEST(Inputs, RopeBiasTurnsAndIsNoMeanOfAll) {
+  const auto c = AttnCase::parse("n2048 d64 f32");
+  const Inputs plain = make_inputs(c, InputKind::gaussian),
+               in = make_inputs(c, InputKind::rope_bias);
+  EXPECT_EQ(in.q, plain.q);
+  EXPECT_EQ(in.v, plain.v);
+  int biased = 0;
+  for (int64_t ch = 0; ch < c.d / 2; ++ch) {
+    for (int64_t i = 0; i < c.nk; ++i) {
+      const float a = in.k[i * c.d + ch] - plain.k[i * c.d + ch];
+      const float b = in.k[i * c.d + ch + 32] - plain.k[i * c.d + ch + 32];
+      const float length = std::hypot(a, b);
+      if (length < 1) continue;
+      ASSERT_NEAR(length, 30, 1e-3) << "channel " << ch << ", key " << i;
+      if (i == 0) ++biased;
+      if (i == c.nk - 1) {
+        EXPECT_GT(std::hypot(a - 30, b), 30) << "it has turned by more than 60 degrees";
+      }
+    }
+  }
+  EXPECT_EQ(biased, 2);
+}
+
+TEST(Inputs, LongKeys) {
+  const auto c = AttnCase::parse("n512 d64 f32");
+  const Inputs plain = make_inputs(c, InputKind::gaussian);
+  for (InputKind kind : {InputKind::long_key, InputKind::late_long}) {
+    const Inputs in = make_inputs(c, kind);
+    for (int64_t i = 0; i < c.nk; ++i) {
+      const bool longer = kind == InputKind::long_key ? i % 128 == 50 : i >= 306;
+      EXPECT_FLOAT_EQ(in.k[i * c.d], plain.k[i * c.d] * (longer ? 20.0f : 1.0f))
+          << input_name(kind) << " key " << i;
+    }
+    EXPECT_EQ(in.v, plain.v);
+  }
+}
+
 TEST(Inputs, NamesRoundTripAndBadOnesAreRefused) {
   for (const char* name : {"gaussian", "outlier", "sink", "long", "offset", "delimiters7"})
     EXPECT_STREQ(input_name(input_by_name(name)), name);
@@ -314,8 +351,8 @@ TEST(Inputs, NamesRoundTripAndBadOnesAreRefused) {
     EXPECT_EQ(input_by_name(input_name(kind)), kind);
     names.insert(input_name(kind)), descriptions.insert(input_description(kind));
   }
-  EXPECT_EQ(names.size(), 20u);
-  EXPECT_EQ(descriptions.size(), 20u);
+  EXPECT_EQ(names.size(), 23u);
+  EXPECT_EQ(descriptions.size(), 23u);
   EXPECT_THROW(input_by_name("easy"), Error);
   try {
     input_by_name("delimiter8");

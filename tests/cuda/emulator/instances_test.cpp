@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every tuned kernel of the target once, against the recipe oracle: both types, both head dims,
-// both recipes; with a mask, with documents, deterministic, dithered, with a scale per key, with
-// a cap of the logits, with block lists.
+// all recipes; with a mask, with documents, deterministic, dithered, with a cap of the logits, with
+// block lists.
 // every_kernel.sh fails when one is missing here.
 #include <gtest/gtest.h>
 
@@ -37,11 +37,6 @@ TEST_P(Instances, DeterministicDocuments) {
   expect_parity(dc);
 }
 
-TEST_P(Instances, ScaleOfEveryKey) {
-  const DeviceCase dc = make("n140 causal k_per_token=on");
-  if (dc.c.recipe.scheme == Scheme::vectorwise) expect_parity(dc);
-}
-
 TEST_P(Instances, DitheredDq) {
   DeviceCase dc = make("n140 causal rounding=dither:dQ");
   if (dc.c.recipe.scheme != Scheme::vectorwise) return;
@@ -72,7 +67,7 @@ std::vector<std::string> all() {
   std::vector<std::string> all;
   for (const char* d : {"d64 ", "d128 "})
     for (const char* type : {"bf16 ", "f16 "})
-      for (const char* recipe : {"vectorwise", "paper"})
+      for (const char* recipe : {"vectorwise", "tokenwise", "paper"})
         all.push_back(std::string(d) + type + recipe);
   return all;
 }

@@ -19,8 +19,13 @@ from sagebwd.train.errors import BadInput, NonFinite, NotSaved, Stopped
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [dict(), dict(recipe="paper rounding=dither"), dict(attention="fpa")],
-    ids=["vectorwise", "paper-dither", "fpa"],
+    [
+        dict(),
+        dict(recipe="tokenwise"),
+        dict(recipe="paper rounding=dither"),
+        dict(attention="fpa"),
+    ],
+    ids=["vectorwise", "tokenwise", "paper-dither", "fpa"],
 )
 def test_two_runs_are_equal(tmp_path, changes):
     """A hundred steps give the same bits twice."""

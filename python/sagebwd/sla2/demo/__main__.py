@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ...recipe import SCHEMES
 from ...suggest import Parser
 from ...train.files import write_text
 from .arms import ARMS
@@ -49,7 +50,7 @@ def main(arguments=None):
     parser.add_argument("--arms", default="full,sparse,sla2", help=f"of {','.join(ARMS)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--recipe", choices=("vectorwise", "paper", "exact"), default="vectorwise")
+    parser.add_argument("--recipe", choices=(*SCHEMES, "exact"), default="vectorwise")
     parser.add_argument(
         "--keep", type=_list_of(float), default=[0.1],
         help="shares of key blocks that a block of queries sees (default 0.1)",

@@ -8,7 +8,7 @@ namespace sagebwd::cuda::sm80 {
 
 void launch_backward(BackwardParams p, Dtype dtype, Scheme scheme, bool dithers_dq, int padded_d,
                      int k_blocks, cudaStream_t stream) {
-  p.general = p.turns != nullptr || p.row_sum != nullptr || p.k_per_token || !made_for_hopper();
+  p.general = p.turns != nullptr || p.row_sum != nullptr || !made_for_hopper();
   const BackwardCall call{p, dtype, padded_d, k_blocks, stream};
   if (p.lists.entries != nullptr) {
     launch_listed(call);
@@ -18,7 +18,9 @@ void launch_backward(BackwardParams p, Dtype dtype, Scheme scheme, bool dithers_
   } else if (dithers_dq) {
     launch_dithered_dq(call);
   } else {
-    scheme == Scheme::paper ? launch_paper(call) : launch_vectorwise(call);
+    scheme == Scheme::paper       ? launch_paper(call)
+    : scheme == Scheme::tokenwise ? launch_tokenwise(call)
+                                  : launch_vectorwise(call);
   }
 }
 

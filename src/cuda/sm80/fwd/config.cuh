@@ -11,13 +11,9 @@ namespace sagebwd::cuda::sm80::fwd {
 // A warp has 16 queries. They are the rows of its accumulators.
 inline constexpr int kWarpQueries = 16;
 
-/// Keys that share a scale of K.
-enum class KeyScales { tile, key };
-
 /// One instance of the kernel.
 struct Config {
   Scheme scheme;
-  KeyScales k_scale;
   int d;       // channels, padded
   int tile_k;  // keys of a tile
   int warps;
@@ -26,10 +22,15 @@ struct Config {
   bool capped = false;  // logits are capped (tile/softcap.cuh)
 
   /// Whether V's token scale is folded into P.
-  constexpr bool folds_v() const { return scheme == Scheme::vectorwise; }
+  constexpr bool folds_v() const { return scheme != Scheme::paper; }
+  /// Whether every key has a scale of K of its own (in `paper` they are equal). Else the keys of a
+  /// tile share one.
+  constexpr bool has_key_scales() const { return scheme != Scheme::vectorwise; }
+  /// Whether keys lack the centre of their octave.
+  constexpr bool has_centres() const { return scheme == Scheme::tokenwise; }
   /// Whether the start of the integer sums stays on the scores (tile/codes.cuh). It may if the keys
   /// of a tile share a scale: it then adds the same to all exponents of a row.
-  constexpr bool keeps_start() const { return k_scale == KeyScales::tile; }
+  constexpr bool keeps_start() const { return !has_key_scales(); }
   /// Whether it is on the exponents too. A cap wants logits without it.
   constexpr bool keeps_start_on_exponents() const { return keeps_start() && !capped; }
   constexpr int threads() const { return 32 * warps; }
@@ -41,51 +42,28 @@ struct Config {
   constexpr int key_steps() const { return tile_k / 32; }
   constexpr bool valid() const {
     return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!keeps_start() || folds_v()) &&
-           (!lists || queries() == kListedQueries) && (!capped || keeps_start());
+           (!lists || queries() == kListedQueries) && (!capped || keeps_start()) &&
+           (!has_centres() || (kBlock == tile_k && !lists));
   }
 };
 
 // The table. Thread blocks are small and several share a multiprocessor: while one waits at its
 // barrier, or for its products, the others have work of another kind.
 
-inline constexpr Config kNarrow{.scheme = Scheme::vectorwise,
-                                .k_scale = KeyScales::tile,
-                                .d = 64,
-                                .tile_k = 128,
-                                .warps = 4,
-                                .resident = 3};
-inline constexpr Config kWide{.scheme = Scheme::vectorwise,
-                              .k_scale = KeyScales::tile,
-                              .d = 128,
-                              .tile_k = 128,
-                              .warps = 4,
-                              .resident = 2};
-// `k_per_token`. The two more numbers per key cost the third thread block at d 64.
-inline constexpr Config kPerKeyNarrow{.scheme = Scheme::vectorwise,
-                                      .k_scale = KeyScales::key,
-                                      .d = 64,
-                                      .tile_k = 128,
-                                      .warps = 4,
-                                      .resident = 2};
-inline constexpr Config kPerKeyWide{.scheme = Scheme::vectorwise,
-                                    .k_scale = KeyScales::key,
-                                    .d = 128,
-                                    .tile_k = 128,
-                                    .warps = 4,
-                                    .resident = 2};
+inline constexpr Config kNarrow{
+    .scheme = Scheme::vectorwise, .d = 64, .tile_k = 128, .warps = 4, .resident = 3};
+inline constexpr Config kWide{
+    .scheme = Scheme::vectorwise, .d = 128, .tile_k = 128, .warps = 4, .resident = 2};
+// The two more numbers per key cost the third thread block at d 64. A tile lies in one octave.
+inline constexpr Config kTokenwiseNarrow{
+    .scheme = Scheme::tokenwise, .d = 64, .tile_k = 128, .warps = 4, .resident = 2};
+inline constexpr Config kTokenwiseWide{
+    .scheme = Scheme::tokenwise, .d = 128, .tile_k = 128, .warps = 4, .resident = 2};
 // The tiles of `paper` are part of the recipe. They have 64 keys.
-inline constexpr Config kPaperNarrow{.scheme = Scheme::paper,
-                                     .k_scale = KeyScales::key,
-                                     .d = 64,
-                                     .tile_k = 64,
-                                     .warps = 4,
-                                     .resident = 3};
-inline constexpr Config kPaperWide{.scheme = Scheme::paper,
-                                   .k_scale = KeyScales::key,
-                                   .d = 128,
-                                   .tile_k = 64,
-                                   .warps = 4,
-                                   .resident = 2};
+inline constexpr Config kPaperNarrow{
+    .scheme = Scheme::paper, .d = 64, .tile_k = 64, .warps = 4, .resident = 3};
+inline constexpr Config kPaperWide{
+    .scheme = Scheme::paper, .d = 128, .tile_k = 64, .warps = 4, .resident = 2};
 // Soft capping. It needs more registers.
 constexpr Config with_cap(Config config) {
   config.capped = true, config.resident = 2;
@@ -103,8 +81,8 @@ constexpr Config listed(Config config, int tile_k) {
 enum class Instance {
   narrow,
   wide,
-  per_key_narrow,
-  per_key_wide,
+  tokenwise_narrow,
+  tokenwise_wide,
   paper_narrow,
   paper_wide,
   capped_narrow,
@@ -120,10 +98,10 @@ constexpr Config config_of(Instance instance) {
       return kNarrow;
     case Instance::wide:
       return kWide;
-    case Instance::per_key_narrow:
-      return kPerKeyNarrow;
-    case Instance::per_key_wide:
-      return kPerKeyWide;
+    case Instance::tokenwise_narrow:
+      return kTokenwiseNarrow;
+    case Instance::tokenwise_wide:
+      return kTokenwiseWide;
     case Instance::paper_narrow:
       return kPaperNarrow;
     case Instance::paper_wide:

@@ -7,7 +7,7 @@
 //   16 queries each →  │      │      │ …    O += P8·V8  (INT8)     one scale of P per row and tile
 //                      └──────┴──────┴───   O += P·V    (16 bit)   in leading and poisoned tiles
 //
-// In `vectorwise` V has a scale per token, and P is multiplied with it: its logarithm is added to
+// But in `paper` V has a scale per token, and P is multiplied with it: its logarithm is added to
 // the logit, so that the largest exponent of a tile is that of P·scale, and the row sums, which are
 // of P alone, multiply by its inverse.
 //
@@ -19,6 +19,11 @@
 // and the loop that takes the time has one kind of tile only, which saves registers. In 16 bit are
 // the leading tiles of a list (all tiles where O is lifted) and poisoned ones, whose V holds NaN or
 // Inf.
+//
+// In `tokenwise` no bit of a row may depend on other rows, on keys that it does not see, or on how
+// many keys there are. So nothing there may follow from the end of a walk, and a poisoned tile
+// stays in INT8, because it would round otherwise in 16 bit. Its logits lack the centre of their
+// octave of keys; a tile lies in one, so its logit is one number per row.
 //
 // config.cuh has the instances, work.cuh the queries and keys of a thread block, shared.cuh the
 // shared memory.
@@ -52,6 +57,27 @@ struct State {
     queries.load(me, w);
   }
 };
+
+/// Before a tile: what changes with the octave of its keys.
+template <Config kConfig>
+__device__ __forceinline__ void enter(State<kConfig>& state, int tile) {
+  if constexpr (kConfig.has_centres()) {
+    const bool starts_octave = (tile & (tile - 1)) == 0;
+    if (starts_octave || tile == state.me.work().walk.tile(0))
+      enter_octave(state.queries, state.me, tile);
+  }
+}
+
+/// Whether the starts of sums come off O behind a tile. `left`: tiles in INT8 from this one on. In
+/// `tokenwise` the tiles that a row sees alone may decide: how many come behind depends on other
+/// rows. Those it does not see add nothing, and no start.
+template <Config kConfig>
+__device__ __forceinline__ bool settles(int tile, int left) {
+  if constexpr (kConfig.has_centres())
+    return tile % tile::kTilesWithStart == tile::kTilesWithStart - 1;
+  else
+    return left % tile::kTilesWithStart == 0;
+}
 
 /// Adds a tile in INT8 to the sums.
 template <Config kConfig>
@@ -112,25 +138,30 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   wait_for_copies();  // the Work is there too
   for (; left > 0; --left, stage = other(stage)) {
     // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
-    // on sm_80 at d 64, and before Hopper with a cap.
+    // on sm_80 at d 64, and before Hopper with a cap and in `tokenwise`.
     if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64) ||
-                  (arch::kTarget < 900 && kConfig.capped))
+                  (arch::kTarget < 900 && (kConfig.capped || kConfig.has_centres())))
       me.set_index(arch::thread_index());
     const int tile = next;
     const auto& walk = me.work().walk;
     next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);  // 0: the first in 16 bit
     load_tile(me, other(stage), me.key_row(next));
     arch::cp_async_commit();
+    enter(state, tile);
     visit(state, stage, tile);
-    if (left % tile::kTilesWithStart == 0) sums.settle();
+    if (settles<kConfig>(tile, left)) sums.settle();
     wait_for_copies();
   }
   sums.settle();
 
-  const int last = me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
+  const int last =
+      !kConfig.has_centres() && me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
+  if constexpr (kConfig.has_centres())
+    if (me.any_poisoned() != 0) mark_rows(sums, me);
   for (int step = 0; step < last; ++step) {
     const int tile = me.work().walk.tile(step);
     const bool poisoned = me.poisoned(stage), leading = step < me.work().leading;
+    enter(state, tile);
     if (leading || poisoned) visit_16<T>(state, stage, tile, leading, poisoned);
     __syncthreads();  // all have read the tile: the next one takes its place
     if (step + 1 < last) load_tile(me, stage, me.key_row(me.work().walk.tile(step + 1)));

@@ -15,14 +15,17 @@
 
 namespace sagebwd::cuda::sm80::fwd {
 
-/// O += weight·P8·V8. A poisoned tile adds nothing here and is noted instead.
+/// O += weight·P8·V8. A poisoned tile is noted. It adds nothing here; in `tokenwise` it does,
+/// because its poisoned values have codes 0.
 template <Config kConfig>
 __device__ void multiply_int8(Accumulators<kConfig>& sums, const Thread<kConfig>& me,
                               const Codes<kConfig>& a, const TileRows& rows, int stage) {
   using Stage = typename SharedPlan<kConfig>::Stage;
   constexpr int D = kConfig.d;
   const float scale = me.scale(stage).v;
-  const float unit = scale == scale ? scale * me.p.p_unit : 0.0f;
+  const float unit = kConfig.has_centres() ? me.p.p_unit
+                     : scale == scale      ? scale * me.p.p_unit
+                                           : 0.0f;
   if (scale != scale && me.index == 0) me.any_poisoned() = 1;
   const float w[2] = {rows.weight[0] * unit, rows.weight[1] * unit};
 #pragma unroll
@@ -79,6 +82,32 @@ __device__ void multiply_16(Accumulators<kConfig>& sums, const Thread<kConfig>& 
       arch::mma_16<T>(sums.o[c + 1], a, b[2], b[3]);
     }
   }
+}
+
+/// `tokenwise`: makes NaN of the rows that see a poisoned value. No other row learns of it.
+template <Config kConfig>
+__device__ void mark_rows(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
+  const Work<kConfig>& w = me.work();
+  bool bad[2] = {};
+  for (int step = 0; step < w.walk.steps; ++step) {
+    const int first = w.walk.tile(step) * kConfig.tile_k, end = min(first + kConfig.tile_k, w.s.nk);
+    const uint32_t row = me.key_row(w.walk.tile(step));
+    const float of_tile = me.p.tile_scale[row / kBlock].v;
+    if (of_tile == of_tile) continue;
+    for (int key = first; key < end; ++key) {
+      const float scale = me.p.v_scale[row + static_cast<uint32_t>(key - first)];
+      if (scale == scale) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) bad[r] |= static_cast<uint32_t>(key - me.band_of(r)) < me.seen(r);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int c = 0; c < kConfig.channel_blocks(); ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (bad[r]) sums.o[c][2 * r + e] = __int_as_float(0x7fffffff);
 }
 
 /// Zeroes NaN and Inf of V in 16 bit. As 0·NaN they would reach rows that do not see them.

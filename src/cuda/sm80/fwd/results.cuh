@@ -31,16 +31,23 @@ __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kC
   for (int c = 0; c < kConfig.channel_blocks(); ++c) {
     const int channel = c * 8 + static_cast<int>(2 * me.t());
     if (channel >= p.d) break;
-    const float2 mean = at<float2>(me.shared + offsetof(SharedPlan<kConfig>, v_mean) + channel * 4);
-    const float low = sums.o[c][2 * r] * inverse + mean.x * rest,
-                high = sums.o[c][2 * r + 1] * inverse + mean.y * rest;
+    float low, high;
+    if constexpr (kConfig.has_centres()) {
+      low = sums.o[c][2 * r] * inverse, high = sums.o[c][2 * r + 1] * inverse;
+    } else {
+      const float2 mean =
+          at<float2>(me.shared + offsetof(SharedPlan<kConfig>, v_mean) + channel * 4);
+      low = sums.o[c][2 * r] * inverse + mean.x * rest;
+      high = sums.o[c][2 * r + 1] * inverse + mean.y * rest;
+    }
     tile::store_pair(out + channel, any ? tile::of_output<T>(low) : 0.0f,
                      any ? tile::of_output<T>(high) : 0.0f, p.o.vector);
   }
   if (me.t() != 0) return 0;
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
-  const float mean_logit =  // capped logits have it already
-      kConfig.capped ? 0.0f : p.q_mean_logit[me.work().head * p.tq + s.q_pad + me.query(r)];
+  float mean_logit = 0.0f;  // what the logits lack; capped ones have it already
+  if constexpr (!kConfig.capped && !kConfig.has_centres())
+    mean_logit = p.q_mean_logit[me.work().head * p.tq + s.q_pad + me.query(r)];
   *tile::stat_of(p.lse, s, me.work().head, token) =
       any ? kLn2 * (sums.reference[r] + log2f(sums.sum[r])) + mean_logit : -INFINITY;
   return any ? tile::ordered(sums.sum[r] != sums.sum[r] ? sums.sum[r]

@@ -10,6 +10,7 @@
 #include "cuda/sm80/fwd/shared.cuh"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm80::fwd {
 
@@ -18,7 +19,8 @@ template <Config kConfig>
 struct Queries {
   uint32_t q8[kConfig.d / 32][4];  // A operands
   PerRow logit_factor;
-  PerRow shift;  // with a cap: logits of the mean key, in log2 units
+  PerRow shift;   // with a cap: logits of the mean key, in log2 units
+  PerRow centre;  // of the octave that is visited: logits of its centre, in log2 units
 
   __device__ void load(const Thread<kConfig>& me, const Work<kConfig>& w) {
     constexpr int D = kConfig.d;
@@ -36,6 +38,34 @@ struct Queries {
       for (int r = 0; r < 2; ++r) shift[r] = me.p.q_mean_logit[row + 8 * r] * numerics::kLog2e;
   }
 };
+
+/// `tokenwise`: finds the logits of the centre of a tile's octave. All columns of the product are
+/// that centre, so every lane gets the sums of its rows.
+template <Config kConfig>
+__device__ void enter_octave(Queries<kConfig>& queries, const Thread<kConfig>& me, int tile) {
+  const Work<kConfig>& w = me.work();
+  const tuned::Centres& centres = me.p.centres;
+  const int64_t row = centres.row(w.head / me.p.group, w.s.k_pad / kBlock,
+                                  numerics::first_block_of(numerics::octave_of_block(tile)));
+  const int8_t* codes = centres.codes + row * me.p.d;
+  const float scale = centres.scale[row];
+  int sum[4];
+#pragma unroll
+  for (int k = 0; k < kConfig.d / 32; ++k) {
+    uint32_t b[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int channel = k * 32 + r * 16 + 4 * static_cast<int>(me.t());
+      b[r] = channel < me.p.d ? *reinterpret_cast<const uint32_t*>(codes + channel) : 0;
+    }
+    k == 0 ? tile::start_sum(sum, queries.q8[0], b[0], b[1])
+           : arch::mma_8(sum, queries.q8[k], b[0], b[1]);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    queries.centre[r] =
+        __fmul_rn(__fmul_rn(tile::sum_of(sum[2 * r]), scale), queries.logit_factor[r]);
+}
 
 /// x = (Q8·K8ᵀ)·(scale of K), or Q8·K8ᵀ with the start of the sums if that stays on. `Logits`
 /// knows what is missing.

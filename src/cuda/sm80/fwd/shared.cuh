@@ -40,7 +40,7 @@ struct SharedPlan {
   struct Stage {  // a tile of keys
     alignas(128) uint8_t k8[kTileK * D];
     alignas(128) uint8_t v8t[kTileK * D];
-    alignas(16) KeyScale k_scale[kConfig.k_scale == KeyScales::key ? kTileK : 1];
+    alignas(16) KeyScale k_scale[kConfig.has_key_scales() ? kTileK : 1];
     alignas(16) std::conditional_t<kConfig.folds_v(), TileFolded<kConfig>, None> folded;
     alignas(16) TileScale scale;
   };

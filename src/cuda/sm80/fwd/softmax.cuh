@@ -167,7 +167,8 @@ __device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits,
 /// Notes the largest logits, for calls that want them. A row has one lane that writes.
 template <Config kConfig>
 __device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& logits,
-                            uint32_t scales, const Thread<kConfig>& me) {
+                            const Queries<kConfig>& queries, uint32_t scales,
+                            const Thread<kConfig>& me) {
   Scores<kConfig> y;
 #pragma unroll
   for (int n = 0; n < kConfig.key_blocks(); ++n)
@@ -185,8 +186,9 @@ __device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& log
   if (me.t() != 0) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float logit = kConfig.folds_v() ? fmaf(-logits.kStart, logits.slope[r], top[r])
-                                          : top[r] * logits.slope[r];
+    float logit = kConfig.folds_v() ? fmaf(-logits.kStart, logits.slope[r], top[r])
+                                    : top[r] * logits.slope[r];
+    if constexpr (kConfig.has_centres()) logit += queries.centre[r];
     if (top[r] != -INFINITY) me.logit_top(r) = fmaxf(me.logit_top(r), logit);
   }
 }
@@ -207,7 +209,7 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
   if (poisoned | !me.work().plain.holds(tile)) {  // one branch, seldom taken
     if (poisoned) poison(x, me, tile);
     if (!me.work().whole.holds(tile)) hide(x, me, tile);
-    if (me.p.max_logit != nullptr) note_logits(x, logits, scales, me);
+    if (me.p.max_logit != nullptr) note_logits(x, logits, queries, scales, me);
   }
 
   PerRow most, shift;
@@ -221,6 +223,9 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
     shift[r] = none ? 0.0f : __fmaf_rd(-most[r], kFolds ? 1.0f : logits.slope[r], log_levels);
     rows.top[r] =
         none ? -INFINITY : log_levels - fmaf(logits.kStart, logits.slope[r], shift[r] + kBias);
+    // The same for all keys of the tile, so P does not know it.
+    if constexpr (kConfig.has_centres())
+      if (!none) rows.top[r] += queries.centre[r];
   }
   float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
 #pragma unroll

@@ -2,38 +2,17 @@
 // The mean of a span of K or V (tuned/runs.cuh), by 256 threads.
 #pragma once
 
-#include "cuda/arch/target.cuh"
 #include "cuda/sm80/quantize/operands.h"
 #include "cuda/sm80/quantize/stage.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/long_sum.cuh"
 #include "cuda/tuned/runs.cuh"
 #include "numerics/quantize.h"
 #include "numerics/rotate.h"
 
 namespace sagebwd::cuda::sm80 {
 
-using tuned::Runs;
-
-/// A sum of floats with twice their precision, which also adds up the errors of the additions
-/// (Knuth's two-sum), for GPUs where FP64 is slow.
-struct PairSum {
-  float high = 0.0f, low = 0.0f;
-  __device__ __forceinline__ void add(float x) {
-    const float sum = high + x, part = sum - high;
-    low += (high - (sum - part)) + (x - part);
-    high = sum;
-  }
-  __device__ double value() const { return static_cast<double>(high) + static_cast<double>(low); }
-};
-
-/// The same where FP64 is fast.
-struct DoubleSum {
-  double sum = 0;
-  __device__ __forceinline__ void add(float x) { sum += static_cast<double>(x); }
-  __device__ double value() const { return sum; }
-};
-
-using LongSum = std::conditional_t<arch::kTarget / 10 == 90, DoubleSum, PairSum>;
+using tuned::LongSum, tuned::Runs;
 
 /// Waits for a mean, eight channels of every 32. This ends: the pieces of work that make the mean
 /// were handed out earlier (items.cuh).
@@ -78,9 +57,6 @@ struct MeanBlock {
     int counts[Shape::kSlots];
     bool last;
   };
-
-  // A larger sum may have been infinite on the way.
-  static constexpr double kLargest = 0x1p127;
 
   using StageOf = Stage<D>;
   static_assert(kSteps == StageOf::kChunks);
@@ -137,7 +113,7 @@ struct MeanBlock {
         bool bad = false;
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          total[e] = sum[e].value(), sum[e] = {}, bad |= !(fabs(total[e]) <= kLargest);
+          total[e] = sum[e].value(), sum[e] = {}, bad |= !(fabs(total[e]) <= tuned::kLargestSum);
         const tile::Sequence s = tile::sequence_of_block<kBlock>(job.seq, block, false);
         if (__syncthreads_or(bad)) add_carefully(s, first, block, total, count);
         write_part(s, first, total, count);

@@ -20,7 +20,7 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme> {
   /// Works on `item`, whose stage has arrived, and asks for what `next` reads as soon as there is
   /// room for it. Keeps the ticket then: until the end it would take a register that codes need.
   __device__ void run(uint32_t ticket) {
-    if (is_mean(item.kind)) {
+    if (kScheme != Scheme::tokenwise && is_mean(item.kind)) {
       const bool of_k = item.kind == Kind::k_mean;
       const MeanJob mean = of_k ? job.k_mean : job.v_mean;
       const Strided x = of_k ? job.k : job.v;
@@ -122,6 +122,9 @@ void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream) {
     if (job.scheme == Scheme::paper)
       job.backward ? run<T, D, true, Scheme::paper>(job, stream)
                    : run<T, D, false, Scheme::paper>(job, stream);
+    else if (job.scheme == Scheme::tokenwise)
+      job.backward ? run<T, D, true, Scheme::tokenwise>(job, stream)
+                   : run<T, D, false, Scheme::tokenwise>(job, stream);
     else
       job.backward ? run<T, D, true, Scheme::vectorwise>(job, stream)
                    : run<T, D, false, Scheme::vectorwise>(job, stream);

@@ -15,38 +15,52 @@ namespace sagebwd::cuda::sm80 {
 
 using tuned::Item, tuned::MeanJob;
 
+/// K as dQ is made from it in `tokenwise`: one scale per tile of keys, and without the mean of a
+/// sample of the sequence, of which the kernel before has made both forms.
+struct DqKeys {
+  float* scale = nullptr;   // [hk, tk / kSlab], of the tile that holds the slab
+  float* turned = nullptr;  // [sequences, hk, D]: the mean, rotated as the codes are
+  float* mean = nullptr;    // [sequences, hk, D]
+};
+
 /// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
 /// not made.
 struct OperandJob : tuned::OperandJob {
-  int q_tokens, k_tokens;  // that share a scale in `paper`
+  // That share a scale: of Q and K in `paper`, of K in dQ in `tokenwise`.
+  int q_tokens, k_tokens;
   Scheme scheme;
-  bool k_per_token;  // in `vectorwise`: K has a scale per token, else per kBlock keys
-  bool folds_v;      // V's token scale is folded into P, and dP is made from the codes of V
+  bool folds_v;  // V's token scale is folded into P, and dP is made from the codes of V
 
   // V in 16 bit, [hk, tk, D]. Forward: V itself if v16_is_v, else codes if tiles lead, and V
   // itself of poisoned tiles. Backward: codes if folds_v, else V itself.
   void* v16 = nullptr;
 
+  // [hk, tk]: NaN for a poisoned token. In the forward of `tokenwise`, of blocks that have one.
+  float* v_scale = nullptr;
+
   // Forward.
-  TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]
+  TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]; in `tokenwise` of V alone
   int tile_k;
   FoldedScales* folded = nullptr;  // [hk, tk / kBlock]
   bool v16_is_v;
   bool leads;  // any tile may be one of a leading entry of a list
 
   // Backward.
-  int8_t* k8t = nullptr;     // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
-  float* v_scale = nullptr;  // [hk, tk]: NaN for a poisoned token
+  int8_t* k8t = nullptr;  // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
+  DqKeys dq_keys;         // `tokenwise`
   Strided o, dout;
   StridedStats lse, dlse;   // dlse.data null: none
   int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
   void* do16 = nullptr;     // [h, tq, D]
   QueryRow* row;            // [h, tq]
-  QueryExponent* exponent;  // [h, tq]
+  QueryExponent* exponent;  // [h, tq]; in `tokenwise` [octaves, h, tq]
   QueryGradient* gradient;  // [h, tq]
   float* dq_sum = nullptr;  // [h, tq, D], set to zero
   bool capped = false;      // logits have the mean key's before they are capped, and so has LSE
 };
+
+/// The means of DqKeys, from the centres and the keys, or from saved codes.
+void launch_dq_means(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream);
 

@@ -10,38 +10,42 @@ template <typename T, int D, bool kBackward, Scheme kScheme>
 struct QueryWorker : Worker<T, D, kBackward, kScheme> {
   using Base = Worker<T, D, kBackward, kScheme>;
   using Base::job, Base::item, Base::shared, Base::row, Base::reads_codes, Base::saves_codes,
-      Base::saved_row, Base::with_saved, Base::load_mean, Base::read_v_mean, Base::kSteps;
+      Base::saved_row, Base::with_saved, Base::load_mean, Base::read_v_mean, Base::kSteps,
+      Base::kTokenwise;
   using typename Base::Block, typename Base::Targets;
 
   __device__ void queries(Block& b) const {
     const int64_t own = b.token0() + b.own();
     const Targets to{.rows = job.q8, .transpose = kBackward};
-    float mean_logit;
+    float mean_logit = 0.0f;
     if constexpr (kBackward) clear_sums(b.row0);
     if (reads_codes()) {
       const int64_t saved = saved_row(b, true);
       typename Block::Words codes;
       b.get_codes(codes);
       b.scale = b.own_is_real() ? job.saved.q_scale[saved + b.own()] : 0.0f;
-      mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
+      if constexpr (!kTokenwise)
+        mean_logit = b.own_is_real() ? job.saved.mean_logit[saved + b.own()] : 0.0f;
       b.put_all(to, codes);
     } else {
       b.flip(shared.signs);
-      load_mean(b, job.k_mean, item.kv_head);
-      const float dot = dots(b, [&](int, int part, float(&y)[8]) {
+      if constexpr (!kTokenwise) {
+        load_mean(b, job.k_mean, item.kv_head);
+        const float dot = dots(b, [&](int, int part, float(&y)[8]) {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
-      });
+          for (int e = 0; e < 8; ++e) y[e] = b.mean[part][e];
+        });
+        // The forward adds this number to LSE and the backward subtracts it again. Both need the
+        // same bits, so the product is rounded by itself and not as part of a multiply-add.
+        mean_logit = __fmul_rn(job.logit_scale, dot);
+      }
       b.template make<false>();
       if (job.rotation > 0) b.rotate(job.rotation);
       this->template measure<Values::made>(b, job.q_tokens);
-      // The forward adds this number to LSE and the backward subtracts it again. Both need the same
-      // bits, so the product is rounded by itself and not as part of a multiply-add.
-      mean_logit = __fmul_rn(job.logit_scale, dot);
       const int64_t saved = saved_row(b, true);
       if (saves_codes() && b.owns() && b.own_is_real()) {
         job.saved.q_scale[saved + b.own()] = b.scale;
-        job.saved.mean_logit[saved + b.own()] = mean_logit;
+        if constexpr (!kTokenwise) job.saved.mean_logit[saved + b.own()] = mean_logit;
       }
       b.template write_codes<Values::made>(with_saved(to, job.saved.q8, saved));
     }
@@ -51,19 +55,19 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme> {
         // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
         // -inf, and next to a small one the start of the integer sums vanishes.
         job.logit_factor[own] = logit_factor == 0.0f ? kZeroScale : logit_factor;
-        job.mean_logit[own] = mean_logit;
+        if constexpr (!kTokenwise) job.mean_logit[own] = mean_logit;
       }
     } else {
       __syncthreads();
       b.template write_transposed<false>(job.q8t);
-      __syncthreads();  // codes of dO take the place of these
+      if constexpr (!kTokenwise) __syncthreads();  // codes of dO take the place of these
       float lse = -INFINITY, dlse = 0.0f;
       if (b.own_is_real()) {
         const int64_t token = item.s.q_begin + item.first + b.first_token() + b.own();
         lse = *tile::stat_of(job.lse, item.s, item.head, token);
         if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
       }
-      if (job.capped) {
+      if (!kTokenwise && job.capped) {
         if (b.owns()) job.mean_logit[own] = mean_logit;
         mean_logit = 0.0f;
       }
@@ -81,14 +85,17 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme> {
     if (job.do16 != nullptr) b.write_loaded(job.do16);
     this->template measure<Values::loaded>(b, job.q_tokens);
     // Codes of V lack its mean: dP made from them lacks dO·mean(V), and so must D.
-    if (reads_codes())
-      read_v_mean(b, item.kv_head);
-    else
-      load_mean(b, job.v_mean, item.kv_head);
+    if constexpr (!kTokenwise) {
+      if (reads_codes())
+        read_v_mean(b, item.kv_head);
+      else
+        load_mean(b, job.v_mean, item.kv_head);
+    }
     float delta = dots(b, [&](int step, int part, float(&y)[8]) {
       out[part][step].unpack(y);
+      if constexpr (!kTokenwise)
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
+        for (int e = 0; e < 8; ++e) y[e] -= b.mean[part][e];
     });
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
     if (b.owns()) {
@@ -96,12 +103,53 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme> {
       const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
       const float slope = logit_factor / phi;
       job.row[own] = {logit_factor, lse2};
-      job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
+      if constexpr (!kTokenwise) job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
       job.gradient[own] = {slope, -delta * slope};
+    }
+    if constexpr (kTokenwise) {
+      octave_exponents(b, own, logit_factor, lse2);
+      __syncthreads();  // codes of dO take the place of those of Q
     }
     b.template write_codes<Values::loaded>({.transpose = true});
     __syncthreads();
     b.template write_transposed<false>(job.do8t);
+  }
+
+  /// In `tokenwise` logits have an addend that the keys of an octave share, so a query has an
+  /// exponent for each octave. Codes of Q are in shared memory, and the thread has put its own.
+  __device__ void octave_exponents(const Block& b, int64_t own, float logit_factor,
+                                   float lse2) const {
+    typename Block::Words codes;
+    b.take_back(codes);
+    // As in douts.
+    const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale, exponent = lse2 - log2f(phi);
+    const int64_t queries = job.h * job.tq;
+    const int octaves = numerics::octaves_of(item.s.nk);
+#pragma unroll 1
+    for (int octave = 0; octave < octaves; ++octave) {
+      const LaneCentre<D> centre(
+          job.centres,
+          job.centres.row(item.kv_head, item.s.k_pad / kBlock, numerics::first_block_of(octave)),
+          b.channel(0), job.d);
+      int dot[kSteps];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        dot[step] = 0;
+#pragma unroll
+        for (int part = 0; part < Block::kParts; ++part) {
+          const uint2 q = codes[part][step], k = centre.codes[part];
+          dot[step] = __dp4a(static_cast<int>(q.x), static_cast<int>(k.x), dot[step]);
+          dot[step] = __dp4a(static_cast<int>(q.y), static_cast<int>(k.y), dot[step]);
+        }
+#pragma unroll
+        for (int lanes = 1; lanes < Block::kLanes; lanes *= 2)
+          dot[step] += __shfl_xor_sync(0xffffffffu, dot[step], lanes);
+      }
+      const float sum = static_cast<float>(b.own() == 0 ? dot[0] : dot[1]);
+      static_assert(kSteps == 2);
+      const float logit = __fmul_rn(__fmul_rn(sum, centre.scale), logit_factor);
+      if (b.owns()) job.exponent[octave * queries + own] = {logit_factor, exponent - logit};
+    }
   }
 
   /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y

@@ -147,10 +147,12 @@ struct TokenBlock {
       }
   }
 
-  /// Rotates them, behind flip: numerics::rotate with blocks of `size` channels.
+  /// Rotates them, behind flip: numerics::rotate with blocks of `size` channels. kUnitStays: at
+  /// d 64 the factor 1/8 stays off, and goes into what is made of the values later.
+  template <bool kUnitStays = true>
   __device__ void rotate(int size) {
-    if (size == D) {                        // most calls; the constant saves instructions
-      constexpr bool kExactUnit = D == 64;  // 1/8
+    if (size == D) {  // most calls; the constant saves instructions
+      constexpr bool kExactUnit = D == 64 && kUnitStays;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
         tile::hadamard<!kExactUnit>(made[step], member(), D);
@@ -216,6 +218,17 @@ struct TokenBlock {
   __device__ void measure_tokens() {
     scale = numerics::scale_of(own_top<kValues>());
     share_inverses<kValues>();
+  }
+
+  /// One scale per key, and one per token of V, that depend on nothing but the token
+  /// (`tokenwise`).
+  __device__ void measure_keys() {
+    scale = numerics::key_scale_of(own_top<Values::made>());
+    share_inverses<Values::made>();
+  }
+  __device__ void measure_lone_values() {
+    scale = numerics::lone_value_scale(own_top<Values::loaded>());
+    share_inverses();
   }
 
   /// One scale per token of V, for folding into P (numerics::value_scale). Returns whether a token
@@ -369,6 +382,16 @@ struct TokenBlock {
         to[part][step] = make_uint2(chunk[part][step].bits.x, chunk[part][step].bits.y);
   }
 
+  /// The codes that this thread has put into shared memory.
+  __device__ void take_back(Words& to) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+        to[part][step] = *reinterpret_cast<const uint2*>(
+            shared.codes + word_at<D>(slot() * kSteps + step, channel(part) / 4));
+  }
+
   /// Whether the token that this lane owns is marked as poisoned. Takes the marks off.
   __device__ bool take_marks(Words& codes) const {
     uint32_t marked = 0;  // a bit per token, in the first lane of the slot
@@ -396,15 +419,18 @@ struct TokenBlock {
   }
 
   /// Writes codes as 16-bit numbers, which hold them exactly.
+  template <Values kValues>
   __device__ void write_codes_16(void* to) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
+        float x[8];
+        values<kValues>(step, part, x);
         alignas(16) T code[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          const float scaled = __fmul_rn(made[step][part][e], inverse[step]);
+          const float scaled = __fmul_rn(x[e], inverse[step]);
           // Adding zero makes +0 of -0.
           code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled) + 0.0f);
         }

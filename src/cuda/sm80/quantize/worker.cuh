@@ -4,10 +4,12 @@
 #pragma once
 
 #include "cuda/arch/target.cuh"
+#include "cuda/sm80/quantize/lone_keys.cuh"
 #include "cuda/sm80/quantize/mean.cuh"
 #include "cuda/sm80/quantize/token_block.cuh"
 #include "cuda/tuned/exact_scale.cuh"
 #include "cuda/tuned/items.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -18,6 +20,7 @@ struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
+  static constexpr bool kTokenwise = kScheme == Scheme::tokenwise;
   // Thread blocks on a multiprocessor. With one more the backward of `paper` would spill, and at d
   // 64 other targets than Hopper; at d 128 the forward of `vectorwise` on sm_100 and sm_120.
   static constexpr bool kPaperBackward = kScheme == Scheme::paper && kBackward;
@@ -76,10 +79,10 @@ struct Worker {
   }
   /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
   __device__ bool reads_codes() const {
-    return kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+    return kBackward && kScheme != Scheme::paper && job.saved.q8 != nullptr;
   }
   __device__ bool saves_codes() const {
-    return !kBackward && kScheme == Scheme::vectorwise && job.saved.q8 != nullptr;
+    return !kBackward && kScheme != Scheme::paper && job.saved.q8 != nullptr;
   }
   /// The thread's first token in that memory, heads included.
   __device__ int64_t saved_row(const Block& b, bool queries) const {
@@ -90,8 +93,8 @@ struct Worker {
   }
   /// The place of a key's scale there.
   __device__ float* saved_k_scale(const Block& b) const {
-    return job.saved.k_scale + (job.k_per_token ? saved_row(b, false) + b.own()
-                                                : item.head * job.saved.key_blocks + item.block);
+    return job.saved.k_scale + (kTokenwise ? saved_row(b, false) + b.own()
+                                           : item.head * job.saved.key_blocks + item.block);
   }
   using Targets = typename Block::Targets;
   __device__ Targets with_saved(Targets to, int8_t* saved, int64_t row) const {
@@ -146,7 +149,68 @@ struct Worker {
                                            -tile::kMagicFloat * common};
   }
 
+  /// Keys in `tokenwise`, whose codes and scales depend on the key and its centre alone.
+  __device__ void lone_keys(Block& b) const {
+    const Targets to{.rows = job.k8, .transpose = kBackward};
+    const int64_t block = item.first / kBlock;
+    const LaneCentre<D> centre(
+        job.centres,
+        job.centres.row(item.head, item.s.k_pad / kBlock,
+                        numerics::first_block_of(numerics::octave_of_block(block))),
+        b.channel(0), job.d);
+    typename Block::Words codes;
+    if (reads_codes()) {
+      b.get_codes(codes);
+      b.scale = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
+      b.put_all(to, codes);
+    } else {
+      b.flip(shared.signs);
+      b.template make<false>();
+      if (job.rotation > 0) b.template rotate<false>(job.rotation);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) subtract(b, step, centre);
+      b.measure_keys();
+      if (saves_codes() && b.owns() && b.own_is_real()) *saved_k_scale(b) = b.scale;
+      b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
+      if constexpr (kBackward) b.take_back(codes);
+    }
+    write_k_scale(b, b.scale, b.scale != b.scale);
+    if constexpr (kBackward) dq_keys(b, codes, centre);
+  }
+
+  /// The same keys as dQ needs them (DqKeys), transposed. Poisoned ones are zero.
+  __device__ void dq_keys(Block& b, const typename Block::Words& codes,
+                          const LaneCentre<D>& centre) const {
+    const float* mean = job.dq_keys.turned +
+                        (static_cast<int64_t>(item.s.index) * job.hk + item.head) * D +
+                        b.channel(0);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float scale = __shfl_sync(0xffffffffu, b.scale, step, Block::kLanes);
+      const bool poisoned = scale != scale;
+      decode(b, step, codes, scale, centre);
+#pragma unroll
+      for (int part = 0; part < Block::kParts; ++part) {
+        const auto* at = reinterpret_cast<const float4*>(mean + part * 32);
+        const float4 low = at[0], high = at[1];
+        const float middle[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          float& x = b.made[step][part][e];
+          x = poisoned ? 0.0f : x - middle[e];
+        }
+      }
+    }
+    const float common = b.template measure_shared<Values::made>(job.k_tokens).scale;
+    const int64_t first = b.token0();
+    if (first % kSlab == 0 && b.member() == 0) job.dq_keys.scale[first / kSlab] = common;
+    b.template write_codes<Values::made>({.transpose = true});
+    __syncthreads();
+    b.template write_transposed<true>(job.k8t);
+  }
+
   __device__ void keys(Block& b) const {
+    if constexpr (kTokenwise) return lone_keys(b);
     const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
     if (reads_codes()) {
       typename Block::Words codes;
@@ -159,20 +223,14 @@ struct Worker {
       load_mean(b, job.k_mean, item.head);
       b.template make<true>();
       if (job.rotation > 0) b.rotate(job.rotation);
-      float common;
-      bool poisoned = false;  // one of the keys that share a scale
-      if (kScheme == Scheme::vectorwise && job.k_per_token) {
-        b.template measure_tokens<Values::made>();
-        common = b.scale;
-      } else {
-        const typename Block::SharedScale shared_scale = b.template measure_shared<Values::made>(
-            kScheme == Scheme::paper ? job.k_tokens : kBlock);
-        common = shared_scale.scale, poisoned = shared_scale.poisoned;
-      }
+      const typename Block::SharedScale shared_scale =
+          b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens : kBlock);
+      const float common = shared_scale.scale;
+      const bool poisoned = shared_scale.poisoned;  // one of the keys that share it
       if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
         job.tile_scale[b.row0 / kBlock].k = poisoned ? -exact_scale(common) : exact_scale(common);
       write_k_scale(b, common, b.scale != b.scale);
-      if (saves_codes() && b.owns() && b.own_is_real() && (job.k_per_token || threadIdx.x == 0))
+      if (saves_codes() && b.owns() && b.own_is_real() && threadIdx.x == 0)
         *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
       b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
     }
@@ -180,6 +238,36 @@ struct Worker {
       __syncthreads();
       b.template write_transposed<true>(job.k8t);
     }
+  }
+
+  /// Values in `tokenwise`. Poisoned ones have codes 0: rows that see them become NaN in the end.
+  __device__ void lone_values(Block& b) const {
+    b.measure_lone_values();
+    if constexpr (kBackward) {
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
+      b.template write_codes_16<Values::loaded>(job.v16);
+    } else {
+      if (saves_codes() && b.owns() && b.own_is_real())
+        job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
+      write_folded(b, b.scale == b.scale ? b.scale : 1.0f);
+      b.template write_codes<Values::loaded>(
+          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
+      const bool poisoned = __syncthreads_or(b.scale != b.scale);
+      if (threadIdx.x == 0)
+        job.tile_scale[b.row0 / kBlock].v = poisoned ? __int_as_float(0x7fffffff) : 1.0f;
+      if (poisoned && b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
+      b.template write_transposed<false>(job.v8t);
+    }
+  }
+
+  /// The scale of the token that this lane owns, as P is multiplied by it.
+  __device__ void write_folded(const Block& b, float scale) const {
+    if (!b.owns()) return;
+    const int token = b.first_token() + static_cast<int>(b.own());
+    const int place = (token & ~15) + tile::place_of(token);
+    FoldedScales& to = job.folded[b.row0 / kBlock];
+    to.exponent[place] = log2f(scale) + FoldedScales::kBias;
+    to.inverse[place] = arch::reciprocal_approx(scale);
   }
 
   __device__ void values(Block& b) const {
@@ -195,6 +283,8 @@ struct Worker {
       b.write_loaded(job.v16);
       return;
     }
+    if constexpr (kTokenwise)
+      if (job.folds_v) return lone_values(b);
     load_mean(b, job.v_mean, item.head);
     b.template make<true>();
     bool poisoned;
@@ -208,25 +298,18 @@ struct Worker {
     }
     if constexpr (kBackward) {
       if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
-      b.write_codes_16(job.v16);
+      b.template write_codes_16<Values::made>(job.v16);
     } else {
       const int mine = static_cast<int>(b.slot()) * kSteps;
       const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
       if (mine % job.tile_k == 0 && b.member() == 0)
         job.tile_scale[job.tile_k == kSlab ? tile : tile / 2].v =
             poisoned ? __int_as_float(0x7fffffff) : unit;
-      if (job.folded != nullptr && b.owns()) {
-        const float folded = job.folds_v && !poisoned ? b.scale : 1.0f;
-        const int token = mine + static_cast<int>(b.own());
-        const int place = (token & ~15) + tile::place_of(token);
-        FoldedScales& to = job.folded[b.row0 / kBlock];
-        to.exponent[place] = log2f(folded) + FoldedScales::kBias;
-        to.inverse[place] = arch::reciprocal_approx(folded);
-      }
+      if (job.folded != nullptr) write_folded(b, job.folds_v && !poisoned ? b.scale : 1.0f);
       const bool as_loaded = poisoned || job.v16_is_v;
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
-      if (job.leads && !as_loaded) b.write_codes_16(job.v16);
+      if (job.leads && !as_loaded) b.template write_codes_16<Values::made>(job.v16);
       b.template write_codes<Values::made>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       __syncthreads();

@@ -19,14 +19,16 @@ enum class Instance {
 };
 
 /// What a call may want of the kernel beside its recipe and head dimension, bits of `wants`.
-/// kGeneral: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh), a scale of K per key, as far as
-/// the call asks for them. A kernel without it is a little faster, and there is one on Hopper
+/// kGeneral: dQ in turn (turn.cuh), row sums of dS (row_sums.cuh), as far as the call asks for
+/// them. A kernel without it is a little faster, and there is one on Hopper
 /// alone, where that was measured; other targets serve all calls with it.
 inline constexpr unsigned kGeneral = 1;
 /// Codes of dS for dQ are rounded by dither (dither_dq.cuh); on Hopper alone too.
 inline constexpr unsigned kDitherDq = 2;
 inline constexpr unsigned kLists = 4;   // walks block lists (cuda/lists)
 inline constexpr unsigned kCapped = 8;  // logits are capped (tile/softcap.cuh); with kGeneral
+// Recipe `tokenwise`, in the instances of `vectorwise`.
+inline constexpr unsigned kTokenwise = 16;
 
 /// Choices that change the registers and the order of instructions, never a result.
 struct CodeGeneration {
@@ -47,6 +49,9 @@ struct CodeGeneration {
   bool dq_early = false;
   // A product that may not mix with its neighbours: mixed products need more registers.
   bool dv_apart = false, dk_apart = false;
+  // `tokenwise`: the scales of dQ's keys and of the codes of dS meet once for all warps, behind the
+  // codes, where there are registers for it.
+  bool shares_dq_scales = false;
   // Thread blocks that share the registers, if they do not suffice for those of the instance.
   int resident = 0;
 };
@@ -95,6 +100,7 @@ constexpr CodeGeneration code_generation(Instance instance, unsigned wants, int 
   if (target / 100 == 12) {
     few.dq_early = true;
     few.renews_index = (wants & kLists) != 0;
+    few.shares_dq_scales = (wants & kTokenwise) != 0;
     return few;
   }
   few.renews_keys = true;

@@ -108,8 +108,8 @@ __device__ void quantize_queries(const Thread<kConfig>& me, uint32_t (&mine)[2][
   }
 }
 
-/// The scales of `vectorwise`: P and dS have one per key for dV and dK, dS has one per query for
-/// dQ.
+/// The scales of all recipes but `paper`: P and dS have one per key for dV and dK, dS has one per
+/// query for dQ.
 template <Config kConfig>
 struct RowScales {
   using Maxima = typename SharedPlan<kConfig>::Maxima;
@@ -155,14 +155,28 @@ struct RowScales {
     quantize<tile::Bytes::s8>(codes.ds, y, ds_inverse);
     put_key_codes(me, me.kDsCodes, codes.ds);
     quantize_queries(me, codes.query, y, query_inverse);
+    if constexpr (kCode<kConfig>.shares_dq_scales) scale_dq();
   }
 
   // Where a lane finds the scales of its four keys, and of its four queries as rows of dQ.
   __device__ uint32_t of_p(bool) const { return me.keys_of(maxima + kP); }
   __device__ uint32_t of_ds(bool) const { return me.keys_of(maxima + kDs); }
-  __device__ uint32_t of_queries(bool) const { return me.query_rows_of(maxima + kQuery); }
+  __device__ uint32_t of_queries(bool) const {
+    if constexpr (kCode<kConfig>.shares_dq_scales)
+      return me.query_rows_of(me.dq_scales());
+    else
+      return me.query_rows_of(maxima + kQuery);
+  }
 
  protected:
+  /// Scales of the queries of a tile, times that of dQ's keys.
+  __device__ void scale_dq() const {
+    static_assert(kConfig.tile_q() <= kConfig.threads());
+    if (me.index < kConfig.tile_q())
+      at<float>(me.dq_scales() + me.index * 4) =
+          at<float>(maxima + kQuery + me.index * 4) *
+          at<float>(me.shared + offsetof(SharedPlan<kConfig>, tile_k_scale));
+  }
   /// From the largest magnitudes of a lane's four keys. Four lanes hold a key; each is left with
   /// one.
   __device__ void share_keys(uint32_t to, float (&top)[2 * kKeyBlocks], float unit) const {

@@ -37,10 +37,14 @@ struct Config {
   constexpr bool lists() const { return (wants & kLists) != 0; }
   constexpr bool capped() const { return (wants & kCapped) != 0; }
   /// Whether V is given as codes with a scale per key.
-  constexpr bool has_v_codes() const { return scheme == Scheme::vectorwise; }
+  constexpr bool has_v_codes() const { return scheme != Scheme::paper; }
+  /// Whether dQ is made from codes of K of its own, whose scale the keys of a thread block share.
+  constexpr bool has_dq_keys() const { return scheme == Scheme::tokenwise; }
   /// Whether K's scale is folded into dS, key by key. Otherwise the keys of a thread block share
   /// one, and it multiplies dQ, which saves a multiplication per score but takes registers.
-  constexpr bool folds_k() const { return scheme == Scheme::paper || general(); }
+  constexpr bool folds_k() const {
+    return scheme == Scheme::paper || (general() && !has_dq_keys());
+  }
   constexpr int warps() const { return key_strips * query_strips; }
   constexpr int threads() const { return 32 * warps(); }
   constexpr int tile_k() const { return kWarpKeys * key_strips; }
@@ -117,6 +121,7 @@ constexpr Config config_of(Instance instance, unsigned wants) {
       c.backs = 1, c.one_place = true;
       break;
   }
+  if ((wants & kTokenwise) != 0) c.scheme = Scheme::tokenwise;
   return c;
 }
 

@@ -18,6 +18,11 @@
 // per key and codes for dQ one per query, so either factor can be taken out again at the very end,
 // and one y serves both products.
 //
+// In `tokenwise` every key has a scale of K, which only the logits need: dQ is made from other
+// codes of the same keys, whose scale those of a thread block share (sm80/quantize/operands.h,
+// DqKeys). The logits of the centre that keys lack are part of the exponents of a query, of which
+// it has one for each octave of keys.
+//
 // A round of the loop has two barriers. They also protect the query tiles in shared memory: the
 // next one is loaded behind the first barrier, when S and dP of this one are done, and is there at
 // the second. What dV and dK read lies there twice, or, where memory is short, is loaded behind a
@@ -40,6 +45,7 @@
 #include "cuda/sm80/bwd/fused/row_sums.cuh"
 #include "cuda/sm80/bwd/fused/scores.cuh"
 #include "cuda/sm80/bwd/fused/turn.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -83,7 +89,11 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   load_keys<T>(me, own_walk);
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
   const WalkOf<kConfig>& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
-  if constexpr (kChoices.walk_in_shared) __syncthreads();
+  if constexpr (kConfig.has_dq_keys())
+    if (me.index == 0)
+      me.octave_exponents() =
+          p.q_exponent + numerics::octave_of_block(own_walk.key0 / kBlock) * (p.h * p.tq);
+  if constexpr (kChoices.walk_in_shared || kConfig.has_dq_keys()) __syncthreads();
   DqDither<kConfig>::start(me, own_walk);
 
   int left = own_walk.steps;          // tiles from `now` on

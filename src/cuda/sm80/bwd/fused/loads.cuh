@@ -42,7 +42,8 @@ __device__ void load_keys(const Thread<kConfig>& me, const Walk& w) {
     at<float>(me.shared + offsetof(Plan, k_scale) + place) = k.scale;
     // The first key may be poisoned; its offset is still that of the others.
     if (!kConfig.folds_k() && me.index == 0)
-      at<float>(me.shared + offsetof(Plan, tile_k_scale)) = k.offset / -tile::kMagicFloat;
+      at<float>(me.shared + offsetof(Plan, tile_k_scale)) =
+          kConfig.has_dq_keys() ? me.p.dq_scale[row / kSlab] : k.offset / -tile::kMagicFloat;
     if constexpr (kConfig.has_v_codes())
       at<float>(me.shared + offsetof(Plan, v_scale) + place) =
           me.p.v_scale != nullptr ? me.p.v_scale[row + me.index] : 1.0f;
@@ -96,7 +97,9 @@ struct QueryLoads {
                                          me.p.q8 + static_cast<uint64_t>(row) * D, me.index);
     // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
     static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
-    const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(me.p.q_exponent)
+    const QueryExponent* exponents = me.p.q_exponent;
+    if constexpr (kConfig.has_dq_keys()) exponents = me.octave_exponents();
+    const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(exponents)
                                              : static_cast<const void*>(me.p.q_gradient);
     arch::cp_async_16_if(
         me.index < kTileQ, front + offsetof(Front, exponent) + me.index * 16,

@@ -226,7 +226,7 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
   const uint32_t strip = me.query_strip(), first = me.warp() / kConfig.query_strips * kDqBlocks;
   const float4 four = at<float4>(scales);
   float scale[2][2] = {{four.x, four.y}, {four.z, four.w}}, offset[2][2];
-  if constexpr (!kConfig.folds_k()) {
+  if constexpr (!kConfig.folds_k() && !kCode<kConfig>.shares_dq_scales) {
     const float k_scale = at<float>(me.shared + offsetof(SharedPlan<kConfig>, tile_k_scale));
 #pragma unroll
     for (int j = 0; j < 2; ++j) scale[j][0] *= k_scale, scale[j][1] *= k_scale;
@@ -361,7 +361,7 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
   constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kStrips = kConfig.query_strips,
                 kStride = D + 8;  // spreads over banks
   static_assert(offsetof(SharedPlan<kConfig>, k_scale) >= kTileK * kStride * sizeof(float));
-  constexpr bool kBlocksFirst = kConfig.scheme == Scheme::vectorwise;  // `paper` has no registers
+  constexpr bool kBlocksFirst = kConfig.scheme != Scheme::paper;  // `paper` has no registers
   PerKey scale;
   if constexpr (kConfig.folds_k()) me.get_key_scales(scale);
   __syncthreads();  // the loop has read all that lies there

@@ -76,7 +76,7 @@ struct SharedPlan {
   alignas(128) uint8_t k8t[kTileK * D];
   std::conditional_t<kConfig.one_place, OnePlace, Ring> tiles;
   alignas(16) float k_scale[kTileK];
-  alignas(16) float v_scale[kTileK];  // `vectorwise`: of the codes of V
+  alignas(16) float v_scale[kTileK];  // of the codes of V; not in `paper`
   float tile_k_scale;                 // of all keys that are finite, unless each has its own
   alignas(16) Maxima maxima[2];       // tiles take turns
   struct Nothing {};
@@ -90,6 +90,11 @@ struct SharedPlan {
     const Tile* end;  // of the list
   };
   std::conditional_t<kConfig.lists(), ListedTiles, Nothing> listed;
+  struct Tokenwise {
+    alignas(16) float dq_scale[kTileQ];  // of the queries of a tile, times that of dQ's keys
+    const QueryExponent* exponents;      // of all queries, for the octave of these keys
+  };
+  std::conditional_t<kConfig.has_dq_keys(), Tokenwise, Nothing> tokenwise;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
@@ -174,7 +179,7 @@ struct Thread {
       const uint32_t in_tile = tile::b_lane<D>((lane() + zero) & 31);
       query8 = kWhole ? first_query8() + in_tile : in_tile;
       // The same row and chunk where rows are twice as long.
-      if constexpr (kConfig.scheme == Scheme::vectorwise)
+      if constexpr (kConfig.scheme != Scheme::paper)
         query16 = query8 + ((query8 - (kWhole ? shared : 0)) & ~127u);
     }
   }
@@ -201,6 +206,14 @@ struct Thread {
 
   __device__ const Tile*& list_end() const {
     return at<const Tile*>(shared + offsetof(Plan, listed.end));
+  }
+
+  __device__ uint32_t dq_scales() const {
+    return shared + static_cast<uint32_t>(offsetof(Plan, tokenwise.dq_scale));
+  }
+  __device__ const QueryExponent*& octave_exponents() const {
+    return at<const QueryExponent*>(shared +
+                                    static_cast<uint32_t>(offsetof(Plan, tokenwise.exponents)));
   }
 
   // Offsets of a stage of the query tiles.

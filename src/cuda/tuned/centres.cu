@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The centres of K in recipe `tokenwise`: a thread block makes that of one octave, from 128 keys at
+// most. Each depends on the sampled keys alone, added up in an order that nothing else changes: it
+// is rounded to codes, and one bit of a sum might become one of a code.
+#include "cuda/arch/kernel_order.cuh"
+#include "cuda/host/instance.h"
+#include "cuda/host/launch.h"
+#include "cuda/tile/layout.h"
+#include "cuda/tile/sequence.cuh"
+#include "cuda/tuned/centres.h"
+#include "cuda/tuned/lone_row.cuh"
+#include "cuda/tuned/long_sum.cuh"
+#include "cuda/tuned/rows.cuh"
+#include "numerics/octaves.h"
+#include "numerics/quantize.h"
+
+namespace sagebwd::cuda::tuned {
+namespace {
+
+constexpr int kThreads = 256;
+
+/// Neighbouring lanes share keys; each has eight channels.
+template <int D>
+struct Shape {
+  static constexpr int kLanes = D / 8, kSlots = kThreads / kLanes,
+                       kSteps = numerics::kMostSampled / kSlots;  // keys of a slot
+};
+
+template <int D>
+struct Shared {
+  double sums[Shape<D>::kSlots][D];
+  int counts[Shape<D>::kSlots];
+  float row[D];
+  uint32_t tops[D / 32];
+};
+
+template <typename T>
+__device__ Chunk<T> chunk_at(const T* from, bool vector) {
+  Chunk<T> chunk;
+  if (vector) {
+    chunk.bits = __ldcg(reinterpret_cast<const uint4*>(from));
+  } else {
+    T* v = reinterpret_cast<T*>(&chunk.bits);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[e] = from[e];
+  }
+  return chunk;
+}
+
+/// The mean key of a sample, in the channel that is the thread's index. Keys that hold NaN or Inf
+/// are left out; it is zero if there are no others, and in channels behind the last.
+template <typename T, int D>
+__device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head,
+                         const numerics::Sample& sample, Shared<D>& shared) {
+  using S = Shape<D>;
+  const int thread = static_cast<int>(threadIdx.x), slot = thread / S::kLanes,
+            channel = thread % S::kLanes * 8, lane = thread % 32;
+  Chunk<T> chunk[S::kSteps];
+#pragma unroll
+  for (int step = 0; step < S::kSteps; ++step) {
+    const int n = step * S::kSlots + slot;
+    chunk[step].bits = make_uint4(0, 0, 0, 0);
+    if (n < sample.count && channel < job.d)
+      chunk[step] = chunk_at(
+          tile::row_of<const T>(job.k, s, head, s.k_begin + sample.key(n)) + channel, job.k.vector);
+  }
+  LongSum sum[8];
+#pragma unroll
+  for (int step = 0; step < S::kSteps; ++step) {
+    float x[8];
+    chunk[step].unpack(x);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum[e].add(x[e]);
+  }
+  double total[8];
+  bool bad = false;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) total[e] = sum[e].value(), bad |= !(fabs(total[e]) <= kLargestSum);
+  int count = 0;
+#pragma unroll
+  for (int step = 0; step < S::kSteps; ++step) count += step * S::kSlots + slot < sample.count;
+  if (__syncthreads_or(bad)) {
+    // Again without the keys that hold NaN or Inf. The others may be of any size.
+    count = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) total[e] = 0.0;
+#pragma unroll
+    for (int step = 0; step < S::kSteps; ++step) {
+      float x[8];
+      chunk[step].unpack(x);
+      bool poisoned = step * S::kSlots + slot >= sample.count;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) poisoned |= !numerics::is_finite(x[e]);
+      const uint32_t votes = __ballot_sync(0xffffffffu, poisoned);
+      if ((votes >> (lane / S::kLanes * S::kLanes) & ((1u << S::kLanes) - 1)) != 0) continue;
+      ++count;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) total[e] += static_cast<double>(x[e]);
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 8; ++e) shared.sums[slot][channel + e] = total[e];
+  if (channel == 0) shared.counts[slot] = count;
+  __syncthreads();
+  if (thread >= D) return 0.0f;
+  double all = 0;
+  int keys = 0;
+#pragma unroll 4
+  for (int i = 0; i < S::kSlots; ++i) all += shared.sums[i][thread], keys += shared.counts[i];
+  return keys > 0 ? static_cast<float>(all / static_cast<double>(keys)) : 0.0f;
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads) centre_kernel(const __grid_constant__ CentreJob job) {
+  __shared__ Shared<D> shared;
+  arch::wait_for_earlier_kernels();
+  arch::let_next_kernel_start();
+  const int index = static_cast<int>(blockIdx.x) / job.octaves,
+            octave = static_cast<int>(blockIdx.x) - index * job.octaves,
+            head = static_cast<int>(blockIdx.y), channel = static_cast<int>(threadIdx.x);
+  const tile::Sequence s = tile::sequence_at<kBlock>(job.seq, index);
+  if (octave >= numerics::octaves_of(s.nk)) return;
+  const int64_t row = job.to.row(head, s.k_pad / kBlock, numerics::first_block_of(octave));
+  const bool real = channel < job.d;
+  float x = 0.0f;
+  if (!job.zero) {
+    x = mean_of<T, D>(job, s, head, numerics::centre_sample(octave), shared);
+    if (job.rotation > 0)
+      x = hadamard_row(shared.row, flipped(x, channel), channel, job.rotation, real);
+  }
+  if (channel < D) {
+    const uint32_t top = __reduce_max_sync(0xffffffffu, __float_as_uint(real ? fabsf(x) : 0.0f));
+    if (channel % 32 == 0) shared.tops[channel / 32] = top;
+  }
+  __syncthreads();
+  if (!real) return;
+  uint32_t top = 0;  // bits of magnitudes have their order, with NaN on top
+#pragma unroll
+  for (uint32_t most : shared.tops) top = max(top, most);
+  const float scale = numerics::scale_of(__uint_as_float(top));
+  job.to.codes[row * job.d + channel] =
+      static_cast<int8_t>(numerics::code_nearest(x, numerics::inverse_of(scale)));
+  if (channel == 0) job.to.scale[row] = scale;
+}
+
+}  // namespace
+
+void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(job.seq.count * job.octaves),
+                  static_cast<unsigned>(job.hk));
+  with_instance(dtype, padded_d, [&]<typename T, int D>() {
+    launch(centre_kernel<T, D>, grid, kThreads, 0, job, stream);
+  });
+}
+
+}  // namespace sagebwd::cuda::tuned

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The centres of K in recipe `tokenwise`.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/tile/sequences.h"
+#include "cuda/tile/views.h"
+#include "sagebwd/types.h"
+
+namespace sagebwd::cuda::tuned {
+
+/// What is subtracted from the keys of each octave (numerics/octaves.h), as in the caller's memory
+/// (sagebwd/codes.h): in the row of the octave's first block.
+struct Centres {
+  int8_t* codes = nullptr;  // [hk, blocks, d]
+  float* scale = nullptr;   // [hk, blocks]
+  int64_t blocks = 0;
+
+  /// The row of an octave that starts `first` blocks behind block `block` of all sequences.
+  constexpr int64_t row(int head, int64_t block, int64_t first) const {
+    return head * blocks + block + first;
+  }
+};
+
+struct CentreJob {
+  Sequences seq;
+  int d, hk;
+  int octaves;   // of the longest sequence
+  int rotation;  // channels that the rotation of K mixes; 0: none
+  bool zero;     // K is not smoothed: all are zero
+  Strided k;
+  Centres to;
+};
+
+/// Makes them from the keys as the caller has them.
+void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream);
+
+}  // namespace sagebwd::cuda::tuned
