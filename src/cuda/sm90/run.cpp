@@ -56,19 +56,12 @@ Problem making_codes(Problem p) {
   return p;
 }
 
-CodesJob codes_job(const Call& call, const tuned::SharedSpace& ws, const CentreSpace& centres,
+CodesJob codes_job(const Call& call, const tuned::SharedSpace& ws, const CentreRows& centre_rows,
                    tuned::Item* items) {
   CodesJob job{};
   call.describe(job, ws, items);
   job.scales = key_scales(call.p);
-  if (job.scales == KeyScales::block) return job;
-  job.k_mean = job.v_mean = {};
-  job.zeros.piece[1] = job.zeros.piece[2] = {};  // no means are saved
-  job.centres = {
-      .codes = centres.codes, .scale = centres.scale, .are_zero = !call.p.recipe.smooth_k};
-  if (call.p.has_codes)
-    job.centres.saved_codes = call.saved.centre8(),
-    job.centres.saved_scale = call.saved.centre_scale();
+  job.centre_rows = centre_rows, job.centres_are_zero = !call.p.recipe.smooth_k;
   return job;
 }
 
@@ -91,7 +84,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   const ForwardSpace ws(p, plan, arena);
   if (plan.num_sequences == 0) return;
   call.start(ws);
-  CodesJob job = codes_job(call, ws, ws.centres, ws.items);
+  CodesJob job = codes_job(call, ws, ws.centre_rows, ws.items);
   // Before the operands, because the kernels from there on start early, one after the other.
   if (p.has_lists())
     launch_key_lists(list_job(p, job.seq, plan.tq, plan.tk, kBlock, listed_keys(p)), ws.lists,
@@ -128,8 +121,8 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .next = ws.tickets};
   if (job.scales == KeyScales::token) {
     const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
-    params.centre8 = byte_matrix(ws.centres.codes, rows, d, kCentreRows);
-    params.centre_scale = ws.centres.scale, params.numbers = ws.numbers;
+    params.centre8 = byte_matrix(ws.centre_rows.codes, rows, d, kCentreRows);
+    params.centre_scale = ws.centre_rows.scale, params.numbers = ws.numbers;
   }
   if (p.has_lists())
     launch_listed_forward({params, ws.lists, listed_keys(p) == kBlock}, p.dtype, call.stream);
@@ -143,7 +136,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
 void make_codes(const Problem& p, const AttentionArgs& args, const CodesSpace& ws) {
   const Call call(p, args);
   call.start(ws);
-  CodesJob job = codes_job(call, ws, ws.centres, ws.items);
+  CodesJob job = codes_job(call, ws, ws.centre_rows, ws.items);
   job.k8 = job.q8 = nullptr;
   launch_codes(job, p.dtype, call.stream);
 }

@@ -13,7 +13,7 @@ namespace sagebwd::cuda::sm90 {
 
 /// What the kernel of codes is told by every call, before its outputs.
 CodesJob codes_job(const tuned::Call& call, const tuned::SharedSpace& ws,
-                   const CentreSpace& centres, tuned::Item* items);
+                   const CentreRows& centre_rows, tuned::Item* items);
 
 backend::Tiles tiles_of(const spec::Problem& p);
 size_t workspace_of(const spec::Problem& p);

@@ -8,6 +8,7 @@
 
 #include "cuda/host/device.h"
 #include "cuda/sm90/formats.h"
+#include "cuda/sm90/quantize/job.h"
 #include "cuda/tuned/workspace.h"
 #include "numerics/octaves.h"
 #include "spec/codes.h"
@@ -23,20 +24,16 @@ inline KeyScales key_scales(const spec::Problem& p) {
   return p.recipe.scheme == Scheme::tokenwise ? KeyScales::token : KeyScales::block;
 }
 
-/// The centres of keys; empty in recipe `vectorwise`.
-struct CentreSpace {
-  CentreSpace(const spec::Problem& p, const Plan& plan, Arena& arena) {
-    if (key_scales(p) == KeyScales::block) return;
-    const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
-    codes = arena.take<int8_t>(rows * plan.padded_d), scale = arena.take<float>(rows);
-  }
-  int8_t* codes = nullptr;
-  float* scale = nullptr;
-};
+/// None in recipe `vectorwise`.
+inline CentreRows take_centre_rows(const spec::Problem& p, const Plan& plan, Arena& arena) {
+  if (key_scales(p) == KeyScales::block) return {};
+  const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
+  return {arena.take<int8_t>(rows * plan.padded_d), arena.take<float>(rows)};
+}
 
 struct ForwardSpace : tuned::SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
-      : tuned::SharedSpace(p, plan, arena), centres(p, plan, arena) {
+      : tuned::SharedSpace(p, plan, arena), centre_rows(take_centre_rows(p, plan, arena)) {
     items = tuned::take_items(p, plan, arena);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     logit_factor = arena.take<float>(p.h * plan.tq);
@@ -50,7 +47,7 @@ struct ForwardSpace : tuned::SharedSpace {
     mean_logit = arena.take<float>(p.h * plan.tq);
     if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
-  CentreSpace centres;
+  CentreRows centre_rows;
   tuned::Item* items;
   int8_t* v8t;
   float* logit_factor;
@@ -96,10 +93,10 @@ struct Parts {
 struct CodesSpace : tuned::SharedSpace {
   CodesSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : tuned::SharedSpace(p, plan, arena),
-        centres(p, plan, arena),
+        centre_rows(take_centre_rows(p, plan, arena)),
         items(tuned::take_items(p, plan, arena)),
         codes(arena.take<std::byte>(spec::codes_layout(p).bytes)) {}
-  CentreSpace centres;
+  CentreRows centre_rows;
   tuned::Item* items;
   std::byte* codes;
 };

@@ -10,6 +10,7 @@
 #include "codes_parity.h"
 #include "cuda/host/arena.h"
 #include "cuda/sm90/quantize/codes.h"
+#include "cuda/sm90/run.h"
 #include "cuda/sm90/workspace.h"
 #include "cuda/tuned/call.h"
 #include "device_case.h"
@@ -69,8 +70,13 @@ struct SavingCall {
     return sizes.used() + kDeviceAlign;
   }
   void expect_oracle_codes(const DeviceCase& dc, const CaseInputs& in) const {
-    gpu::expect_codes(codes, gpu::oracle_codes(dc, in), spec::codes_layout(p),
-                      gpu::CodesAre::rounded);
+    const std::vector<std::byte> want = gpu::oracle_codes(dc, in);
+    const CodesLayout at = spec::codes_layout(p);
+    gpu::expect_codes(codes, want, at, gpu::CodesAre::rounded);
+    // Tensor cores have no part in centres.
+    if (p.recipe.scheme == Scheme::tokenwise) {
+      EXPECT_TRUE(std::equal(codes.begin() + at.centre8, codes.end(), want.begin() + at.centre8));
+    }
   }
 
   Tensors x;
@@ -84,10 +90,9 @@ struct SavingCall {
 
 void make_operands(const SavingCall<ForwardSpace>& c) {
   c.call.start(c.ws);
-  CodesJob job{};
-  c.call.describe(job, c.ws, c.ws.items);
+  CodesJob job = codes_job(c.call, c.ws, c.ws.centre_rows, c.ws.items);
   job.k_scale = c.ws.k_scale, job.v8t = c.ws.v8t, job.v_share = c.ws.v_share,
-  job.block_scales = c.ws.block_scales;
+  job.block_scales = c.ws.block_scales, job.numbers = c.ws.numbers;
   job.logit_factor = c.ws.logit_factor, job.mean_logit = c.ws.mean_logit;
   launch_codes(job, c.p.dtype, nullptr);
 }
@@ -107,23 +112,28 @@ TEST_P(HopperCodes, AreTheOracles) {
   expect_parity(dc, gpu::make_case_inputs(dc));
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, HopperCodes,
-                         testing::Values("b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16",
-                                         "h2 hk1 nq140 nk300 d128 bf16", "h1 nq300 nk140 d64 f16",
-                                         "b3 h1 nq64 nk300 d128 bf16", "h1 nq64 nk1300 d128 f16",
-                                         "h2 n256 d128 bf16 rotate=off",
-                                         "h2 n256 d64 f16 smooth_k=off smooth_v=off"));
+INSTANTIATE_TEST_SUITE_P(
+    Every, HopperCodes,
+    testing::Values("b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16",
+                    "h2 hk1 nq140 nk300 d128 bf16", "h1 nq300 nk140 d64 f16",
+                    "b3 h1 nq64 nk300 d128 bf16", "h1 nq64 nk1300 d128 f16",
+                    "h2 n256 d128 bf16 rotate=off", "h2 n256 d64 f16 smooth_k=off smooth_v=off",
+                    "b2 h4 hk2 n256 d64 bf16 tokenwise", "b2 h2 hk1 n256 d128 f16 tokenwise",
+                    "h1 nq140 nk1300 d128 bf16 tokenwise", "b2 h1 nq64 nk600 d64 f16 tokenwise",
+                    "h2 n256 d128 bf16 tokenwise rotate=off",
+                    "h2 n300 d64 f16 tokenwise smooth_k=off"));
 
 // A backward without saved codes makes them, and nothing else.
 TEST(HopperOperands, CodesAlone) {
-  for (const char* text : {"b2 h4 hk2 nq130 nk300 d64 bf16", "h2 n256 d128 f16 rotate=off"}) {
+  for (const char* text :
+       {"b2 h4 hk2 nq130 nk300 d64 bf16", "h2 n256 d128 f16 rotate=off",
+        "b2 h4 hk2 nq130 nk300 d64 bf16 tokenwise", "h2 n256 d128 f16 tokenwise"}) {
     SCOPED_TRACE(text);
     const DeviceCase dc(text);
     const CaseInputs in = gpu::make_case_inputs(dc);
     const SavingCall<CodesSpace> c(dc, in);
     c.call.start(c.ws);
-    CodesJob job{};
-    c.call.describe(job, c.ws, c.ws.items);
+    CodesJob job = codes_job(c.call, c.ws, c.ws.centre_rows, c.ws.items);
     job.k8 = job.q8 = nullptr;
     launch_codes(job, c.p.dtype, nullptr);
     c.expect_oracle_codes(dc, in);
@@ -151,7 +161,9 @@ TEST(HopperOperands, PoisonAmongZeros) {
 }
 
 TEST(HopperOperands, CodesOfDocuments) {
-  for (const char* text : {"h2 hk1 nq700 nk650 d64 bf16", "h1 nq700 nk650 d128 f16"}) {
+  for (const char* text :
+       {"h2 hk1 nq700 nk650 d64 bf16", "h1 nq700 nk650 d128 f16",
+        "h2 hk1 nq700 nk650 d64 bf16 tokenwise", "h1 nq700 nk650 d128 f16 tokenwise"}) {
     DeviceCase dc(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
     expect_parity(dc, gpu::make_case_inputs(dc));
@@ -159,16 +171,17 @@ TEST(HopperOperands, CodesOfDocuments) {
 }
 
 TEST(HopperOperands, CodesOfNanAndInf) {
-  for (int tensor = 0; tensor < 3; ++tensor) {
-    SCOPED_TRACE(tensor);
-    DeviceCase dc("h1 n384 d128 bf16");
-    CaseInputs in = gpu::make_case_inputs(dc);
-    std::vector<float>& x = gpu::tensor_of(in, tensor);
-    x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
-    for (int64_t i = 256; i < dc.c.nk; ++i)  // a block
-      x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
-    expect_parity(dc, in);
-  }
+  for (const char* text : {"h1 n384 d128 bf16", "h1 n384 d128 bf16 tokenwise"})
+    for (int tensor = 0; tensor < 3; ++tensor) {
+      SCOPED_TRACE(tensor);
+      DeviceCase dc(text);
+      CaseInputs in = gpu::make_case_inputs(dc);
+      std::vector<float>& x = gpu::tensor_of(in, tensor);
+      x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
+      for (int64_t i = 256; i < dc.c.nk; ++i)  // a block
+        x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
+      expect_parity(dc, in);
+    }
 }
 
 }  // namespace

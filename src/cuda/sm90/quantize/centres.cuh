@@ -101,7 +101,7 @@ struct CentreMaker {
     const tile::Sequence s = tile::sequence_at<kBlock>(job.seq, sequence);
     if (octave >= numerics::octaves_of(s.nk)) return;
     float x = 0.0f;
-    if (!job.centres.are_zero) {
+    if (!job.centres_are_zero) {
       const numerics::Sample sample = numerics::centre_sample(octave);
       load(s, head, sample);
       if (thread < D) x = mean(sample.count);
@@ -110,16 +110,10 @@ struct CentreMaker {
     const float scale = numerics::scale_of(largest(x));
     const auto code = static_cast<int8_t>(numerics::code_nearest(x, numerics::inverse_of(scale)));
     const int64_t row = static_cast<int64_t>(place) * kCentreRows + octave,
-                  saved = head * job.saved.key_blocks + s.k_pad / kBlock +
-                          numerics::first_block_of(octave);
-    if (thread < D) {
-      job.centres.codes[row * D + thread] = code;
-      if (job.centres.saved_codes != nullptr) job.centres.saved_codes[saved * D + thread] = code;
-    }
-    if (thread == 0) {
-      job.centres.scale[row] = scale;
-      if (job.centres.saved_scale != nullptr) job.centres.saved_scale[saved] = scale;
-    }
+                  block = job.centres.row(head, s.k_pad / kBlock, numerics::first_block_of(octave));
+    if (thread < D)
+      job.centre_rows.codes[row * D + thread] = job.centres.codes[block * D + thread] = code;
+    if (thread == 0) job.centre_rows.scale[row] = job.centres.scale[block] = scale;
   }
 };
 

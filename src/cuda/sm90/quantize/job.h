@@ -12,16 +12,11 @@ namespace sagebwd::cuda::sm90 {
 
 using tuned::MeanJob;
 
-/// The centres of keys in recipe `tokenwise` (numerics/octaves.h), rotated: codes and scales. A
-/// sequence and key head have kCentreRows rows.
-struct Centres {
+/// The centres of keys in recipe `tokenwise` once more (tuned::Centres), where one copy takes those
+/// of a sequence and key head: kCentreRows rows for each.
+struct CentreRows {
   int8_t* codes = nullptr;  // [sequences, hk, kCentreRows, D]
   float* scale = nullptr;   // [sequences, hk, kCentreRows]
-  // Another copy for the caller, in the rows of the octaves' first blocks: [hk, key_blocks, D] and
-  // [hk, key_blocks]; null: unwanted.
-  int8_t* saved_codes = nullptr;
-  float* saved_scale = nullptr;
-  bool are_zero = false;  // the recipe has none
 };
 
 /// All operands of a forward, or the codes that a backward reads. Outputs that are null are not
@@ -30,9 +25,10 @@ struct CodesJob : tuned::OperandJob {
   // k_scale is written in blocks with a poisoned key alone.
   BlockScales* block_scales = nullptr;  // [hk, tk / kBlock]
   uint16_t* v_share = nullptr;          // [hk, tk], halves in the order of tile::permuted
-  // Recipe `tokenwise` has no means, and these instead of the three above.
+  // Recipe `tokenwise` has these instead of the three above.
   KeyScales scales = KeyScales::block;
-  Centres centres;
+  CentreRows centre_rows;
+  bool centres_are_zero = false;  // the recipe has none
   KeyNumbers* numbers = nullptr;  // [hk, tk / kBlock]
   // Maps for copies of whole blocks. Tensors that no map can describe have none, and are copied
   // slowly.

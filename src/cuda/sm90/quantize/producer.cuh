@@ -179,8 +179,9 @@ struct Producer {
       const int64_t row =
           (static_cast<int64_t>(piece.s.index) * job.hk + piece.head) * kCentreRows +
           numerics::octave_of_block(piece.first / kBlock);
-      const uint32_t codes = reinterpret_cast<const uint32_t*>(job.centres.codes + row * D)[lane];
-      const float scale = job.centres.scale[row];
+      const uint32_t codes =
+          reinterpret_cast<const uint32_t*>(job.centre_rows.codes + row * D)[lane];
+      const float scale = job.centre_rows.scale[row];
       const auto value = [&](int i) {
         return __fmul_rn(scale, static_cast<int8_t>(codes >> 8 * i & 0xff));
       };
