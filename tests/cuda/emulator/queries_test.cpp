@@ -281,7 +281,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
                     Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true},
                     Call{Dtype::bf16, 128, 2, 4, 2, 200, 1152, false, true, KeyScales::token},
-                    Call{Dtype::f16, 64, 2, 2, 1, 256, 384, true, true, KeyScales::token}));
+                    Call{Dtype::f16, 64, 2, 2, 1, 256, 384, true, true, KeyScales::token},
+                    Call{Dtype::f16, 128, 1, 2, 1, 130, 640, true, true, KeyScales::token},
+                    Call{Dtype::bf16, 64, 3, 2, 2, 100, 256, false, false, KeyScales::token}));
 
 /// Numbers of a query and an octave, as FP64 finds them from codes.
 TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
