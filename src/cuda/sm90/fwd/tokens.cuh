@@ -128,7 +128,7 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
   for (int i = 0; i < 8; ++i) {
     // Here the compiler does not make exponentials ahead of those before. Registers would not
     // suffice: it might then not pack any before it has all.
-    if (!kMasked || i % 4 == 3) __syncwarp();
+    if (i % 4 == (kMasked ? 3 : 0)) __syncwarp();
     const float4 scale = numbers_of(k_scale, i, lane);
 #pragma unroll
     for (int b = 0; b < 2; ++b)
