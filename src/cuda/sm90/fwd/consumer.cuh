@@ -165,8 +165,9 @@ struct Consumer {
     };
     make_p();
     // The sums are looked at last, so that most tiles run through all of it without a branch.
-    while (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
+    if (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
+      // Once only: references of huge logits are rounded to many units, and would never suit.
       scores_of_warp<D>(x, shared.slot[slot.place()].q8, shared.stage[stage.place()].k8,
                         static_cast<uint32_t>(first_row()), lane);
       if constexpr (kMasked) hide(x, tile);

@@ -122,10 +122,11 @@ struct Consumer {
     }
     if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
     if (first) sums.start(x, factor);
-    for (;;) {
+    for (bool again = false;; again = true) {
       exponentials(halves, sum, x, factor, sums.reference);
-      if (!__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
+      if (again || !__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
       // Again, with a reference that suits. The scores are gone: there are no registers for both.
+      // Once only: references of huge logits are rounded to many units, and would never suit.
       scores_of_warp<D>(x, shared.slot[slot()].q8, shared.stage[now].k8[0],
                         static_cast<uint32_t>(first_row()), lane);
       hide(x, tiles);
