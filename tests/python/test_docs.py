@@ -16,6 +16,7 @@ import pytest
 
 import sagebwd
 from sagebwd import _library
+from sagebwd.integrations import diffusers as diffusers_hook
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +49,11 @@ def test_python_block(page, line, text, tmp_path, monkeypatch, capsys):
     for name in needs(text):
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
-    exec(compile("\n" * (line - 1) + text, str(page), "exec"), {"__name__": "__main__"})
+    try:
+        exec(compile("\n" * (line - 1) + text, str(page), "exec"), {"__name__": "__main__"})
+    finally:
+        if "diffusers" in needs(text):
+            diffusers_hook.unregister()
     assert "nan" not in capsys.readouterr().out
 
 

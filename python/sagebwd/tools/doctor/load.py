@@ -184,6 +184,8 @@ def _diffusers(name, device, dtype, pixels):
         raise CannotExamine(
             f"{name}: {type(pipeline).__name__} has no transformer and no unet: {BY_HAND}"
         )
+    # Else it has what was last chosen for any model of this process, ours perhaps.
+    model.set_attention_backend("native")
     arguments = _arguments(name, pipeline, pixels)
     seen = []
 
