@@ -13,7 +13,7 @@ help:
 	@echo 'make demo               build, report accuracy and speed here (build/report.html), then train a small Llama with'
 	@echo '                        full-precision and INT8 attention side by side (build/demo/report.html)'
 	@echo 'make check              the quick tests: style, C++, Python'
-	@echo 'make test               and CUDA kernels on an emulator, hooks, trainer, address sanitizer, nvcc (22 minutes on two cores)'
+	@echo 'make test               and CUDA kernels on an emulator, hooks, trainer, address sanitizer, nvcc (13 minutes on two cores)'
 	@echo 'make test-all           and everything else: other targets, thread sanitizer, frameworks, long fuzz'
 	@echo 'make build              library, tool and tests in build/'
 	@echo 'make docs               the documentation as a site in build/site; a broken link or a missing docstring fails'

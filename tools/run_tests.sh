@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.." || exit
 tier=${1:-test}
 case $tier in
   check) level=0 usual='less time than make test' ;;
-  test) level=1 usual='22 minutes' ;;
-  test-all) level=2 usual='more time than make test, which takes 22 minutes,' ;;
+  test) level=1 usual='13 minutes' ;;
+  test-all) level=2 usual='more time than make test, which takes 13 minutes,' ;;
   *) echo "run_tests.sh: expected check, test or test-all, got \"$tier\"" >&2; exit 2 ;;
 esac
 jobs=${JOBS:-$(nproc)}
@@ -86,24 +86,24 @@ virtual_environment() {
 targets=(--target sagebwd_tests bin/sagebwd)
 [ $level -ge 1 ] && targets+=(emulated_tests)
 [ $level -ge 2 ] && targets=()
-usually=(0 360 0)
+usually=(0 260 0)
 part "${usually[level]}" build build release build ${targets[@]+"${targets[@]}"}
 part 30 "virtual environment" virtual_environment
 part 5 style tools/check_style.sh .venv
 if [ -x build/bin/sagebwd_tests ]; then
-  part 130 "C++ tests" run_ctest build -j2 -LE 'package|emulator'
-  part 120 "Python package" tools/setup/package.sh .venv
+  part 90 "C++ tests" run_ctest build -j2 -LE 'package|emulator'
+  part 80 "Python package" tools/setup/package.sh .venv
   case $level in
     0) part 0 "Python tests" python_tests -m 'not slow and not long' ;;
-    1) part 260 "Python tests" python_tests -m 'not long' ;;
+    1) part 150 "Python tests" python_tests -m 'not long' ;;
     2) part 0 "Python tests" python_tests ;;
   esac
   if [ $level -ge 1 ]; then
     emulated='^emulator$' gpus=90-real
     [ $level -ge 2 ] && emulated=emulator gpus='80-real;89-real;90-real;100-real;120-real'
-    part 180 "CUDA kernels on CPU" run_ctest build -j2 -L "$emulated"
-    part 160 "CUDA code" cuda "$gpus"
-    part 110 "address, undefined" sanitizer asan
+    part 160 "CUDA kernels on CPU" run_ctest build -j2 -L "$emulated"
+    part 150 "CUDA code" cuda "$gpus"
+    part 80 "address, undefined" sanitizer asan
   fi
   if [ $level -ge 2 ]; then
     part 0 "long fuzz" long_fuzz
