@@ -13,18 +13,10 @@
 #include "support/attention_problem.h"
 #include "support/implementations.h"
 #include "support/random.h"
+#include "support/tokens.h"
 
 namespace sagebwd::testing {
 namespace {
-
-/// Tokens [begin, end) of a contiguous [heads, n, d] tensor.
-std::vector<float> tokens(const std::vector<float>& x, int64_t heads, int64_t n, int64_t d,
-                          int64_t begin, int64_t end) {
-  std::vector<float> out;
-  for (int64_t h = 0; h < heads; ++h)
-    out.insert(out.end(), x.begin() + (h * n + begin) * d, x.begin() + (h * n + end) * d);
-  return out;
-}
 
 /// O and LSE of queries [begin, end).
 struct Rows {
