@@ -78,6 +78,7 @@ def keep_accuracy(file, out):
     except (OSError, ValueError) as error:
         raise BadInput(f"accuracy: {file} cannot be read ({error})") from None
     with figures_of(f"accuracy: {file}"):
+        record.pop("page", None)  # what is on it; here only its address is wanted
         accuracy_card(record)  # before the training that ends with it
     page = file.with_suffix(".html")
     if page.exists():
