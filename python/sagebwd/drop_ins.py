@@ -17,7 +17,7 @@ from torch import Tensor
 from . import arguments
 from .attention import attention, attention_varlen
 from .masks import attention_with_mask
-from .recipe import Recipe
+from .recipe import Recipe, as_recipe
 
 _REMEDIES = {
     "dropout_p": "pass 0.0 (dropout outside of attention may stay)",
@@ -302,10 +302,11 @@ def sageattn(
     *,
     attn_mask: Tensor | None = None,
     smooth_k: bool = True,
+    recipe: str | Recipe = "vectorwise",
 ) -> Any:
-    """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``). The
-    original defines a causal mask only for as many keys as queries, and so does this. An attn_mask
-    has the form that :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may
+    """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``).
+    ``smooth_k=False`` switches the K-smoothing of the recipe off. The original defines a causal
+    mask only for as many keys as queries, and so does this. An attn_mask has the form that :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may
     describe padding, a causal mask, a window, documents or few sets of queries that see the same
     keys. Its values are read, so a GPU is waited for."""
     if tensor_layout not in ("HND", "NHD"):
@@ -318,7 +319,7 @@ def sageattn(
             "sageattn: is_causal needs as many keys as queries, got "
             f"{k.shape[tokens]} and {q.shape[tokens]}; sagebwd.attention takes align="
         )
-    recipe = replace(Recipe(), smooth_k=smooth_k)
+    recipe = _smoothing(recipe, smooth_k)
     if attn_mask is None:
         return attention(
             q,
@@ -351,6 +352,8 @@ def sageattn_varlen(
     is_causal: bool = False,
     sm_scale: float | None = None,
     smooth_k: bool = True,
+    *,
+    recipe: str | Recipe = "vectorwise",
 ) -> Tensor:
     """SageAttention's packed form, with gradients: q [t, h, d]. With a causal mask, every document
     needs as many keys as queries, that is, the offsets must be the same. Compiled code cannot read
@@ -371,8 +374,13 @@ def sageattn_varlen(
         max_seqlen_k,
         causal=is_causal,
         softmax_scale=sm_scale,
-        recipe=replace(Recipe(), smooth_k=smooth_k),
+        recipe=_smoothing(recipe, smooth_k),
     )
+
+
+def _smoothing(recipe, smooth_k):
+    recipe = as_recipe(recipe)
+    return recipe if arguments.flag("smooth_k", smooth_k) else replace(recipe, smooth_k=False)
 
 
 def _same_lengths(cu_q, cu_k, max_q, max_k):

@@ -42,8 +42,11 @@ ORIGINALS = {
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_signature(name):
-    added = ", *, s_aux=None, learnable_sink=None, recipe='vectorwise'"
-    later = added if name.startswith("flash") else ""
+    later = {
+        "flash": ", *, s_aux=None, learnable_sink=None, recipe='vectorwise'",
+        "sageattn": ", recipe='vectorwise'",
+        "sageattn_varlen": ", *, recipe='vectorwise'",
+    }.get("flash" if name.startswith("flash") else name, "")
     signature = inspect.signature(getattr(sagebwd, name))
     bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     assert str(inspect.Signature(bare)) == f"({ORIGINALS[name]}{later})"

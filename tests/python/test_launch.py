@@ -218,6 +218,30 @@ def test_the_own_sitecustomize_runs(tmp_path):
     assert "sdpa: 1 calls ran here" in seen
 
 
+def test_the_recipe_reaches_every_replaced_attention():
+    code = """
+import flash_attn, sageattention, sagebwd, torch
+import torch.nn.functional as F
+q, k, v = (torch.randn(1, 40, 2, 32) for _ in range(3))
+turned = [t.transpose(1, 2) for t in (q, k, v)]
+want = sagebwd.attention(q, k, v, recipe="tokenwise rotate=off")
+assert not torch.equal(want, sagebwd.attention(q, k, v))
+assert torch.equal(F.scaled_dot_product_attention(*turned).transpose(1, 2), want)
+assert torch.equal(flash_attn.flash_attn_func(q, k, v), want)
+assert torch.equal(sageattention.sageattn(q, k, v, "NHD"), want)
+kernel = sageattention.sageattn_qk_int8_pv_fp16_cuda
+assert torch.equal(kernel(q, k, v, "NHD", pv_accum_dtype="fp32"), want)
+import transformers
+from transformers import AttentionInterface
+ours = AttentionInterface()["sagebwd"]
+module = torch.nn.Module()
+module.is_causal = False
+assert torch.equal(ours(module, *turned, None, is_causal=False)[0], want)
+"""
+    _, seen = python(code, options=["--recipe", "tokenwise rotate=off"])
+    assert "2 processes" not in seen and "sageattention: 2 calls" in seen
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -252,6 +276,8 @@ def test_processes_that_cannot_be_reached(capsys):
 @pytest.mark.parametrize("argv, what", [
     ([], "expected a command"), (["--as", "xformers", "--", "python"], "got 'xformers'"),
     (["--as", "", "--", "python"], "--as: expected"),
+    (["--recipe", "tokenwize", "--", "python"], "did you mean 'tokenwise'"),
+    (["--recipe", "", "--", "python"], "--recipe: expected vectorwise"),
 ])  # fmt: skip
 def test_refused_arguments(argv, what, capsys):
     with pytest.raises(SystemExit):

@@ -34,6 +34,14 @@ def test_exact_rows_leak_nothing():
     assert found.worst("NaN in v").relative == 0 and found.worst("NaN in v").rows > 0
 
 
+def test_a_module_of_fixed_shape_gets_no_other_head_dim():
+    def fixed(q, k, v):
+        assert q.shape[2:] == (2, 16) and k.shape[2:] == v.shape[2:] == (1, 16)
+        return rows_alone(q, k, v)
+
+    assert not sagebwd.leaks(fixed, key_heads=1, **SMALL)
+
+
 def test_one_key_too_many_is_found():
     found = sagebwd.leaks(lambda q, k, v: rows_alone(q, k, v, ahead=1)[0], **SMALL)
     assert found

@@ -18,20 +18,21 @@ CHILD = "sagebwd_run_child"  # the name under which a started process loads chil
 
 
 def counted(hook, function):
-    """A function of a stand-in module that counts its calls in the record of this process."""
+    """A function of a stand-in module that computes with the recipe of the command and counts its
+    calls in the record of this process."""
     import torch
 
     child = sys.modules.get(CHILD)
     if child is None:
         return function
-    report = child.report(hook)
+    report, recipe = child.report(hook), child.settings["recipe"]
     # Runs while code is traced, and not again.
     traced = torch.compiler.assume_constant_result(lambda: report.ran())
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         try:
-            out = function(*args, **kwargs)
+            out = function(*args, recipe=recipe, **kwargs)
         except NotImplementedError as error:
             report.refused[str(error).removeprefix("sagebwd: ")] += 1
             raise

@@ -23,7 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def parsed(argv):
     parser = argparse.ArgumentParser(
         prog="sagebwd run",
-        usage="sagebwd run [--as NAME,...] [--strict] -- COMMAND ...",
+        usage="sagebwd run [--as NAME,...] [--recipe TEXT] [--strict] -- COMMAND ...",
         description="Runs a command and all processes below it with INT8 attention, without "
         "editing a file. Nothing outside of them changes. A summary on stderr closes the run: what "
         "ran in INT8, what did not, and why.",
@@ -36,6 +36,12 @@ def parsed(argv):
         metavar="NAME,...",
         help=f"which attention to replace, of {', '.join(HOOKS)}; default: all of them, but a "
         "flash_attn or sageattention that is installed only if it is named here",
+    )
+    parser.add_argument(
+        "--recipe",
+        metavar="TEXT",
+        default="vectorwise",
+        help="the recipe of all attention that is replaced, such as tokenwise; default: vectorwise",
     )
     parser.add_argument(
         "--strict",
@@ -55,6 +61,8 @@ def parsed(argv):
             parser.error(f"--as: expected names of {', '.join(HOOKS)}, got {name!r}")
     if args.hooks is not None and not args.named:
         parser.error(f"--as: expected names of {', '.join(HOOKS)}")
+    if args.recipe != "vectorwise" and (wrong := wrong_recipe(args.recipe)):
+        parser.error(f"--recipe: {wrong}")
     flag = deaf(args.command)
     if flag:
         parser.error(
@@ -62,6 +70,19 @@ def parsed(argv):
             "would run in INT8: leave the option out"
         )
     return args
+
+
+def wrong_recipe(text):
+    """What is wrong with it, or None. Where sagebwd is not installed, its processes say that."""
+    try:
+        from sagebwd import Recipe
+    except ImportError:
+        return None
+    try:
+        Recipe.parse(text)
+    except ValueError as error:
+        return str(error).removeprefix("recipe: ")
+    return None
 
 
 def deaf(command):
@@ -85,7 +106,8 @@ def environment(args, records):
         path.append(env["PYTHONPATH"])
     env["PYTHONPATH"] = os.pathsep.join(path)
     env["SAGEBWD_RUN"] = json.dumps(
-        {"as": args.named or HOOKS, "named": args.named, "strict": args.strict, "records": records}
+        {"as": args.named or HOOKS, "named": args.named, "recipe": args.recipe,
+         "strict": args.strict, "records": records}  # fmt: skip
     )
     return env
 

@@ -178,7 +178,8 @@ def imported(name):
 def _sdpa():
     from sagebwd.integrations import torch_sdpa
 
-    reports["sdpa"] = [torch_sdpa.activate(fallback=not settings["strict"])]
+    options = dict(recipe=settings["recipe"], fallback=not settings["strict"])
+    reports["sdpa"] = [torch_sdpa.activate(**options)]
 
 
 def _diffusers():
@@ -187,7 +188,7 @@ def _diffusers():
         return
     from sagebwd.integrations import diffusers
 
-    seen = diffusers.enable(fallback=not settings["strict"])
+    seen = diffusers.enable(recipe=settings["recipe"], fallback=not settings["strict"])
     reports.setdefault("diffusers", []).append(seen)
 
 
@@ -198,7 +199,8 @@ def _transformers():
 
     from sagebwd.integrations import transformers
 
-    name = transformers.register(fallback=None if settings["strict"] else "sdpa")
+    fallback = None if settings["strict"] else "sdpa"
+    name = transformers.register(recipe=settings["recipe"], fallback=fallback)
     seen = report("transformers")
     ours = AttentionInterface()[name]
     choose = PreTrainedModel._check_and_adjust_attn_implementation

@@ -129,7 +129,7 @@ def leaks(
     changes = []
     for cut in (c for c in CUTS if c < tokens):
         changes += probe.compare(inputs, other, cut)
-    changes += probe.published(heads, key_heads or heads, dtype, device)
+    changes += probe.published([t[:, :, :1] for t in inputs])
     return Leaks(tuple(changes), repeats)
 
 
@@ -195,10 +195,10 @@ class _Probe:
             changes.append(_change("decode: the last queries alone", cut, last, alone, slice(None)))
         return changes
 
-    def published(self, heads, key_heads, dtype, device):
+    def published(self, like):
         """TransformerEngine#3248: all queries and keys are one, a value is tiny and a later one is
         large. A scale that both share rounds the first to zero."""
-        ones = [torch.ones(1, h, 128, 128, dtype=dtype, device=device) for h in (heads, key_heads)]
+        ones = [torch.ones_like(t).repeat(1, 1, 128, 1) for t in like[:2]]
         changes = []
         for power, large, cut in ((-20, 1, 16), (-10, 1024, 64)):
             v = torch.zeros_like(ones[1])

@@ -2,7 +2,11 @@
 """The demo, small: one page with training, noise, accuracy and bias."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,24 +16,22 @@ from sagebwd.train.errors import BadInput
 from sagebwd.train.report import read_runs
 
 pytestmark = pytest.mark.slow
+BINARY = Path(os.environ.get("SAGEBWD_BIN", Path(__file__).parents[3] / "build/bin/sagebwd"))
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     directory = tmp_path_factory.mktemp("demo")
     out = directory / "out"
-    (directory / "hard.html").write_text("the other page")
-    tensors = {t: {"rel_l2": 0.1} for t in ("dQ", "dK", "dV")}
-    cases = [
-        {"recipe": r, "lift": "", "inputs": kind, "sigma": 1, "n": 64, "d": 8, "heads": 1,
-         "tensors": tensors}
-        for r in ("paper", "vectorwise") for kind in ("gaussian", "sink")
-    ]  # fmt: skip
-    (directory / "hard.json").write_text(json.dumps({"cases": cases}))
+    record = directory / "hard.json"
+    assert BINARY.exists(), f"{BINARY} is missing: build the project, or set SAGEBWD_BIN"
+    page = ["--html", directory / "hard.html", "--json", record]
+    env = {**os.environ, "SAGEBWD_PYTHON": sys.executable}
+    subprocess.run([BINARY, "report", "--quick", *page], check=True, env=env)
     before, demo._BIAS = demo._BIAS, {k: (v[0], "512,1K") for k, v in demo._BIAS.items()}
     try:
         code = demo.main([
-            "--accuracy", str(directory / "hard.json"), "--out", str(out), "--preset", "nano",
+            "--accuracy", str(record), "--out", str(out), "--preset", "nano",
             "--steps", "20", "--eval-every", "5", "--eval-tokens", "1K", "--context", "64",
             "--tokens-per-step", "256", "--data", tiny.write_text(directory), "--threads", "1",
             "--device", "cpu",

@@ -20,6 +20,7 @@ def _sageattn(
     smooth_k=True,
     dropout_p=0.0,
     scale=None,
+    recipe="vectorwise",
 ):
     """SageAttention's sageattn. ``attn_mask``, ``dropout_p`` and ``scale`` are for callers who use
     it as PyTorch's attention; the original ignores them."""
@@ -40,6 +41,7 @@ def _sageattn(
         return_lse,
         attn_mask=attn_mask,
         smooth_k=smooth_k,
+        recipe=recipe,
     )
 
 
