@@ -306,9 +306,10 @@ def sageattn(
 ) -> Any:
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``).
     ``smooth_k=False`` switches the K-smoothing of the recipe off. The original defines a causal
-    mask only for as many keys as queries, and so does this. An attn_mask has the form that :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may
-    describe padding, a causal mask, a window, documents or few sets of queries that see the same
-    keys. Its values are read, so a GPU is waited for."""
+    mask only for as many keys as queries, and so does this. An attn_mask has the form that
+    :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may describe padding, a
+    causal mask, a window, documents or few sets of queries that see the same keys. Its values are
+    read, so a GPU is waited for."""
     if tensor_layout not in ("HND", "NHD"):
         raise ValueError(f"tensor_layout: expected 'HND' or 'NHD', got {tensor_layout!r}")
     is_causal = arguments.flag("is_causal", is_causal)
