@@ -105,10 +105,9 @@ def environment(args, records):
     if env.get("PYTHONPATH"):
         path.append(env["PYTHONPATH"])
     env["PYTHONPATH"] = os.pathsep.join(path)
-    env["SAGEBWD_RUN"] = json.dumps(
-        {"as": args.named or HOOKS, "named": args.named, "recipe": args.recipe,
-         "strict": args.strict, "records": records}  # fmt: skip
-    )
+    settings = {"as": args.named or HOOKS, "named": args.named, "recipe": args.recipe}
+    settings |= {"strict": args.strict, "records": records}
+    env["SAGEBWD_RUN"] = json.dumps(settings)
     return env
 
 
