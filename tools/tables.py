@@ -423,6 +423,21 @@ def leak():
     return "\n".join(out) + "\n" + source(figures)
 
 
+def leaks():
+    """Which attentions let later tokens change earlier outputs."""
+    figures = record("leak/leaks.json")
+    out = [
+        "| attention | its error | later tokens become others, zero, or are not there "
+        "| 20 times as large | NaN or Inf | the inputs of TransformerEngine#3248 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in figures["rows"]:
+        cells = [change["words"] for change in row["changes"].values()]
+        name = f"{row['attention']} ({row['words']})"
+        out.append(f"| {name} | {100 * row['error']:.2g} % | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n" + source(figures)
+
+
 def by_name(r):
     return {run["name"]: run for run in r["runs"]}
 
@@ -693,6 +708,7 @@ TABLES = {
     "kinds": kinds,
     "real_model": real_model,
     "leak": leak,
+    "leaks": leaks,
     "torch_cpu": torch_cpu,
     "h200": h200,
     "h200_sustained": h200_sustained,

@@ -3,7 +3,8 @@
 
     python -m sagebwd.evidence             # all parts, SmolLM2-135M
     python -m sagebwd.evidence layers      # one part; page makes the page again
-    python -m sagebwd.evidence leak        # another question, of a small model: see its --help
+    python -m sagebwd.evidence leak        # other questions, of a small model and of attentions
+    python -m sagebwd.evidence leaks       # here and elsewhere: see their --help
     python -m sagebwd.evidence --device cuda --full
     python -m sagebwd.evidence --recipe "paper rotate=on" --recipe "mine=paper smooth_v=on"
 
@@ -30,7 +31,7 @@ from ..suggest import Parser
 from ..tools import peers
 from ..train.config import count
 from ..train.errors import BadInput, exit_code, figures_of, writing
-from . import arms, finetune, gradients, layers, leak, record
+from . import arms, finetune, gradients, layers, leak, leaks, record
 from .model import load
 from .page import write_page
 from .recipes import BASES, parse_recipes
@@ -193,8 +194,9 @@ def make_parser():
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] == ["leak"]:
-        return leak.main(arguments[1:])
+    others = {"leak": leak, "leaks": leaks}
+    if arguments and arguments[0] in others:
+        return others[arguments[0]].main(arguments[1:])
     args = make_parser().parse_args(arguments)
     for name, size in SIZES[args.full].items():
         if getattr(args, name) is None:
