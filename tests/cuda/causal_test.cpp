@@ -22,6 +22,7 @@
 #include "device_array.h"
 #include "device_case.h"
 #include "numerics/octaves.h"
+#include "random_cases.h"
 #include "spec/codes.h"
 
 namespace sagebwd::gpu {
@@ -417,6 +418,54 @@ TEST_P(Causality, CodesOfAPrefixAreTheFirstRows) {
           }
         }
       });
+}
+
+/// A random problem, a function of its number.
+std::string random_problem(Random& r) {
+  constexpr int64_t kDims[] = {8, 32, 64, 64, 80, 96, 128, 128};
+  const int64_t hk = r.integer(1, 2), nq = r.integer(1, 400),
+                past = r.chance(0.3) ? r.integer(0, 300) : 0;
+  std::string text = "h" + std::to_string(hk * r.integer(1, 2)) + " hk" + std::to_string(hk) +
+                     " nq" + std::to_string(nq) + " nk" + std::to_string(nq + past) + " d" +
+                     std::to_string(kDims[r.integer(0, 7)]) + (r.chance(0.5) ? " f16" : " bf16") +
+                     " causal tokenwise seed" + std::to_string(r.integer(0, 1 << 20));
+  if (r.chance(0.2)) text += " window=" + std::to_string(r.integer(0, 300)) + ",-1";
+  if (r.chance(0.2)) text += " smooth_k=off";
+  return text;
+}
+
+// SAGEBWD_FUZZ_CASES sets how many (24), SAGEBWD_FUZZ_FIRST the number of the first one. Queries
+// are the last of the keys.
+TEST_P(Causality, RandomProblemsKeepTheirPast) {
+  const int64_t first = from_environment("SAGEBWD_FUZZ_FIRST", 0),
+                count = from_environment("SAGEBWD_FUZZ_CASES", 24);
+  for (int64_t number = first; number < first + count; ++number) {
+    Random r(number);
+    const std::string text = random_problem(r);
+    SCOPED_TRACE(testing::Message() << "SAGEBWD_FUZZ_FIRST=" << number << " SAGEBWD_FUZZ_CASES=1");
+    const trace::InputKind kinds[] = {trace::InputKind::gaussian, trace::InputKind::offset,
+                                      trace::InputKind::heavy};
+    const trace::InputKind kind = kinds[r.integer(0, 2)];
+    const double sigma = 0.1 * static_cast<double>(r.integer(3, 60));
+    for_each_call(
+        {text.c_str()},
+        [&](const Call& call) {
+          const spec::AttnCase& c = call.c;
+          const int64_t past = c.nk - c.nq, cut = r.integer(0, c.nq - 1);
+          const Change change = kChanges[r.integer(0, 5)];
+          const Outputs before = forward_of(call);
+          Call other = call;
+          change_from(cut, change, c.h, c.nq, c.d, other.q);
+          change_from(cut + past, change, c.hk, c.nk, c.d, other.k);
+          change_from(cut + past, change, c.hk, c.nk, c.d, other.v);
+          expect_same_rows(call, before, 0, cut, other, forward_of(other), 0);
+          const int64_t from = r.chance(0.5) ? 0 : cut, to = from == 0 ? cut : c.nq;
+          if (from == to) return;
+          const Call part = part_of(call, from, to, 0, to + past);
+          expect_same_rows(call, before, from, to, part, forward_of(part), 0);
+        },
+        kind, sigma);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Bits, Causality, testing::Values("plain", "tuned"),

@@ -9,33 +9,15 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 
-#include "base/hash.h"
 #include "device_case.h"
 #include "numerics/rotate.h"
+#include "random_cases.h"
 
 namespace sagebwd::gpu {
 namespace {
 
 using trace::InputKind;
-
-int64_t from_environment(const char* name, int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr && *text != '\0' ? std::strtoll(text, nullptr, 10) : otherwise;
-}
-
-class Random {
- public:
-  explicit Random(int64_t number) : engine_(hash64({0x6f0, static_cast<uint64_t>(number)})) {}
-  int64_t integer(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(engine_);
-  }
-  bool chance(double p) { return std::uniform_real_distribution<double>()(engine_) < p; }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 /// A random length, often near the edge of a tile.
 int64_t random_length(Random& r) {
