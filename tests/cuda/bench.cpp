@@ -2,14 +2,16 @@
 // Times forward and backward, everything included (means, quantisation, copies), with device
 // events.
 //
-//   gpu_bench [--deterministic] [--partial] [--codes] [--linear] [case …]
+//   gpu_bench [--deterministic] [--partial] [--codes] [--linear] [--sustained] [case …]
 //   e.g. gpu_bench "b8 h16 n4096 d128 causal bf16 vectorwise"
 //
 // --partial: the backward of a call that sees a part of the keys.
 // --linear: the linear branch, over what the lists of the case leave out.
 // --codes: the forward saves its codes, and the backward takes them instead of q, k and v.
-// One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head forward, 2.5 times
-// that backward. With block lists (keep=0.1, lists=random or diagonal) only listed pairs count.
+// --sustained: also forward and backward in turn for a second and a half, at the clock that the
+// power limit leaves. One line per case: median milliseconds of 20 runs and TF/s of 4·N²·d per head
+// forward, 2.5 times that backward. With block lists (keep=0.1, lists=random or diagonal) only
+// listed pairs count.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -90,7 +92,25 @@ double median_ms(F f) {
   return times[times.size() / 2];
 }
 
-void run(const std::string& text, bool deterministic, bool partial, bool codes) {
+/// Milliseconds of a call among many behind one another: the mean of the last third of a second
+/// and a half.
+template <typename F>
+double sustained_ms(F f, double about_ms) {
+  const int calls = std::max(2, static_cast<int>(500.0 / about_ms));
+  cudaEvent_t a, b;
+  check(cudaEventCreate(&a));
+  check(cudaEventCreate(&b));
+  for (int i = 0; i < 2 * calls; ++i) f();
+  check(cudaEventRecord(a, nullptr));
+  for (int i = 0; i < calls; ++i) f();
+  check(cudaEventRecord(b, nullptr));
+  check(cudaEventSynchronize(b));
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, a, b));
+  return ms / calls;
+}
+
+void run(const std::string& text, bool deterministic, bool partial, bool codes, bool sustained) {
   const spec::AttnCase c = spec::AttnCase::parse(text);
   ForwardArgs f;
   f.device = Device::cuda;
@@ -131,6 +151,10 @@ void run(const std::string& text, bool deterministic, bool partial, bool codes) 
   std::printf("%-58s fwd %8.3f ms %6.0f TF/s  bwd %8.3f ms %6.0f TF/s  sum %8.3f ms %6.0f TF/s\n",
               text.c_str(), fwd, flops / fwd * 1e-9, bwd, flops_back / bwd * 1e-9, fwd + bwd,
               (flops + flops_back) / (fwd + bwd) * 1e-9);
+  if (sustained) {
+    const auto both = [&] { forward(f), backward(g); };
+    std::printf("%-58s sustained %8.3f ms\n", text.c_str(), sustained_ms(both, fwd + bwd));
+  }
   std::fflush(stdout);
   for (void* p : {f.q.data, f.k.data, f.v.data, f.o.data, static_cast<void*>(f.lse.data),
                   g.dout.data, g.dq.data, g.dk.data, g.dv.data, f.workspace, g.workspace, f.codes,
@@ -182,7 +206,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> cases(argv + 1, argv + argc);
   const auto asked = [&](const char* option) { return std::erase(cases, option) > 0; };
   const bool deterministic = asked("--deterministic"), partial = asked("--partial"),
-             codes = asked("--codes"), linear = asked("--linear");
+             codes = asked("--codes"), linear = asked("--linear"), sustained = asked("--sustained");
   if (cases.empty())
     for (const char* d : {"h16 d128", "h32 d64"})
       for (const char* mask : {"causal", "full"})
@@ -190,7 +214,7 @@ int main(int argc, char** argv) {
           cases.push_back(std::string(n) + " " + d + " " + mask);
   try {
     for (const std::string& text : cases)
-      linear ? run_linear(text) : run(text, deterministic, partial, codes);
+      linear ? run_linear(text) : run(text, deterministic, partial, codes, sustained);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpu_bench: %s\n", e.what());
     return 1;
