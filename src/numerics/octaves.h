@@ -18,9 +18,14 @@ namespace sagebwd::numerics {
 
 inline constexpr int kMostSampled = 128;  // keys of a sample
 
-/// The octave of a block of 128 keys, counted from the first of the document.
+/// The octave of a block of 128 keys, counted from the first of the document: the bits of its
+/// number. In device code CUDA 13.0 makes 0 of std::bit_width, without a word.
 SAGE_INLINE int octave_of_block(int64_t block) {
+#ifdef __CUDA_ARCH__
+  return 64 - __clzll(block);
+#else
   return static_cast<int>(std::bit_width(static_cast<uint64_t>(block)));
+#endif
 }
 
 /// The first block of an octave.

@@ -94,6 +94,21 @@ def test_sources_follow_it():
     assert faults_of_sources(ROOT, rooms) == []
 
 
+def test_device_code_counts_no_bits_by_the_standard_library():
+    """CUDA 13.0 makes 0 of std::bit_width in device code, without a word, and the emulator cannot
+    see it. numerics/octaves.h has the one use, behind __CUDA_ARCH__."""
+    count = re.compile(
+        r"std::(bit_(width|ceil|floor)|count[lr]_|popcount|has_single_bit|rot[lr]\b)"
+    )
+    found = [
+        file.name
+        for room in ("base", "numerics", "cuda")
+        for file in (ROOT / "src" / room).rglob("*")
+        if file.suffix in SUFFIXES and count.search(file.read_text())
+    ]
+    assert found == ["octaves.h"]
+
+
 TABLE = """
 | room | what it is | includes |
 |---|---|---|
