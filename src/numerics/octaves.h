@@ -9,7 +9,6 @@
 // from keys is scale·code, and the logits of it are an integer product of codes.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "base/inline.h"
@@ -19,13 +18,9 @@ namespace sagebwd::numerics {
 inline constexpr int kMostSampled = 128;  // keys of a sample
 
 /// The octave of a block of 128 keys, counted from the first of the document: the bits of its
-/// number. In device code CUDA 13.0 makes 0 of std::bit_width, without a word.
+/// number. Not std::bit_width, of which CUDA 13.0 makes 0 in device code, without a word.
 SAGE_INLINE int octave_of_block(int64_t block) {
-#ifdef __CUDA_ARCH__
-  return 64 - __clzll(block);
-#else
-  return static_cast<int>(std::bit_width(static_cast<uint64_t>(block)));
-#endif
+  return block == 0 ? 0 : 32 - __builtin_clz(static_cast<uint32_t>(block));
 }
 
 /// The first block of an octave.
@@ -46,8 +41,8 @@ struct Sample {
   int count;
 
   SAGE_INLINE int64_t key(int n) const {
-    const auto spread = static_cast<int64_t>((static_cast<uint32_t>(n) * 2654435761u) >> 8);
-    const int64_t at = first + n * step + spread % step;
+    const uint32_t spread = (static_cast<uint32_t>(n) * 2654435761u) >> 8;
+    const int64_t at = first + n * step + spread % static_cast<uint32_t>(step);
     return at < end ? at : end - 1;
   }
 };

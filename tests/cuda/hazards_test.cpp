@@ -112,6 +112,43 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
         }
 }
 
+// Where all that a row sees has logits far from those of the centres of its keys: P must not vanish.
+TEST(GpuHazards, LogitsFarFromTheirCentres) {
+  NEED_DEVICE();
+  const auto scale_keys = [](CaseInputs& in, const DeviceCase& dc, int64_t from, int64_t to,
+                             float factor, float offset) {
+    for (int64_t i = from * dc.c.d; i < to * dc.c.d; ++i) {
+      float& x = tensor_of(in, 1)[static_cast<size_t>(i)];
+      x = factor * x + offset * (i % 3 == 0 ? 1.0f : -1.0f);
+    }
+  };
+  struct Keys {
+    const char* text;
+    int64_t from, to;
+    float factor, offset;
+  };
+  for (const Keys& keys : {
+           Keys{"h1 n700 d64 causal window=60,-1 tokenwise", 128, 512, 1.0f, 40.0f},
+           Keys{"h1 n700 d128 window=60,20 tokenwise", 128, 256, 1.0f, -40.0f},
+           Keys{"h1 n300 d128 causal smooth_k=off tokenwise", 0, 300, 1.0f, 30.0f},
+           Keys{"h1 n300 d64 smooth_k=off tokenwise", 0, 300, 1.0f, -30.0f},
+           Keys{"h1 n300 d64 causal tokenwise", 0, 1, 300.0f, 0.0f},
+           Keys{"h1 n300 d128 causal tokenwise", 0, 1, 2000.0f, 0.0f},
+           Keys{"h1 n300 d128 tokenwise", 1, 300, 30.0f, 0.0f},
+       }) {
+    const DeviceCase dc(keys.text);
+    CaseInputs in = make_case_inputs(dc);
+    scale_keys(in, dc, keys.from, keys.to, keys.factor, keys.offset);
+    const Results gpu = run_on_device(dc, in), oracle = run_oracle(dc, in, gpu);
+    EXPECT_LE(relative_error(gpu.o, oracle.o), 2e-2) << keys.text;
+    float most = 0.0f;
+    for (size_t i = 0; i < gpu.lse.size(); ++i)
+      most = std::max(most, std::fabs(gpu.lse[i] - oracle.lse[i]) /
+                                (1.0f + 1e-3f * std::fabs(oracle.lse[i])));
+    EXPECT_LE(most, 0.1f) << keys.text;
+  }
+}
+
 // Nothing but NaN, or NaN beside zeros: blocks of V whose largest finite magnitude is zero.
 TEST(GpuHazards, NanAmongZeros) {
   NEED_DEVICE();

@@ -96,7 +96,7 @@ def test_sources_follow_it():
 
 def test_device_code_counts_no_bits_by_the_standard_library():
     """CUDA 13.0 makes 0 of std::bit_width in device code, without a word, and the emulator cannot
-    see it. numerics/octaves.h has the one use, behind __CUDA_ARCH__."""
+    see it. numerics/octaves.h says so, and has the builtin."""
     count = re.compile(
         r"std::(bit_(width|ceil|floor)|count[lr]_|popcount|has_single_bit|rot[lr]\b)"
     )

@@ -38,10 +38,15 @@ __device__ __forceinline__ uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
   return y;
 }
-/// Keeps NaN.
+/// These keep NaN.
 __device__ __forceinline__ uint32_t half2_max(uint32_t a, uint32_t b) {
   uint32_t y;
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ __forceinline__ uint32_t half2_min(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 __device__ __forceinline__ uint32_t half2_abs(uint32_t a) {

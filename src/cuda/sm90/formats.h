@@ -6,11 +6,12 @@
 #include <type_traits>
 
 #include "cuda/tile/layout.h"
+#include "cuda/tuned/centres.h"
 #include "cuda/tuned/formats.h"
 
 namespace sagebwd::cuda::sm90 {
 
-using tuned::KeyScale, tuned::QueryRow;
+using tuned::kCentreRows, tuned::KeyScale, tuned::QueryRow;
 
 /// What shares a scale of K: a block of keys in recipe `vectorwise`, nothing in `tokenwise`.
 /// Kernels have instances of their own for each.
@@ -26,10 +27,6 @@ struct BlockScales {
 /// Every key of the forward has its share: its scale of V, divided by the block's largest, in half
 /// precision. That of a poisoned key is -0.
 inline constexpr unsigned short kPoisonedShare = 0x8000;
-
-/// Of recipe `tokenwise`. The centre of an octave of keys (numerics/octaves.h) has a row; a
-/// sequence and key head have so many. Those of octaves that do not exist hold anything.
-inline constexpr int kCentreRows = 32;
 
 /// What a block of keys has for the forward of `tokenwise`. Numbers of the keys are in the order of
 /// tile::permuted, 16 at a time. Keys behind the end have some, too.

@@ -71,23 +71,23 @@ __device__ __forceinline__ uint32_t code(float x, float inverse) {
   return __float_as_uint(fmaf(x, inverse, kMagicFloat));
 }
 
-/// Four signed codes as 16-bit numbers, which hold them exactly.
+/// Four signed codes as floats. A conversion would take the unit that makes exponentials.
+__device__ __forceinline__ void unpack_codes(float (&x)[4], uint32_t codes) {
+#pragma unroll
+  for (uint32_t e = 0; e < 4; ++e)
+    // The float 2^23 + 128 + code has the byte code + 128 at its low end.
+    x[e] = __uint_as_float(arch::byte_permute(codes ^ 0x80808080u, 0x4b000000u, 0x7440u | e)) -
+           (0x1p23f + 128.0f);
+}
+
+/// The same as 16-bit numbers, which hold them exactly.
 template <typename T>
 __device__ __forceinline__ uint2 widened(uint32_t codes) {
-  uint32_t half[2];
-#pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    alignas(4) T pair[2];
-#pragma unroll
-    for (uint32_t e = 0; e < 2; ++e) {
-      // The float 2^23 + 128 + code has the byte code + 128 at its low end.
-      const uint32_t bits =
-          arch::byte_permute(codes ^ 0x80808080u, 0x4b000000u, 0x7440u | (2 * i + e));
-      pair[e] = static_cast<T>(__uint_as_float(bits) - (0x1p23f + 128.0f));
-    }
-    half[i] = *reinterpret_cast<const uint32_t*>(pair);
-  }
-  return make_uint2(half[0], half[1]);
+  float x[4];
+  unpack_codes(x, codes);
+  alignas(8) const T wide[4] = {static_cast<T>(x[0]), static_cast<T>(x[1]), static_cast<T>(x[2]),
+                                static_cast<T>(x[3])};
+  return *reinterpret_cast<const uint2*>(wide);
 }
 
 /// A 4x4 matrix of bytes, a row in each word, transposed.

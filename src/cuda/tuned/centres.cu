@@ -110,11 +110,9 @@ __device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head
   return keys > 0 ? static_cast<float>(all / static_cast<double>(keys)) : 0.0f;
 }
 
+/// The centre of an octave of a head of a sequence.
 template <typename T, int D>
-__global__ void __launch_bounds__(kThreads) centre_kernel(const __grid_constant__ CentreJob job) {
-  __shared__ Shared<D> shared;
-  arch::wait_for_earlier_kernels();
-  arch::let_next_kernel_start();
+__device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   const int index = static_cast<int>(blockIdx.x) / job.octaves,
             octave = static_cast<int>(blockIdx.x) - index * job.octaves,
             head = static_cast<int>(blockIdx.y), channel = static_cast<int>(threadIdx.x);
@@ -138,18 +136,31 @@ __global__ void __launch_bounds__(kThreads) centre_kernel(const __grid_constant_
 #pragma unroll
   for (uint32_t most : shared.tops) top = max(top, most);
   const float scale = numerics::scale_of(__uint_as_float(top));
-  job.to.codes[row * job.d + channel] =
-      static_cast<int8_t>(numerics::code_nearest(x, numerics::inverse_of(scale)));
+  const auto code = static_cast<int8_t>(numerics::code_nearest(x, numerics::inverse_of(scale)));
+  job.to.codes[row * job.d + channel] = code;
   if (channel == 0) job.to.scale[row] = scale;
+  if (job.rows.codes == nullptr) return;
+  const int64_t again = (static_cast<int64_t>(index) * job.hk + head) * kCentreRows + octave;
+  job.rows.codes[again * D + channel] = code;
+  if (channel == 0) job.rows.scale[again] = scale;
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads) centre_kernel(const __grid_constant__ CentreJob job) {
+  __shared__ Shared<D> shared;
+  arch::let_next_kernel_start();
+  make_centre<T, D>(job, shared);
+  arch::wait_for_earlier_kernels();  // for whoever waits for this one
 }
 
 }  // namespace
 
-void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream) {
+void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream,
+                    Start start) {
   const dim3 grid(static_cast<unsigned>(job.seq.count * job.octaves),
                   static_cast<unsigned>(job.hk));
   with_instance(dtype, padded_d, [&]<typename T, int D>() {
-    launch(centre_kernel<T, D>, grid, kThreads, 0, job, stream);
+    launch(centre_kernel<T, D>, grid, kThreads, 0, job, stream, start);
   });
 }
 

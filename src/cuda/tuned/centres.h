@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/host/launch.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
 #include "sagebwd/types.h"
@@ -25,6 +26,14 @@ struct Centres {
   }
 };
 
+/// The same once more, where one copy takes those of a sequence and key head: a row for each octave
+/// that there may be. Those of octaves that do not exist hold anything.
+inline constexpr int kCentreRows = 32;
+struct CentreRows {
+  int8_t* codes = nullptr;  // [sequences, hk, kCentreRows, D]; null: nobody needs them
+  float* scale = nullptr;   // [sequences, hk, kCentreRows]
+};
+
 struct CentreJob {
   Sequences seq;
   int d, hk;
@@ -33,9 +42,12 @@ struct CentreJob {
   bool zero;     // K is not smoothed: all are zero
   Strided k;
   Centres to;
+  CentreRows rows = {};
 };
 
-/// Makes them from the keys as the caller has them.
-void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream);
+/// Makes them from the keys as the caller has them. Start::early: the kernel before this one has
+/// waited for all others, and has nothing that this one reads.
+void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream,
+                    Start start = Start::behind);
 
 }  // namespace sagebwd::cuda::tuned

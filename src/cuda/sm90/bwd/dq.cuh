@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup that makes dQ. Two of its threads also start all copies.
+// The warpgroup that makes dQ. Three of its threads also start all copies.
 #pragma once
 
 #include <cstddef>
@@ -58,9 +58,15 @@ struct Copies {
     arch::copy_bulk(arch::shared_address(to.stats),
                     static_cast<const StatsOf<kScales>*>(p.stats) + front.row / kSlab,
                     sizeof(to.stats), full);
-    if constexpr (kTokens)
-      arch::copy_bulk(arch::shared_address(to.exponent), exponents + front.row, sizeof(to.exponent),
-                      full);
+    front.advance(), front_place ^= 1;
+  }
+  /// The rest of a front. Whose bytes come first does not matter: load_front says how many there
+  /// are, and the barrier waits for that.
+  __device__ void load_exponents() {
+    if (front.left == 0) return;
+    auto& to = shared.front[front_place];
+    arch::copy_bulk(arch::shared_address(to.exponent), exponents + front.row, sizeof(to.exponent),
+                    arch::shared_address(&shared.front_full[front_place]));
     front.advance(), front_place ^= 1;
   }
   __device__ void load_back() {
@@ -176,14 +182,17 @@ struct DqMaker {
 
   __device__ void run() {
     const Walk& w = shared.walk;
-    // Two threads share the copies, so that neither keeps its warp waiting for long.
+    // Three threads share the copies, so that none keeps its warp waiting for long.
     Copies<D, kScales> copies(p, shared);
-    const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0;
+    const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0,
+               loads_exponents = kScales == KeyScales::token && warp == 2 && lane == 0;
     if (loads_front) {
       copies.load_keys();
       copies.load_front(), copies.load_front();
     }
     if (loads_back) copies.load_back(), copies.load_back();
+    if constexpr (kScales == KeyScales::token)
+      if (loads_exponents) copies.load_exponents(), copies.load_exponents();
     typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
     const float scale = make_keys();
@@ -215,6 +224,8 @@ struct DqMaker {
       if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
         if (loads_front) copies.load_front();
         if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
+        if constexpr (kScales == KeyScales::token)
+          if (loads_exponents) copies.load_exponents();
       }
       uint32_t codes[16];
       const RowScales scales = quantize(codes, slab, totals);

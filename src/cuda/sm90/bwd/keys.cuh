@@ -79,9 +79,9 @@ struct KeysAgain {
                          from + arch::swizzled<D>(key * D + word() * 4));
       const float scale = scales[key];
       float x[4];
+      tile::unpack_codes(x, codes);
 #pragma unroll
-      for (int c = 0; c < 4; ++c)
-        x[c] = fmaf(scale, static_cast<int8_t>(codes >> 8 * c & 0xff), base[c]);
+      for (int c = 0; c < 4; ++c) x[c] = fmaf(scale, x[c], base[c]);
       use(e, x);
     }
   }

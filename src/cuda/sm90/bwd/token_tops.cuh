@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/sm90/bwd/tops.cuh"
+#include "cuda/tile/codes.cuh"
 #include "numerics/octaves.h"
 #include "numerics/rotate.h"
 
@@ -14,10 +15,10 @@ namespace sagebwd::cuda::sm90 {
 
 /// One head of one sequence, of a thread block.
 struct KeySummary {
-  static constexpr int kMostD = 128, kGroups = kTopThreads / 64;
+  static constexpr int kMostD = 128;
   struct Shared {
-    double sum[kTopThreads];
-    int tokens[kGroups];
+    float sum[kTopThreads / 32][kMostD];
+    int tokens[kTopThreads / 32];
     float mean[kMostD], x[kMostD];
     float reach[kCentreRows];  // the largest magnitude of a centre without the mean
   };
@@ -43,35 +44,61 @@ struct KeySummary {
     return __fmul_rn(job.centre_scale[row], job.centre8[row * job.d + channel]);
   }
 
-  /// The mean of the sample. Each group of threads adds some of the keys up, a thread a channel.
+  /// The mean of the sample. A thread has 16 channels of one or two keys; neighbouring lanes share
+  /// a key. Sums in FP32 suffice: what is taken out of the keys is this mean, whatever it is.
   __device__ void find_mean() const {
-    const int channel = thread % job.d, group = thread / job.d, groups = kTopThreads / job.d;
+    const int lanes = job.d / 16, chunk = thread % lanes, slots = kTopThreads / lanes;
     const numerics::Sample sample = numerics::spread_sample(s.nk);
-    double sum = 0.0;
+    float x[16] = {};
     int tokens = 0;
-#pragma unroll 4
-    for (int n = group; n < sample.count; n += groups) {
-      const int64_t key = sample.key(n);
-      const float scale = job.saved.k_scale[first_key + key];
-      if (!(scale == scale)) continue;
-      const float code = job.saved.k8[(first_key + key) * job.d + channel];
-      sum += static_cast<double>(
-          fmaf(scale, code, centre(numerics::octave_of_block(key / kBlock), channel)));
+#pragma unroll 2
+    for (int n = thread / lanes; n < sample.count; n += slots) {
+      const int64_t key = sample.key(n),
+                    row = first_block +
+                          numerics::first_block_of(numerics::octave_of_block(key / kBlock));
+      const float scale = job.saved.k_scale[first_key + key], unit = job.centre_scale[row];
+      const auto part = [&](const int8_t* codes) {
+        return *reinterpret_cast<const uint4*>(codes + chunk * 16);
+      };
+      const uint4 code = part(job.saved.k8 + (first_key + key) * job.d),
+                  of_centre = part(job.centre8 + row * job.d);
+      if (!(scale == scale)) continue;  // the key holds NaN or Inf
+      add_four(x, code.x, of_centre.x, scale, unit),
+          add_four(x + 4, code.y, of_centre.y, scale, unit);
+      add_four(x + 8, code.z, of_centre.z, scale, unit),
+          add_four(x + 12, code.w, of_centre.w, scale, unit);
       ++tokens;
     }
-    shared.sum[thread] = sum;
-    if (channel == 0) shared.tokens[group] = tokens;
+    const int lane = thread % 32, warp = thread / 32;
+    for (int distance = lanes; distance < 32; distance *= 2) {
+#pragma unroll
+      for (float& channel : x) channel += __shfl_xor_sync(0xffffffffu, channel, distance);
+      tokens += __shfl_xor_sync(0xffffffffu, tokens, distance);
+    }
+    if (lane < lanes)
+#pragma unroll
+      for (int e = 0; e < 16; ++e) shared.sum[warp][chunk * 16 + e] = x[e];
+    if (lane == 0) shared.tokens[warp] = tokens;
     __syncthreads();
     if (thread < job.d) {
       int all = 0;
-      sum = 0.0;
-      for (int i = 0; i < groups; ++i)
-        sum += shared.sum[i * job.d + thread], all += shared.tokens[i];
-      const float mean = all > 0 ? static_cast<float>(sum / all) : 0.0f;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kTopThreads / 32; ++i)
+        sum += shared.sum[i][thread], all += shared.tokens[i];
+      const float mean = all > 0 ? sum / static_cast<float>(all) : 0.0f;
       shared.mean[thread] = shared.x[thread] = mean;
       job.dq_mean[static_cast<int64_t>(place) * job.d + thread] = mean;
     }
     __syncthreads();
+  }
+  /// Adds four channels of a key that is made again.
+  __device__ static void add_four(float* x, uint32_t codes, uint32_t of_centre, float scale,
+                                  float unit) {
+    float code[4], centre[4];
+    tile::unpack_codes(code, codes), tile::unpack_codes(centre, of_centre);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] += fmaf(scale, code[e], __fmul_rn(unit, centre[e]));
   }
 
   /// The mean with the rotation turned back.

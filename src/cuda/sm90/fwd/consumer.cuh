@@ -192,21 +192,23 @@ struct Consumer {
     return logits;
   }
 
-  /// The largest logits of a tile become the references of rows that have none, and are noted for
-  /// calls that want them.
-  __device__ __forceinline__ void look_at_logits(Sums<D>& sums, const PerRow& logit_factor,
+  /// Finds the largest logits of a tile: references of rows that have none, and noted for calls
+  /// that want them.
+  __device__ __forceinline__ void look_at_logits(float* references, const PerRow& logit_factor,
                                                  int tile) const {
     Scores x;
     multiply_qk(x);
     hide(x, tile);
     PerRow tops;
     largest_logits(tops, x, keys().k, row_logits(logit_factor, tile), lane);
+    if (lane % 4 == 0)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (sums.reference[r] == kNoReference) sums.reference[r] = tops[r];
-      float& most = shared.logit_top[first_row() + 8 * r];
-      if (p.max_logit != nullptr && lane % 4 == 0 && !(tops[r] <= most)) most = tops[r];
-    }
+      for (int r = 0; r < 2; ++r) {
+        if (references[8 * r] == kNoReference) references[8 * r] = tops[r];
+        float& most = shared.logit_top[first_row() + 8 * r];
+        if (p.max_logit != nullptr && !(tops[r] <= most)) most = tops[r];
+      }
+    __syncwarp();
   }
 
   /// Adds a tile to the sums.
@@ -220,17 +222,21 @@ struct Consumer {
     uint32_t codes[16];
     wait_for(shared.stage_full, stage);
     const KeyNumbers& of_keys = keys();
-    float* const value_top = shared.tokens.value_top + first_row();
+    float *const value_top = shared.tokens.value_top + first_row(), *const references =
+                                                                        shared.tokens.reference +
+                                                                        first_row();
     if constexpr (kMasked)
-      note_value_tops(value_top, of_keys.v, band(), shared.work[slot.place()].s.nk,
-                      corner_now(tile), lane);
-    if (tile <= shared.tokens.last_look[slot.place()][warpgroup])
-      look_at_logits(sums, logit_factor, tile);
+      note_value_tops(value_top, shared.tokens.value_prefix[warpgroup * 4 + warp], of_keys.v,
+                      band(), shared.work[slot.place()].s.nk, corner_now(tile), lane);
+    if (kMasked ? tile <= shared.tokens.last_look[slot.place()][warpgroup] : p.max_logit != nullptr)
+      look_at_logits(references, logit_factor, tile);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
-    const auto make_p = [&]<bool kLimits>(const PerRow& most) {
-      exponentials<kMasked, kLimits>(halves, sum, x, of_keys.k, row_logits(logit_factor, tile),
-                                     sums.reference, most, lane);
+    const auto make_p = [&]<bool kAgain>() {
+      exponentials<D, kMasked, kAgain>(halves, sum, x, of_keys.k, row_logits(logit_factor, tile),
+                                       references, lane);
+    };
+    const auto make_p8 = [&] {
       if constexpr (kMasked) {
         rows = take_own_share(halves, value_top, of_keys.v, lane);
       } else {
@@ -239,7 +245,8 @@ struct Consumer {
       }
       make_codes(codes, halves, rows);
     };
-    make_p.template operator()<false>({});
+    make_p.template operator()<false>();
+    make_p8();
     if (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
       const Outgrown outgrown(sum, lane);
       scores_of_warp<D>(x, shared.slot[slot.place()].q8, shared.stage[stage.place()].k8,
@@ -247,10 +254,10 @@ struct Consumer {
       if constexpr (kMasked) hide(x, tile);
       PerRow tops;
       largest_logits(tops, x, of_keys.k, row_logits(logit_factor, tile), lane);
-      raise(sums, tops, outgrown);
-      // No logit exceeds these references, but those of huge logits are rounded to many units.
-      make_p.template operator()<true>(
-          {outgrown.row[0] ? kBias : INFINITY, outgrown.row[1] ? kBias : INFINITY});
+      raise(sums, references, tops, outgrown, lane);
+      make_p.template operator()<true>();
+      limit(halves, sum, outgrown);
+      make_p8();
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -263,6 +270,11 @@ struct Consumer {
 
   /// The logits of the centres of this warp's queries, by a product of their codes. It has 64
   /// columns; those behind kCentreRows are of whatever lies there, and nobody looks at them.
+  ///
+  /// And the first reference of a row: above the logit of key 0, which is the centre of its octave
+  /// but for the rounding. So it follows from the row alone, wherever the walk begins. Rows that do
+  /// not see key 0 have none, and look at the logits of their first tile; nor do rows without a
+  /// centre, whose first tile takes a second pass.
   __device__ void find_centre_logits() const {
     int dots[32];
     const Operand<D> queries = queries_at(),
@@ -284,6 +296,18 @@ struct Consumer {
           static_cast<float>(dots[i]) * shared.tokens.centre_scale[slot.place()][octave] *
           logit_factor_of(r);
     }
+    const int first_key = shared.work[slot.place()].q0 + first_row() + band().begin;
+    const float unit = shared.tokens.centre_scale[slot.place()][0];
+    if (lane % 4 == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        constexpr float kMostRounded = 0.5f * 127.0f * D * 1.01f;
+        shared.tokens.reference[first_row() + 8 * r] =
+            first_key + 8 * r <= 0 && unit > 0.0f
+                ? (static_cast<float>(dots[2 * r]) - kMostRounded) * (unit * logit_factor_of(r)) +
+                      kHeadroom
+                : kNoReference;
+      }
     __syncwarp();
   }
 
@@ -348,6 +372,10 @@ struct Consumer {
         if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
       }
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
+      if constexpr (kTokens)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          sums.reference[r] = shared.tokens.reference[first_row() + 8 * r];
       if (w.q0 + warpgroup * 64 < w.end)
         store<T, kScales>(sums, p, w, shared.v_mean[slot.place()], shared.mean_logit[slot.place()],
                           shared.logit_top, first_row(), lane);

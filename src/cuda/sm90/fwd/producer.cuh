@@ -53,8 +53,10 @@ struct Producer {
       if constexpr (kTokens) {
         const tile::Band band = tile::band_of(p.mask, w.s);
         const int last = w.q0 + static_cast<int>(lane) * 64 + 63;
-        shared.tokens.last_look[slot.place()][lane] =
-            p.max_logit != nullptr ? INT_MAX : max(last + band.begin, 0) / kKeys;
+        shared.tokens.last_look[slot.place()][lane] = p.max_logit != nullptr ? INT_MAX
+                                                      : p.mask.left >= 0
+                                                          ? max(last + band.begin, 0) / kKeys
+                                                          : -1;
         if (lane == 0) shared.tokens.band[slot.place()] = band;
       }
     }

@@ -29,11 +29,15 @@ struct TokenPlan {
   alignas(16) float centre_scale[kSlots][kCentreRows];
   alignas(16) KeyNumbers keys[kStages];
   tile::Band band[kSlots];
-  // The last tile whose logits a consumer looks at before their exponentials: the one in which its
-  // last query sees its first key, or all if the call wants the largest logits.
+  // The last tile whose logits a consumer looks at before their exponentials: all if the call wants
+  // the largest logits; with a window that in which its last query sees its first key; else -1.
   int last_look[kSlots][kConsumers];
   float centre_logit[kCentreRows][kQueries];  // of each octave and query
-  float value_top[kQueries];  // the largest scale of V that a query sees in a tile that is cut
+  // In tiles that the mask cuts: the largest scale of V up to a key, which each warp finds for
+  // itself, and up to the last key that a query sees.
+  alignas(16) float value_prefix[4 * kConsumers][kKeys];
+  float value_top[kQueries];
+  float reference[kQueries];  // of the rows, which have no registers left for it
 
   static constexpr uint32_t kSlotBytes = sizeof(centre8[0]) + sizeof(centre_scale[0]);
 };

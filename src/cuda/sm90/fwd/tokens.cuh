@@ -61,28 +61,52 @@ __device__ inline void largest_logits(PerRow& tops, const Scores& x, const float
   }
 }
 
+/// What a row's first reference has above the logit of key 0. The largest logit may exceed that by
+/// twice as much before a second pass is needed.
+inline constexpr float kHeadroom = 6.0f;
+
+/// The largest scale of V up to each of the tile's keys, by a warp: a lane has four keys.
+__device__ __forceinline__ void find_prefixes(float* prefix, const float* v_scale, uint32_t lane) {
+  const auto two_at = [&](uint32_t key) {
+    return *reinterpret_cast<const float2*>(
+        v_scale + (key & ~15u) +
+        static_cast<uint32_t>(tile::place_of(static_cast<int>(key & 15u))));
+  };
+  const float2 low = two_at(4 * lane), high = two_at(4 * lane + 2);
+  float most[4] = {fmaxf(low.x, numerics::kLeastValueScale), low.y, high.x, high.y};
+#pragma unroll
+  for (int e = 1; e < 4; ++e) most[e] = fmaxf(most[e], most[e - 1]);
+  float before = __shfl_up_sync(0xffffffffu, most[3], 1);
+  if (lane == 0) before = numerics::kLeastValueScale;
+#pragma unroll
+  for (uint32_t distance = 1; distance < 32; distance *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, before, distance);
+    if (lane >= distance) before = fmaxf(before, other);
+  }
+  *reinterpret_cast<float4*>(prefix + 4 * lane) =
+      make_float4(fmaxf(most[0], before), fmaxf(most[1], before), fmaxf(most[2], before),
+                  fmaxf(most[3], before));
+  __syncwarp();
+}
+
 /// Notes the largest scales of V that a thread's rows see in a tile which the mask cuts. No scale
 /// is smaller than the least that a value may have. end: of the keys. tops: that of the thread's
-/// first row.
-__device__ __forceinline__ void note_value_tops(float* tops, const float* v_scale,
+/// first row. prefix: of the warp.
+__device__ __forceinline__ void note_value_tops(float* tops, float* prefix, const float* v_scale,
                                                 const tile::Band& band, int end, Corner at,
                                                 uint32_t lane) {
-  PerRow most = {numerics::kLeastValueScale, numerics::kLeastValueScale};
-#pragma unroll 1
-  for (int i = 0; i < 8; ++i) {
-    const float4 scale = numbers_of(v_scale, i, lane);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int r = n / 2 % 2,
-                key = at.key + 16 * i + n / 4 * 8 + static_cast<int>(lane % 4 * 2) + n % 2;
-      const uint32_t here = static_cast<uint32_t>(key - (at.query + 8 * r) - band.begin);
-      if (here < band.width() && key < end)
-        most[r] = fmaxf(most[r], number_of(scale, n / 4, n % 2));
-    }
-  }
+  find_prefixes(prefix, v_scale, lane);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float top = tile::quad_max(most[r]);
+    const int query = at.query + 8 * r, first = query + band.begin - at.key,
+              last = min(min(query + band.end, end) - at.key, kKeys) - 1;
+    float top = last >= 0 ? prefix[last] : numerics::kLeastValueScale;
+    if (first > 0) {  // a window hides the first keys
+      top = numerics::kLeastValueScale;
+#pragma unroll 1
+      for (int key = first; key <= last; ++key)
+        top = fmaxf(top, v_scale[(key & ~15) + tile::place_of(key & 15)]);
+    }
     if (lane % 4 == 0) tops[8 * r] = top;
   }
   __syncwarp();
@@ -99,37 +123,45 @@ struct Outgrown {
 };
 
 /// Raises the references of these rows to the largest logits of the tile. The other rows of the
-/// warp repeat their numbers with the references that they have.
+/// warp repeat their numbers with the references that they have. references: that of the first row.
 template <int D>
-__device__ void raise(Sums<D>& sums, const PerRow& tops, const Outgrown& outgrown) {
+__device__ void raise(Sums<D>& sums, float* references, const PerRow& tops,
+                      const Outgrown& outgrown, uint32_t lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    const float before = references[8 * r];
+    __syncwarp();
     if (!outgrown.row[r]) continue;
-    const float now = tops[r] > sums.reference[r] ? tops[r] : sums.reference[r],
-                shrink = arch::exp2_approx(sums.reference[r] - now);
-    sums.reference[r] = now, sums.sum[r] = __fmul_rn(sums.sum[r], shrink);
+    const float now = tops[r] > before ? tops[r] : before, shrink = arch::exp2_approx(before - now);
+    if (lane % 4 == 0) references[8 * r] = now;
+    sums.sum[r] = __fmul_rn(sums.sum[r], shrink);
 #pragma unroll
     for (int i = 0; i < D / 2; ++i)
       if ((i & 2) == 2 * r) sums.o[i] = __fmul_rn(sums.o[i], shrink);
   }
+  __syncwarp();
 }
 
-/// Scores become P. `sum`: this lane's sums. most: what logits may exceed the reference by, with
-/// kBias, where kLimits.
-template <bool kMasked, bool kLimits>
+/// Scores become P. `sum`: this lane's sums. references: that of the thread's first row.
+template <int D, bool kMasked, bool kAgain>
 __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Scores& x,
                                              const float* k_scale, const RowLogits& logits,
-                                             const PerRow& reference, const PerRow& most,
-                                             uint32_t lane) {
-  const PerRow shift = {kBias - reference[0] + logits.centre[0],
-                        kBias - reference[1] + logits.centre[1]};
+                                             const float* references, uint32_t lane) {
+  // With 64 channels there are registers to read ahead.
+  constexpr bool kAhead = D == 64;
+  const PerRow shift = {kBias - references[0] + logits.centre[0],
+                        kBias - references[8] + logits.centre[1]};
   uint32_t total[2][2] = {};
+  float4 next;
+  if (kAhead) next = numbers_of(k_scale, 0, lane);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     // Here the compiler does not make exponentials ahead of those before. Registers would not
     // suffice: it might then not pack any before it has all.
-    if (i % 4 == (kMasked ? 3 : 0)) __syncwarp();
-    const float4 scale = numbers_of(k_scale, i, lane);
+    const float4 ahead = next;
+    if (kAhead && i < 7) next = numbers_of(k_scale, i + 1, lane);
+    if (kMasked ? i % 4 == 3 : kAgain || i % 2 == 0) __syncwarp();
+    const float4 scale = kAhead ? ahead : numbers_of(k_scale, i, lane);
 #pragma unroll
     for (int b = 0; b < 2; ++b)
 #pragma unroll
@@ -137,18 +169,34 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
         const int j = 2 * i + b;
         float y[2];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float exponent =
+        for (int e = 0; e < 2; ++e)
+          y[e] = arch::exp2_approx(
               fmaf(scaled_score<kMasked>(x[4 * j + 2 * r + e], number_of(scale, b, e)),
-                   logits.factor[r], shift[r]);
-          y[e] = arch::exp2_approx(kLimits ? arch::min_nan(exponent, most[r]) : exponent);
-        }
+                   logits.factor[r], shift[r]));
         p[2 * j + r] = arch::half2_of(y[0], y[1]);
         total[r][b] = arch::half2_add(total[r][b], p[2 * j + r]);
       }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(arch::half2_add(total[r][0], total[r][1]));
+}
+
+/// Limits P of rows that have got their largest logits as references. No logit exceeds these, but
+/// those of huge logits are rounded to many units.
+__device__ __forceinline__ void limit(Halves& p, PerRow& sum, const Outgrown& outgrown) {
+  constexpr uint32_t kOne = 0x5c005c00u, kInfinite = 0x7c007c00u;  // 2^kBias, twice
+  static_assert(kBias == 8.0f);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t most = outgrown.row[r] ? kOne : kInfinite;
+    uint32_t total[2] = {};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      uint32_t& h = p[2 * j + r];
+      h = arch::half2_min(h, most), total[j % 2] = arch::half2_add(total[j % 2], h);
+    }
+    sum[r] = arch::half2_sum(arch::half2_add(total[0], total[1]));
+  }
 }
 
 /// take_share where rows see different keys: each has shares of its own, relative to the largest

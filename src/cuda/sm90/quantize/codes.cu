@@ -5,7 +5,6 @@
 #include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/tensor_map.h"
-#include "cuda/sm90/quantize/centres.cuh"
 #include "cuda/sm90/quantize/codes.h"
 #include "cuda/sm90/quantize/kernel.cuh"
 
@@ -13,7 +12,7 @@ namespace sagebwd::cuda::sm90 {
 namespace {
 
 template <typename T, int D, KeyScales kScales>
-void run(CodesJob& job, cudaStream_t stream) {
+void run(CodesJob& job, Dtype dtype, cudaStream_t stream) {
   using Shape = codes::Shape<D>;
   // A thread block has a piece at work, two in its stages, and knows the next. Twice as many are
   // handed out while a mean is made. With means further ahead K and V would leave the cache.
@@ -21,10 +20,16 @@ void run(CodesJob& job, cudaStream_t stream) {
                 items = launch_prepare(job, places * 2 * (codes::kStages + 2), stream),
                 b = job.seq.documents == nullptr ? job.seq.count : 1;
   if constexpr (kScales == KeyScales::token)
-    launch(centres_kernel<T, D>,
-           dim3(static_cast<unsigned>(job.seq.count * job.hk),
-                static_cast<unsigned>(numerics::octaves_of(job.seq.nk))),
-           kCentreThreads, 0, job, stream, Start::early);
+    tuned::launch_centres({.seq = job.seq,
+                           .d = D,
+                           .hk = job.hk,
+                           .octaves = numerics::octaves_of(job.seq.nk),
+                           .rotation = job.rotation,
+                           .zero = job.centres_are_zero,
+                           .k = job.k,
+                           .to = job.centres,
+                           .rows = job.centre_rows},
+                          dtype, D, stream, Start::early);
   job.q_mapped = token_map(job.q_map, job.q, b, job.h, job.seq.nq, D, kBlock);
   job.k_mapped = token_map(job.k_map, job.k, b, job.hk, job.seq.nk, D, kBlock);
   job.v_mapped = token_map(job.v_map, job.v, b, job.hk, job.seq.nk, D, kBlock);
@@ -38,8 +43,8 @@ void run(CodesJob& job, cudaStream_t stream) {
 void launch_codes(const CodesJob& operands, Dtype dtype, cudaStream_t stream) {
   CodesJob job = operands;
   with_instance(dtype, job.padded_d, [&]<typename T, int D>() {
-    job.scales == KeyScales::token ? run<T, D, KeyScales::token>(job, stream)
-                                   : run<T, D, KeyScales::block>(job, stream);
+    job.scales == KeyScales::token ? run<T, D, KeyScales::token>(job, dtype, stream)
+                                   : run<T, D, KeyScales::block>(job, dtype, stream);
   });
 }
 

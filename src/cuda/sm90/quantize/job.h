@@ -10,14 +10,7 @@
 
 namespace sagebwd::cuda::sm90 {
 
-using tuned::MeanJob;
-
-/// The centres of keys in recipe `tokenwise` once more (tuned::Centres), where one copy takes those
-/// of a sequence and key head: kCentreRows rows for each.
-struct CentreRows {
-  int8_t* codes = nullptr;  // [sequences, hk, kCentreRows, D]
-  float* scale = nullptr;   // [sequences, hk, kCentreRows]
-};
+using tuned::CentreRows, tuned::MeanJob;
 
 /// All operands of a forward, or the codes that a backward reads. Outputs that are null are not
 /// made.

@@ -49,6 +49,10 @@ inline uint32_t half2_max(uint32_t a, uint32_t b) {
   const float2 x = half2_unpack(a), y = half2_unpack(b);
   return half2_of(max_nan(x.x, y.x), max_nan(x.y, y.y));
 }
+inline uint32_t half2_min(uint32_t a, uint32_t b) {
+  const float2 x = half2_unpack(a), y = half2_unpack(b);
+  return half2_of(min_nan(x.x, y.x), min_nan(x.y, y.y));
+}
 inline uint32_t half2_abs(uint32_t a) { return a & 0x7fff7fffu; }
 inline bool half2_both_reach(uint32_t a, uint32_t b) {
   const float2 x = half2_unpack(a), y = half2_unpack(b);
