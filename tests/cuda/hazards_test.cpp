@@ -112,7 +112,8 @@ TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
         }
 }
 
-// Where all that a row sees has logits far from those of the centres of its keys: P must not vanish.
+// Where all that a row sees has logits far from those of the centres of its keys: P must not
+// vanish.
 TEST(GpuHazards, LogitsFarFromTheirCentres) {
   NEED_DEVICE();
   const auto scale_keys = [](CaseInputs& in, const DeviceCase& dc, int64_t from, int64_t to,
@@ -143,8 +144,8 @@ TEST(GpuHazards, LogitsFarFromTheirCentres) {
     EXPECT_LE(relative_error(gpu.o, oracle.o), 2e-2) << keys.text;
     float most = 0.0f;
     for (size_t i = 0; i < gpu.lse.size(); ++i)
-      most = std::max(most, std::fabs(gpu.lse[i] - oracle.lse[i]) /
-                                (1.0f + 1e-3f * std::fabs(oracle.lse[i])));
+      most = std::max(
+          most, std::fabs(gpu.lse[i] - oracle.lse[i]) / (1.0f + 1e-3f * std::fabs(oracle.lse[i])));
     EXPECT_LE(most, 0.1f) << keys.text;
   }
 }
