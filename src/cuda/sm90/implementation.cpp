@@ -18,7 +18,7 @@ namespace {
 std::string decline_these_lists(const spec::Problem& p) {
   if (!p.has_lists()) return "";
   if (p.direction == spec::Direction::backward) return "has block lists in the forward only";
-  if (p.recipe.scheme == Scheme::tokenwise) return "has block lists in recipe vectorwise only";
+  if (key_scales(p) == KeyScales::block) return "has block lists in recipe tokenwise only";
   if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
   if (p.d != kListedForwardD) return "takes block lists with head dim 128";
   if (p.blocks.block_q % kBlock != 0) return "takes block lists whose block_q is a multiple of 128";

@@ -37,6 +37,7 @@ struct ForwardSpace : tuned::SharedSpace {
     items = tuned::take_items(p, plan, arena);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     logit_factor = arena.take<float>(p.h * plan.tq);
+    if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
     if (key_scales(p) == KeyScales::token) {
       numbers = arena.take<KeyNumbers>(p.hk * plan.tk / kBlock);
       return;
@@ -45,7 +46,6 @@ struct ForwardSpace : tuned::SharedSpace {
     v_share = arena.take<uint16_t>(p.hk * plan.tk);
     block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
     mean_logit = arena.take<float>(p.h * plan.tq);
-    if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
   CentreRows centre_rows;
   tuned::Item* items;

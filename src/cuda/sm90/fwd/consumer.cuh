@@ -8,6 +8,7 @@
 
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/again.cuh"
+#include "cuda/sm90/fwd/centres.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
@@ -88,7 +89,7 @@ struct Consumer {
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
     const Work& w = shared.work[slot.place()];
     if constexpr (kTokens)
-      return fwd::spread_poison(sums, band(), w.s.nk, corner_now(tile), keys());
+      return fwd::spread_poison<kKeys>(sums, band(), w.s.nk, corner_now(tile), keys().k, keys().v);
     const bool of_k = shared.scales[stage.place()].k_poisoned != 0;
     fwd::spread_poison<kKeys>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
                               shared.v_share[stage.place()]);
@@ -160,7 +161,8 @@ struct Consumer {
     const __half* share = shared.v_share[stage.place()];
     const auto make_p = [&] {
       exponentials(halves, sum, x, factor, sums.reference);
-      rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+      multiply_by_shares(halves, [&](int i) { return share_of(share, i, lane); });
+      rows = scales_of(halves);
       make_codes(codes, halves, rows);
     };
     make_p();
@@ -182,13 +184,13 @@ struct Consumer {
 
   // What follows is visit in `tokenwise` (tokens.cuh).
 
-  __device__ __forceinline__ RowLogits row_logits(const PerRow& logit_factor, int tile) const {
+  __device__ __forceinline__ RowLogits<1> row_logits(const PerRow& logit_factor, int tile) const {
     const auto& centre = shared.tokens.centre_logit[numerics::octave_of_block(tile)];
-    RowLogits logits;
+    RowLogits<1> logits;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       logits.factor[r] = kKeepsFactors ? logit_factor[r] : logit_factor_of(r),
-      logits.centre[r] = centre[first_row() + 8 * r];
+      logits.centre[0][r] = centre[first_row() + 8 * r];
     return logits;
   }
 
@@ -201,14 +203,7 @@ struct Consumer {
     hide(x, tile);
     PerRow tops;
     largest_logits(tops, x, keys().k, row_logits(logit_factor, tile), lane);
-    if (lane % 4 == 0)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (references[8 * r] == kNoReference) references[8 * r] = tops[r];
-        float& most = shared.logit_top[first_row() + 8 * r];
-        if (p.max_logit != nullptr && !(tops[r] <= most)) most = tops[r];
-      }
-    __syncwarp();
+    note_largest(tops, references, shared.logit_top + first_row(), p.max_logit != nullptr, lane);
   }
 
   /// Adds a tile to the sums.
@@ -226,8 +221,8 @@ struct Consumer {
                                                                         shared.tokens.reference +
                                                                         first_row();
     if constexpr (kMasked)
-      note_value_tops(value_top, shared.tokens.value_prefix[warpgroup * 4 + warp], of_keys.v,
-                      band(), shared.work[slot.place()].s.nk, corner_now(tile), lane);
+      note_value_tops<kKeys>(value_top, shared.tokens.value_prefix[warpgroup * 4 + warp], of_keys.v,
+                             band(), shared.work[slot.place()].s.nk, {corner_now(tile)}, lane);
     if (kMasked ? tile <= shared.tokens.last_look[slot.place()][warpgroup] : p.max_logit != nullptr)
       look_at_logits(references, logit_factor, tile);
     multiply_qk(x);
@@ -238,11 +233,12 @@ struct Consumer {
     };
     const auto make_p8 = [&] {
       if constexpr (kMasked) {
-        rows = take_own_share(halves, value_top, of_keys.v, lane);
+        multiply_by_own_shares(halves, value_top, of_keys.v, lane);
       } else {
         const auto* share = reinterpret_cast<const __half*>(of_keys.share);
-        rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+        multiply_by_shares(halves, [&](int i) { return share_of(share, i, lane); });
       }
+      rows = scales_of(halves);
       make_codes(codes, halves, rows);
     };
     make_p.template operator()<false>();
@@ -268,34 +264,20 @@ struct Consumer {
     stage.advance();
   }
 
-  /// The logits of the centres of this warp's queries, by a product of their codes. It has 64
-  /// columns; those behind kCentreRows are of whatever lies there, and nobody looks at them.
+  /// The logits of the centres of this warp's queries.
   ///
   /// And the first reference of a row: above the logit of key 0, which is the centre of its octave
   /// but for the rounding. So it follows from the row alone, wherever the walk begins. Rows that do
   /// not see key 0 have none, and look at the logits of their first tile; nor do rows without a
   /// centre, whose first tile takes a second pass.
-  __device__ void find_centre_logits() const {
+  __device__ void start_rows() const {
     int dots[32];
-    const Operand<D> queries = queries_at(),
-                     centres{place + static_cast<uint32_t>(slot.place()) *
+    const Operand<D> centres{place + static_cast<uint32_t>(slot.place()) *
                                          arch::places(sizeof(shared.tokens.centre8[0])),
                              offsetof(Plan, tokens)};
-    arch::settle(dots);
-    arch::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(dots, queries.step(step), centres.step(step), step > 0);
-    arch::wgmma_commit();
-    arch::wgmma_wait<0>();
-    arch::settle(dots);
-#pragma unroll
-    for (int i = 0; i < kCentreRows / 2; ++i) {
-      const int octave = i / 4 * 8 + static_cast<int>(lane % 4 * 2) + i % 2, r = i / 2 % 2;
-      shared.tokens.centre_logit[octave][first_row() + 8 * r] =
-          static_cast<float>(dots[i]) * shared.tokens.centre_scale[slot.place()][octave] *
-          logit_factor_of(r);
-    }
+    find_centre_logits(dots, shared.tokens.centre_logit, queries_at(), centres,
+                       shared.tokens.centre_scale[slot.place()],
+                       shared.logit_factor[slot.place()] + first_row(), first_row(), lane);
     const int first_key = shared.work[slot.place()].q0 + first_row() + band().begin;
     const float unit = shared.tokens.centre_scale[slot.place()][0];
     if (lane % 4 == 0)
@@ -356,7 +338,7 @@ struct Consumer {
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
         for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
-      if constexpr (kTokens) find_centre_logits();
+      if constexpr (kTokens) start_rows();
       Sums<D> sums;
       // The tiles of the walk in order: those that this warpgroup does not see, masked ones, whole
       // ones, masked ones, and again some that it does not see. Loops of their own, because a loop

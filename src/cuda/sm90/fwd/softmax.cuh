@@ -126,11 +126,9 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
   for (int r = 0; r < 2; ++r) sum[r] = arch::half2_sum(arch::half2_add(total[r][0], total[r][1]));
 }
 
-/// Multiplies P by V's share. share(i): that of the lane's keys among the i-th 16. Returns what
-/// makes codes of the products.
+/// Multiplies P by V's share. share(i): that of the lane's keys among the i-th 16.
 template <typename Share>
-__device__ __forceinline__ RowScales take_share(Halves& p, Share share) {
-  uint32_t most[2] = {0, 0};
+__device__ __forceinline__ void multiply_by_shares(Halves& p, Share share) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // 16 keys
     const uint2 s = share(i);
@@ -139,10 +137,17 @@ __device__ __forceinline__ RowScales take_share(Halves& p, Share share) {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         p[4 * i + 2 * e + r] = arch::half2_mul(p[4 * i + 2 * e + r], e == 0 ? s.x : s.y);
+  }
+}
+
+/// What makes codes of P times V's share.
+__device__ __forceinline__ RowScales scales_of(const Halves& p) {
+  uint32_t most[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       most[r] = arch::half2_max(arch::half2_max(most[r], p[4 * i + r]), p[4 * i + 2 + r]);
-  }
   // A tile whose P is all below 2^-16 of the row's reference has fewer levels; its codes then count
   // steps of 2^-24.
   return row_scales<255>(row_tops(most[0], most[1]));
@@ -153,7 +158,7 @@ __device__ __forceinline__ uint2 share_of(const __half* share, int i, uint32_t l
   return *reinterpret_cast<const uint2*>(share + i * 16 + lane % 4 * 4);
 }
 
-/// Codes of what take_share leaves: A operands.
+/// Codes of P times V's share: A operands.
 __device__ __forceinline__ void make_codes(uint32_t (&codes)[16], const Halves& p,
                                            const RowScales& scales) {
 #pragma unroll
