@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a tile in recipe `tokenwise`, where each key has a scale of its own and the keys
-// of an octave a centre (numerics/octaves.h), beside softmax.cuh.
+// The softmax of a tile. Each key has a scale of its own, and the keys of an octave a centre
+// (numerics/octaves.h).
 //
 // A row of O and of LSE has the same bits whatever the other rows and the keys that it does not see
 // are, and wherever its tile is cut. So nothing here is found over keys that the mask hides from a
@@ -42,7 +42,8 @@ struct RowLogits {
   PerRow factor, centre[kParts];
 };
 
-/// The largest logits of a thread's rows where scores may be hidden, as row_top.
+/// The largest logits of a thread's rows where scores may be hidden; kNoReference if there are
+/// none. All lanes of a row get them.
 template <int kParts>
 __device__ inline void largest_logits(PerRow& tops, const Scores& x, const float* k_scale,
                                       const RowLogits<kParts>& logits, uint32_t lane) {
@@ -276,8 +277,8 @@ __device__ __forceinline__ void multiply_by_own_shares(Halves& p, const float* t
   }
 }
 
-/// Makes NaN of rows that see a poisoned key, as spread_poison of `vectorwise`. k_scale, v_scale:
-/// of the tile of kTile keys.
+/// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its K
+/// holds NaN or Inf, and of O, in all channels, if its V does. k_scale, v_scale: of the tile.
 template <int kTile, int D>
 __device__ __forceinline__ void spread_poison(Sums<D>& sums, const tile::Band& band, int nk,
                                               Corner at, const float* k_scale,

@@ -29,8 +29,9 @@ struct Consumer {
   int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
   uint32_t place;       // of the shared memory, for products
-  Ring<kStages> stage{0};
-  Nth<kSlots> piece{};  // a Ring would take another register
+  // Rings would take more registers.
+  Nth<kStages> stage{};
+  Nth<kSlots> piece{};
 
   __device__ uint32_t slot() const { return piece.place(); }
   __device__ int first_row() const {
@@ -38,19 +39,18 @@ struct Consumer {
   }
 
   /// The place of a stage, for products.
-  __device__ uint32_t stage_at(int i) const {
-    return place + static_cast<uint32_t>(i) * arch::places(sizeof(Stage));
-  }
+  __device__ uint32_t stage_at(uint32_t i) const { return place + i * arch::places(sizeof(Stage)); }
 
-  /// Q8 of the warpgroup.
+  /// Q8 of the warpgroup. Worked out each time, because kept it would take eight registers.
   __device__ Operand<D> queries_at() const {
-    return {place + slot() * arch::places(sizeof(Slot)) +
-                static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
-            offsetof(Plan, slot)};
+    uint32_t at = place + slot() * arch::places(sizeof(Slot)) +
+                  static_cast<uint32_t>(warpgroup) * arch::places(64 * D);
+    arch::keep(at);
+    return {at, offsetof(Plan, slot)};
   }
 
   /// S = Q8·K8ᵀ of a stage; only issued.
-  __device__ __forceinline__ void issue_scores(Scores& x, int i) const {
+  __device__ __forceinline__ void issue_scores(Scores& x, uint32_t i) const {
     const Operand<D> queries = queries_at(), keys{stage_at(i), offsetof(Plan, stage)};
     arch::settle(x);
     arch::wgmma_fence();
@@ -120,7 +120,7 @@ struct Consumer {
   __device__ __forceinline__ void spread_poison(Sums<D>& sums, const StageNumbers& numbers) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      if ((numbers.scales[half].k_poisoned | numbers.scales[half].v_poisoned) != 0)
+      if ((numbers.block[half].k_poisoned | numbers.block[half].v_poisoned) != 0)
         fwd::spread_poison<kHalf>(sums, shared.band[slot()], shared.work[slot()].s.nk,
                                   corner(numbers.tile[half]), numbers.k + half * kHalf,
                                   numbers.v + half * kHalf);
@@ -129,7 +129,7 @@ struct Consumer {
   /// O += unit·codes·V8 of stage i.
   template <arch::Bytes kCode>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
-                                              const PerRow& unit, int i) const {
+                                              const PerRow& unit, uint32_t i) const {
     const Operand<kSlab> v8t{stage_at(i), offsetof(Plan, stage) + sizeof(Stage::k8)};
     arch::settle(codes);
 #pragma unroll
@@ -159,7 +159,7 @@ struct Consumer {
     Halves halves;
     PerRow sum, unit;
     uint32_t codes[16];
-    const int now = stage.place();
+    const uint32_t now = stage.place();
     const StageNumbers& numbers = shared.numbers[now];
     const bool cut = is_cut(numbers);
     if (cut) hide(x, numbers);
@@ -186,7 +186,7 @@ struct Consumer {
     }
     if (cut) multiply_by_own_shares(halves, value_tops(), numbers.v, lane);
     spread_poison(sums, numbers);
-    stage.advance();
+    stage = stage.next();
     if (more) wait_for(shared.stage_full, stage);
     // The next scores are multiplied while codes are made of these. A leading stage has too many
     // codes for that.
@@ -212,7 +212,7 @@ struct Consumer {
     release(now);
   }
 
-  __device__ __forceinline__ void release(int i) {
+  __device__ __forceinline__ void release(uint32_t i) {
     if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[i]));
   }
   /// A stage of a piece in which this warpgroup has no queries.
@@ -220,7 +220,7 @@ struct Consumer {
     wait_for(shared.stage_full, stage);
     __syncwarp();
     release(stage.place());
-    stage.advance();
+    stage = stage.next();
   }
 
   /// Adds all stages of a piece.
@@ -231,11 +231,11 @@ struct Consumer {
     issue_scores(x, stage.place());
     arch::wgmma_wait<0>();
     arch::settle(x);
-    int step = 0;
+    int left = w.steps;
 #pragma unroll 1
-    for (; step < w.leading; ++step) visit<true>(sums, x, step == 0, step + 1 < w.steps);
+    for (; left > w.steps - w.leading; --left) visit<true>(sums, x, left == w.steps, left > 1);
 #pragma unroll 1
-    for (; step < w.steps; ++step) visit<false>(sums, x, step == 0, step + 1 < w.steps);
+    for (; left > 0; --left) visit<false>(sums, x, left == w.steps, left > 1);
   }
 
   /// The logits of the centres of this warp's queries, and no references: those come from the first
@@ -263,10 +263,7 @@ struct Consumer {
         start_rows();
         Sums<D> sums;
         walk(sums, w);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) sums.reference[r] = references()[8 * r];
-        store<T, KeyScales::token>(sums, p, w, nullptr, nullptr, shared.logit_top, first_row(),
-                                   lane);
+        store<T>(sums, p, w, shared.reference, shared.logit_top, first_row(), lane);
       } else {
         for (int step = 0; step < w.steps; ++step) skip();
       }

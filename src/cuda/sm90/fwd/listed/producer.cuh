@@ -81,8 +81,8 @@ struct Producer {
                           kHalf * sizeof(float), full);
         };
         copy(numbers.k, from.k), copy(numbers.v, from.v);
-        arch::copy_bulk(arch::shared_address(&numbers.scales[half]), &from.scales,
-                        sizeof(BlockScales), full);
+        arch::copy_bulk(arch::shared_address(&numbers.block[half]), &from.block, sizeof(from.block),
+                        full);
       }
     }
     stage.advance();

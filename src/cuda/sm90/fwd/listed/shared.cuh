@@ -23,7 +23,7 @@ static_assert(kQueries == kBlock && 2 * kHalf == kBlock);
 struct StageNumbers {
   // Of the keys of both tiles, as in KeyNumbers.
   alignas(16) float k[2 * kHalf], v[2 * kHalf];
-  BlockScales scales[2];  // of the blocks that the tiles belong to; alone who is poisoned counts
+  KeyNumbers::OfBlock block[2];  // that the tiles belong to; alone who is poisoned counts
   // Which tiles of the sequence these are, and the octaves of their keys. A tile that is missing
   // lies behind the sequence, in the octave of the other.
   int tile[2], octave[2];
@@ -65,7 +65,7 @@ struct SharedPlan {
   static constexpr uint32_t kSlotBytes =
       sizeof(Slot::q8) + sizeof(centre8[0]) + sizeof(centre_scale[0]) + sizeof(logit_factor[0]);
   static constexpr uint32_t kStageBytes = sizeof(Stage) + sizeof(StageNumbers::k) +
-                                          sizeof(StageNumbers::v) + sizeof(StageNumbers::scales);
+                                          sizeof(StageNumbers::v) + sizeof(StageNumbers::block);
 };
 
 template <typename Plan>
