@@ -145,12 +145,11 @@ struct Consumer {
   /// Zeroes what the mask hides.
   __device__ __forceinline__ void hide(Halves& h, int query) const {
     const Walk& w = shared.walk;
-    const tile::Band band = tile::band_of(p.mask, w.s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = w.key0 + first_key() + 8 * r;
-      const uint32_t seen = key < w.s.nk ? band.width() : 0,
-                     here = static_cast<uint32_t>(key - band.begin - query -
+      const uint32_t seen = key < w.s.nk ? w.band.width() : 0,
+                     here = static_cast<uint32_t>(key - w.band.begin - query -
                                                   static_cast<int>(lane % 4 * 2));
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
