@@ -289,9 +289,10 @@ TEST(GpuLists, EmptyRows) {
 /// NaN and Inf of keys and values reach the queries that list them, and no others.
 TEST(GpuLists, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
-  for (const char* text : {"h1 nq256 nk512 d64 keep=0.25 smooth_k=off",
-                           "h1 nq384 nk512 d128 keep=0.4 smooth_k=off f16 causal",
-                           "h1 nq256 nk512 d128 keep=0.25 smooth_k=off blocks=64x128"}) {
+  for (const char* text :
+       {"h1 nq256 nk512 d64 keep=0.25 smooth_k=off smooth_v=off",
+        "h1 nq384 nk512 d128 keep=0.4 smooth_k=off smooth_v=off f16 causal",
+        "h1 nq256 nk512 d128 keep=0.25 smooth_k=off smooth_v=off blocks=64x128"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     in.x.k[static_cast<size_t>(100 * dc.c.d)] = NAN;

@@ -128,12 +128,6 @@ SAGE_WGMMA_SS(wgmma_bf16_minus, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32"
               ", -1, 1, 0, 0")
 SAGE_WGMMA_SS(wgmma_f16_minus, "64", 32, "k16.f32.f16.f16", "+f", float, "32", "33", "34",
               ", -1, 1, 0, 0")
-/// The same where B has a row per contraction index, 64 numbers each (operand_at<128>); another 16
-/// of these rows are 2048 bytes further.
-SAGE_WGMMA_SS(wgmma_bf16_by_rows, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34",
-              ", 1, 1, 0, 1")
-SAGE_WGMMA_SS(wgmma_f16_by_rows, "64", 32, "k16.f32.f16.f16", "+f", float, "32", "33", "34",
-              ", 1, 1, 0, 1")
 
 #undef SAGE_WGMMA_RS
 #undef SAGE_WGMMA_SS
@@ -159,13 +153,6 @@ __device__ __forceinline__ void wgmma_16_minus(float (&c)[32], uint64_t a, uint6
     wgmma_bf16_minus(c, a, b, add);
   else
     wgmma_f16_minus(c, a, b, add);
-}
-template <typename T>
-__device__ __forceinline__ void wgmma_16_by_rows(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    wgmma_bf16_by_rows(c, a, b, add);
-  else
-    wgmma_f16_by_rows(c, a, b, add);
 }
 
 /// How many registers each thread of the warpgroup has from here on.

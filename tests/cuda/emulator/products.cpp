@@ -127,8 +127,7 @@ void multiply_16(const Product& p, uint32_t* sums, const uint8_t (&a)[2][32]) {
       const unsigned column = 8 * j + 2 * t + e;
       float numbers[16], sum[2] = {0.0f, 0.0f};
       for (unsigned k = 0; k < 16; ++k)
-        numbers[k] = number(p.by_rows ? b.at(k, 2 * column & ~15u) + 2 * column % 16
-                                      : b.at(column, 2 * k & ~15u) + 2 * k % 16);
+        numbers[k] = number(b.at(column, 2 * k & ~15u) + 2 * k % 16);
       for (unsigned r = 0; r < 2; ++r) {
         for (unsigned k = 0; k < 16; ++k) sum[r] += rows[r][k] * numbers[k];
         float x;

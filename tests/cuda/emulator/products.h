@@ -19,8 +19,7 @@ struct Product {
   uint64_t a_place, b_place;
   bool add;
   Element element;
-  bool minus;    // of A
-  bool by_rows;  // B has a row for each contraction index
+  bool minus;  // of A
 };
 
 void issue(const Product& product);

@@ -42,31 +42,27 @@ uint32_t swizzled(uint32_t offset) {
 template <int kCount>
 void wgmma_8(int (&c)[kCount], uint64_t a, uint64_t b, bool add) {
   static_assert(kCount == 64 || kCount == 32);
-  emulator::issue({c, kCount, nullptr, a, b, add, emulator::Element::s8, false, false});
+  emulator::issue({c, kCount, nullptr, a, b, add, emulator::Element::s8, false});
 }
 template <typename T>
 inline constexpr emulator::Element kElementOf =
     std::is_same_v<T, __nv_bfloat16> ? emulator::Element::bf16 : emulator::Element::f16;
 template <typename T>
 void wgmma_16(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, false, false});
+  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, false});
 }
 template <typename T>
 void wgmma_16_minus(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, true, false});
-}
-template <typename T>
-void wgmma_16_by_rows(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, false, true});
+  emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, true});
 }
 // A in registers.
 inline void wgmma_u8(int (&c)[32], const uint32_t* a, uint64_t b, bool add) {
-  emulator::issue({c, 32, a, 0, b, add, emulator::Element::u8, false, false});
+  emulator::issue({c, 32, a, 0, b, add, emulator::Element::u8, false});
 }
 template <int kCount>
 void wgmma_s8(int (&c)[kCount], const uint32_t* a, uint64_t b, bool add) {
   static_assert(kCount == 32 || kCount == 16);
-  emulator::issue({c, kCount, a, 0, b, add, emulator::Element::s8, false, false});
+  emulator::issue({c, kCount, a, 0, b, add, emulator::Element::s8, false});
 }
 
 /// Registers are many here.
