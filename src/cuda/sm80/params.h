@@ -52,7 +52,7 @@ struct BackwardParams {
   float p_unit;                     // as in the forward
   const int8_t* q8;                 // [h, tq, D]
   const int8_t* q8t;                // [h, tq / kSlab, D, kSlab]
-  const QueryExponent* q_exponent;  // [h, tq]; in `tokenwise` [octaves, h, tq]
+  const QueryExponent* q_exponent;  // [h, tq]; in `tokenwise` without a cap [octaves, h, tq]
   const QueryGradient* q_gradient;  // [h, tq]
   const int8_t* k8;                 // [hk, tk, D]
   const int8_t* k8t;                // [hk, tk / kSlab, D, kSlab]
@@ -75,8 +75,8 @@ struct BackwardParams {
                      // zero at the start; null: they add in any order
   QueryLists lists;  // entries null: none
   numerics::Softcap cap;
-  const float* q_mean_logit;  // [h, tq], as in the forward; with a cap
-  bool sums_what_cap_takes;   // row_sum is of that (spec::Problem)
+  const float* q_centre_logit;  // [octaves, h, tq], in log2 units; with a cap
+  bool sums_what_cap_takes;     // row_sum is of that (spec::Problem)
 };
 
 }  // namespace sagebwd::cuda::sm80

@@ -140,7 +140,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.dq_keys = ws.dq_keys;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
-  job.capped = p.capped(), job.mean_logit = ws.mean_logit;
+  job.centre_logit = ws.centre_logit;
   const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
   if (tokenwise) {
     call.make_centres(ws);
@@ -182,7 +182,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .turns = ws.turns,
                               .lists = ws.lists,
                               .cap = numerics::softcap_of(p.softcap),
-                              .q_mean_logit = ws.mean_logit,
+                              .q_centre_logit = ws.centre_logit,
                               .sums_what_cap_takes = p.sums_what_cap_takes()};
   launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.dithers(kMatmulDQ), plan.padded_d,
                   plan.k_blocks, call.stream);

@@ -34,7 +34,7 @@ struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
     const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
-    if (!tokenwise || p.lifted(kMatmulO))
+    if (!tokenwise || p.lifted(kMatmulO) || p.lead() != 0)
       v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     tile_scale = arena.take<TileScale>(p.hk * plan.tk / kSlab);
@@ -64,8 +64,8 @@ struct BackwardSpace : SharedSpace {
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
     const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
-    exponent =
-        arena.take<QueryExponent>((tokenwise ? numerics::octaves_of(p.nk) : 1) * p.h * plan.tq);
+    exponent = arena.take<QueryExponent>(
+        (tokenwise && !p.capped() ? numerics::octaves_of(p.nk) : 1) * p.h * plan.tq);
     if (tokenwise) {
       dq_keys.scale = arena.take<float>(p.hk * plan.tk / kSlab);
       dq_keys.turned = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
@@ -73,7 +73,7 @@ struct BackwardSpace : SharedSpace {
     }
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
-    if (p.capped()) mean_logit = arena.take<float>(p.h * plan.tq);
+    if (p.capped()) centre_logit = arena.take<float>(numerics::octaves_of(p.nk) * p.h * plan.tq);
     if (p.has_lists()) {
       const int64_t rows = plan.tq / kListedQueries;
       lists.tile_k = tiles_of(p).k, lists.group = static_cast<int>(p.group());
@@ -104,7 +104,7 @@ struct BackwardSpace : SharedSpace {
   DqKeys dq_keys;
   QueryGradient* gradient;
   float* dq_sum;
-  float* mean_logit = nullptr;
+  float* centre_logit = nullptr;
   QueryLists lists = {};
 };
 

@@ -42,8 +42,7 @@ struct Config {
   constexpr int key_steps() const { return tile_k / 32; }
   constexpr bool valid() const {
     return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!keeps_start() || folds_v()) &&
-           (!lists || queries() == kListedQueries) && (!capped || keeps_start()) &&
-           (!has_centres() || (kBlock == tile_k && !lists));
+           (!lists || queries() == kListedQueries) && (!(lists || capped) || has_centres());
   }
 };
 
@@ -64,9 +63,9 @@ inline constexpr Config kPaperNarrow{
     .scheme = Scheme::paper, .d = 64, .tile_k = 64, .warps = 4, .resident = 3};
 inline constexpr Config kPaperWide{
     .scheme = Scheme::paper, .d = 128, .tile_k = 64, .warps = 4, .resident = 2};
-// Soft capping. It needs more registers.
+// Soft capping.
 constexpr Config with_cap(Config config) {
-  config.capped = true, config.resident = 2;
+  config.capped = true;
   return config;
 }
 
@@ -107,17 +106,17 @@ constexpr Config config_of(Instance instance) {
     case Instance::paper_wide:
       return kPaperWide;
     case Instance::capped_narrow:
-      return with_cap(kNarrow);
+      return with_cap(kTokenwiseNarrow);
     case Instance::capped_wide:
-      return with_cap(kWide);
+      return with_cap(kTokenwiseWide);
     case Instance::listed_narrow:
-      return listed(kNarrow, 128);
+      return listed(kTokenwiseNarrow, 128);
     case Instance::listed_narrow_64:
-      return listed(kNarrow, 64);
+      return listed(kTokenwiseNarrow, 64);
     case Instance::listed_wide:
-      return listed(kWide, 128);
+      return listed(kTokenwiseWide, 128);
     default:
-      return listed(kWide, 64);
+      return listed(kTokenwiseWide, 64);
   }
 }
 

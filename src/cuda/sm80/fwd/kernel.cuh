@@ -58,22 +58,21 @@ struct State {
   }
 };
 
-/// Before a tile: what changes with the octave of its keys.
+/// Before a tile: what changes with the octave of its keys. A list may come back to an octave.
 template <Config kConfig>
 __device__ __forceinline__ void enter(State<kConfig>& state, int tile) {
   if constexpr (kConfig.has_centres()) {
-    const bool starts_octave = (tile & (tile - 1)) == 0;
-    if (starts_octave || tile == state.me.work().walk.tile(0))
-      enter_octave(state.queries, state.me, tile);
+    const int octave = numerics::octave_of_block(tile / (kBlock / kConfig.tile_k));
+    if (octave != state.queries.octave) enter_octave(state.queries, state.me, octave);
   }
 }
 
 /// Whether the starts of sums come off O behind a tile. `left`: tiles in INT8 from this one on. In
-/// `tokenwise` the tiles that a row sees alone may decide: how many come behind depends on other
-/// rows. Those it does not see add nothing, and no start.
+/// a band of `tokenwise` the tiles that a row sees alone may decide: how many come behind depends
+/// on other rows. Those it does not see add nothing, and no start.
 template <Config kConfig>
 __device__ __forceinline__ bool settles(int tile, int left) {
-  if constexpr (kConfig.has_centres())
+  if constexpr (kConfig.has_centres() && !kConfig.lists)
     return tile % tile::kTilesWithStart == tile::kTilesWithStart - 1;
   else
     return left % tile::kTilesWithStart == 0;
@@ -109,9 +108,9 @@ __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int t
   multiply_qk(x, me, queries, stage);
   softmax(x, rows, me, queries, stage, tile);
   sums.template carry_over<Product::floating>(rows);
-  const bool whole_v = poisoned || me.p.v16_is_v;  // else codes of V, without its mean
+  const bool whole_v = poisoned || me.p.v16_is_v;  // else codes of V
   sums.add_mass_16(rows, leading, whole_v);
-  const float unit = whole_v ? 1.0f : me.scale(stage).v;
+  const float unit = whole_v || kConfig.has_centres() ? 1.0f : me.scale(stage).v;
   wait_for_copies();
   if (poisoned) {
     clean_v16<T>(me, other(stage));
@@ -156,11 +155,16 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
 
   const int last =
       !kConfig.has_centres() && me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
-  if constexpr (kConfig.has_centres())
-    if (me.any_poisoned() != 0) mark_rows(sums, me);
   for (int step = 0; step < last; ++step) {
     const int tile = me.work().walk.tile(step);
-    const bool poisoned = me.poisoned(stage), leading = step < me.work().leading;
+    const bool leading = step < me.work().leading;
+    bool poisoned = me.poisoned(stage);
+    if constexpr (kConfig.has_centres()) {
+      if (poisoned && !me.p.v16_is_v) {  // codes of V, of which poisoned ones are 0
+        if (me.index == 0) me.any_poisoned() = 1;
+        poisoned = false;
+      }
+    }
     enter(state, tile);
     if (leading || poisoned) visit_16<T>(state, stage, tile, leading, poisoned);
     __syncthreads();  // all have read the tile: the next one takes its place
@@ -168,6 +172,8 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     arch::cp_async_commit();
     wait_for_copies();
   }
+  if constexpr (kConfig.has_centres())
+    if (me.any_poisoned() != 0) mark_rows(sums, me);
   store<T>(sums, me);
 }
 

@@ -19,8 +19,8 @@ template <Config kConfig>
 struct Queries {
   uint32_t q8[kConfig.d / 32][4];  // A operands
   PerRow logit_factor;
-  PerRow shift;   // with a cap: logits of the mean key, in log2 units
   PerRow centre;  // of the octave that is visited: logits of its centre, in log2 units
+  int octave = -1;
 
   __device__ void load(const Thread<kConfig>& me, const Work<kConfig>& w) {
     constexpr int D = kConfig.d;
@@ -33,20 +33,18 @@ struct Queries {
         q8[k][r] = *reinterpret_cast<const uint32_t*>(q + (r & 1) * 8 * D + k * 32 + (r >> 1) * 16);
 #pragma unroll
     for (int r = 0; r < 2; ++r) logit_factor[r] = me.p.logit_factor[row + 8 * r];
-    if constexpr (kConfig.capped)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) shift[r] = me.p.q_mean_logit[row + 8 * r] * numerics::kLog2e;
   }
 };
 
-/// `tokenwise`: finds the logits of the centre of a tile's octave. All columns of the product are
-/// that centre, so every lane gets the sums of its rows.
+/// `tokenwise`: finds the logits of the centre of an octave. All columns of the product are that
+/// centre, so every lane gets the sums of its rows.
 template <Config kConfig>
-__device__ void enter_octave(Queries<kConfig>& queries, const Thread<kConfig>& me, int tile) {
+__device__ void enter_octave(Queries<kConfig>& queries, const Thread<kConfig>& me, int octave) {
   const Work<kConfig>& w = me.work();
   const tuned::Centres& centres = me.p.centres;
-  const int64_t row = centres.row(w.head / me.p.group, w.s.k_pad / kBlock,
-                                  numerics::first_block_of(numerics::octave_of_block(tile)));
+  const int64_t row =
+      centres.row(w.head / me.p.group, w.s.k_pad / kBlock, numerics::first_block_of(octave));
+  queries.octave = octave;
   const int8_t* codes = centres.codes + row * me.p.d;
   const float scale = centres.scale[row];
   int sum[4];

@@ -140,7 +140,7 @@ __device__ void row_tops(PerRow& top, const Scores<kConfig>& x) {
 
 /// Adds log2 of V's scales to logits: scores become exponents, x·slope + log2. A start that is on
 /// the scores stays on. It costs the exponents their last bits: they are rounded to about the
-/// weight of one unit of Q8·K8ᵀ. A cap comes before, and takes it off.
+/// weight of one unit of Q8·K8ᵀ. A cap comes before, and wants the logit of the centre.
 template <Config kConfig>
 __device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits,
                      const Queries<kConfig>& queries, const Thread<kConfig>& me, uint32_t scales) {
@@ -149,8 +149,8 @@ __device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits,
     for (int n = 0; n < kConfig.key_blocks(); ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        x[n][e] = tile::capped(me.p.cap, fmaf(x[n][e] - tile::kMagicFloat, logits.slope[e >> 1],
-                                              queries.shift[e >> 1]));
+        x[n][e] =
+            tile::capped(me.p.cap, fmaf(x[n][e], logits.slope[e >> 1], queries.centre[e >> 1]));
   }
 #pragma unroll
   for (int n = 0; n < kConfig.key_blocks(); n += 2) {
@@ -188,7 +188,7 @@ __device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& log
   for (int r = 0; r < 2; ++r) {
     float logit = kConfig.folds_v() ? fmaf(-logits.kStart, logits.slope[r], top[r])
                                     : top[r] * logits.slope[r];
-    if constexpr (kConfig.has_centres()) logit += queries.centre[r];
+    if constexpr (kConfig.has_centres() && !kConfig.capped) logit += queries.centre[r];
     if (top[r] != -INFINITY) me.logit_top(r) = fmaxf(me.logit_top(r), logit);
   }
 }
@@ -224,7 +224,7 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
     rows.top[r] =
         none ? -INFINITY : log_levels - fmaf(logits.kStart, logits.slope[r], shift[r] + kBias);
     // The same for all keys of the tile, so P does not know it.
-    if constexpr (kConfig.has_centres())
+    if constexpr (kConfig.has_centres() && !kConfig.capped)
       if (!none) rows.top[r] += queries.centre[r];
   }
   float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself

@@ -49,14 +49,14 @@ struct OperandJob : tuned::OperandJob {
   int8_t* k8t = nullptr;  // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
   DqKeys dq_keys;         // `tokenwise`
   Strided o, dout;
-  StridedStats lse, dlse;   // dlse.data null: none
-  int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
-  void* do16 = nullptr;     // [h, tq, D]
-  QueryRow* row;            // [h, tq]
-  QueryExponent* exponent;  // [h, tq]; in `tokenwise` [octaves, h, tq]
-  QueryGradient* gradient;  // [h, tq]
-  float* dq_sum = nullptr;  // [h, tq, D], set to zero
-  bool capped = false;      // logits have the mean key's before they are capped, and so has LSE
+  StridedStats lse, dlse;         // dlse.data null: none
+  int8_t *q8t, *do8t;             // [h, tq / kSlab, D, kSlab]
+  void* do16 = nullptr;           // [h, tq, D]
+  QueryRow* row;                  // [h, tq]
+  QueryExponent* exponent;        // [h, tq]; in `tokenwise` without a cap [octaves, h, tq]
+  QueryGradient* gradient;        // [h, tq]
+  float* dq_sum = nullptr;        // [h, tq, D], set to zero
+  float* centre_logit = nullptr;  // [octaves, h, tq], in log2 units; with a cap, which comes after
 };
 
 /// The means of DqKeys, from the centres and the keys, or from saved codes.

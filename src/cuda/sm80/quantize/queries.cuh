@@ -67,10 +67,6 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme> {
         lse = *tile::stat_of(job.lse, item.s, item.head, token);
         if (job.dlse.data != nullptr) dlse = *tile::stat_of(job.dlse, item.s, item.head, token);
       }
-      if (!kTokenwise && job.capped) {
-        if (b.owns()) job.mean_logit[own] = mean_logit;
-        mean_logit = 0.0f;
-      }
       // P = 0 for queries without keys and after the end.
       const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
       douts(b, own, logit_factor == 0.0f ? kZeroScale : logit_factor, lse2, dlse);
@@ -116,7 +112,8 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme> {
   }
 
   /// In `tokenwise` logits have an addend that the keys of an octave share, so a query has an
-  /// exponent for each octave. Codes of Q are in shared memory, and the thread has put its own.
+  /// exponent for each octave; or that addend, where a cap comes between. Codes of Q are in shared
+  /// memory, and the thread has put its own.
   __device__ void octave_exponents(const Block& b, int64_t own, float logit_factor,
                                    float lse2) const {
     typename Block::Words codes;
@@ -148,8 +145,13 @@ struct QueryWorker : Worker<T, D, kBackward, kScheme> {
       const float sum = static_cast<float>(b.own() == 0 ? dot[0] : dot[1]);
       static_assert(kSteps == 2);
       const float logit = __fmul_rn(__fmul_rn(sum, centre.scale), logit_factor);
-      if (b.owns()) job.exponent[octave * queries + own] = {logit_factor, exponent - logit};
+      if (!b.owns()) continue;
+      if (job.centre_logit != nullptr)
+        job.centre_logit[octave * queries + own] = logit;
+      else
+        job.exponent[octave * queries + own] = {logit_factor, exponent - logit};
     }
+    if (b.owns() && job.centre_logit != nullptr) job.exponent[own] = {logit_factor, exponent};
   }
 
   /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y

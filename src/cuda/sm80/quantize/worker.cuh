@@ -250,6 +250,7 @@ struct Worker {
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
       write_folded(b, b.scale == b.scale ? b.scale : 1.0f);
+      if (job.leads) b.template write_codes_16<Values::loaded>(job.v16);
       b.template write_codes<Values::loaded>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       const bool poisoned = __syncthreads_or(b.scale != b.scale);

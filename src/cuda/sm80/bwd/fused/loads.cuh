@@ -98,7 +98,7 @@ struct QueryLoads {
     // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
     static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
     const QueryExponent* exponents = me.p.q_exponent;
-    if constexpr (kConfig.has_dq_keys()) exponents = me.octave_exponents();
+    if constexpr (kConfig.has_dq_keys() && !kConfig.capped()) exponents = me.of_octave();
     const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(exponents)
                                              : static_cast<const void*>(me.p.q_gradient);
     arch::cp_async_16_if(
@@ -106,8 +106,8 @@ struct QueryLoads {
         static_cast<const char*>(from) + row * uint64_t{8} + me.index % (kTileQ / 2) * 16);
     if constexpr (kConfig.capped())
       arch::cp_async_16_if(me.index < kTileQ / 4,
-                           me.shared + me.mean_logits_at(stage) + me.index * 16,
-                           me.p.q_mean_logit + row + me.index * 4);
+                           me.shared + me.centre_logits_at(stage) + me.index * 16,
+                           me.of_octave() + row + me.index * 4);
   }
   /// Starts loading what dV and dK read of a tile; `row` is the tile's first in the workspace.
   __device__ void load_back(const Thread<kConfig>& me, int stage, uint32_t row) const {

@@ -85,10 +85,10 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
 #pragma unroll
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(exponent + n * 64);  // logit factor, lse2; of two queries
-    float2 mean;
+    float2 centre;
     if constexpr (kConfig.capped())
-      mean = at<float2>(me.shared + me.mean_logits_at(stage) + (me.first_query() + 2 * me.t()) * 4 +
-                        n * 32);
+      centre = at<float2>(me.shared + me.centre_logits_at(stage) +
+                          (me.first_query() + 2 * me.t()) * 4 + n * 32);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
@@ -97,9 +97,7 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
                     factor = e & 1 ? q.z : q.x, lse2 = e & 1 ? q.w : q.y;
         if constexpr (kConfig.capped())
           prob[m][n][e] = arch::exp2_approx(
-              tile::capped(me.p.cap,
-                           fmaf(x, factor, (e & 1 ? mean.y : mean.x) * numerics::kLog2e)) -
-              lse2);
+              tile::capped(me.p.cap, fmaf(x, factor, e & 1 ? centre.y : centre.x)) - lse2);
         else
           prob[m][n][e] = arch::exp2_approx(fmaf(x, factor, -lse2));
       }

@@ -92,7 +92,9 @@ struct SharedPlan {
   std::conditional_t<kConfig.lists(), ListedTiles, Nothing> listed;
   struct Tokenwise {
     alignas(16) float dq_scale[kTileQ];  // of the queries of a tile, times that of dQ's keys
-    const QueryExponent* exponents;      // of all queries, for the octave of these keys
+    // What all queries have for the octave of these keys: exponents, or with a cap the logits of
+    // its centre.
+    std::conditional_t<kConfig.capped(), const float*, const QueryExponent*> of_octave;
   };
   std::conditional_t<kConfig.has_dq_keys(), Tokenwise, Nothing> tokenwise;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
@@ -106,7 +108,7 @@ struct SharedPlan {
   struct CappedExtras {
     uint32_t turn[kConfig.warps()];
     float row_sums[2][kConfig.key_strips][kTileQ];
-    alignas(16) float mean_logit[kConfig.fronts][kTileQ];  // part of the front
+    alignas(16) float centre_logit[kConfig.fronts][kTileQ];  // part of the front
   };
   struct DqDither {  // dither_dq.cuh
     uint32_t terms[kConfig.threads()], uniforms[32];
@@ -211,9 +213,9 @@ struct Thread {
   __device__ uint32_t dq_scales() const {
     return shared + static_cast<uint32_t>(offsetof(Plan, tokenwise.dq_scale));
   }
-  __device__ const QueryExponent*& octave_exponents() const {
-    return at<const QueryExponent*>(shared +
-                                    static_cast<uint32_t>(offsetof(Plan, tokenwise.exponents)));
+  __device__ auto& of_octave() const {
+    using Pointer = std::conditional_t<kConfig.capped(), const float*, const QueryExponent*>;
+    return at<Pointer>(shared + static_cast<uint32_t>(offsetof(Plan, tokenwise.of_octave)));
   }
 
   // Offsets of a stage of the query tiles.
@@ -221,9 +223,9 @@ struct Thread {
     return static_cast<uint32_t>(offsetof(Plan, tiles.front) +
                                  (kConfig.fronts > 1 ? stage * sizeof(Front) : 0));
   }
-  /// The mean logits of its queries.
-  __device__ static constexpr uint32_t mean_logits_at(int stage) {
-    return static_cast<uint32_t>(offsetof(Plan, extras.mean_logit) +
+  /// The logits that its queries have with the centre of the keys.
+  __device__ static constexpr uint32_t centre_logits_at(int stage) {
+    return static_cast<uint32_t>(offsetof(Plan, extras.centre_logit) +
                                  (kConfig.fronts > 1 ? stage * kConfig.tile_q() * 4 : 0));
   }
   __device__ static constexpr uint32_t back_at(int stage) {
