@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The centres of K in recipe `tokenwise`: a thread block makes that of one octave, from 128 keys at
-// most. Each depends on the sampled keys alone, added up in an order that nothing else changes: it
-// is rounded to codes, and one bit of a sum might become one of a code.
+// The centres of K: a thread block makes that of one octave, from 128 keys at most. Each depends on
+// the sampled keys alone, added up in an order that nothing else changes: it is rounded to codes,
+// and one bit of a sum might become one of a code.
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/instance.h"
 #include "cuda/host/launch.h"

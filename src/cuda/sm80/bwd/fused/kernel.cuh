@@ -18,7 +18,7 @@
 // per key and codes for dQ one per query, so either factor can be taken out again at the very end,
 // and one y serves both products.
 //
-// In `tokenwise` every key has a scale of K, which only the logits need: dQ is made from other
+// But in `paper` every key has a scale of K, which only the logits need: dQ is made from other
 // codes of the same keys, whose scale those of a thread block share (sm80/quantize/operands.h,
 // DqKeys). The logits of the centre that keys lack are part of the exponents of a query, of which
 // it has one for each octave of keys.

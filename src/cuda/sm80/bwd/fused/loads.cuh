@@ -38,12 +38,9 @@ __device__ void load_keys(const Thread<kConfig>& me, const Walk& w) {
   load_values<T>(me, w, row);
   if (me.index < kTileK) {
     const uint32_t place = place_of_row(me.index) * 4;
-    const KeyScale k = me.p.k_scale[row + me.index];
-    at<float>(me.shared + offsetof(Plan, k_scale) + place) = k.scale;
-    // The first key may be poisoned; its offset is still that of the others.
-    if (!kConfig.folds_k() && me.index == 0)
-      at<float>(me.shared + offsetof(Plan, tile_k_scale)) =
-          kConfig.has_dq_keys() ? me.p.dq_scale[row / kSlab] : k.offset / -tile::kMagicFloat;
+    at<float>(me.shared + offsetof(Plan, k_scale) + place) = me.p.k_scale[row + me.index].scale;
+    if constexpr (kConfig.has_dq_keys())
+      if (me.index == 0) me.dq_key_scale() = me.p.dq_scale[row / kSlab];
     if constexpr (kConfig.has_v_codes())
       at<float>(me.shared + offsetof(Plan, v_scale) + place) =
           me.p.v_scale != nullptr ? me.p.v_scale[row + me.index] : 1.0f;

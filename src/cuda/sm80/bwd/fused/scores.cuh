@@ -104,7 +104,7 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
   }
 }
 
-/// y = dS·(logit factor of the query) from φ·P; times the key's scale where that is folded in.
+/// y = dS·(logit factor of the query) from φ·P; in `paper` times the key's scale.
 /// With a cap, `row_sum` is the warp's row sum of the query that the lane has by query_of_lane.
 template <typename T, Config kConfig>
 __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& me,
@@ -132,7 +132,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
         arch::mma_16<T>(y[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
   }
   PerKey key, value;
-  if constexpr (kConfig.folds_k()) me.get_key_scales(key);
+  if constexpr (kConfig.paper()) me.get_key_scales(key);
   if constexpr (kConfig.has_v_codes()) me.get_value_scales(value);
   const uint32_t gradient = me.shared + me.front_at(stage) + offsetof(Front, gradient) +
                             (me.first_query() + 2 * me.t()) * 8;
@@ -151,7 +151,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
       for (int e = 0; e < 4; ++e) {
         // What does not need dP comes first, so that it can be done while dP is on its way.
         const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
-                    p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
+                    p = prob[m][n][e] * (kConfig.paper() ? key[m][e >> 1] : 1.0f);
         const float inner = fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
         if constexpr (kConfig.capped()) {
           // From φ·P and its exponent: the logits are not kept.
