@@ -40,7 +40,7 @@ struct Config {
 // The table. Thread blocks are small and several share a multiprocessor: while one waits at its
 // barrier, or for its products, the others have work of another kind. A tile lies in one octave.
 
-inline constexpr Config kNarrow{.d = 64, .tile_k = 128, .warps = 4, .resident = 2};
+inline constexpr Config kNarrow{.d = 64, .tile_k = 128, .warps = 4, .resident = 3};
 inline constexpr Config kWide{.d = 128, .tile_k = 128, .warps = 4, .resident = 2};
 // The tiles of `paper` are part of the recipe. They have 64 keys.
 inline constexpr Config kPaperNarrow{

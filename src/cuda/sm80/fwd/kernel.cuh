@@ -172,16 +172,22 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   store<T>(sums, me);
 }
 
-template <Instance kInstance>
-inline constexpr int kResident = arch::resident(sizeof(SharedPlan<config_of(kInstance)>),
-                                                config_of(kInstance).resident);
+/// Thread blocks on a multiprocessor. On sm_100 three would leave the dense kernel at d 64 too few
+/// registers.
+template <Config kConfig>
+inline constexpr int kResident = arch::resident(sizeof(SharedPlan<kConfig>),
+                                                arch::kTarget == 1000 && !kConfig.lists &&
+                                                        kConfig.d == 64 && !kConfig.paper
+                                                    ? 2
+                                                    : kConfig.resident);
 
 }  // namespace sagebwd::cuda::sm80::fwd
 
 namespace sagebwd::cuda::sm80 {
 
 template <typename T, fwd::Instance kInstance>
-__global__ void __launch_bounds__(fwd::config_of(kInstance).threads(), fwd::kResident<kInstance>)
+__global__ void __launch_bounds__(fwd::config_of(kInstance).threads(),
+                                  fwd::kResident<fwd::config_of(kInstance)>)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr fwd::Config kConfig = fwd::config_of(kInstance);
