@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <set>
 #include <utility>
@@ -289,8 +290,10 @@ TEST(GpuLists, EmptyRows) {
 TEST(GpuLists, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
-       {"h1 nq256 nk512 d64 keep=0.25 lead=0", "h1 nq384 nk512 d128 keep=0.4 f16 causal",
-        "h1 nq256 nk512 d64 keep=0.4 lead=all", "h1 nq256 nk512 d128 keep=0.25 blocks=64x128"}) {
+       {"h1 nq256 nk512 d64 keep=0.25 lead=0 smooth_k=off",
+        "h1 nq384 nk512 d128 keep=0.4 f16 causal smooth_k=off",
+        "h1 nq256 nk512 d64 keep=0.4 lead=all smooth_k=off",
+        "h1 nq256 nk512 d128 keep=0.25 blocks=64x128 smooth_k=off"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     in.x.k[static_cast<size_t>(100 * dc.c.d)] = NAN;
@@ -334,6 +337,43 @@ TEST(GpuLists, LaterTokensChangeNoBit) {
         EXPECT_TRUE(std::equal(before.o.begin(), before.o.begin() + cut * dc.c.d, after.o.begin()));
         EXPECT_TRUE(std::equal(before.lse.begin(), before.lse.begin() + cut, after.lse.begin()));
       }
+  }
+}
+
+/// Rows of O and LSE have the same bits whatever tokens that they do not see hold, and other
+/// queries: no number of a row comes from what the mask hides from it.
+TEST(GpuLists, HiddenTokensChangeNoBit) {
+  NEED_DEVICE();
+  constexpr int64_t kCuts[] = {1, 100, 150, 200, 320};
+  for (const char* text : {"h1 n330 d128 keep=0.7 causal tokenwise",
+                           "h1 n330 d128 keep=1 blocks=128x128 lead=0 causal tokenwise f16",
+                           "h1 n330 d128 keep=0.8 window=90,0 lead=all tokenwise"}) {
+    const DeviceCase dc(text);
+    const CaseInputs in = make_case_inputs(dc);
+    const Results before = run_on_device(dc, in);
+    const auto expect_same = [&](const Results& after, int64_t row, int64_t rows) {
+      const size_t d = static_cast<size_t>(dc.c.d);
+      for (size_t i = static_cast<size_t>(row); i < static_cast<size_t>(row + rows); ++i) {
+        ASSERT_EQ(std::memcmp(&after.lse[i], &before.lse[i], sizeof(float)), 0) << i;
+        ASSERT_EQ(std::memcmp(&after.o[i * d], &before.o[i * d], d * sizeof(float)), 0) << i;
+      }
+    };
+    for (int64_t cut : kCuts)
+      for (float factor : {1e4f, 0.0f, static_cast<float>(NAN)}) {
+        SCOPED_TRACE(testing::Message() << text << ", from " << cut << " on times " << factor);
+        CaseInputs other = in;
+        for (std::vector<float>* x : {&other.x.q, &other.x.k, &other.x.v})
+          for (size_t at = static_cast<size_t>(cut * dc.c.d); at < x->size(); ++at)
+            (*x)[at] *= factor;
+        expect_same(run_on_device(dc, other), 0, cut);
+      }
+    for (int64_t row : {9, 130, 200}) {  // logits that need a second pass
+      SCOPED_TRACE(testing::Message() << text << ", query " << row);
+      CaseInputs other = in;
+      for (int64_t c = 0; c < dc.c.d; ++c) other.x.q[static_cast<size_t>(row * dc.c.d + c)] *= 50;
+      const Results after = run_on_device(dc, other);
+      expect_same(after, 0, row), expect_same(after, row + 1, dc.c.nq - row - 1);
+    }
   }
 }
 

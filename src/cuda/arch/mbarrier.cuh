@@ -77,18 +77,12 @@ __device__ __forceinline__ void copy_panels(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
-/// How long the second-level cache keeps what is copied: until it is read again, or it is the first
-/// to make room.
-enum class Keep { most, least };
-
-/// Copies tokens of a head, in panels of channels (host/tensor_map.h).
+/// Copies tokens of a head, in panels of channels (host/tensor_map.h). In the second-level cache
+/// they are the first to make room: nobody reads them again.
 __device__ __forceinline__ void copy_tokens(uint32_t to, const CUtensorMap& map, int token,
-                                            int head, int batch, uint32_t barrier, Keep keep) {
+                                            int head, int batch, uint32_t barrier) {
   uint64_t policy;
-  if (keep == Keep::least)
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  else
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),

@@ -11,9 +11,9 @@
 
 namespace sagebwd::cuda::sm90 {
 
-/// Recipe `tokenwise`: the scale of a token of V as its share of the largest of some tokens, before
-/// it becomes a half. Whoever makes a share makes it here, because rows must not notice who did.
-/// That of a token which is none of these is finite: its P is 0, and 0·Inf would be NaN.
+/// The scale of a token of V as its share of the largest of some tokens, before it becomes a half.
+/// Whoever makes a share makes it here, because rows must not notice who did. That of a token which
+/// is none of these is finite: its P is 0, and 0·Inf would be NaN.
 __device__ __forceinline__ float value_share(float scale, float inverse_of_largest) {
   return fminf(__fmul_rn(scale, inverse_of_largest), 1.0f);
 }

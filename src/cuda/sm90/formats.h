@@ -3,40 +3,28 @@
 // the main kernels read them.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/tile/layout.h"
 #include "cuda/tuned/centres.h"
 #include "cuda/tuned/formats.h"
 
 namespace sagebwd::cuda::sm90 {
 
-using tuned::kCentreRows, tuned::KeyScale, tuned::QueryRow;
+using tuned::kCentreRows, tuned::QueryRow;
 
-/// What shares a scale of K: a block of keys in recipe `vectorwise`, nothing in `tokenwise`.
-/// Kernels have instances of their own for each.
-enum class KeyScales { block, token };
-
-/// What a block of kBlock keys has for the forward: the scale of its K, the largest scale of its V,
-/// and whether a key holds NaN or Inf. 16 bytes, because copies have so many at least.
-struct BlockScales {
-  float k, v;
-  int k_poisoned, v_poisoned;
-};
-
-/// Every key of the forward has its share: its scale of V, divided by the block's largest, in half
-/// precision. That of a poisoned key is -0.
-inline constexpr unsigned short kPoisonedShare = 0x8000;
-
-/// What a block of keys has for the forward of `tokenwise`. Numbers of the keys are in the order of
-/// tile::permuted, 16 at a time. Keys behind the end have some, too.
+/// What a block of kBlock keys has for the forward, in one copy. Numbers of the keys are in the
+/// order of tile::permuted, 16 at a time. Keys behind the end have some, too.
 struct KeyNumbers {
   // Of K: never 0, so that a hidden score, which is -inf, stays -inf. kZeroScale where all codes
   // are 0, kPoisonedScale where the key holds NaN or Inf.
   float k[128];
-  float v[128];               // of V; 0 of a poisoned key
-  unsigned short share[128];  // halves, as they are for `vectorwise`; kPoisonedShare
-  BlockScales scales;         // without a scale of K
+  float v[128];               // of V; 0 of a poisoned key alone
+  unsigned short share[128];  // halves: the scale of V, divided by the block's largest
+  // The largest scale of V, and whether a key holds NaN or Inf. 16 bytes, because copies have so
+  // many at least.
+  struct OfBlock {
+    float v;
+    int k_poisoned, v_poisoned, unused;
+  } block;
 };
 /// No key has it, because scales end at 2^-100 / 127.
 inline constexpr float kPoisonedScale = 0x1p-126f;
@@ -46,28 +34,19 @@ inline constexpr float kPoisonedScale = 0x1p-126f;
 constexpr int backward_queries(int d) { return d == 64 ? 128 : 64; }
 
 /// What 64 queries (a slab) have for the backward, where P and dS are halves. Numbers of the
-/// queries are in the order of tile::permuted, 16 at a time. With the scores x times the scale of
-/// K,
+/// queries are in the order of tile::permuted, 16 at a time. With the scores x times the scales of
+/// their keys,
 ///   2^15·P·φ/φ̂ = 2^(factor·x + exponent)      2^15·σ·dS·L/L̂ = that·(slope·dP + offset)
 /// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the tile, and
 /// σ keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
-/// slope 0.
+/// slope 0. Every octave of keys has exponents of its own, with the logits of its centre. They are
+/// not here, because a thread block needs those of its keys alone.
 struct QueryStats {
-  float factor[64], exponent[64], slope[64], offset[64];
+  float factor[64], slope[64], offset[64];
   float dv_unit;  // φ̂/2^15
   float ds_unit;  // L̂/(2^15·σ)
   float unused[2];
 };
-/// The same in recipe `tokenwise`. The scale of K is that of the key, and every octave of keys has
-/// exponents of its own, with the logits of its centre. They are not here, because a thread block
-/// needs those of its keys alone.
-struct SlabStats {
-  float factor[64], slope[64], offset[64];
-  float dv_unit, ds_unit;
-  float unused[2];
-};
-template <KeyScales kScales>
-using StatsOf = std::conditional_t<kScales == KeyScales::token, SlabStats, QueryStats>;
 
 /// The sums of dQ are those of 2^15·σ·dS·L/L̂ and of codes of K, in units of the largest scale of K
 /// of the sequence, times 2^-8 and the query's lift. Rows of P sum to 1 at most, and the bracket is

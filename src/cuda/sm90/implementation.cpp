@@ -18,7 +18,6 @@ namespace {
 std::string decline_these_lists(const spec::Problem& p) {
   if (!p.has_lists()) return "";
   if (p.direction == spec::Direction::backward) return "has block lists in the forward only";
-  if (p.recipe.scheme == Scheme::tokenwise) return "has block lists in recipe vectorwise only";
   if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
   if (p.d != kListedForwardD) return "takes block lists with head dim 128";
   if (p.blocks.block_q % kBlock != 0) return "takes block lists whose block_q is a multiple of 128";
@@ -34,7 +33,7 @@ std::string decline(const spec::Problem& p) {
   if (p.dtype == Dtype::f32) return "takes bf16 and f16, not f32";
   if (p.dv != p.d) return "takes v of the head dim of q and k";
   if (p.d != 64 && p.d != 128) return "takes head dims 64 and 128";
-  if (r.scheme == Scheme::paper) return "has recipes vectorwise and tokenwise";
+  if (r.scheme == Scheme::paper) return "has recipe vectorwise";
   if (p.scale < 0.0f) return "takes positive logit scales only";
   if (p.capped()) return "has no soft capping: cuda-sm80 serves it";
   if (r.smooth_q) return "has no Q-smoothing";

@@ -29,16 +29,9 @@ struct ForwardParams {
   int heads_together;  // whose pieces of work are done side by side
   int64_t tq, tk;
   const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
-  const float* q_mean_logit;  // [h, tq]: c·q·mean(K)
-  const BlockScales* scales;  // [hk, tk / kBlock]
-  const __half* v_share;      // [hk, tk], in the order of tile::permuted
-  const KeyScale* k_scale;    // [hk, tk]: NaN for a poisoned key; only of blocks that have one
-  const float* v_mean;        // [sequences, hk, D]
-  // Of recipe `tokenwise`, which has these instead of the mean of K and V, and of all numbers of
-  // keys.
-  CUtensorMap centre8 = {};             // [sequences·hk·kCentreRows, D]
-  const float* centre_scale = nullptr;  // [sequences, hk, kCentreRows]
-  const KeyNumbers* numbers = nullptr;  // [hk, tk / kBlock]
+  CUtensorMap centre8;        // [sequences·hk·kCentreRows, D]
+  const float* centre_scale;  // [sequences, hk, kCentreRows]
+  const KeyNumbers* numbers;  // [hk, tk / kBlock]
   Strided o;
   bool o_chunks;  // rows of O start at multiples of 16 bytes
   StridedStats lse;
@@ -66,13 +59,13 @@ struct BackwardParams {
   int parted;       // blocks of keys, the last ones, whose walk several thread blocks share
   int parts;        // how many these are
   int64_t tq, tk;
-  const void* stats;      // [h, tq / kSlab] of StatsOf
-  const float* k_scale;   // [hk, tk / kBlock], before exact_scale
-  const int8_t* v8;       // [hk, tk, D]
-  const float* v_scale;   // [hk, tk]
-  int rotation;           // channels that the rotation of Q and K mixes; 0: none
-  const uint32_t* k_top;  // [sequences, hk]: bits of the largest scale of K
-  const float* dq_lift;   // [h, tq]
+  const QueryStats* stats;  // [h, tq / kSlab]
+  const float* k_scale;     // [hk, tk]
+  const int8_t* v8;         // [hk, tk, D]
+  const float* v_scale;     // [hk, tk]
+  int rotation;             // channels that the rotation of Q and K mixes; 0: none
+  const uint32_t* k_top;    // [sequences, hk]: bits of the largest scale of K
+  const float* dq_lift;     // [h, tq]
   // [h, tq / 16, D / 8, 128], or halves, [h, tq / 16, D / 16, 256] (tuned/query_sums.h).
   void* dq_sum;
   bool dq_halves;
@@ -83,17 +76,15 @@ struct BackwardParams {
                               // 0 at the start; null: they add in any order
   float* part_sums;           // [parted, parts, keys, D]: dV and dK (bwd/parts.cuh)
   uint32_t* parts_done;       // [parted, parts, consumers], 0 at the start
-  float* row_sum;  // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
-                   // null: unwanted
-  // Recipe `tokenwise`. The codes of centres and their scales are the saved ones, in the rows of
-  // the octaves' first blocks.
-  const float* key_scale = nullptr;     // [hk, tk], in the place of k_scale
-  const float* exponent = nullptr;      // [octaves, h, tq]; the stride of an octave is below
-  int64_t queries = 0;                  // of all heads: h·tq
-  const int8_t* centre8 = nullptr;      // [hk, key_blocks, D]
-  const float* centre_scale = nullptr;  // [hk, key_blocks]
-  int64_t key_blocks = 0;
-  const float* dq_mean = nullptr;  // [sequences, hk, D]: what the operand of dQ lacks, rotated
+  float* row_sum;         // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
+                          // null: unwanted
+  const float* exponent;  // [octaves, h, tq]; the stride of an octave is below
+  int64_t queries;        // of all heads: h·tq
+  // Centres as they are saved, in the rows of the octaves' first blocks.
+  const int8_t* centre8;      // [hk, key_blocks, D]
+  const float* centre_scale;  // [hk, key_blocks]
+  int64_t key_blocks;
+  const float* dq_mean;  // [sequences, hk, D]: what the operand of dQ lacks, rotated
 };
 
 }  // namespace sagebwd::cuda::sm90

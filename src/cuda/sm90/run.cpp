@@ -60,7 +60,6 @@ CodesJob codes_job(const Call& call, const tuned::SharedSpace& ws, const CentreR
                    tuned::Item* items) {
   CodesJob job{};
   call.describe(job, ws, items);
-  job.scales = key_scales(call.p);
   job.centre_rows = centre_rows, job.centres_are_zero = !call.p.recipe.smooth_k;
   return job;
 }
@@ -89,14 +88,12 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   if (p.has_lists())
     launch_key_lists(list_job(p, job.seq, plan.tq, plan.tk, kBlock, listed_keys(p)), ws.lists,
                      call.stream);
-  job.k_scale = ws.k_scale, job.v8t = ws.v8t, job.v_share = ws.v_share,
-  job.block_scales = ws.block_scales, job.numbers = ws.numbers;
-  job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
+  job.v8t = ws.v8t, job.numbers = ws.numbers, job.logit_factor = ws.logit_factor;
   launch_codes(job, p.dtype, call.stream);
 
   const int d = plan.padded_d, queries = p.has_lists() ? kListedForwardQueries : kForwardQueries,
             keys = p.has_lists() ? kListedForwardKeys : kForwardKeys;
-  ForwardParams params{
+  const ForwardParams params{
       .q8 = byte_matrix(call.q8(ws), p.h * plan.tq, d, queries),
       .k8 = byte_matrix(call.k8(ws), p.hk * plan.tk, d, keys),
       .v8t = byte_matrix(ws.v8t, p.hk * plan.tk / kSlab * d, kSlab, keys / kSlab * d),
@@ -109,25 +106,19 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .tq = plan.tq,
       .tk = plan.tk,
       .logit_factor = ws.logit_factor,
-      .q_mean_logit = ws.mean_logit,
-      .scales = ws.block_scales,
-      .v_share = reinterpret_cast<const __half*>(ws.v_share),
-      .k_scale = ws.k_scale,
-      .v_mean = ws.v_mean,
+      .centre8 = byte_matrix(ws.centre_rows.codes, plan.num_sequences * p.hk * kCentreRows, d,
+                             kCentreRows),
+      .centre_scale = ws.centre_rows.scale,
+      .numbers = ws.numbers,
       .o = output(args.o),
       .o_chunks = input(args.o).vector,
       .lse = stats(args.lse),
       .max_logit = args.max_logit != nullptr ? ws.max_logit : nullptr,
       .next = ws.tickets};
-  if (job.scales == KeyScales::token) {
-    const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
-    params.centre8 = byte_matrix(ws.centre_rows.codes, rows, d, kCentreRows);
-    params.centre_scale = ws.centre_rows.scale, params.numbers = ws.numbers;
-  }
   if (p.has_lists())
     launch_listed_forward({params, ws.lists, listed_keys(p) == kBlock}, p.dtype, call.stream);
   else
-    launch_forward(params, job.scales, p.dtype, d, call.stream);
+    launch_forward(params, p.dtype, d, call.stream);
   call.finish(ws, {call.rows_of(args.o, true)}, stats(args.lse));
   if (args.max_logit != nullptr)
     tuned::launch_decode_max(ws.max_logit, args.max_logit, plan.num_sequences * p.h, call.stream);
@@ -170,8 +161,8 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                         .keys_are_ready = plan.k8_is_saved,
                         .k8 = ws.k8,
                         .v8 = ws.v8,
+                        .k_scale = ws.k_scale,
                         .v_scale = ws.v_scale,
-                        .block_k_scale = ws.block_k_scale,
                         .q8 = ws.q8,
                         .q8t = ws.q8t,
                         .do8t = ws.do8t,
@@ -181,10 +172,8 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                         .dq_lift = ws.dq_lift,
                         .dq_sum = ws.dq_sum,
                         .dq_halves = ws.dq_halves,
-                        .scales = key_scales(p),
                         .centre8 = call.saved.centre8(),
                         .centre_scale = call.saved.centre_scale(),
-                        .key_scale = ws.key_scale,
                         .dq_mean = ws.dq_mean,
                         .dq_mean_back = ws.dq_mean_back,
                         .rotation = call.rotation(),
@@ -210,7 +199,7 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                               .tq = plan.tq,
                               .tk = plan.tk,
                               .stats = ws.stats,
-                              .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.block_k_scale,
+                              .k_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.k_scale,
                               .v8 = plan.k8_is_saved ? call.saved.v8() : ws.v8,
                               .v_scale = plan.k8_is_saved ? call.saved.v_scale() : ws.v_scale,
                               .rotation = call.rotation(),
@@ -227,36 +216,34 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                               .part_sums = ws.part_sums,
                               .parts_done = ws.parts_done,
                               .row_sum = ws.row_sum,
-                              .key_scale = plan.k8_is_saved ? call.saved.k_scale() : ws.key_scale,
                               .exponent = ws.exponent,
                               .queries = queries,
                               .centre8 = call.saved.centre8(),
                               .centre_scale = call.saved.centre_scale(),
                               .key_blocks = call.saved.layout.key_blocks,
                               .dq_mean = ws.dq_mean};
-  launch_backward(params, job.scales, p.dtype, d, call.stream);
+  launch_backward(params, p.dtype, d, call.stream);
 
-  tuned::launch_query_sums(
-      {.seq = job.seq,
-       .d = d,
-       .h = job.h,
-       .hk = job.hk,
-       .group = job.group,
-       .tq = plan.tq,
-       .scale = p.scale,
-       .rotation = params.rotation,
-       .rows = ws.row,
-       .sums = ws.dq_sum,
-       .halves = ws.dq_halves,
-       .k_top = ws.k_top,
-       .k_mean = job.scales == KeyScales::token ? ws.dq_mean_back : call.saved.k_mean(),
-       .k_mean_d = d,
-       .dlse = stats(args.dlse),
-       .row_sum = ws.row_sum,
-       .sums_what_cap_takes = false,
-       .dq = output(args.dq),
-       .chunks = input(args.dq).vector},
-      p.dtype, d, plan.q_blocks, call.stream, Start::early);
+  tuned::launch_query_sums({.seq = job.seq,
+                            .d = d,
+                            .h = job.h,
+                            .hk = job.hk,
+                            .group = job.group,
+                            .tq = plan.tq,
+                            .scale = p.scale,
+                            .rotation = params.rotation,
+                            .rows = ws.row,
+                            .sums = ws.dq_sum,
+                            .halves = ws.dq_halves,
+                            .k_top = ws.k_top,
+                            .k_mean = ws.dq_mean_back,
+                            .k_mean_d = d,
+                            .dlse = stats(args.dlse),
+                            .row_sum = ws.row_sum,
+                            .sums_what_cap_takes = false,
+                            .dq = output(args.dq),
+                            .chunks = input(args.dq).vector},
+                           p.dtype, d, plan.q_blocks, call.stream, Start::early);
   call.finish(
       ws, {call.rows_of(args.dq, true), call.rows_of(args.dk, false), call.rows_of(args.dv, false)},
       {});

@@ -20,13 +20,7 @@ using tuned::Plan;
 /// Keys of an entry of a list: of a block of such size, or a part of a block.
 inline int listed_keys(const spec::Problem& p) { return p.blocks.block_k % kBlock == 0 ? 128 : 64; }
 
-inline KeyScales key_scales(const spec::Problem& p) {
-  return p.recipe.scheme == Scheme::tokenwise ? KeyScales::token : KeyScales::block;
-}
-
-/// None in recipe `vectorwise`.
 inline CentreRows take_centre_rows(const spec::Problem& p, const Plan& plan, Arena& arena) {
-  if (key_scales(p) == KeyScales::block) return {};
   const int64_t rows = plan.num_sequences * p.hk * kCentreRows;
   return {arena.take<int8_t>(rows * plan.padded_d), arena.take<float>(rows)};
 }
@@ -37,25 +31,14 @@ struct ForwardSpace : tuned::SharedSpace {
     items = tuned::take_items(p, plan, arena);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     logit_factor = arena.take<float>(p.h * plan.tq);
-    if (key_scales(p) == KeyScales::token) {
-      numbers = arena.take<KeyNumbers>(p.hk * plan.tk / kBlock);
-      return;
-    }
-    k_scale = arena.take<KeyScale>(p.hk * plan.tk);
-    v_share = arena.take<uint16_t>(p.hk * plan.tk);
-    block_scales = arena.take<BlockScales>(p.hk * plan.tk / kBlock);
-    mean_logit = arena.take<float>(p.h * plan.tq);
+    numbers = arena.take<KeyNumbers>(p.hk * plan.tk / kBlock);
     if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
   CentreRows centre_rows;
   tuned::Item* items;
   int8_t* v8t;
   float* logit_factor;
-  KeyNumbers* numbers = nullptr;
-  KeyScale* k_scale = nullptr;
-  uint16_t* v_share = nullptr;
-  BlockScales* block_scales = nullptr;
-  float* mean_logit = nullptr;
+  KeyNumbers* numbers;
   KeyLists lists = {};
 };
 
@@ -111,24 +94,16 @@ struct BackwardSpace : tuned::SharedSpace {
     q8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do8t = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
-    const bool tokenwise = key_scales(p) == KeyScales::token;
     if (!plan.k8_is_saved) {
       v8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
+      k_scale = arena.take<float>(p.hk * plan.tk);
       v_scale = arena.take<float>(p.hk * plan.tk);
-      if (tokenwise)
-        key_scale = arena.take<float>(p.hk * plan.tk);
-      else
-        block_k_scale = arena.take<float>(p.hk * plan.tk / kBlock);
     }
     row = arena.take<QueryRow>(p.h * plan.tq);
-    if (tokenwise) {
-      stats = arena.take<SlabStats>(p.h * plan.tq / kSlab);
-      exponent = arena.take<float>(numerics::octaves_of(p.nk) * p.h * plan.tq);
-      dq_mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
-      dq_mean_back = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
-    } else {
-      stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
-    }
+    stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
+    exponent = arena.take<float>(numerics::octaves_of(p.nk) * p.h * plan.tq);
+    dq_mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
+    dq_mean_back = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
     dq_lift = arena.take<float>(p.h * plan.tq);
     dq_halves = adds_dq_in_halves(p);
     dq_sum = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d * (dq_halves ? 1 : 2));
@@ -139,10 +114,10 @@ struct BackwardSpace : tuned::SharedSpace {
   float* part_sums;
   int8_t *q8t, *do8t, *v8 = nullptr;
   uint16_t* do16;
-  float *v_scale = nullptr, *block_k_scale = nullptr, *key_scale = nullptr;
+  float *k_scale = nullptr, *v_scale = nullptr;
   QueryRow* row;
-  void* stats;
-  float *exponent = nullptr, *dq_mean = nullptr, *dq_mean_back = nullptr;
+  QueryStats* stats;
+  float *exponent, *dq_mean, *dq_mean_back;
   float* dq_lift;
   bool dq_halves;
   void* dq_sum;

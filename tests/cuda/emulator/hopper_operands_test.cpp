@@ -74,9 +74,7 @@ struct SavingCall {
     const CodesLayout at = spec::codes_layout(p);
     gpu::expect_codes(codes, want, at, gpu::CodesAre::rounded);
     // Tensor cores have no part in centres.
-    if (p.recipe.scheme == Scheme::tokenwise) {
-      EXPECT_TRUE(std::equal(codes.begin() + at.centre8, codes.end(), want.begin() + at.centre8));
-    }
+    EXPECT_TRUE(std::equal(codes.begin() + at.centre8, codes.end(), want.begin() + at.centre8));
   }
 
   Tensors x;
@@ -91,9 +89,7 @@ struct SavingCall {
 void make_operands(const SavingCall<ForwardSpace>& c) {
   c.call.start(c.ws);
   CodesJob job = codes_job(c.call, c.ws, c.ws.centre_rows, c.ws.items);
-  job.k_scale = c.ws.k_scale, job.v8t = c.ws.v8t, job.v_share = c.ws.v_share,
-  job.block_scales = c.ws.block_scales, job.numbers = c.ws.numbers;
-  job.logit_factor = c.ws.logit_factor, job.mean_logit = c.ws.mean_logit;
+  job.v8t = c.ws.v8t, job.numbers = c.ws.numbers, job.logit_factor = c.ws.logit_factor;
   launch_codes(job, c.p.dtype, nullptr);
 }
 
@@ -108,26 +104,22 @@ class HopperCodes : public testing::TestWithParam<const char*> {};
 
 TEST_P(HopperCodes, AreTheOracles) {
   DeviceCase dc(GetParam());
-  dc.kind = trace::InputKind::offset;  // means that matter
+  dc.kind = trace::InputKind::offset;  // centres that matter
   expect_parity(dc, gpu::make_case_inputs(dc));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Every, HopperCodes,
-    testing::Values("b2 h4 hk2 n256 d64 bf16", "b2 h2 n256 d128 f16",
-                    "h2 hk1 nq140 nk300 d128 bf16", "h1 nq300 nk140 d64 f16",
-                    "b3 h1 nq64 nk300 d128 bf16", "h1 nq64 nk1300 d128 f16",
-                    "h2 n256 d128 bf16 rotate=off", "h2 n256 d64 f16 smooth_k=off smooth_v=off",
-                    "b2 h4 hk2 n256 d64 bf16 tokenwise", "b2 h2 hk1 n256 d128 f16 tokenwise",
-                    "h1 nq140 nk1300 d128 bf16 tokenwise", "b2 h1 nq64 nk600 d64 f16 tokenwise",
-                    "h2 n256 d128 bf16 tokenwise rotate=off",
+    testing::Values("b2 h4 hk2 n256 d64 bf16 tokenwise", "b2 h2 hk1 n256 d128 f16 tokenwise",
+                    "h2 hk1 nq140 nk300 d128 bf16 tokenwise", "h1 nq300 nk140 d64 f16 tokenwise",
+                    "b3 h1 nq64 nk300 d128 bf16 tokenwise", "h1 nq140 nk1300 d128 bf16 tokenwise",
+                    "b2 h1 nq64 nk600 d64 f16 tokenwise", "h2 n256 d128 bf16 tokenwise rotate=off",
                     "h2 n300 d64 f16 tokenwise smooth_k=off"));
 
 // A backward without saved codes makes them, and nothing else.
 TEST(HopperOperands, CodesAlone) {
   for (const char* text :
-       {"b2 h4 hk2 nq130 nk300 d64 bf16", "h2 n256 d128 f16 rotate=off",
-        "b2 h4 hk2 nq130 nk300 d64 bf16 tokenwise", "h2 n256 d128 f16 tokenwise"}) {
+       {"b2 h4 hk2 nq130 nk300 d64 bf16 tokenwise", "h2 n256 d128 f16 tokenwise rotate=off"}) {
     SCOPED_TRACE(text);
     const DeviceCase dc(text);
     const CaseInputs in = gpu::make_case_inputs(dc);
@@ -140,9 +132,9 @@ TEST(HopperOperands, CodesAlone) {
   }
 }
 
-// The forward looks for poison of V in the shares, also where all other tokens are zero.
+// The forward looks for poison of V in the scales, also where all other tokens are zero.
 TEST(HopperOperands, PoisonAmongZeros) {
-  const DeviceCase dc("h1 nq64 nk300 d64 bf16");
+  const DeviceCase dc("h1 nq64 nk300 d64 bf16 tokenwise");
   CaseInputs in = gpu::make_case_inputs(dc);
   std::fill(in.x.v.begin(), in.x.v.end(), 0.0f);
   const size_t bad = 150;
@@ -150,20 +142,19 @@ TEST(HopperOperands, PoisonAmongZeros) {
   std::fill(in.x.v.begin() + 256 * 64, in.x.v.end(), NAN);  // the last block
   const SavingCall<ForwardSpace> c(dc, in);
   make_operands(c);
-  // Within 16 tokens shares have an order of their own.
+  // Within 16 tokens scales have an order of their own.
   for (size_t first = 0; first < 288; first += 16) {
-    const auto* share = c.ws.v_share + first;
-    const auto poisoned = std::count(share, share + 16, kPoisonedShare);
+    const float* scale = c.ws.numbers[first / 128].v + first % 128;
+    const auto poisoned = std::count(scale, scale + 16, 0.0f);
     EXPECT_EQ(poisoned, first >= 256 ? 16 : first == bad / 16 * 16 ? 1 : 0) << first;
   }
   for (size_t block = 0; block < 3; ++block)
-    EXPECT_EQ(c.ws.block_scales[block].v_poisoned != 0, block > 0) << block;
+    EXPECT_EQ(c.ws.numbers[block].block.v_poisoned != 0, block > 0) << block;
 }
 
 TEST(HopperOperands, CodesOfDocuments) {
   for (const char* text :
-       {"h2 hk1 nq700 nk650 d64 bf16", "h1 nq700 nk650 d128 f16",
-        "h2 hk1 nq700 nk650 d64 bf16 tokenwise", "h1 nq700 nk650 d128 f16 tokenwise"}) {
+       {"h2 hk1 nq700 nk650 d64 bf16 tokenwise", "h1 nq700 nk650 d128 f16 tokenwise"}) {
     DeviceCase dc(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
     expect_parity(dc, gpu::make_case_inputs(dc));
@@ -171,17 +162,16 @@ TEST(HopperOperands, CodesOfDocuments) {
 }
 
 TEST(HopperOperands, CodesOfNanAndInf) {
-  for (const char* text : {"h1 n384 d128 bf16", "h1 n384 d128 bf16 tokenwise"})
-    for (int tensor = 0; tensor < 3; ++tensor) {
-      SCOPED_TRACE(tensor);
-      DeviceCase dc(text);
-      CaseInputs in = gpu::make_case_inputs(dc);
-      std::vector<float>& x = gpu::tensor_of(in, tensor);
-      x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
-      for (int64_t i = 256; i < dc.c.nk; ++i)  // a block
-        x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
-      expect_parity(dc, in);
-    }
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    SCOPED_TRACE(tensor);
+    const DeviceCase dc("h1 n384 d128 bf16 tokenwise");
+    CaseInputs in = gpu::make_case_inputs(dc);
+    std::vector<float>& x = gpu::tensor_of(in, tensor);
+    x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;
+    for (int64_t i = 256; i < dc.c.nk; ++i)  // a block
+      x[static_cast<size_t>(i * dc.c.d)] = INFINITY;
+    expect_parity(dc, in);
+  }
 }
 
 }  // namespace

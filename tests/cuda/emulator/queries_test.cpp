@@ -26,8 +26,6 @@ struct Call {
   int d;
   int b, h, hk, nq, nk;
   bool dlse, halves;
-  KeyScales scales = KeyScales::block;
-  bool tokenwise() const { return scales == KeyScales::token; }
 };
 
 /// Memory with 16-byte alignment that compares by bytes.
@@ -64,14 +62,12 @@ struct Inputs {
         o_aside(size_of(c) * 2 + 2),
         q8(size_of(c)),
         q_scale(queries(c)),
-        mean_logit(queries(c)),
         lse(queries(c)),
         dlse(queries(c)),
         v_scale(keys(c)),
-        k_scale(c.tokenwise() ? keys(c) : keys(c) / kBlock),
+        k_scale(keys(c)),
         k8(keys(c) * static_cast<size_t>(c.d)),
         v8(k8),
-        v_mean(static_cast<size_t>(c.b * c.hk * c.d)),
         centre8(keys(c) / kBlock * static_cast<size_t>(c.d)),
         centre_scale(keys(c) / kBlock) {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = INFINITY;
@@ -94,14 +90,13 @@ struct Inputs {
       q_scale[row] = random.below(16) == 0   ? 0.0f
                      : random.below(32) == 0 ? nan
                                              : std::fabs(random.normal());
-      mean_logit[row] = random.normal(), dlse[row] = random.normal();
+      dlse[row] = random.normal();
       lse[row] = random.below(16) == 0 ? -inf : random.below(32) == 0 ? nan : random.normal();
     }
     for (float& x : v_scale)
       x = random.below(32) == 0 ? nan : random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
     for (float& x : k_scale)
       x = random.below(8) == 0 ? nan : random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
-    for (float& x : v_mean) x = random.normal();
     for (float& x : centre_scale) x = random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
     for (size_t i = 0; i < centre_scale.size() * static_cast<size_t>(c.d); ++i)
       centre8.as<int8_t>()[i] = code();
@@ -118,10 +113,8 @@ struct Inputs {
 
   Random random;
   Bytes dout, o, dout_aside, o_aside, q8;
-  std::vector<float> q_scale, mean_logit, lse, dlse, v_scale, k_scale;
-  Bytes k8, v8;
-  std::vector<float> v_mean;
-  Bytes centre8;
+  std::vector<float> q_scale, lse, dlse, v_scale, k_scale;
+  Bytes k8, v8, centre8;
   std::vector<float> centre_scale;
 };
 
@@ -139,20 +132,19 @@ struct Outputs {
         exponent(static_cast<size_t>(numerics::octaves_of(c.nk)) * tokens * sizeof(float)),
         dq_mean(heads * static_cast<size_t>(c.d) * sizeof(float)),
         dq_mean_back(dq_mean),
-        key_scale(Inputs::keys(c) * sizeof(float)),
         dq_lift(tokens * sizeof(float)),
         v_top(heads * 4),
         k_top(heads * 4),
         zeros(kZeros * 4),
         k8(Inputs::keys(c) * static_cast<size_t>(c.d)),
         v8(k8),
-        v_scale(Inputs::keys(c) * 4),
-        block_k_scale(Inputs::keys(c) / kBlock * 4) {}
+        k_scale(Inputs::keys(c) * 4),
+        v_scale(Inputs::keys(c) * 4) {}
   static constexpr size_t kZeros = 1000;
   size_t tokens, heads;
-  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, exponent, dq_mean, dq_mean_back, key_scale,
-      dq_lift, v_top, k_top, zeros;
-  Bytes k8, v8, v_scale, block_k_scale;
+  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, exponent, dq_mean, dq_mean_back, dq_lift, v_top,
+      k_top, zeros;
+  Bytes k8, v8, k_scale, v_scale;
   std::vector<DocumentStart> documents;
 };
 
@@ -170,6 +162,12 @@ BackwardJob job_of(const Call& c, Inputs& in, Outputs& out, Form form) {
   const auto statistics = [&](std::vector<float>& x) {
     return StridedStats{x.data(), int64_t{c.nq} * c.h, 1, c.h};
   };
+  tuned::SavedCodes saved{};
+  saved.queries = int64_t{c.b} * c.nq, saved.keys = int64_t{c.b} * c.nk;
+  saved.key_blocks = int64_t{c.b} * k_blocks;
+  saved.q8 = in.q8.as<int8_t>(), saved.k8 = in.k8.as<int8_t>(), saved.v8 = in.v8.as<int8_t>();
+  saved.q_scale = in.q_scale.data();
+  saved.k_scale = in.k_scale.data(), saved.v_scale = in.v_scale.data();
   return {.seq = {.count = c.b,
                   .nq = packed ? c.b * c.nq : c.nq,
                   .nk = packed ? c.b * c.nk : c.nk,
@@ -184,17 +182,7 @@ BackwardJob job_of(const Call& c, Inputs& in, Outputs& out, Form form) {
           .tq = int64_t{c.b} * q_blocks * kBlock,
           .tk = int64_t{c.b} * k_blocks * kBlock,
           .zeros = {{{out.zeros.as<uint32_t>(), Outputs::kZeros}}},
-          .saved = {.queries = int64_t{c.b} * c.nq,
-                    .keys = int64_t{c.b} * c.nk,
-                    .key_blocks = int64_t{c.b} * k_blocks,
-                    .q8 = in.q8.as<int8_t>(),
-                    .k8 = in.k8.as<int8_t>(),
-                    .v8 = in.v8.as<int8_t>(),
-                    .q_scale = in.q_scale.data(),
-                    .mean_logit = in.mean_logit.data(),
-                    .k_scale = in.k_scale.data(),
-                    .v_scale = in.v_scale.data(),
-                    .v_mean = in.v_mean.data()},
+          .saved = saved,
           .o = strided(in.o, in.o_aside),
           .dout = strided(in.dout, in.dout_aside),
           .lse = statistics(in.lse),
@@ -205,21 +193,19 @@ BackwardJob job_of(const Call& c, Inputs& in, Outputs& out, Form form) {
           .keys_are_ready = !packed,
           .k8 = out.k8.as<int8_t>(),
           .v8 = out.v8.as<int8_t>(),
+          .k_scale = out.k_scale.as<float>(),
           .v_scale = out.v_scale.as<float>(),
-          .block_k_scale = out.block_k_scale.as<float>(),
           .q8 = c.nq % kBlock != 0 ? out.q8.as<int8_t>() : nullptr,
           .q8t = out.q8t.as<int8_t>(),
           .do8t = out.do8t.as<int8_t>(),
           .do16 = out.do16.as<void>(),
           .row = out.row.as<QueryRow>(),
-          .stats = out.stats.as<void>(),
+          .stats = out.stats.as<QueryStats>(),
           .dq_lift = out.dq_lift.as<float>(),
           .dq_sum = out.dq_sum.as<void>(),
           .dq_halves = c.halves,
-          .scales = c.scales,
           .centre8 = in.centre8.as<int8_t>(),
           .centre_scale = in.centre_scale.data(),
-          .key_scale = out.key_scale.as<float>(),
           .dq_mean = out.dq_mean.as<float>(),
           .dq_mean_back = out.dq_mean_back.as<float>(),
           .rotation = c.d,
@@ -261,38 +247,32 @@ TEST_P(ReadQueries, SameBitsInEveryForm) {
     for (size_t i = 0; i < in.v_scale.size(); ++i)
       ASSERT_EQ(std::bit_cast<uint32_t>(got.v_scale.as<float>()[i]),
                 std::bit_cast<uint32_t>(in.v_scale[i]));
-    for (size_t i = 0; i < in.k_scale.size(); ++i) {
-      if (c.tokenwise())
-        ASSERT_EQ(std::bit_cast<uint32_t>(got.key_scale.as<float>()[i]),
-                  std::bit_cast<uint32_t>(in.k_scale[i]));
-      else
-        ASSERT_EQ(got.block_k_scale.as<float>()[i],
-                  std::isnan(in.k_scale[i]) ? 0.0f : in.k_scale[i]);
-    }
+    for (size_t i = 0; i < in.k_scale.size(); ++i)
+      ASSERT_EQ(std::bit_cast<uint32_t>(got.k_scale.as<float>()[i]),
+                std::bit_cast<uint32_t>(in.k_scale[i]));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Every, ReadQueries,
-    testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
-                    Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
-                    Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
-                    Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
-                    Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
-                    Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true},
-                    Call{Dtype::bf16, 128, 2, 4, 2, 200, 1152, false, true, KeyScales::token},
-                    Call{Dtype::f16, 64, 2, 2, 1, 256, 384, true, true, KeyScales::token},
-                    Call{Dtype::f16, 128, 1, 2, 1, 130, 640, true, true, KeyScales::token},
-                    Call{Dtype::bf16, 64, 3, 2, 2, 100, 256, false, false, KeyScales::token}));
+INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
+                         testing::Values(Call{Dtype::bf16, 128, 2, 4, 2, 256, 256, false, true},
+                                         Call{Dtype::bf16, 64, 2, 2, 2, 256, 128, false, true},
+                                         Call{Dtype::f16, 128, 1, 2, 1, 200, 384, true, true},
+                                         Call{Dtype::f16, 64, 2, 2, 1, 130, 256, true, false},
+                                         Call{Dtype::bf16, 128, 3, 1, 1, 10, 128, false, false},
+                                         Call{Dtype::bf16, 64, 3, 3, 1, 100, 128, true, true},
+                                         Call{Dtype::bf16, 128, 2, 4, 2, 200, 1152, false, true},
+                                         Call{Dtype::f16, 64, 2, 2, 1, 256, 384, true, true},
+                                         Call{Dtype::f16, 128, 1, 2, 1, 130, 640, true, true},
+                                         Call{Dtype::bf16, 64, 3, 2, 2, 100, 256, false, false}));
 
 /// Numbers of a query and an octave, as FP64 finds them from codes.
 TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
   for (int d : {64, 128}) {
-    const Call c{Dtype::bf16, d, 2, 2, 1, 200, 1152, false, true, KeyScales::token};
+    const Call c{Dtype::bf16, d, 2, 2, 1, 200, 1152, false, true};
     Inputs in(c);
     Outputs out(c);
     launch_operands(job_of(c, in, out, Form::regular), c.dtype, nullptr);
-    const auto* stats = out.stats.as<SlabStats>();
+    const auto* stats = out.stats.as<QueryStats>();
     const auto* exponent = out.exponent.as<float>();
     const int padded = 256, octaves = numerics::octaves_of(c.nk);
     const auto at = [&](int octave, int query) {
@@ -328,7 +308,7 @@ TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
 
 /// The mean of the sampled keys, made again from codes; and no key without it exceeds the bound.
 TEST(HopperOperands, KeysWithoutTheirMeanStayInBounds) {
-  const Call c{Dtype::bf16, 64, 2, 1, 1, 128, 1152, false, true, KeyScales::token};
+  const Call c{Dtype::bf16, 64, 2, 1, 1, 128, 1152, false, true};
   Inputs in(c);
   Outputs out(c);
   launch_operands(job_of(c, in, out, Form::regular), c.dtype, nullptr);

@@ -11,7 +11,6 @@ namespace sagebwd::cuda::sm90 {
 inline constexpr int kBackwardKeys = 128;  // of a thread block
 
 /// dK and dV, and dQ added up in p.dq_sum.
-void launch_backward(const BackwardParams& p, KeyScales scales, Dtype dtype, int d,
-                     cudaStream_t stream);
+void launch_backward(const BackwardParams& p, Dtype dtype, int d, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm90

@@ -24,10 +24,9 @@ using Scores = int[32];
 using Gradients = float[32];
 using Halves = uint32_t[16];
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 struct Consumer {
-  using Plan = SharedPlan<D, kScales>;
-  static constexpr bool kTokens = Plan::kTokens;
+  using Plan = SharedPlan<D>;
   static constexpr int kSlabs = bwd::kSlabs<D>, kQueries = bwd::kQueries<D>;
   // Of a tile of queries.
   using AllScores = Scores[kSlabs];
@@ -62,14 +61,11 @@ struct Consumer {
     return place + tile.place() * arch::places(sizeof(typename Plan::Back));
   }
 
-  __device__ const StatsOf<kScales>& stats_of(int slab) const {
+  __device__ const QueryStats& stats_of(int slab) const {
     return shared.front[tile.place()].stats[slab];
   }
   __device__ const float* exponents_of(int slab) const {
-    if constexpr (kTokens)
-      return shared.front[tile.place()].exponent + slab * kSlab;
-    else
-      return stats_of(slab).exponent;
+    return shared.front[tile.place()].exponent + slab * kSlab;
   }
   __device__ int first_key() const {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
@@ -77,13 +73,9 @@ struct Consumer {
   // Where no registers are left to keep them in, every tile reads them again.
   static constexpr bool kKeepsValueScales = kSlabs == 1;
   __device__ float value_scale_of(int r) const { return shared.v_scale[first_key() + 8 * r]; }
-  /// A score, times the scale of its key where each has one. Those are read again, likewise.
+  /// A score, times the scale of its key. Those are read again, likewise.
   __device__ __forceinline__ float score_of(int sum, int r) const {
-    const float score = static_cast<float>(sum);
-    if constexpr (kTokens)
-      return __fmul_rn(score, shared.k_scale[first_key() + 8 * r]);
-    else
-      return score;
+    return __fmul_rn(static_cast<float>(sum), shared.k_scale[first_key() + 8 * r]);
   }
 
   /// S = K8·Q8ᵀ of a tile; only issued.
@@ -120,19 +112,18 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
-  /// P of a slab as halves. k_scale: what keys share; 1 where each has its own.
+  /// P of a slab as halves.
   template <bool kMasked>
-  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, int slab, float k_scale,
+  __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, int slab,
                                                int query) const {
     const float *factors = stats_of(slab).factor, *exponents = exponents_of(slab);
     // Nothing of this is worked out earlier: registers would not suffice.
-    if constexpr (kTokens) __syncwarp();
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
       const float4 factor = *reinterpret_cast<const float4*>(factors + 16 * i + lane % 4 * 4),
                    exponent = *reinterpret_cast<const float4*>(exponents + 16 * i + lane % 4 * 4);
-      const float f[4] = {factor.x * k_scale, factor.y * k_scale, factor.z * k_scale,
-                          factor.w * k_scale},
+      const float f[4] = {factor.x, factor.y, factor.z, factor.w},
                   x[4] = {exponent.x, exponent.y, exponent.z, exponent.w};
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
@@ -154,12 +145,11 @@ struct Consumer {
   /// Zeroes what the mask hides.
   __device__ __forceinline__ void hide(Halves& h, int query) const {
     const Walk& w = shared.walk;
-    const tile::Band band = tile::band_of(p.mask, w.s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = w.key0 + first_key() + 8 * r;
-      const uint32_t seen = key < w.s.nk ? band.width() : 0,
-                     here = static_cast<uint32_t>(key - band.begin - query -
+      const uint32_t seen = key < w.s.nk ? w.band.width() : 0,
+                     here = static_cast<uint32_t>(key - w.band.begin - query -
                                                   static_cast<int>(lane % 4 * 2));
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -171,7 +161,7 @@ struct Consumer {
 
   /// dS = P·(dP - D) as halves, in the place of P.
   __device__ __forceinline__ void differentiate(Halves& h, const Gradients& dp,
-                                                const StatsOf<kScales>& stats,
+                                                const QueryStats& stats,
                                                 const float (&v_scale)[2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
@@ -282,8 +272,8 @@ struct Consumer {
   /// One tile of queries, in the steps of docs/kernels/sm90.md. `s` holds its scores, and then
   /// those of the next tile.
   template <bool kMasked>
-  __device__ __forceinline__ void visit(Sums& sums, AllScores& s, float k_scale,
-                                        const float (&v_scale)[2], int query, bool more) {
+  __device__ __forceinline__ void visit(Sums& sums, AllScores& s, const float (&v_scale)[2],
+                                        int query, bool more) {
     AllHalves h;
     Codes p8;
     Gradients dp;
@@ -292,7 +282,7 @@ struct Consumer {
       // 1. dP = V8·dOᵀ. With two slabs it takes the registers that the first one's scores leave.
       if (slab == kSlabs - 1) issue_gradients(dp, 0);
       // 2. P, and its codes below.
-      exponentials<kMasked>(h[slab], s[slab], slab, k_scale, query + slab * kSlab);
+      exponentials<kMasked>(h[slab], s[slab], slab, query + slab * kSlab);
     }
     const RowScales p_scales = quantize<arch::Bytes::u8, kSlabs>(p8, h);
     arch::wgmma_wait<0>();
@@ -391,8 +381,7 @@ struct Consumer {
                          warp * 32 + lane);
       share_with_products(meeting_of(warpgroup));
       arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
-      const float k_scale = kTokens ? 1.0f : exact_scale(p.k_scale[w.key_row / kBlock]),
-                  v_scale[2] = {value_scale_of(0), value_scale_of(1)};
+      const float v_scale[2] = {value_scale_of(0), value_scale_of(1)};
       // Half a step apart, the consumers ask for products and for exponentials in turn.
       if (warpgroup > 0) {
         const long long start = clock64();
@@ -411,11 +400,11 @@ struct Consumer {
         const int whole = min(w.whole_tiles(query, kQueries), left);
 #pragma unroll 1
         for (const int end = left - whole; left > end; --left)
-          visit<false>(sums, s, k_scale, v_scale, 0, left > 1);
+          visit<false>(sums, s, v_scale, 0, left > 1);
         query += whole * kQueries;
         if (query >= w.end) query = w.first;
         if (left > 0 && w.whole_tiles(query, kQueries) == 0) {
-          visit<true>(sums, s, k_scale, v_scale, query, left > 1);
+          visit<true>(sums, s, v_scale, query, left > 1);
           --left, query += kQueries;
           if (query >= w.end) query = w.first;
         }

@@ -18,10 +18,9 @@
 
 namespace sagebwd::cuda::sm90::bwd {
 
-template <int D, KeyScales kScales>
+template <int D>
 struct Copies {
-  using Plan = SharedPlan<D, kScales>;
-  static constexpr bool kTokens = Plan::kTokens;
+  using Plan = SharedPlan<D>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -30,10 +29,11 @@ struct Copies {
   const float* exponents;  // of the octave of the keys
 
   __device__ Copies(const BackwardParams& params, Plan& plan)
-      : p(params), shared(plan), front(plan.walk), back(plan.walk) {
-    if constexpr (kTokens)
-      exponents = p.exponent + numerics::octave_of_block(plan.walk.key0 / kKeys) * p.queries;
-  }
+      : p(params),
+        shared(plan),
+        front(plan.walk),
+        back(plan.walk),
+        exponents(p.exponent + numerics::octave_of_block(plan.walk.key0 / kKeys) * p.queries) {}
 
   __device__ void load_keys() {
     const Walk& w = shared.walk;
@@ -43,9 +43,8 @@ struct Copies {
     arch::copy_rows(arch::shared_address(shared.k8), p.k8, 0, row, full);
     arch::copy_bulk(arch::shared_address(shared.v_scale), p.v_scale + w.key_row,
                     sizeof(shared.v_scale), full);
-    if constexpr (kTokens)
-      arch::copy_bulk(arch::shared_address(shared.k_scale), p.key_scale + w.key_row,
-                      sizeof(shared.k_scale), full);
+    arch::copy_bulk(arch::shared_address(shared.k_scale), p.k_scale + w.key_row,
+                    sizeof(shared.k_scale), full);
   }
   __device__ void load_front() {
     if (front.left == 0) return;
@@ -55,9 +54,8 @@ struct Copies {
     arch::barrier_expect(full, Plan::kFrontBytes);
     arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
     arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
-    arch::copy_bulk(arch::shared_address(to.stats),
-                    static_cast<const StatsOf<kScales>*>(p.stats) + front.row / kSlab,
-                    sizeof(to.stats), full);
+    arch::copy_bulk(arch::shared_address(to.stats), p.stats + front.row / kSlab, sizeof(to.stats),
+                    full);
     front.advance(), front_place ^= 1;
   }
   /// The rest of a front. Whose bytes come first does not matter: load_front says how many there
@@ -82,9 +80,9 @@ struct Copies {
 };
 
 /// Sum: float or __half.
-template <int D, typename Sum, Wants kWants, KeyScales kScales>
+template <int D, typename Sum, Wants kWants>
 struct DqMaker {
-  using Plan = SharedPlan<D, kScales>;
+  using Plan = SharedPlan<D>;
 
   const BackwardParams& p;
   Plan& shared;
@@ -165,34 +163,27 @@ struct DqMaker {
   /// The operand of K, and its scale.
   __device__ __forceinline__ float make_keys() const {
     const Walk& w = shared.walk;
-    const uint32_t thread = warp * 32 + lane;
-    if constexpr (kScales == KeyScales::token) {
-      const int octave = numerics::octave_of_block(w.key0 / kKeys);
-      const int64_t row =
-          w.kv_head * p.key_blocks + w.s.k_pad / kBlock + numerics::first_block_of(octave);
-      const KeysAgain<D> again(shared.k8, shared.k_scale, p.centre8 + row * D, p.centre_scale[row],
-                               p.dq_mean + (static_cast<int64_t>(w.s.index) * p.hk + w.kv_head) * D,
-                               thread);
-      return again.write(shared.k8t, shared.dq_top);
-    } else {
-      turn_keys<D>(shared.k8t, shared.k8, thread);
-      return exact_scale(p.k_scale[w.key_row / kBlock]);
-    }
+    const int octave = numerics::octave_of_block(w.key0 / kKeys);
+    const int64_t row =
+        w.kv_head * p.key_blocks + w.s.k_pad / kBlock + numerics::first_block_of(octave);
+    const KeysAgain<D> again(shared.k8, shared.k_scale, p.centre8 + row * D, p.centre_scale[row],
+                             p.dq_mean + (static_cast<int64_t>(w.s.index) * p.hk + w.kv_head) * D,
+                             warp * 32 + lane);
+    return again.write(shared.k8t, shared.dq_top);
   }
 
   __device__ void run() {
     const Walk& w = shared.walk;
     // Three threads share the copies, so that none keeps its warp waiting for long.
-    Copies<D, kScales> copies(p, shared);
+    Copies<D> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0,
-               loads_exponents = kScales == KeyScales::token && warp == 2 && lane == 0;
+               loads_exponents = warp == 2 && lane == 0;
     if (loads_front) {
       copies.load_keys();
       copies.load_front(), copies.load_front();
     }
     if (loads_back) copies.load_back(), copies.load_back();
-    if constexpr (kScales == KeyScales::token)
-      if (loads_exponents) copies.load_exponents(), copies.load_exponents();
+    if (loads_exponents) copies.load_exponents(), copies.load_exponents();
     typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
     const float scale = make_keys();
@@ -224,8 +215,7 @@ struct DqMaker {
       if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
         if (loads_front) copies.load_front();
         if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
-        if constexpr (kScales == KeyScales::token)
-          if (loads_exponents) copies.load_exponents();
+        if (loads_exponents) copies.load_exponents();
       }
       uint32_t codes[16];
       const RowScales scales = quantize(codes, slab, totals);

@@ -26,7 +26,7 @@ inline constexpr int kConsumerRegisters = 216, kDqRegisters = 72;
 }  // namespace bwd
 
 /// Sum: what dQ is added up in, float or __half.
-template <typename T, int D, typename Sum, bwd::Wants kWants, KeyScales kScales>
+template <typename T, int D, typename Sum, bwd::Wants kWants>
 __global__ void __launch_bounds__(bwd::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p) {
   using namespace bwd;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   // The same, and so that it is not worked out again for every tile.
   const uint32_t address = __shfl_sync(0xffffffffu, arch::shared_address(memory), 0);
-  auto& shared = *static_cast<SharedPlan<D, kScales>*>(arch::shared_pointer(address, 1024));
+  auto& shared = *static_cast<SharedPlan<D>*>(arch::shared_pointer(address, 1024));
   if (threadIdx.x == 0) init_barriers(shared);
   arch::wait_for_earlier_kernels();
   arch::let_next_kernel_start();
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(bwd::kThreads, 1)
   if (warpgroup == kConsumers) {
     arch::leave_registers<kDqRegisters>();
     if (shared.walk.queries > 0)
-      DqMaker<D, Sum, kWants, kScales>{p, shared, warp, threadIdx.x % 32, place}.run();
+      DqMaker<D, Sum, kWants>{p, shared, warp, threadIdx.x % 32, place}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D, kScales>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
+    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 

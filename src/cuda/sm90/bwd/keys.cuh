@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread block of the backward makes of its keys before the first tile: K8 turned around for
-// dQ, in recipe `tokenwise` with other codes, and the codes of V in 16 bit for dP. It has them for
-// itself, so a pass of their own would only move them through memory.
+// What a thread block of the backward makes of its keys before the first tile: the operand of dQ,
+// and the codes of V in 16 bit for dP. It has them for itself, so a pass of their own would only
+// move them through memory.
 #pragma once
 
 #include <cstdint>
@@ -10,47 +10,16 @@
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/bwd/work.cuh"
 #include "cuda/tile/codes.cuh"
-#include "cuda/tuned/exact_scale.cuh"
+#include "numerics/quantize.h"
 
 namespace sagebwd::cuda::sm90::bwd {
 
-using tuned::exact_scale;
-
-/// K8ᵀ from K8, by a warpgroup: two slabs of 64 keys with a row per channel. Keys have the order of
-/// tile::permuted, 16 at a time, and channels that of tile::turned_row, so that a lane's sums of dQ
-/// are neighbours.
-template <int D>
-__device__ __forceinline__ void turn_keys(uint8_t* to, const uint8_t* from, uint32_t thread) {
-  // A thread has four channels of 16 keys at a time.
-#pragma unroll 1
-  for (uint32_t i = thread; i < kKeys / 16 * (D / 4); i += kWarpgroup) {
-    const uint32_t piece = i / (D / 4), word = i % (D / 4);
-    uint32_t turned[4][4];  // [channel][word]
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      uint32_t x[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const uint32_t key = piece * 16 + static_cast<uint32_t>(tile::permuted(4 * w + e));
-        x[e] = *reinterpret_cast<const uint32_t*>(from + arch::swizzled<D>(key * D + word * 4));
-      }
-      tile::transpose_4x4(x);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) turned[e][w] = x[e];
-    }
-#pragma unroll
-    for (uint32_t e = 0; e < 4; ++e) {
-      const auto row = static_cast<uint32_t>(tile::turned_row(static_cast<int>(word * 4 + e)));
-      *reinterpret_cast<uint4*>(to + piece / 4 * (D * kSlab) +
-                                arch::swizzled<kSlab>(row * kSlab + piece % 4 * 16)) =
-          make_uint4(turned[e][0], turned[e][1], turned[e][2], turned[e][3]);
-    }
-  }
-}
-
-/// Recipe `tokenwise`: the operand of dQ from K8, by a warpgroup. Keys are made again from codes,
-/// without the mean of all keys; then they have one scale for all, so that dS needs no factor per
-/// key. The order is that of turn_keys. Those that hold NaN or Inf become zero.
+/// The operand of dQ from K8, by a warpgroup. Keys are made again from codes, without the mean of a
+/// sample of all keys; then they have one scale for all, so that dS needs no factor per key. Those
+/// that hold NaN or Inf become zero.
+///
+/// Two slabs of 64 keys with a row per channel. Keys have the order of tile::permuted, 16 at a
+/// time, and channels that of tile::turned_row, so that a lane's sums of dQ are neighbours.
 template <int D>
 struct KeysAgain {
   const uint8_t* from;

@@ -6,7 +6,6 @@
 #include "cuda/sm90/bwd/operands.h"
 #include "cuda/sm90/bwd/pad_keys.cuh"
 #include "cuda/sm90/bwd/queries.cuh"
-#include "cuda/sm90/bwd/token_tops.cuh"
 #include "cuda/sm90/bwd/tops.cuh"
 
 namespace sagebwd::cuda::sm90 {
@@ -18,8 +17,8 @@ void launch_tops(const BackwardJob& job, cudaStream_t stream) {
   for (const tuned::Zeros::Piece& piece : job.zeros.piece) words = std::max(words, piece.words);
   const int64_t heads = static_cast<int64_t>(job.seq.count) * job.hk,
                 for_zeros = std::min((words + kTopThreads - 1) / kTopThreads, kMostZeroBlocks);
-  launch(job.scales == KeyScales::token ? token_tops_kernel : tops_kernel,
-         dim3(static_cast<unsigned>(std::max(heads, for_zeros))), kTopThreads, 0, job, stream);
+  launch(tops_kernel, dim3(static_cast<unsigned>(std::max(heads, for_zeros))), kTopThreads, 0, job,
+         stream);
 }
 
 void launch_pad_keys(const BackwardJob& job, cudaStream_t stream) {
@@ -27,10 +26,10 @@ void launch_pad_keys(const BackwardJob& job, cudaStream_t stream) {
          kPadThreads, 0, job, stream, Start::early);
 }
 
-template <typename T, int D, Form kForm, KeyScales kScales>
+template <typename T, int D, Form kForm>
 void launch_queries(const QueryJob& job, cudaStream_t stream) {
-  using Piece = QueryPiece<T, D, kForm, kScales>;
-  launch(query_piece_kernel<T, D, kForm, kScales>,
+  using Piece = QueryPiece<T, D, kForm>;
+  launch(query_piece_kernel<T, D, kForm>,
          dim3(static_cast<unsigned>(job.tq / Piece::kTokens * job.h)), Piece::kThreads,
          static_cast<int>(sizeof(typename Piece::Shared)), job, stream, Start::early);
 }
@@ -44,12 +43,8 @@ void launch_operands(const BackwardJob& operands, Dtype dtype, cudaStream_t stre
       operands.seq.documents == nullptr && operands.dout.vector && operands.o.vector;
   const QueryJob job(operands);
   with_instance(dtype, job.d, [&]<typename T, int D>() {
-    if (job.scales == KeyScales::token)
-      regular ? launch_queries<T, D, Form::regular, KeyScales::token>(job, stream)
-              : launch_queries<T, D, Form::any, KeyScales::token>(job, stream);
-    else
-      regular ? launch_queries<T, D, Form::regular, KeyScales::block>(job, stream)
-              : launch_queries<T, D, Form::any, KeyScales::block>(job, stream);
+    regular ? launch_queries<T, D, Form::regular>(job, stream)
+            : launch_queries<T, D, Form::any>(job, stream);
   });
 }
 

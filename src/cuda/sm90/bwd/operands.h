@@ -30,29 +30,26 @@ struct BackwardJob {
   // The codes of K and V serve where they are saved, and need no copies: nothing is packed, and no
   // token is padding.
   bool keys_are_ready;
-  int8_t *k8, *v8;       // [hk, tk, D]
-  float* v_scale;        // [hk, tk]
-  float* block_k_scale;  // [hk, tk / kBlock]
+  int8_t *k8, *v8;           // [hk, tk, D]
+  float *k_scale, *v_scale;  // [hk, tk]
 
   // Of queries.
   int8_t* q8;          // [h, tq, D]; null: the saved codes serve
   int8_t *q8t, *do8t;  // [h, tq / kSlab, D, kSlab]
   void* do16;          // [h, tq, D]
   QueryRow* row;       // [h, tq]
-  void* stats;         // [h, tq / kSlab] of StatsOf
+  QueryStats* stats;   // [h, tq / kSlab]
   float* dq_lift;      // [h, tq]: what the sums of dQ are multiplied by, a power of two
   void* dq_sum;        // [h, tq, D], set to zero
   bool dq_halves;      // its numbers have 16 bits
 
-  // Recipe `tokenwise`.
-  KeyScales scales = KeyScales::block;
-  const int8_t* centre8 = nullptr;      // saved: [hk, key_blocks, D]
-  const float* centre_scale = nullptr;  // saved: [hk, key_blocks]
-  float* key_scale = nullptr;           // [hk, tk], in the place of block_k_scale
-  float* dq_mean = nullptr;             // [sequences, hk, D]: what the operand of dQ lacks
-  float* dq_mean_back = nullptr;        // the same, with the rotation turned back
-  int rotation = 0;                     // channels that the rotation of Q and K mixes; 0: none
-  float* exponent = nullptr;  // [octaves, h, tq], in the order of tile::permuted, 16 at a time
+  // Of centres and means.
+  const int8_t* centre8;      // saved: [hk, key_blocks, D]
+  const float* centre_scale;  // saved: [hk, key_blocks]
+  float* dq_mean;             // [sequences, hk, D]: what the operand of dQ lacks
+  float* dq_mean_back;        // the same, with the rotation turned back
+  int rotation;               // channels that the rotation of Q and K mixes; 0: none
+  float* exponent;            // [octaves, h, tq], in the order of tile::permuted, 16 at a time
 };
 
 void launch_operands(const BackwardJob& job, Dtype dtype, cudaStream_t stream);

@@ -37,15 +37,9 @@ __global__ void __launch_bounds__(kPadThreads)
   copy(job.saved.v8, job.v8);
   static_assert(kPadThreads == kBlock, "a thread has the scale of a key");
   job.v_scale[to + thread] = thread < left ? job.saved.v_scale[from + thread] : 1.0f;
-  if (job.scales == KeyScales::token) {
-    // Where there is no key, that of one which holds NaN: it does not count in the operand of dQ.
-    job.key_scale[to + thread] =
-        thread < left ? job.saved.k_scale[from + thread] : __int_as_float(0x7fffffff);
-    return;
-  }
-  if (thread != 0) return;
-  const float scale = left > 0 ? job.saved.k_scale[head * job.saved.key_blocks + block] : 0.0f;
-  job.block_k_scale[to / kBlock] = scale != scale ? 0.0f : scale;
+  // Where there is no key, that of one which holds NaN: it does not count in the operand of dQ.
+  job.k_scale[to + thread] =
+      thread < left ? job.saved.k_scale[from + thread] : __int_as_float(0x7fffffff);
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -2,10 +2,10 @@
 // The operands of queries, from saved codes of Q, from dO and from O:
 //
 //   dO → shared memory → 16-bit copy, scales, codes → shared memory → dO8ᵀ
-//   O  → shared memory → dO·(O - mean(V))
+//   O  → shared memory → dO·O
 //   Q8 → registers → shared memory, in place of O → Q8ᵀ
 //
-// Nobody waits for a mean or for another thread block, so a thread block takes one piece of work
+// Nobody waits for another thread block, so a thread block takes one piece of work
 // and ends. It asks for all that it reads at once. Several share a multiprocessor: while some
 // wait, others compute.
 //
@@ -40,9 +40,8 @@ struct QueryJob : BackwardJob {
 /// regular: nothing is packed, and rows of dO and O are aligned for copies of 16 bytes.
 enum class Form { regular, any };
 
-template <typename T, int D, Form kForm, KeyScales kScales>
+template <typename T, int D, Form kForm>
 struct QueryPiece {
-  static constexpr bool kTokenwise = kScales == KeyScales::token;
   static constexpr int kThreads = 128, kWarps = kThreads / 32;
   static constexpr int kLanes = 4, kSteps = 256 / D, kParts = D / 32;
   static constexpr int kTokens = kThreads / kLanes * kSteps;
@@ -56,12 +55,7 @@ struct QueryPiece {
       uint4 out[kTokens * kChunksOfRow];
       uint32_t codes[2][kTokens * D / 4];  // of Q and of dO
     };
-    union {
-      float v_mean[D];
-      struct {  // of each query, in `tokenwise`
-        float factor[kTokens], exponent[kTokens];
-      } logits;
-    };
+    float factor[kTokens], exponent[kTokens];
     alignas(16) uint32_t top[2][kWarps];  // bits of largest numbers
   };
   static constexpr int kResident = 6;
@@ -175,12 +169,6 @@ struct QueryPiece {
       *reinterpret_cast<uint4*>(shared.codes[0] + word_at<D>(part.row_of(i), part.piece * 4)) =
           q8[i];
   }
-  __device__ void start_v_mean() const {
-    if (thread < D / 4)
-      arch::cp_async_16(
-          arch::shared_address(shared.v_mean + thread * 4),
-          job.saved.v_mean + (static_cast<int64_t>(s.index) * job.hk + kv_head) * D + thread * 4);
-  }
 
   /// The copy of dO, each thread what it has itself asked for.
   __device__ void write_dout() const {
@@ -235,9 +223,6 @@ struct QueryPiece {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint32_t chunk = static_cast<uint32_t>(part) * 4 + member();
-      const auto* mean = reinterpret_cast<const float4*>(shared.v_mean + chunk * 8);
-      const float4 low = kTokenwise ? float4{} : mean[0], high = kTokenwise ? float4{} : mean[1];
-      const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const uint32_t at = chunk_at(static_cast<uint32_t>(token(step)), chunk);
@@ -252,7 +237,7 @@ struct QueryPiece {
         dout.unpack(x), out.unpack(y);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          delta[step] = fmaf(x[e], kTokenwise ? y[e] : y[e] - m[e], delta[step]);
+          delta[step] = fmaf(x[e], y[e], delta[step]);
           square[step] = fmaf(x[e], x[e], square[step]);
         }
       }
@@ -302,18 +287,16 @@ struct QueryPiece {
 
   __device__ void run() {
     const int token = own();
-    float q_scale = 0.0f, mean_logit = 0.0f, lse = -INFINITY, dlse = 0.0f;
+    float q_scale = 0.0f, lse = -INFINITY, dlse = 0.0f;
     const bool has_dlse = job.dlse.data != nullptr;
     if (token < left) {
       const int64_t saved = saved_row() + token, at = s.q_begin + first + token;
       q_scale = job.saved.q_scale[saved];
-      if constexpr (!kTokenwise) mean_logit = job.saved.mean_logit[saved];
       lse = *tile::stat_of(job.lse, s, head, at);
       if (has_dlse) dlse = *tile::stat_of(job.dlse, s, head, at);
     }
     Q8 q8;
     load_codes(q8);
-    if constexpr (!kTokenwise) start_v_mean();
     start_rows(shared.dout, job.dout);
     start_rows(shared.out, job.o);
     arch::cp_async_commit();
@@ -331,7 +314,7 @@ struct QueryPiece {
     const Products of_dout = products();
     const float factor = q_scale * (job.logit_scale * numerics::kLog2e);
     // P = 0 for queries without keys and after the end.
-    const float lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
+    const float lse2 = lse == -INFINITY ? INFINITY : lse * numerics::kLog2e;
     QueryNumbers query{.logit_factor = factor == 0.0f ? kZeroScale : factor,
                        .lse2 = lse2,
                        .delta = lse2 == INFINITY ? 0.0f : of_dout.delta - dlse,
@@ -352,22 +335,19 @@ struct QueryPiece {
     put_codes(q8);
     make_codes(query.scale);
     const int64_t row = row0 + token;
-    auto& stats = static_cast<StatsOf<kScales>*>(job.stats)[row / kSlab];
+    QueryStats& stats = job.stats[row / kSlab];
     if (owns()) {
       const int slab_token = token % kSlab,
                 place = (slab_token & ~15) + tile::place_of(slab_token % 16);
-      const float exponent =
+      shared.factor[token] = query.logit_factor;
+      shared.exponent[token] =
           query.write(stats, place, job.dq_lift[row], job.row[row], ratio, bound, of);
-      if constexpr (kTokenwise)
-        shared.logits.factor[token] = query.logit_factor, shared.logits.exponent[token] = exponent;
-      else
-        stats.exponent[place] = exponent;
     }
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
     __syncthreads();
     tuned::write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
     tuned::write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
-    if constexpr (kTokenwise) write_exponents();
+    write_exponents();
   }
 
   /// The exponents of all octaves of keys: those of the queries, and the logits of the centres.
@@ -379,7 +359,7 @@ struct QueryPiece {
     const uint32_t row = part.row_of(static_cast<int>(part.piece % kRows)),
                    place = (row & ~15u) +
                            static_cast<uint32_t>(tile::place_of(static_cast<int>(row % 16)));
-    const float factor = shared.logits.factor[row], own = shared.logits.exponent[row];
+    const float factor = shared.factor[row], own = shared.exponent[row];
     int q8[kRows][4];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
@@ -403,13 +383,13 @@ struct QueryPiece {
   }
 };
 
-template <typename T, int D, Form kForm, KeyScales kScales>
-__global__ void __launch_bounds__(QueryPiece<T, D, kForm, kScales>::kThreads,
-                                  QueryPiece<T, D, kForm, kScales>::kResident)
+template <typename T, int D, Form kForm>
+__global__ void __launch_bounds__(QueryPiece<T, D, kForm>::kThreads,
+                                  QueryPiece<T, D, kForm>::kResident)
     query_piece_kernel(const __grid_constant__ QueryJob job) {
   extern __shared__ __align__(16) uint8_t memory[];
   arch::let_next_kernel_start();
-  using Piece = QueryPiece<T, D, kForm, kScales>;
+  using Piece = QueryPiece<T, D, kForm>;
   Piece(job, *reinterpret_cast<typename Piece::Shared*>(memory)).run();
 }
 

@@ -15,7 +15,7 @@ namespace sagebwd::cuda::sm90 {
 struct QueryNumbers {
   float logit_factor;
   float lse2;   // +inf: no key is seen
-  float delta;  // D - dO·mean(V), with -dLSE
+  float delta;  // D, with -dLSE
   float dlse;
   float norm;   // of dO
   float scale;  // of the codes of dO; NaN: it holds NaN or Inf
@@ -53,10 +53,9 @@ struct QueryNumbers {
     __device__ float reference() const { return phi > 0.0f ? phi : 1.0f; }
   };
 
-  /// `place`: the query's in the slab. `lift` and `row` are the query's own. Returns its exponent,
-  /// in `tokenwise` without the logit of a centre.
-  template <typename Stats>
-  __device__ float write(Stats& stats, int place, float& lift, QueryRow& row, float ratio,
+  /// `place`: the query's in the slab. `lift` and `row` are the query's own. Returns its exponent
+  /// without the logit of a centre.
+  __device__ float write(QueryStats& stats, int place, float& lift, QueryRow& row, float ratio,
                          float bound, const Largest& of) const {
     const bool poisoned = sees() && scale != scale;
     const float slope = poisoned ? scale : of.bound > 0.0f ? ratio / of.bound : 0.0f;
@@ -68,8 +67,7 @@ struct QueryNumbers {
     row = {logit_factor * lift / (of.reference() * of.bound * kDqUnit), lse2};
     return poisoned ? scale : counts() ? 15.0f - lse2 + log2f(scale / of.reference()) : -INFINITY;
   }
-  template <typename Stats>
-  __device__ static void write_units(Stats& stats, const Largest& of) {
+  __device__ static void write_units(QueryStats& stats, const Largest& of) {
     stats.dv_unit = of.reference() * 0x1p-15f, stats.ds_unit = of.reference() * of.bound * 0x1p-15f;
   }
 };

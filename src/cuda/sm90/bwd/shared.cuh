@@ -5,7 +5,6 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
@@ -23,16 +22,13 @@ using Tile = Nth<kPlaces>;
 
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 /// 16-bit operands lie in panels of 64 channels, 128 bytes a row.
-template <int D, KeyScales kScales>
+template <int D>
 struct SharedPlan {
-  static constexpr bool kTokens = kScales == KeyScales::token;
-  struct Nothing {};
   struct Front {  // of a tile of queries: what S and dP need
     alignas(1024) uint8_t q8[kQueries<D> * D];
     uint8_t do16[2 * kQueries<D> * D];
-    alignas(1024) StatsOf<kScales> stats[kSlabs<D>];
-    // Of the queries, for the octave of the keys, in `tokenwise`.
-    alignas(16) std::conditional_t<kTokens, float[kQueries<D>], Nothing> exponent;
+    alignas(1024) QueryStats stats[kSlabs<D>];
+    alignas(16) float exponent[kQueries<D>];  // for the octave of the keys
   };
   struct Back {  // what dK and dV need
     alignas(1024) uint8_t q8t[kQueries<D> * D];
@@ -48,10 +44,9 @@ struct SharedPlan {
   static constexpr int kSlabPlaces = kPlaces * kSlabs<D>;
   using Slab = Nth<kSlabPlaces>;
   alignas(1024) uint8_t ds[kSlabPlaces][kConsumers][kSlab * 128];
-  alignas(16) float v_scale[kKeys];
-  // In `tokenwise`: of K, and the largest numbers that warps find for the operand of dQ, as bits.
-  alignas(16) std::conditional_t<kTokens, float[kKeys], Nothing> k_scale;
-  alignas(16) std::conditional_t<kTokens, uint32_t[kWarpgroup / 32], Nothing> dq_top;
+  alignas(16) float v_scale[kKeys], k_scale[kKeys];
+  // The largest numbers that warps find for the operand of dQ, as bits.
+  alignas(16) uint32_t dq_top[kWarpgroup / 32];
   Walk walk;
   int is_last[kConsumers];  // parts.cuh
 
@@ -63,9 +58,9 @@ struct SharedPlan {
   uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
   static constexpr uint32_t kFrontBytes =
-      3 * kQueries<D> * D + sizeof(Front::stats) + (kTokens ? kQueries<D> * sizeof(float) : 0);
+      3 * kQueries<D> * D + sizeof(Front::stats) + sizeof(Front::exponent);
   static constexpr uint32_t kBackBytes = 2 * kQueries<D> * D;
-  static constexpr uint32_t kKeyBytes = sizeof(k8) + (kTokens ? 2 : 1) * sizeof(v_scale);
+  static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale) + sizeof(k_scale);
 };
 
 template <typename Plan>

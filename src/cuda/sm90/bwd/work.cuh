@@ -56,7 +56,7 @@ struct Walk {
   int part, parts;   // of the walk, if several thread blocks share it: parts.cuh
   int first_part;
   tile::Sequence s;
-  tile::Band band;  // for turns
+  tile::Band band;  // worked out once, because tiles have no registers for it
 
   /// How many tiles of so many queries need no mask, from this query up to the end of the head.
   __device__ int whole_tiles(int query, int queries) const {
@@ -149,7 +149,7 @@ __device__ Walk walk_of(const BackwardParams& p) {
   const tile::WholeQueries whole =
       tile::whole_queries(p.mask, w.s, w.key0, last, last == w.key0 + kKeys - 1, kQueries<D>);
   w.whole_begin = whole.begin, w.whole = whole.more;
-  if constexpr (kWants != Wants::nothing) w.band = tile::band_of(p.mask, w.s);
+  w.band = tile::band_of(p.mask, w.s);
   return w;
 }
 

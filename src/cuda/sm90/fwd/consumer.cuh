@@ -8,6 +8,7 @@
 
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/again.cuh"
+#include "cuda/sm90/fwd/centres.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
@@ -18,10 +19,9 @@
 
 namespace sagebwd::cuda::sm90::fwd {
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 struct Consumer {
-  using Plan = SharedPlan<D, kScales>;
-  static constexpr bool kTokens = Plan::kTokens;
+  using Plan = SharedPlan<D>;
   using Stage = typename Plan::Stage;
   using Slot = typename Plan::Slot;
   static constexpr int kChannels = 64;  // of a product P8·V8
@@ -81,32 +81,20 @@ struct Consumer {
   }
   /// Hides what the mask hides. `tile`: of keys, inside the sequence.
   __device__ void hide(Scores& x, int tile) const {
-    if constexpr (kTokens)
-      return hide_keys<kKeys>(x, band(), shared.work[slot.place()].s, corner(tile), lane);
-    hide_keys<kKeys>(x, p.mask, shared.work[slot.place()].s, corner(tile), lane);
+    hide_keys<kKeys>(x, band(), shared.work[slot.place()].s, corner(tile), lane);
   }
   __device__ void spread_poison(Sums<D>& sums, int tile) const {
-    const Work& w = shared.work[slot.place()];
-    if constexpr (kTokens)
-      return fwd::spread_poison(sums, band(), w.s.nk, corner_now(tile), keys());
-    const bool of_k = shared.scales[stage.place()].k_poisoned != 0;
-    fwd::spread_poison<kKeys>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
-                              shared.v_share[stage.place()]);
+    fwd::spread_poison<kKeys>(sums, band(), shared.work[slot.place()].s.nk, corner_now(tile),
+                              keys().k, keys().v);
   }
 
-  // In `tokenwise`: the mask of the piece, and what the keys of the stage have.
-  __device__ const tile::Band& band() const { return shared.tokens.band[slot.place()]; }
-  __device__ const KeyNumbers& keys() const { return shared.tokens.keys[stage.place()]; }
-  __device__ const BlockScales& scales() const {
-    if constexpr (kTokens)
-      return keys().scales;
-    else
-      return shared.scales[stage.place()];
-  }
+  // The mask of the piece, and what the keys of the stage have.
+  __device__ const tile::Band& band() const { return shared.band[slot.place()]; }
+  __device__ const KeyNumbers& keys() const { return shared.keys[stage.place()]; }
 
   /// O += P8·V8 of the tile, which is free then. code_unit: what codes are worth, beside the
   /// largest scale of V unless kHasScale.
-  template <bool kHasScale = false>
+  template <bool kHasScale>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
                                               const PerRow& code_unit, int tile) {
     constexpr int kParts = D / kChannels;
@@ -123,7 +111,7 @@ struct Consumer {
                        v8t.from_row(step / 2 * D + part * kChannels).step(step % 2), step > 0);
       arch::wgmma_commit();
       // Read here, and not with the scale of K: until now they would only take registers.
-      const BlockScales of_block = scales();
+      const KeyNumbers::OfBlock of_block = keys().block;
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (part == 0) unit[r] = kHasScale ? code_unit[r] : code_unit[r] * of_block.v;
@@ -138,57 +126,13 @@ struct Consumer {
     }
   }
 
-  /// Adds a tile to the sums.
-  template <bool kMasked>
-  __device__ __forceinline__ void visit(Sums<D>& sums, const PerRow& logit_factor, int tile,
-                                        bool first) {
-    Scores x;
-    Halves halves;
-    Factors<1> factor;
-    PerRow sum;
-    RowScales rows;
-    uint32_t codes[16];
-    wait_for(shared.stage_full, stage);
-    multiply_qk(x);
-    if constexpr (kMasked) hide(x, tile);
-    const float k_scale = scales().k;
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      factor[0][r] = (kKeepsFactors ? logit_factor[r] : logit_factor_of(r)) * k_scale;
-    if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
-    if (first) sums.start(x, factor);
-    const __half* share = shared.v_share[stage.place()];
-    const auto make_p = [&] {
-      exponentials(halves, sum, x, factor, sums.reference);
-      rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
-      make_codes(codes, halves, rows);
-    };
-    make_p();
-    // The sums are looked at last, so that most tiles run through all of it without a branch.
-    if (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
-      // Again, with a reference that suits. The scores are gone: there are no registers for both.
-      // Once only: references of huge logits are rounded to many units, and would never suit.
-      scores_of_warp<D>(x, shared.slot[slot.place()].q8, shared.stage[stage.place()].k8,
-                        static_cast<uint32_t>(first_row()), lane);
-      if constexpr (kMasked) hide(x, tile);
-      sums.raise(x, factor);
-      make_p();
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r];
-    multiply_pv(sums, codes, rows.unit, tile);
-    stage.advance();
-  }
-
-  // What follows is visit in `tokenwise` (tokens.cuh).
-
-  __device__ __forceinline__ RowLogits row_logits(const PerRow& logit_factor, int tile) const {
-    const auto& centre = shared.tokens.centre_logit[numerics::octave_of_block(tile)];
-    RowLogits logits;
+  __device__ __forceinline__ RowLogits<1> row_logits(const PerRow& logit_factor, int tile) const {
+    const auto& centre = shared.centre_logit[numerics::octave_of_block(tile)];
+    RowLogits<1> logits;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       logits.factor[r] = kKeepsFactors ? logit_factor[r] : logit_factor_of(r),
-      logits.centre[r] = centre[first_row() + 8 * r];
+      logits.centre[0][r] = centre[first_row() + 8 * r];
     return logits;
   }
 
@@ -201,20 +145,12 @@ struct Consumer {
     hide(x, tile);
     PerRow tops;
     largest_logits(tops, x, keys().k, row_logits(logit_factor, tile), lane);
-    if (lane % 4 == 0)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (references[8 * r] == kNoReference) references[8 * r] = tops[r];
-        float& most = shared.logit_top[first_row() + 8 * r];
-        if (p.max_logit != nullptr && !(tops[r] <= most)) most = tops[r];
-      }
-    __syncwarp();
+    note_largest(tops, references, shared.logit_top + first_row(), p.max_logit != nullptr, lane);
   }
 
   /// Adds a tile to the sums.
   template <bool kMasked>
-  __device__ __forceinline__ void visit_tokens(Sums<D>& sums, const PerRow& logit_factor,
-                                               int tile) {
+  __device__ __forceinline__ void visit(Sums<D>& sums, const PerRow& logit_factor, int tile) {
     Scores x;
     Halves halves;
     PerRow sum;
@@ -222,13 +158,12 @@ struct Consumer {
     uint32_t codes[16];
     wait_for(shared.stage_full, stage);
     const KeyNumbers& of_keys = keys();
-    float *const value_top = shared.tokens.value_top + first_row(), *const references =
-                                                                        shared.tokens.reference +
-                                                                        first_row();
+    float* const value_top = shared.value_top + first_row();
+    float* const references = shared.reference + first_row();
     if constexpr (kMasked)
-      note_value_tops(value_top, shared.tokens.value_prefix[warpgroup * 4 + warp], of_keys.v,
-                      band(), shared.work[slot.place()].s.nk, corner_now(tile), lane);
-    if (kMasked ? tile <= shared.tokens.last_look[slot.place()][warpgroup] : p.max_logit != nullptr)
+      note_value_tops<kKeys>(value_top, shared.value_prefix[warpgroup * 4 + warp], of_keys.v,
+                             band(), shared.work[slot.place()].s.nk, {corner_now(tile)}, lane);
+    if (kMasked ? tile <= shared.last_look[slot.place()][warpgroup] : p.max_logit != nullptr)
       look_at_logits(references, logit_factor, tile);
     multiply_qk(x);
     if constexpr (kMasked) hide(x, tile);
@@ -238,11 +173,12 @@ struct Consumer {
     };
     const auto make_p8 = [&] {
       if constexpr (kMasked) {
-        rows = take_own_share(halves, value_top, of_keys.v, lane);
+        multiply_by_own_shares(halves, value_top, of_keys.v, lane);
       } else {
         const auto* share = reinterpret_cast<const __half*>(of_keys.share);
-        rows = take_share(halves, [&](int i) { return share_of(share, i, lane); });
+        multiply_by_shares(halves, [&](int i) { return share_of(share, i, lane); });
       }
+      rows = scales_of(halves);
       make_codes(codes, halves, rows);
     };
     make_p.template operator()<false>();
@@ -268,41 +204,27 @@ struct Consumer {
     stage.advance();
   }
 
-  /// The logits of the centres of this warp's queries, by a product of their codes. It has 64
-  /// columns; those behind kCentreRows are of whatever lies there, and nobody looks at them.
+  /// The logits of the centres of this warp's queries.
   ///
   /// And the first reference of a row: above the logit of key 0, which is the centre of its octave
   /// but for the rounding. So it follows from the row alone, wherever the walk begins. Rows that do
   /// not see key 0 have none, and look at the logits of their first tile; nor do rows without a
   /// centre, whose first tile takes a second pass.
-  __device__ void find_centre_logits() const {
+  __device__ void start_rows() const {
     int dots[32];
-    const Operand<D> queries = queries_at(),
-                     centres{place + static_cast<uint32_t>(slot.place()) *
-                                         arch::places(sizeof(shared.tokens.centre8[0])),
-                             offsetof(Plan, tokens)};
-    arch::settle(dots);
-    arch::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < D / 32; ++step)
-      arch::wgmma_8(dots, queries.step(step), centres.step(step), step > 0);
-    arch::wgmma_commit();
-    arch::wgmma_wait<0>();
-    arch::settle(dots);
-#pragma unroll
-    for (int i = 0; i < kCentreRows / 2; ++i) {
-      const int octave = i / 4 * 8 + static_cast<int>(lane % 4 * 2) + i % 2, r = i / 2 % 2;
-      shared.tokens.centre_logit[octave][first_row() + 8 * r] =
-          static_cast<float>(dots[i]) * shared.tokens.centre_scale[slot.place()][octave] *
-          logit_factor_of(r);
-    }
+    const Operand<D> centres{
+        place + static_cast<uint32_t>(slot.place()) * arch::places(sizeof(shared.centre8[0])),
+        offsetof(Plan, centre8)};
+    find_centre_logits(dots, shared.centre_logit, queries_at(), centres,
+                       shared.centre_scale[slot.place()],
+                       shared.logit_factor[slot.place()] + first_row(), first_row(), lane);
     const int first_key = shared.work[slot.place()].q0 + first_row() + band().begin;
-    const float unit = shared.tokens.centre_scale[slot.place()][0];
+    const float unit = shared.centre_scale[slot.place()][0];
     if (lane % 4 == 0)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         constexpr float kMostRounded = 0.5f * 127.0f * D * 1.01f;
-        shared.tokens.reference[first_row() + 8 * r] =
+        shared.reference[first_row() + 8 * r] =
             first_key + 8 * r <= 0 && unit > 0.0f
                 ? (static_cast<float>(dots[2 * r]) - kMostRounded) * (unit * logit_factor_of(r)) +
                       kHeadroom
@@ -322,26 +244,20 @@ struct Consumer {
     stage.advance();
   }
 
-  /// Adds the tiles from `tile` to `end`.
-  template <bool kMasked>
+  /// Adds all tiles that the warpgroup sees, from `tile` on. Masked tiles before and behind whole
+  /// ones have the same loop, because they have the most code. Whole ones have another: a loop with
+  /// a branch between masked and whole tiles would move the sums from register to register.
   __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile,
-                                        int end, bool first) {
-#pragma unroll 1
-    for (; tile < end; ++tile, first = false) visit<kMasked>(sums, logit_factor, tile, first);
-  }
-  /// The same in `tokenwise`, all that the warpgroup sees. Masked tiles before and behind whole
-  /// ones have the same loop, because they have the most code.
-  __device__ __forceinline__ void sweep_tokens(Sums<D>& sums, const PerRow& logit_factor, int& tile,
-                                               const Seen& seen) {
+                                        const Seen& seen) {
 #pragma unroll 1
     while (tile < seen.end) {
       if (tile >= seen.whole_begin && tile < seen.whole_end) {
 #pragma unroll 1
-        for (; tile < seen.whole_end; ++tile) visit_tokens<false>(sums, logit_factor, tile);
+        for (; tile < seen.whole_end; ++tile) visit<false>(sums, logit_factor, tile);
       } else {
         const int end = tile < seen.whole_begin ? seen.whole_begin : seen.end;
 #pragma unroll 1
-        for (; tile < end; ++tile) visit_tokens<true>(sums, logit_factor, tile);
+        for (; tile < end; ++tile) visit<true>(sums, logit_factor, tile);
       }
     }
   }
@@ -356,29 +272,16 @@ struct Consumer {
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
         for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
-      if constexpr (kTokens) find_centre_logits();
+      start_rows();
       Sums<D> sums;
       // The tiles of the walk in order: those that this warpgroup does not see, masked ones, whole
-      // ones, masked ones, and again some that it does not see. Loops of their own, because a loop
-      // with a branch between masked and whole tiles moves the sums from register to register.
+      // ones, masked ones, and again some that it does not see.
       int tile = w.walk.first;
       for (; tile < seen.begin; ++tile) skip();
-      if constexpr (kTokens) {
-        sweep_tokens(sums, logit_factor, tile, seen);
-      } else {
-        if (tile < seen.whole_begin) sweep<true>(sums, logit_factor, tile, seen.whole_begin, true);
-        if (tile < seen.whole_end)
-          sweep<false>(sums, logit_factor, tile, seen.whole_end, tile == seen.begin);
-        if (tile < seen.end) sweep<true>(sums, logit_factor, tile, seen.end, tile == seen.begin);
-      }
+      sweep(sums, logit_factor, tile, seen);
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
-      if constexpr (kTokens)
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          sums.reference[r] = shared.tokens.reference[first_row() + 8 * r];
       if (w.q0 + warpgroup * 64 < w.end)
-        store<T, kScales>(sums, p, w, shared.v_mean[slot.place()], shared.mean_logit[slot.place()],
-                          shared.logit_top, first_row(), lane);
+        store<T>(sums, p, w, shared.reference, shared.logit_top, first_row(), lane);
       __syncwarp();
       if (lane == 0) arrive_at(shared.slot_empty, slot);
     }

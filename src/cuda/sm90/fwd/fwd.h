@@ -11,8 +11,7 @@ namespace sagebwd::cuda::sm90 {
 inline constexpr int kForwardQueries = 192;  // rows of a copy of Q8
 inline constexpr int kForwardKeys = 128;     // of a tile
 
-void launch_forward(const ForwardParams& p, KeyScales scales, Dtype dtype, int d,
-                    cudaStream_t stream);
+void launch_forward(const ForwardParams& p, Dtype dtype, int d, cudaStream_t stream);
 
 // The same for calls with block lists, of one head dim.
 inline constexpr int kListedForwardQueries = 128, kListedForwardKeys = 64, kListedForwardD = 128;

@@ -24,7 +24,7 @@ namespace fwd {
 inline constexpr int kConsumerRegisters = 160, kProducerRegisters = 32;
 }  // namespace fwd
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 __global__ void __launch_bounds__(fwd::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   using namespace fwd;
@@ -34,16 +34,16 @@ __global__ void __launch_bounds__(fwd::kThreads, 1)
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   // The same, and so that it is not worked out again for every tile.
   const uint32_t place = __shfl_sync(0xffffffffu, arch::place_of(arch::shared_address(memory)), 0);
-  auto& shared = *reinterpret_cast<SharedPlan<D, kScales>*>(memory);
+  auto& shared = *reinterpret_cast<SharedPlan<D>*>(memory);
   if (threadIdx.x == 0) init_barriers(shared);
   arch::wait_for_earlier_kernels();
   __syncthreads();
   if (warpgroup == kConsumers) {
     arch::leave_registers<kProducerRegisters>();
-    if (warp == 0) Producer<D, kScales>{p, shared, threadIdx.x % 32}.run();
+    if (warp == 0) Producer<D>{p, shared, threadIdx.x % 32}.run();
   } else {
     arch::take_registers<kConsumerRegisters>();
-    Consumer<T, D, kScales>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
+    Consumer<T, D>{p, shared, warpgroup, warp, threadIdx.x % 32, place}.run();
   }
 }
 

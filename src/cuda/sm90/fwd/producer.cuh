@@ -7,15 +7,13 @@
 #include <cstdint>
 
 #include "cuda/arch/mbarrier.cuh"
-#include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
 
 namespace sagebwd::cuda::sm90::fwd {
 
-template <int D, KeyScales kScales>
+template <int D>
 struct Producer {
-  using Plan = SharedPlan<D, kScales>;
-  static constexpr bool kTokens = Plan::kTokens;
+  using Plan = SharedPlan<D>;
 
   const ForwardParams& p;
   Plan& shared;
@@ -50,36 +48,27 @@ struct Producer {
     const uint32_t row_bytes = static_cast<uint32_t>(rows) * sizeof(float);
     if (lane < kConsumers) {
       shared.seen[slot.place()][lane] = seen_by(w, p.mask, static_cast<int>(lane));
-      if constexpr (kTokens) {
-        const tile::Band band = tile::band_of(p.mask, w.s);
-        const int last = w.q0 + static_cast<int>(lane) * 64 + 63;
-        shared.tokens.last_look[slot.place()][lane] = p.max_logit != nullptr ? INT_MAX
-                                                      : p.mask.left >= 0
-                                                          ? max(last + band.begin, 0) / kKeys
-                                                          : -1;
-        if (lane == 0) shared.tokens.band[slot.place()] = band;
-      }
+      const tile::Band band = tile::band_of(p.mask, w.s);
+      const int last = w.q0 + static_cast<int>(lane) * 64 + 63;
+      shared.last_look[slot.place()][lane] = p.max_logit != nullptr ? INT_MAX
+                                             : p.mask.left >= 0 ? max(last + band.begin, 0) / kKeys
+                                                                : -1;
+      if (lane == 0) shared.band[slot.place()] = band;
     }
     __syncwarp();
     if (lane == 0) {
-      arch::barrier_expect(full, Plan::kSlotBytes + (kTokens ? 1 : 2) * row_bytes);
+      arch::barrier_expect(full, Plan::kSlotBytes + row_bytes);
       arch::copy_rows(arch::shared_address(&shared.slot[slot.place()]), p.q8, 0,
                       static_cast<int>(w.row), full);
       const auto copy = [&](float* to, const float* from, uint32_t bytes) {
         arch::copy_bulk(arch::shared_address(to), from, bytes, full);
       };
       copy(shared.logit_factor[slot.place()], p.logit_factor + w.row, row_bytes);
-      if constexpr (kTokens) {
-        auto& tokens = shared.tokens;
-        const int centres = (w.s.index * (p.h / p.group) + w.head / p.group) * kCentreRows;
-        arch::copy_rows(arch::shared_address(tokens.centre8[slot.place()]), p.centre8, 0, centres,
-                        full);
-        copy(tokens.centre_scale[slot.place()], p.centre_scale + centres,
-             sizeof(tokens.centre_scale[0]));
-      } else {
-        copy(shared.mean_logit[slot.place()], p.q_mean_logit + w.row, row_bytes);
-        copy(shared.v_mean[slot.place()], v_mean_of<D>(p, w), sizeof(shared.v_mean[0]));
-      }
+      const int centres = (w.s.index * (p.h / p.group) + w.head / p.group) * kCentreRows;
+      arch::copy_rows(arch::shared_address(shared.centre8[slot.place()]), p.centre8, 0, centres,
+                      full);
+      copy(shared.centre_scale[slot.place()], p.centre_scale + centres,
+           sizeof(shared.centre_scale[0]));
     }
   }
 
@@ -92,15 +81,8 @@ struct Producer {
       arch::barrier_expect(full, Plan::kStageBytes);
       arch::copy_rows(to, p.k8, 0, static_cast<int>(row), full);
       arch::copy_rows(to + kKeys * D, p.v8t, 0, static_cast<int>(row / kSlab * D), full);
-      if constexpr (kTokens) {
-        arch::copy_bulk(arch::shared_address(&shared.tokens.keys[stage.place()]),
-                        p.numbers + row / kKeys, sizeof(KeyNumbers), full);
-      } else {
-        arch::copy_bulk(arch::shared_address(shared.v_share[stage.place()]), p.v_share + row,
-                        sizeof(shared.v_share[0]), full);
-        arch::copy_bulk(arch::shared_address(&shared.scales[stage.place()]), p.scales + row / kKeys,
-                        sizeof(shared.scales[0]), full);
-      }
+      arch::copy_bulk(arch::shared_address(&shared.keys[stage.place()]), p.numbers + row / kKeys,
+                      sizeof(KeyNumbers), full);
     }
     stage.advance();
   }

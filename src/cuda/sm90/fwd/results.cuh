@@ -15,20 +15,12 @@
 
 namespace sagebwd::cuda::sm90::fwd {
 
-/// The mean of V of a piece of work.
-template <int D, typename AnyWork>
-__device__ __forceinline__ const float* v_mean_of(const ForwardParams& p, const AnyWork& w) {
-  return p.v_mean + (static_cast<int64_t>(w.s.index) * (p.h / p.group) + w.head / p.group) * D;
-}
-
-/// Writes a lane's two rows. row: the first, in the piece of work. mean: that of V. mean_logits and
-/// logit_top: a number per query of the piece. Recipe `tokenwise` has no means.
-template <typename T, KeyScales kScales, int D, typename AnyWork>
+/// Writes a lane's two rows. row: the first, in the piece of work. references and logit_top: a
+/// number per query of the piece.
+template <typename T, int D, typename AnyWork>
 __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork& w,
-                      const float* mean, const float* mean_logits, const float* logit_top, int row,
-                      uint32_t lane) {
+                      const float* references, const float* logit_top, int row, uint32_t lane) {
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
-  constexpr bool kHasMeans = kScales == KeyScales::block;
   uint32_t best = 0;  // code of the largest logit (tile/ordered.cuh)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -44,22 +36,16 @@ __device__ void store(const Sums<D>& sums, const ForwardParams& p, const AnyWork
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * part + j) + 2 * r;
-        float2 m{};
-        if constexpr (kHasMeans)
-          m = *reinterpret_cast<const float2*>(mean + 32 * part + 8 * j + lane % 4 * 2);
-        words[j] =
-            tile::pack_16<T>(any ? tile::of_output<T>(fmaf(sums.o[i], inverse, m.x)) : 0.0f,
-                             any ? tile::of_output<T>(fmaf(sums.o[i + 1], inverse, m.y)) : 0.0f);
+        words[j] = tile::pack_16<T>(any ? tile::of_output<T>(sums.o[i] * inverse) : 0.0f,
+                                    any ? tile::of_output<T>(sums.o[i + 1] * inverse) : 0.0f);
       }
       tile::store_quad(out + 32 * part, words, lane, p.o_chunks, real);
     }
     if (lane % 4 != 0 || !real) continue;
-    const float mean_logit = kHasMeans ? mean_logits[row + 8 * r] : 0.0f;
     *tile::stat_of(p.lse, w.s, w.head, token) =
-        any ? kLn2 * (sums.reference[r] - kBias + log2f(sum)) + mean_logit : -INFINITY;
+        any ? kLn2 * (references[row + 8 * r] - kBias + log2f(sum)) : -INFINITY;
     if (p.max_logit != nullptr && any)
-      best =
-          max(best, tile::ordered(sum != sum ? sum : kLn2 * logit_top[row + 8 * r] + mean_logit));
+      best = max(best, tile::ordered(sum != sum ? sum : kLn2 * logit_top[row + 8 * r]));
   }
   if (p.max_logit == nullptr) return;
   best = __reduce_max_sync(0xffffffffu, best);

@@ -40,54 +40,6 @@ __device__ __forceinline__ void hide_keys(int* x, const tile::Band& band, const 
   }
 }
 
-template <int kKeys>
-__device__ __forceinline__ void hide_keys(int* x, const MaskParams& mask, const tile::Sequence& s,
-                                          Corner at, uint32_t lane) {
-  hide_keys<kKeys>(x, tile::band_of(mask, s), s, at, lane);
-}
-
-/// Notes the largest logits, for calls that want them. A row has one lane that writes. `tops`: of
-/// the thread's first row.
-template <int kParts>
-__device__ __forceinline__ void note_logits(const Scores& x, const Factors<kParts>& factor,
-                                            float* tops, uint32_t lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float top = row_top(x, r, factor);
-    float& most = tops[8 * r];
-    if (lane % 4 == 0 && !(top <= most)) most = top;
-  }
-}
-
-/// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its K
-/// holds NaN or Inf, and of O, in all channels, if its V does. k_scale: of the keys of the
-/// sequence; null: no key of the tile has a poisoned K.
-template <int kKeys, int D>
-__device__ __forceinline__ void spread_poison(Sums<D>& sums, const MaskParams& mask,
-                                              const tile::Sequence& s, Corner at,
-                                              const KeyScale* k_scale, const __half* share) {
-  const tile::Band band = tile::band_of(mask, s);
-  const int end = min(at.key + kKeys, s.nk);
-  bool of_k[2] = {false, false}, of_v[2] = {false, false};
-#pragma unroll 1
-  for (int key = at.key; key < end; ++key) {
-    const float scale = k_scale != nullptr ? k_scale[key].scale : 0.0f;
-    const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int distance = key - (at.query + 8 * r);
-      if (distance < band.begin || distance >= band.end) continue;
-      of_k[r] |= scale != scale, of_v[r] |= __half_as_ushort(share[place]) == kPoisonedShare;
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r)
-    if (of_k[r]) sums.sum[r] = NAN;
-#pragma unroll
-  for (int i = 0; i < D / 2; ++i)
-    if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
-}
-
 /// O += unit·(products of 64 channels).
 template <int D>
 __device__ __forceinline__ void add_product(Sums<D>& sums, int part, const int (&acc)[32],

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/arch/shared_memory.cuh"
@@ -22,9 +21,18 @@ inline constexpr int kSlots = 2;                  // pieces of work under way
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 static_assert(kKeys == kBlock);
 
-/// What recipe `tokenwise` has beside the rest.
+/// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 template <int D>
-struct TokenPlan {
+struct SharedPlan {
+  struct Slot {  // a piece of work
+    alignas(1024) uint8_t q8[kQueries * D];
+  };
+  struct Stage {  // a tile of keys
+    alignas(1024) uint8_t k8[kKeys * D];
+    uint8_t v8t[kKeys * D];  // two slabs
+  };
+  Slot slot[kSlots];
+  Stage stage[kStages];
   alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];  // swizzled
   alignas(16) float centre_scale[kSlots][kCentreRows];
   alignas(16) KeyNumbers keys[kStages];
@@ -38,32 +46,7 @@ struct TokenPlan {
   alignas(16) float value_prefix[4 * kConsumers][kKeys];
   float value_top[kQueries];
   float reference[kQueries];  // of the rows, which have no registers left for it
-
-  static constexpr uint32_t kSlotBytes = sizeof(centre8[0]) + sizeof(centre_scale[0]);
-};
-struct NoTokens {
-  static constexpr uint32_t kSlotBytes = 0;
-};
-
-/// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
-template <int D, KeyScales kScales = KeyScales::block>
-struct SharedPlan {
-  static constexpr bool kTokens = kScales == KeyScales::token;
-  using Tokens = std::conditional_t<kTokens, TokenPlan<D>, NoTokens>;
-  struct Slot {  // a piece of work
-    alignas(1024) uint8_t q8[kQueries * D];
-  };
-  struct Stage {  // a tile of keys
-    alignas(1024) uint8_t k8[kKeys * D];
-    uint8_t v8t[kKeys * D];  // two slabs
-  };
-  Slot slot[kSlots];
-  Stage stage[kStages];
-  Tokens tokens;
-  alignas(16) __half v_share[kStages][kKeys];
-  alignas(16) BlockScales scales[kStages];
-  alignas(16) float logit_factor[kSlots][kQueries], mean_logit[kSlots][kQueries];
-  alignas(16) float v_mean[kSlots][D];
+  alignas(16) float logit_factor[kSlots][kQueries];
   float logit_top[kQueries];  // largest logit of each query, if the call wants it
   Work work[kSlots];
   Seen seen[kSlots][kConsumers];
@@ -74,10 +57,9 @@ struct SharedPlan {
 
   // And those of its rows.
   static constexpr uint32_t kSlotBytes =
-      sizeof(Slot::q8) + (kTokens ? Tokens::kSlotBytes : sizeof(v_mean[0]));
+      sizeof(Slot::q8) + sizeof(centre8[0]) + sizeof(centre_scale[0]);
   static constexpr uint32_t kStageBytes =
-      sizeof(Stage::k8) + sizeof(Stage::v8t) +
-      (kTokens ? sizeof(KeyNumbers) : sizeof(v_share[0]) + sizeof(scales[0]));
+      sizeof(Stage::k8) + sizeof(Stage::v8t) + sizeof(KeyNumbers);
 };
 
 template <typename Plan>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a tile in recipe `tokenwise`, where each key has a scale of its own and the keys
-// of an octave a centre (numerics/octaves.h), beside softmax.cuh.
+// The softmax of a tile. Each key has a scale of its own, and the keys of an octave a centre
+// (numerics/octaves.h).
 //
 // A row of O and of LSE has the same bits whatever the other rows and the keys that it does not see
 // are, and wherever its tile is cut. So nothing here is found over keys that the mask hides from a
@@ -35,38 +35,65 @@ __device__ __forceinline__ float scaled_score(int x, float scale) {
   return __fmul_rn(static_cast<float>(x), scale);
 }
 
-/// What turns scores times scales of keys into logits, in log2 units: a factor, and the logit of
-/// the tile's centre.
+/// What turns scores times scales of keys into logits, in log2 units: a factor, and the logits of
+/// the centres. The 128 keys that are visited at once may lie in kParts octaves.
+template <int kParts>
 struct RowLogits {
-  PerRow factor, centre;
+  PerRow factor, centre[kParts];
 };
 
-/// The largest logits of a thread's rows in a tile whose scores may be hidden, as row_top.
+/// The largest logits of a thread's rows where scores may be hidden; kNoReference if there are
+/// none. All lanes of a row get them.
+template <int kParts>
 __device__ inline void largest_logits(PerRow& tops, const Scores& x, const float* k_scale,
-                                      const RowLogits& logits, uint32_t lane) {
-  PerRow most = {-INFINITY, -INFINITY};
+                                      const RowLogits<kParts>& logits, uint32_t lane) {
+  constexpr int kEach = 8 / kParts;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float4 scale = numbers_of(k_scale, i, lane);
+  for (int part = 0; part < kParts; ++part) {
+    PerRow most = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {  // two blocks of two rows of two keys
-      float& top = most[n / 2 % 2];
-      top = fmaxf(top, scaled_score<true>(x[8 * i + n], number_of(scale, n / 4, n % 2)));
+    for (int i = 0; i < kEach; ++i) {
+      const int at = part * kEach + i;
+      const float4 scale = numbers_of(k_scale, at, lane);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {  // two blocks of two rows of two keys
+        float& top = most[n / 2 % 2];
+        top = fmaxf(top, scaled_score<true>(x[8 * at + n], number_of(scale, n / 4, n % 2)));
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float most_here = tile::quad_max(most[r]),
+                  top = most_here == -INFINITY
+                            ? kNoReference
+                            : fmaf(most_here, logits.factor[r], logits.centre[part][r]);
+      tops[r] = part == 0 ? top : fmaxf(tops[r], top);
     }
   }
+}
+
+/// Notes the largest logits of a thread's rows: references of rows that have none, and for calls
+/// that want them. references, most: those of the thread's first row.
+__device__ __forceinline__ void note_largest(const PerRow& tops, float* references, float* most,
+                                             bool wanted, uint32_t lane) {
+  if (lane % 4 == 0)
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float top = tile::quad_max(most[r]);
-    tops[r] = top == -INFINITY ? kNoReference : fmaf(top, logits.factor[r], logits.centre[r]);
-  }
+    for (int r = 0; r < 2; ++r) {
+      if (references[8 * r] == kNoReference) references[8 * r] = tops[r];
+      if (wanted && !(tops[r] <= most[8 * r])) most[8 * r] = tops[r];
+    }
+  __syncwarp();
 }
 
 /// What a row's first reference has above the logit of key 0. The largest logit may exceed that by
 /// twice as much before a second pass is needed.
 inline constexpr float kHeadroom = 6.0f;
 
-/// The largest scale of V up to each of the tile's keys, by a warp: a lane has four keys.
+/// The largest scale of V up to each of 128 keys, from the first one of its tile of kTile keys on,
+/// by a warp: a lane has four keys.
+template <int kTile>
 __device__ __forceinline__ void find_prefixes(float* prefix, const float* v_scale, uint32_t lane) {
+  constexpr uint32_t kLanes = kTile / 4;  // of a tile
   const auto two_at = [&](uint32_t key) {
     return *reinterpret_cast<const float2*>(
         v_scale + (key & ~15u) +
@@ -77,11 +104,11 @@ __device__ __forceinline__ void find_prefixes(float* prefix, const float* v_scal
 #pragma unroll
   for (int e = 1; e < 4; ++e) most[e] = fmaxf(most[e], most[e - 1]);
   float before = __shfl_up_sync(0xffffffffu, most[3], 1);
-  if (lane == 0) before = numerics::kLeastValueScale;
+  if (lane % kLanes == 0) before = numerics::kLeastValueScale;
 #pragma unroll
-  for (uint32_t distance = 1; distance < 32; distance *= 2) {
+  for (uint32_t distance = 1; distance < kLanes; distance *= 2) {
     const float other = __shfl_up_sync(0xffffffffu, before, distance);
-    if (lane >= distance) before = fmaxf(before, other);
+    if (lane % kLanes >= distance) before = fmaxf(before, other);
   }
   *reinterpret_cast<float4*>(prefix + 4 * lane) =
       make_float4(fmaxf(most[0], before), fmaxf(most[1], before), fmaxf(most[2], before),
@@ -89,26 +116,54 @@ __device__ __forceinline__ void find_prefixes(float* prefix, const float* v_scal
   __syncwarp();
 }
 
-/// Notes the largest scales of V that a thread's rows see in a tile which the mask cuts. No scale
-/// is smaller than the least that a value may have. end: of the keys. tops: that of the thread's
-/// first row. prefix: of the warp.
+/// The largest scale of V that a query sees in a tile of kTile keys. No scale is smaller than the
+/// least that a value may have. end: of the keys. prefix, v_scale: of the tile.
+template <int kTile>
+__device__ __forceinline__ float value_top(const float* prefix, const float* v_scale,
+                                           const tile::Band& band, int end, Corner at) {
+  const int first = at.query + band.begin - at.key,
+            last = min(min(at.query + band.end, end) - at.key, kTile) - 1;
+  float top = last >= 0 ? prefix[last] : numerics::kLeastValueScale;
+  if (first > 0) {  // a window hides the first keys
+    top = numerics::kLeastValueScale;
+#pragma unroll 1
+    for (int key = first; key <= last; ++key)
+      top = fmaxf(top, v_scale[(key & ~15) + tile::place_of(key & 15)]);
+  }
+  return top;
+}
+
+/// Notes the largest scales of V that a thread's rows see of 128 keys which the mask cuts, in tiles
+/// of kTile. tops: that of the thread's first row. prefix: of the warp. at: of each tile.
+template <int kTile>
 __device__ __forceinline__ void note_value_tops(float* tops, float* prefix, const float* v_scale,
-                                                const tile::Band& band, int end, Corner at,
-                                                uint32_t lane) {
-  find_prefixes(prefix, v_scale, lane);
+                                                const tile::Band& band, int end,
+                                                const Corner (&at)[128 / kTile], uint32_t lane) {
+  find_prefixes<kTile>(prefix, v_scale, lane);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int query = at.query + 8 * r, first = query + band.begin - at.key,
-              last = min(min(query + band.end, end) - at.key, kKeys) - 1;
-    float top = last >= 0 ? prefix[last] : numerics::kLeastValueScale;
-    if (first > 0) {  // a window hides the first keys
-      top = numerics::kLeastValueScale;
-#pragma unroll 1
-      for (int key = first; key <= last; ++key)
-        top = fmaxf(top, v_scale[(key & ~15) + tile::place_of(key & 15)]);
-    }
+    float top = numerics::kLeastValueScale;
+#pragma unroll
+    for (int i = 0; i < 128 / kTile; ++i)
+      top = fmaxf(top, value_top<kTile>(prefix + i * kTile, v_scale + i * kTile, band, end,
+                                        {at[i].query + 8 * r, at[i].key}));
     if (lane % 4 == 0) tops[8 * r] = top;
   }
+  __syncwarp();
+}
+
+/// Shares of V where all rows of a warp see all of 128 keys, as the kernel of codes makes them for
+/// blocks. Notes the largest scale as note_value_tops does.
+__device__ __forceinline__ void find_shares(__half* share, float* tops, const float* v_scale,
+                                            uint32_t lane) {
+  const float4 v = reinterpret_cast<const float4*>(v_scale)[lane];
+  const float mine = fmaxf(fmaxf(v.x, v.y), fmaxf(fmaxf(v.z, v.w), numerics::kLeastValueScale)),
+              top = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(mine))),
+              inverse = arch::reciprocal_approx(top);
+  reinterpret_cast<uint2*>(share)[lane] =
+      make_uint2(arch::half2_of(value_share(v.x, inverse), value_share(v.y, inverse)),
+                 arch::half2_of(value_share(v.z, inverse), value_share(v.w, inverse)));
+  if (lane % 4 == 0) tops[0] = tops[8] = top;
   __syncwarp();
 }
 
@@ -143,14 +198,17 @@ __device__ void raise(Sums<D>& sums, float* references, const PerRow& tops,
 }
 
 /// Scores become P. `sum`: this lane's sums. references: that of the thread's first row.
-template <int D, bool kMasked, bool kAgain>
+template <int D, bool kMasked, bool kAgain, int kParts>
 __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Scores& x,
-                                             const float* k_scale, const RowLogits& logits,
+                                             const float* k_scale, const RowLogits<kParts>& logits,
                                              const float* references, uint32_t lane) {
   // With 64 channels there are registers to read ahead.
   constexpr bool kAhead = D == 64;
-  const PerRow shift = {kBias - references[0] + logits.centre[0],
-                        kBias - references[8] + logits.centre[1]};
+  float shift[kParts][2];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[part][r] = kBias - references[8 * r] + logits.centre[part][r];
   uint32_t total[2][2] = {};
   float4 next;
   if (kAhead) next = numbers_of(k_scale, 0, lane);
@@ -172,7 +230,7 @@ __device__ __forceinline__ void exponentials(Halves& p, PerRow& sum, const Score
         for (int e = 0; e < 2; ++e)
           y[e] = arch::exp2_approx(
               fmaf(scaled_score<kMasked>(x[4 * j + 2 * r + e], number_of(scale, b, e)),
-                   logits.factor[r], shift[r]));
+                   logits.factor[r], shift[i * kParts / 8][r]));
         p[2 * j + r] = arch::half2_of(y[0], y[1]);
         total[r][b] = arch::half2_add(total[r][b], p[2 * j + r]);
       }
@@ -199,13 +257,12 @@ __device__ __forceinline__ void limit(Halves& p, PerRow& sum, const Outgrown& ou
   }
 }
 
-/// take_share where rows see different keys: each has shares of its own, relative to the largest
-/// scale that it sees. They are the numbers that the kernel of codes has written (value_share) for
-/// rows that see all of the tile.
-__device__ __forceinline__ RowScales take_own_share(Halves& p, const float* tops,
-                                                    const float* v_scale, uint32_t lane) {
+/// Multiplies P by V's share where rows see different keys: each has shares of its own, relative to
+/// the largest scale that it sees. They are the numbers that the kernel of codes has written
+/// (value_share) for rows that see all of the tile. tops: those of the thread's first row.
+__device__ __forceinline__ void multiply_by_own_shares(Halves& p, const float* tops,
+                                                       const float* v_scale, uint32_t lane) {
   const PerRow inverse = {arch::reciprocal_approx(tops[0]), arch::reciprocal_approx(tops[8])};
-  uint32_t most[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float4 scale = numbers_of(v_scale, i, lane);
@@ -216,26 +273,26 @@ __device__ __forceinline__ RowScales take_own_share(Halves& p, const float* tops
         uint32_t& h = p[4 * i + 2 * b + r];
         h = arch::half2_mul(h, arch::half2_of(value_share(number_of(scale, b, 0), inverse[r]),
                                               value_share(number_of(scale, b, 1), inverse[r])));
-        most[r] = arch::half2_max(most[r], h);
       }
   }
-  return row_scales<255>(row_tops(most[0], most[1]));
 }
 
-/// Makes NaN of rows that see a poisoned key, as spread_poison of `vectorwise`.
-template <int D>
+/// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its K
+/// holds NaN or Inf, and of O, in all channels, if its V does. k_scale, v_scale: of the tile.
+template <int kTile, int D>
 __device__ __forceinline__ void spread_poison(Sums<D>& sums, const tile::Band& band, int nk,
-                                              Corner at, const KeyNumbers& keys) {
-  const int end = min(at.key + kKeys, nk);
+                                              Corner at, const float* k_scale,
+                                              const float* v_scale) {
+  const int end = min(at.key + kTile, nk);
   bool of_k[2] = {false, false}, of_v[2] = {false, false};
 #pragma unroll 1
   for (int key = at.key; key < end; ++key) {
-    const int place = key % kKeys / 16 * 16 + tile::place_of(key % 16);
+    const int place = key % kTile / 16 * 16 + tile::place_of(key % 16);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int distance = key - (at.query + 8 * r);
       if (distance < band.begin || distance >= band.end) continue;
-      of_k[r] |= keys.k[place] == kPoisonedScale, of_v[r] |= keys.share[place] == kPoisonedShare;
+      of_k[r] |= k_scale[place] == kPoisonedScale, of_v[r] |= v_scale[place] == 0.0f;
     }
   }
 #pragma unroll

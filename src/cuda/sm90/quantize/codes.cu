@@ -11,41 +11,34 @@
 namespace sagebwd::cuda::sm90 {
 namespace {
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 void run(CodesJob& job, Dtype dtype, cudaStream_t stream) {
   using Shape = codes::Shape<D>;
-  // A thread block has a piece at work, two in its stages, and knows the next. Twice as many are
-  // handed out while a mean is made. With means further ahead K and V would leave the cache.
   const int64_t places = int64_t{multiprocessors()} * Shape::kResident,
-                items = launch_prepare(job, places * 2 * (codes::kStages + 2), stream),
+                items = launch_prepare(job, 0, stream),
                 b = job.seq.documents == nullptr ? job.seq.count : 1;
-  if constexpr (kScales == KeyScales::token)
-    tuned::launch_centres({.seq = job.seq,
-                           .d = D,
-                           .hk = job.hk,
-                           .octaves = numerics::octaves_of(job.seq.nk),
-                           .rotation = job.rotation,
-                           .zero = job.centres_are_zero,
-                           .k = job.k,
-                           .to = job.centres,
-                           .rows = job.centre_rows},
-                          dtype, D, stream, Start::early);
+  tuned::launch_centres({.seq = job.seq,
+                         .d = D,
+                         .hk = job.hk,
+                         .octaves = numerics::octaves_of(job.seq.nk),
+                         .rotation = job.rotation,
+                         .zero = job.centres_are_zero,
+                         .k = job.k,
+                         .to = job.centres,
+                         .rows = job.centre_rows},
+                        dtype, D, stream, Start::early);
   job.q_mapped = token_map(job.q_map, job.q, b, job.h, job.seq.nq, D, kBlock);
   job.k_mapped = token_map(job.k_map, job.k, b, job.hk, job.seq.nk, D, kBlock);
   job.v_mapped = token_map(job.v_map, job.v, b, job.hk, job.seq.nk, D, kBlock);
-  launch(codes_kernel<T, D, kScales>, dim3(static_cast<unsigned>(std::min(items, places))),
-         Shape::kThreads, static_cast<int>(sizeof(codes::SharedPlan<T, D>)), job, stream,
-         Start::early);
+  launch(codes_kernel<T, D>, dim3(static_cast<unsigned>(std::min(items, places))), Shape::kThreads,
+         static_cast<int>(sizeof(codes::SharedPlan<T, D>)), job, stream, Start::early);
 }
 
 }  // namespace
 
 void launch_codes(const CodesJob& operands, Dtype dtype, cudaStream_t stream) {
   CodesJob job = operands;
-  with_instance(dtype, job.padded_d, [&]<typename T, int D>() {
-    job.scales == KeyScales::token ? run<T, D, KeyScales::token>(job, dtype, stream)
-                                   : run<T, D, KeyScales::block>(job, dtype, stream);
-  });
+  with_instance(dtype, job.padded_d, [&]<typename T, int D>() { run<T, D>(job, dtype, stream); });
 }
 
 }  // namespace sagebwd::cuda::sm90

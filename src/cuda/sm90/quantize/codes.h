@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of codes: means and codes of Q, K and V.
+// The kernel of codes: codes of Q, K and V.
 #pragma once
 
 #include <cuda_runtime_api.h>

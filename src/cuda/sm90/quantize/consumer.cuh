@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The consumers: codes of a block of tokens, from the largest magnitude of each token or of all.
+// The consumers: codes of a block of tokens, from the largest magnitude of each.
 //
-//   rows in shared memory → product → values - mean → scales → codes → rows in the workspace and in
-//   the caller's memory; those of V also transposed, through shared memory
+//   rows in shared memory → product → values, of K - centre → scales → codes → rows in the
+//   workspace and in the caller's memory; those of V transposed, through shared memory
 #pragma once
 
 #include "cuda/sm90/codes.cuh"
-#include "cuda/sm90/quantize/means.cuh"
+#include "cuda/sm90/quantize/job.h"
+#include "cuda/sm90/quantize/values.cuh"
 #include "cuda/tuned/exact_scale.cuh"
 #include "cuda/tuned/transposed.cuh"
 #include "sagebwd/codes.h"
 
 namespace sagebwd::cuda::sm90::codes {
 
-using tuned::exact_scale, tuned::kZeroScale, tuned::word_at;
+using tuned::kZeroScale, tuned::word_at;
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 struct Consumer {
   using S = Shape<D>;
   using Plan = SharedPlan<T, D>;
   using Block = Values<T, D>;
-  static constexpr bool kTokens = kScales == KeyScales::token;
 
   const CodesJob& job;
   Plan& shared;
@@ -29,14 +29,12 @@ struct Consumer {
   Ring<kSlots> slot{0};
 
   __device__ const Piece& piece() const { return shared.piece[slot.place()]; }
-  __device__ const float* mean() const { return shared.mean[slot.place()]; }
   __device__ uint32_t stage_place() const {
     return memory + arch::places(offsetof(Plan, stage)) +
            static_cast<uint32_t>(stage.place()) * arch::places(sizeof(typename Plan::Stage));
   }
 
   __device__ void wait() const { wait_for(shared.full, stage); }
-  __device__ void wait_for_mean() const { wait_for(shared.mean_full, slot); }
   /// The stage may be filled again.
   __device__ void release() const {
     __syncwarp();
@@ -49,11 +47,6 @@ struct Consumer {
       wait();
       const Kind kind = piece().kind;
       if (kind == Kind::none) return;
-      if constexpr (!kTokens)
-        if (kind == Kind::k_mean || kind == Kind::v_mean) {
-          span();
-          continue;
-        }
       Block b;
       const uint32_t matrices = memory + arch::places(offsetof(Plan, matrices));
       if (kind != Kind::values && job.rotation > 0)
@@ -61,7 +54,7 @@ struct Consumer {
       else
         b.template multiply<false>(stage_place(), matrices);
       if (kind != Kind::values) release();
-      wait_for_mean();
+      wait_for(shared.centre_full, slot);  // also who needs none: every phase is waited for
       if (kind == Kind::keys)
         keys(b);
       else if (kind == Kind::values)
@@ -69,36 +62,6 @@ struct Consumer {
       else
         queries(b);
     }
-  }
-
-  /// Blocks of a mean, up to the last of the span.
-  __device__ void span() {
-    RunMean<T, D> mean{job, shared.means};
-    while (true) {
-      if (job.seq.documents != nullptr && piece().left < kBlock) clear_tokens();
-      float few[32];
-      mean.add_tokens(few, stage_place(), memory + arch::places(offsetof(Plan, token_rows)));
-      release();
-      mean.add(few);
-      if (piece().run_ends) mean.finish_run(piece());
-      wait_for_mean();  // it needs none, but every phase of a barrier is waited for
-      if (!piece().goes_on) return;
-      advance();
-      wait();
-    }
-  }
-  /// Zeroes tokens behind the end of a document, where others have been copied.
-  __device__ void clear_tokens() const {
-    constexpr uint32_t kChunks = D / 8;
-    for (uint32_t i = arch::thread_index(); i < kBlock * kChunks; i += S::kConsumers) {
-      const uint32_t token = i / kChunks, chunk = i % kChunks;
-      if (static_cast<int>(token) < piece().left) continue;
-      *reinterpret_cast<uint4*>(shared.stage[stage.place()].panel[chunk / 8] +
-                                arch::swizzled<kRowBytes>(token * kRowBytes + chunk % 8 * 16)) =
-          make_uint4(0, 0, 0, 0);
-    }
-    arch::shared_writes_done();
-    meet<D>();
   }
 
   __device__ bool saves() const { return job.saved.q8 != nullptr; }
@@ -141,8 +104,7 @@ struct Consumer {
       for (int panel = 0; panel < S::kPanels; ++panel) put(i, panel, b.codes(i, panel, factor));
     }
   }
-  /// In the second-level cache codes are the first to make room: what must stay are K and V between
-  /// their mean and their codes.
+  /// In the second-level cache codes are the first to make room.
   __device__ static void write_once(int8_t* to, uint4 words) {
     __stcs(reinterpret_cast<uint4*>(to), words);
   }
@@ -167,10 +129,9 @@ struct Consumer {
     return (row & ~15u) + static_cast<uint32_t>(tile::place_of(static_cast<int>(row % 16)));
   }
 
-  /// Keys with a scale each.
-  __device__ void lone_keys(Block& b) const {
+  __device__ void keys(Block& b) const {
     const Place<D>& place = b.place;
-    b.centre(mean(), job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f);
+    b.subtract(shared.centre[slot.place()], job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f);
     const uint32_t row = place.own_row();
     const bool real = static_cast<int>(row) < piece().left;
     const float found = b.own_top(), scale = numerics::key_scale_of(real ? found : 0.0f);
@@ -178,7 +139,7 @@ struct Consumer {
     const bool any_poisoned = share_top(0, poisoned ? scale : 0.0f) != 0.0f;
     if (job.numbers != nullptr) {
       KeyNumbers& to = job.numbers[piece().row / kBlock];
-      if (arch::thread_index() == 0) to.scales.k_poisoned = any_poisoned;
+      if (arch::thread_index() == 0) to.block.k_poisoned = any_poisoned;
       if (place.owns())
         to.k[permuted_place(row)] = poisoned ? kPoisonedScale : scale == 0.0f ? kZeroScale : scale;
     }
@@ -186,73 +147,25 @@ struct Consumer {
     write_codes(b, numerics::inverse_of(scale), job.k8, saves() ? job.saved.k8 : nullptr);
   }
 
-  __device__ void keys(Block& b) const {
-    if constexpr (kTokens) return lone_keys(b);
-    const Place<D>& place = b.place;
-    const float unit = job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f;
-    b.subtract(mean());
-    const uint32_t row = place.own_row();
-    const bool real = static_cast<int>(row) < piece().left;
-    const float found = b.own_top() * unit, top = real ? found : 0.0f;
-    const Largest of = largest(top);
-    const float common = numerics::scale_of(of.top), exact = exact_scale(common);
-    const bool poisoned = !numerics::is_finite(top);
-    if (arch::thread_index() == 0) {
-      if (job.block_scales != nullptr) {
-        BlockScales& to = job.block_scales[piece().row / kBlock];
-        to.k = exact, to.k_poisoned = of.poisoned;
-      }
-      if (saves() && real)
-        job.saved.k_scale[piece().head * job.saved.key_blocks + piece().block] = common;
-    }
-    // The forward reads scales of single keys only in blocks that have a poisoned one.
-    if (of.poisoned && job.k_scale != nullptr && place.owns())
-      job.k_scale[piece().row + row] = {poisoned ? __int_as_float(0x7fffffff) : exact,
-                                        -tile::kMagicFloat * exact};
-    write_codes(b, real && !poisoned ? numerics::inverse_of(common) * unit : 0.0f, job.k8,
-                saves() ? job.saved.k8 : nullptr);
-    // In the caller's memory the first code of a poisoned key says so; the others are 0.
-    __syncwarp();
-    if (poisoned && saves() && place.owns())
-      job.saved.k8[(piece().saved_row + row) * D] = kPoisonedCode;
-  }
-
   __device__ void values(Block& b) const {
     const Place<D>& place = b.place;
-    if constexpr (!kTokens) b.subtract(mean());
     const uint32_t row = place.own_row();
     const bool real = static_cast<int>(row) < piece().left;
     const float found = b.own_top(), top = real ? found : 0.0f;
     const Largest of = largest(top);  // also, nobody reads the stage any more
-    const float most = kTokens ? numerics::lone_value_scale(of.top) : numerics::scale_of(of.top);
-    float scale = kTokens ? numerics::lone_value_scale(top) : numerics::scale_of(top);
-    if (!kTokens && numerics::is_finite(top)) scale = numerics::value_scale(scale, most);
-    if (kTokens && job.numbers != nullptr) {
+    const float most = numerics::lone_value_scale(of.top), scale = numerics::lone_value_scale(top);
+    if (job.numbers != nullptr) {
       KeyNumbers& to = job.numbers[piece().row / kBlock];
-      const bool poisoned = scale != scale;
-      if (arch::thread_index() == 0) to.scales.v = most, to.scales.v_poisoned = of.poisoned;
+      if (arch::thread_index() == 0) to.block.v = most, to.block.v_poisoned = of.poisoned;
       if (place.owns()) {
         const uint32_t at = permuted_place(row);
-        to.v[at] = poisoned ? 0.0f : scale;
-        to.share[at] = poisoned ? kPoisonedShare
-                                : __half_as_ushort(__float2half_rn(
-                                      value_share(scale, arch::reciprocal_approx(most))));
+        const float counted = scale != scale ? 0.0f : scale;
+        to.v[at] = counted;
+        to.share[at] =
+            __half_as_ushort(__float2half_rn(value_share(counted, arch::reciprocal_approx(most))));
       }
     }
-    if (job.block_scales != nullptr && arch::thread_index() == 0) {
-      BlockScales& to = job.block_scales[piece().row / kBlock];
-      to.v = most, to.v_poisoned = of.poisoned;
-    }
-    if (place.owns()) {
-      if (job.v_share != nullptr) {
-        const int64_t token = piece().row + row;
-        const float share = most == 0.0f ? 0.0f : __fdividef(scale, most);
-        // Poison shows in the scale: the share has none where all other tokens are zero.
-        job.v_share[(token & ~int64_t{15}) + tile::place_of(static_cast<int>(token % 16))] =
-            scale != scale ? kPoisonedShare : __half_as_ushort(__float2half_rn(share));
-      }
-      if (saves() && real) job.saved.v_scale[piece().saved_row + row] = scale;
-    }
+    if (place.owns() && saves() && real) job.saved.v_scale[piece().saved_row + row] = scale;
     // Codes take the place of the tokens.
     auto* transposed = reinterpret_cast<uint32_t*>(&shared.stage[stage.place()]);
     static_assert(kBlock * D <= sizeof(typename Plan::Stage));
@@ -274,29 +187,19 @@ struct Consumer {
 
   __device__ void queries(Block& b) const {
     const Place<D>& place = b.place;
-    const bool rotates = job.rotation > 0;
-    const float unit = rotates ? numerics::rotation_unit(D) : 1.0f;
-    // Both the query and the mean were rotated without the factor 1/√D.
-    const float dot = kTokens ? 0.0f : b.dot(mean()) * (rotates ? 1.0f / D : 1.0f);
+    const float unit = job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f;
     const uint32_t row = place.own_row();
     const bool real = static_cast<int>(row) < piece().left;
     const float top = b.own_top() * unit, scale = numerics::scale_of(real ? top : 0.0f),
                 inverse = real ? numerics::inverse_of(scale) * unit : 0.0f;
-    // The forward adds this number to LSE and the backward subtracts it again. Both need the same
-    // bits, so the product is rounded by itself and not as part of a multiply-add.
-    const float mean_logit = __fmul_rn(job.logit_scale, dot);
     if (place.owns()) {
       if (job.logit_factor != nullptr) {
         // A query of zeros has logits 0 with any factor. A positive one keeps masked logits at
         // -inf, and next to a small one the start of the integer sums vanishes.
         const float factor = scale * (job.logit_scale * numerics::kLog2e);
         job.logit_factor[piece().row + row] = factor == 0.0f ? kZeroScale : factor;
-        if constexpr (!kTokens) job.mean_logit[piece().row + row] = mean_logit;
       }
-      if (saves() && real) {
-        job.saved.q_scale[piece().saved_row + row] = scale;
-        if constexpr (!kTokens) job.saved.mean_logit[piece().saved_row + row] = mean_logit;
-      }
+      if (saves() && real) job.saved.q_scale[piece().saved_row + row] = scale;
     }
     write_codes(b, inverse, job.q8, saves() ? job.saved.q8 : nullptr);
   }

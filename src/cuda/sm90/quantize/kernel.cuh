@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Means and codes of Q, K and V: all operands of a forward, in persistent thread blocks.
+// Codes of Q, K and V: all operands of a forward, in persistent thread blocks.
 //
-//   producer   one warp: takes a piece of work (tuned/items.cuh), copies its tokens and mean
+//   producer   one warp: takes a piece of work (tuned/items.cuh), copies its tokens and centre
 //   consumers  one or two warpgroups: a product brings 128 tokens to registers, Q and K rotated;
-//              then scales and codes. Pieces that make a mean add tokens up, by a product too.
+//              then scales and codes
 //
 //              full                                     empty
 //   producer ────────→ stage (2 blocks of tokens) ────────────→ producer
@@ -15,7 +15,7 @@
 
 namespace sagebwd::cuda::sm90 {
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 __global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::Shape<D>::kResident)
     codes_kernel(const __grid_constant__ CodesJob job) {
   using namespace codes;
@@ -25,16 +25,15 @@ __global__ void __launch_bounds__(codes::Shape<D>::kThreads, codes::Shape<D>::kR
   auto& shared = *reinterpret_cast<SharedPlan<T, D>*>(memory);
   const uint32_t place = __shfl_sync(0xffffffffu, arch::place_of(arch::shared_address(memory)), 0);
   if (threadIdx.x == 0) init_barriers(shared);
-  shared.token_rows.fill();
   shared.matrices.fill();
   arch::shared_writes_done();
   arch::wait_for_earlier_kernels();
   arch::let_next_kernel_start();
   __syncthreads();
   if (threadIdx.x >= Shape<D>::kConsumers)
-    Producer<T, D, kScales>{job, shared, threadIdx.x % 32}.run();
+    Producer<T, D>{job, shared, threadIdx.x % 32}.run();
   else
-    Consumer<T, D, kScales>{job, shared, place}.run();
+    Consumer<T, D>{job, shared, place}.run();
 }
 
 }  // namespace sagebwd::cuda::sm90

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constant operands of the products: the rotation and the identity, by which tokens are multiplied,
-// and the rows that add tokens up.
+// Constant operands of the products: the rotation and the identity, by which tokens are multiplied.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +9,6 @@
 
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/arch/wgmma.cuh"
-#include "cuda/tile/layout.h"
 #include "numerics/rotate.h"
 
 namespace sagebwd::cuda::sm90::codes {
@@ -54,23 +52,6 @@ struct Matrices {
       *reinterpret_cast<uint32_t*>(identity + at) = k == channel       ? kOne<T>
                                                     : k + 1 == channel ? kOne<T> << 16
                                                                        : 0u;
-    }
-  }
-};
-
-/// Each of 16 rows takes eight tokens of a block: it has ones for these, and zeros for the others.
-/// Zeros change no sum, but NaN and Inf spoil those of all rows, which shows. A product has 64
-/// rows; the others are whatever lies behind these, and nobody looks at their sums.
-template <typename T>
-struct TokenRows {
-  static constexpr int kBytes = 16 * 128;  // of 64 tokens
-  alignas(1024) uint8_t panel[kBlock / 64][kBytes];
-
-  __device__ void fill() {
-    for (uint32_t i = threadIdx.x; i < kBlock / 64 * 16 * 32; i += blockDim.x) {
-      const uint32_t of = i / (16 * 32), row = i / 32 % 16, token = i % 32 * 2;
-      *reinterpret_cast<uint32_t*>(panel[of] + arch::swizzled<128>(row * 128 + token * 2)) =
-          (of * 64 + token) / 8 == row ? kOne<T> | kOne<T> << 16 : 0u;
     }
   }
 };

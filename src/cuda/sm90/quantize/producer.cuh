@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one warp that takes pieces of work (tuned/items.cuh) and brings their tokens,
-// and the mean that their codes need.
+// The producer: one warp that takes pieces of work (tuned/items.cuh) and brings their tokens, and
+// the centre that keys need.
 #pragma once
 
 #include "cuda/arch/mbarrier.cuh"
@@ -13,7 +13,7 @@ namespace sagebwd::cuda::sm90::codes {
 
 using tuned::Source;
 
-template <typename T, int D, KeyScales kScales>
+template <typename T, int D>
 struct Producer {
   using Plan = SharedPlan<T, D>;
 
@@ -22,7 +22,7 @@ struct Producer {
   uint32_t lane;
   Ring<kStages> stage{1};  // the first round finds everything empty
   Ring<kSlots> slot{0};
-  bool owes_mean = false;  // there is a piece before this one
+  bool owes_centre = false;  // there is a piece before this one
 
   /// An item in parts of 16 bytes, of which a lane has one.
   static constexpr uint32_t kItemParts = sizeof(Item) / sizeof(uint4);
@@ -42,10 +42,7 @@ struct Producer {
       spread(item, part);
       part = part_of(__shfl_sync(0xffffffffu, number, 0));
       number = take_number();
-      if (item.kind == Kind::k_mean || item.kind == Kind::v_mean)
-        span(item);
-      else
-        put(piece_of(item), item.from);
+      put(piece_of(item), item.from);
       if (item.kind == Kind::none) return;
     }
   }
@@ -58,14 +55,11 @@ struct Producer {
                                   : item.s.batch * job.seq.nk + item.s.k_begin;
     return {.kind = item.kind,
             .head = item.head,
-            .kv_head = item.kv_head,
-            .block = item.block,
             .s = item.s,
             .first = item.first,
             .left = item.left,
             .row = item.head * tokens + static_cast<int64_t>(item.block) * kBlock,
-            .saved_row = item.head * saved + begin + item.first,
-            .run_first = item.block};
+            .saved_row = item.head * saved + begin + item.first};
   }
 
   /// Gives every lane the whole item.
@@ -80,35 +74,8 @@ struct Producer {
     }
   }
 
-  /// The blocks of a mean's span (tuned/runs.cuh).
-  __device__ void span(const Item& item) {
-    const Strided& x = item.kind == Kind::k_mean ? job.k : job.v;
-    Piece piece = piece_of(item);
-    Source from = item.from;
-    piece.goes_on = piece.left > 0;  // or after the last document
-    while (piece.goes_on) {
-      const bool ends = piece.left <= kBlock;
-      Piece next = piece;
-      ++next.block;
-      next.first += kBlock, next.left -= kBlock;
-      piece.goes_on = next.block < item.end;
-      if (ends && piece.goes_on) {  // the next block is that of another sequence
-        next.s = tile::sequence_of_block<kBlock>(job.seq, next.block, false);
-        next.first = static_cast<int>(static_cast<int64_t>(next.block) * kBlock - next.s.k_pad);
-        next.left = next.s.nk - next.first, next.run_first = next.block;
-        piece.goes_on = next.left > 0;
-      }
-      piece.run_ends = ends || !piece.goes_on;
-      put(piece, from);
-      next.goes_on = piece.goes_on;
-      piece = next;
-      if (piece.goes_on)
-        from = tuned::source_of(x, piece.s, piece.head, piece.s.k_begin + piece.first);
-    }
-  }
-
-  /// Describes a piece and brings its tokens. Then brings the mean of the piece before it:
-  /// consumers need that later than the tokens, and it may not be made yet.
+  /// Describes a piece and brings its tokens. Then brings the centre of the piece before it:
+  /// consumers need that later than the tokens.
   __device__ void put(const Piece& piece, const Source& from) {
     const uint32_t full = arch::shared_address(&shared.full[stage.place()]);
     wait_for(shared.empty, stage);
@@ -122,16 +89,15 @@ struct Producer {
       else
         arch::barrier_arrive(full);
     }
-    bring_mean();
-    owes_mean = true;
+    if (owes_centre) bring_centre();
+    owes_centre = true;
     stage.advance(), slot.advance();
   }
 
   /// One copy of all tokens, in panels. Tokens behind the last of the tensor are zero; behind the
   /// end of a document there may be others. Returns whether there is a map.
   __device__ bool start_copy(const Piece& piece, uint32_t full) const {
-    const bool queries = piece.kind == Kind::queries,
-               of_k = piece.kind == Kind::keys || piece.kind == Kind::k_mean;
+    const bool queries = piece.kind == Kind::queries, of_k = piece.kind == Kind::keys;
     const bool mapped = queries ? job.q_mapped : of_k ? job.k_mapped : job.v_mapped;
     if (!mapped || lane != 0) return mapped;
     const CUtensorMap& map = queries ? job.q_map : of_k ? job.k_map : job.v_map;
@@ -139,11 +105,8 @@ struct Producer {
     const int64_t token = (queries ? piece.s.q_begin : piece.s.k_begin) + piece.first;
     const int head = x.head == 0 ? 0 : piece.head,
               batch = x.batch == 0 ? 0 : static_cast<int>(piece.s.batch);
-    const arch::Keep keep = piece.kind == Kind::k_mean || piece.kind == Kind::v_mean
-                                ? arch::Keep::most
-                                : arch::Keep::least;
     arch::copy_tokens(arch::shared_address(&shared.stage[stage.place()]), map,
-                      static_cast<int>(token), head, batch, full, keep);
+                      static_cast<int>(token), head, batch, full);
     return true;
   }
 
@@ -171,7 +134,7 @@ struct Producer {
     arch::shared_writes_done();
   }
 
-  /// The centre of the keys of the piece before, in `tokenwise`.
+  /// That of the keys of the piece before.
   __device__ void bring_centre() const {
     const int before = (slot.place() + kSlots - 1) % kSlots;
     const Piece& piece = shared.piece[before];
@@ -185,37 +148,11 @@ struct Producer {
       const auto value = [&](int i) {
         return __fmul_rn(scale, static_cast<int8_t>(codes >> 8 * i & 0xff));
       };
-      reinterpret_cast<float4*>(shared.mean[before])[lane] =
+      reinterpret_cast<float4*>(shared.centre[before])[lane] =
           make_float4(value(0), value(1), value(2), value(3));
     }
     __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.mean_full[before]));
-  }
-
-  /// The mean of the piece before, that of K as it was rotated; zero if there is none. Waits until
-  /// it is there. This ends: the pieces of work that make the mean were handed out earlier
-  /// (tuned/items.cuh).
-  __device__ void bring_mean() {
-    if (!owes_mean) return;
-    if constexpr (kScales == KeyScales::token) return bring_centre();
-    const int before = (slot.place() + kSlots - 1) % kSlots;
-    const Piece& piece = shared.piece[before];
-    const bool of_v = piece.kind == Kind::values;
-    const float* from = of_v ? job.v_mean.mean : job.k_mean.turned;
-    if ((of_v || piece.kind == Kind::keys || piece.kind == Kind::queries) && lane < D / 4) {
-      uint4 word = make_uint4(0, 0, 0, 0);
-      if (from != nullptr && piece.s.nk > 0) {
-        const auto* at =
-            reinterpret_cast<const uint4*>(
-                from + (static_cast<int64_t>(piece.s.index) * job.hk + piece.kv_head) * D) +
-            lane;
-        while (word = __ldcv(at), min(min(word.x, word.y), min(word.z, word.w)) == 0)
-          __nanosleep(100);
-      }
-      reinterpret_cast<uint4*>(shared.mean[before])[lane] = word;
-    }
-    __syncwarp();
-    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.mean_full[before]));
+    if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.centre_full[before]));
   }
 };
 

@@ -37,18 +37,14 @@ inline constexpr int kStages = 2;  // blocks of tokens that are here or on their
 /// two are in the stages.
 inline constexpr int kSlots = kStages + 2;
 
-/// What consumers do next: codes of a block of tokens, or its part of a mean.
+/// What consumers do next: codes of a block of tokens.
 struct Piece {
   Kind kind;  // none: there is no more work
-  int head, kv_head, block;
+  int head;
   tile::Sequence s;
   int first, left;  // the block's first token, and the tokens from there to the sequence's end
   // The first token in the workspace and in the caller's codes, heads included.
   int64_t row, saved_row;
-  // Of a mean: the first block of the run, and whether it ends with this one; whether another block
-  // of the span follows.
-  int run_first;
-  bool run_ends, goes_on;
 };
 
 template <typename T, int D>
@@ -57,22 +53,17 @@ struct SharedPlan {
   struct Stage {
     alignas(1024) uint8_t panel[S::kPanels][kPanelBytes];
   };
-  struct Means {
-    bool bad_sums[S::kWarpgroups];
-  };
   Stage stage[kStages];
-  TokenRows<T> token_rows;
   Matrices<T, D> matrices;
-  alignas(16) float mean[kSlots][D];  // that a piece of codes needs
+  alignas(16) float centre[kSlots][D];  // of the keys of a piece
   Piece piece[kSlots];
-  Means means;
   // Bits of largest magnitudes, of each warp, in two rounds. A piece has its own, because a
   // warpgroup may be done with it while the other one still reads them.
   alignas(16) uint32_t top[kSlots][2][8];
 
   // Full: a piece is described, and its tokens have arrived. Empty: the tokens have been read.
   alignas(8) uint64_t full[kStages], empty[kStages];
-  uint64_t mean_full[kSlots];
+  uint64_t centre_full[kSlots];
 };
 
 template <typename Plan>
@@ -82,16 +73,14 @@ __device__ void init_barriers(Plan& shared) {
     arch::barrier_init(arch::shared_address(&shared.empty[i]), Plan::S::kWarps);
   }
   for (int i = 0; i < kSlots; ++i)
-    arch::barrier_init(arch::shared_address(&shared.mean_full[i]), 1);
+    arch::barrier_init(arch::shared_address(&shared.centre_full[i]), 1);
   arch::barrier_init_done();
 }
 
-/// Barriers by name. That of all threads has the number 0.
-enum class Meeting { consumers = 1, adding_warps };
+/// All consumers meet here. The barrier of all threads has the number 0.
 template <int D>
-__device__ __forceinline__ void meet(Meeting at = Meeting::consumers) {
-  arch::barrier_of(static_cast<int>(at),
-                   at == Meeting::consumers ? Shape<D>::kConsumers : 32 * Shape<D>::kWarpgroups);
+__device__ __forceinline__ void meet() {
+  arch::barrier_of(1, Shape<D>::kConsumers);
 }
 
 }  // namespace sagebwd::cuda::sm90::codes

@@ -83,47 +83,22 @@ struct Values {
       }
   }
 
-  /// Calls use(panel, channel, mean of the channel and of the next three).
-  template <typename Use>
-  __device__ __forceinline__ void with_mean(const float* mean, Use use) {
+  /// Each value times `unit`, minus the centre of its channel.
+  __device__ __forceinline__ void subtract(const float* centre, float unit) {
 #pragma unroll
     for (int panel = 0; panel < S::kPanels; ++panel) {
-      const auto* from = reinterpret_cast<const float4*>(mean + place.channel(panel));
+      const auto* from = reinterpret_cast<const float4*>(centre + place.channel(panel));
 #pragma unroll
       for (int c = 0; c < 16; c += 4) {
         const float4 m = from[c / 4];
         const float four[4] = {m.x, m.y, m.z, m.w};
-        use(panel, c, four);
+#pragma unroll
+        for (int i = 0; i < S::kRows; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            at(i, panel, c + e) = fmaf(at(i, panel, c + e), unit, -four[e]);
       }
     }
-  }
-  __device__ __forceinline__ void subtract(const float* mean) {
-    with_mean(mean, [&](int panel, int c, const float(&m)[4]) {
-#pragma unroll
-      for (int i = 0; i < S::kRows; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) at(i, panel, c + e) -= m[e];
-    });
-  }
-  /// Each value times `unit`, minus the centre of its channel.
-  __device__ __forceinline__ void centre(const float* centre, float unit) {
-    with_mean(centre, [&](int panel, int c, const float(&m)[4]) {
-#pragma unroll
-      for (int i = 0; i < S::kRows; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) at(i, panel, c + e) = fmaf(at(i, panel, c + e), unit, -m[e]);
-    });
-  }
-  /// The dot product of the token that this lane owns with the mean.
-  __device__ __forceinline__ float dot(const float* mean) {
-    float sum[S::kRows] = {};
-    with_mean(mean, [&](int panel, int c, const float(&m)[4]) {
-#pragma unroll
-      for (int i = 0; i < S::kRows; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[i] = fmaf(at(i, panel, c + e), m[e], sum[i]);
-    });
-    return tuned::scatter_reduce<4>(sum, place.member(), [](float a, float b) { return a + b; });
   }
   /// The largest magnitude of the token that this lane owns. NaN stays NaN.
   __device__ __forceinline__ float own_top() {

@@ -8,9 +8,11 @@
 
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/sm90/fwd/again.cuh"
+#include "cuda/sm90/fwd/centres.cuh"
 #include "cuda/sm90/fwd/listed/shared.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/rows.cuh"
+#include "cuda/sm90/fwd/tokens.cuh"
 #include "cuda/sm90/operand.cuh"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
@@ -27,8 +29,9 @@ struct Consumer {
   int warpgroup;        // its number
   uint32_t warp, lane;  // warp: inside the warpgroup
   uint32_t place;       // of the shared memory, for products
-  Ring<kStages> stage{0};
-  Nth<kSlots> piece{};  // a Ring would take another register
+  // Rings would take more registers.
+  Nth<kStages> stage{};
+  Nth<kSlots> piece{};
 
   __device__ uint32_t slot() const { return piece.place(); }
   __device__ int first_row() const {
@@ -36,16 +39,19 @@ struct Consumer {
   }
 
   /// The place of a stage, for products.
-  __device__ uint32_t stage_at(int i) const {
-    return place + static_cast<uint32_t>(i) * arch::places(sizeof(Stage));
+  __device__ uint32_t stage_at(uint32_t i) const { return place + i * arch::places(sizeof(Stage)); }
+
+  /// Q8 of the warpgroup. Worked out each time, because kept it would take eight registers.
+  __device__ Operand<D> queries_at() const {
+    uint32_t at = place + slot() * arch::places(sizeof(Slot)) +
+                  static_cast<uint32_t>(warpgroup) * arch::places(64 * D);
+    arch::keep(at);
+    return {at, offsetof(Plan, slot)};
   }
 
   /// S = Q8·K8ᵀ of a stage; only issued.
-  __device__ __forceinline__ void issue_scores(Scores& x, int i) const {
-    const Operand<D> queries{place + slot() * arch::places(sizeof(Slot)) +
-                                 static_cast<uint32_t>(warpgroup) * arch::places(64 * D),
-                             offsetof(Plan, slot)},
-        keys{stage_at(i), offsetof(Plan, stage)};
+  __device__ __forceinline__ void issue_scores(Scores& x, uint32_t i) const {
+    const Operand<D> queries = queries_at(), keys{stage_at(i), offsetof(Plan, stage)};
     arch::settle(x);
     arch::wgmma_fence();
 #pragma unroll
@@ -54,31 +60,76 @@ struct Consumer {
     arch::wgmma_commit();
   }
 
+  // What the thread's rows have.
+  __device__ float* value_tops() const { return shared.value_top + first_row(); }
+  __device__ float* references() const { return shared.reference + first_row(); }
+  __device__ RowLogits<2> row_logits(const StageNumbers& numbers) const {
+    RowLogits<2> logits;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // From shared memory each time, because no registers are left to keep it in.
+      logits.factor[r] = shared.logit_factor[slot()][first_row() + 8 * r];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        logits.centre[half][r] = shared.centre_logit[numbers.octave[half]][first_row() + 8 * r];
+    }
+    return logits;
+  }
+
   /// Where a tile of keys meets the thread's rows.
   __device__ Corner corner(int tile) const {
     return {shared.work[slot()].q0 + first_row(), tile * kHalf};
   }
-  /// Hides what the mask hides of one of the stage's tiles, and what is after the last key.
-  template <int kWhich>
-  __device__ __forceinline__ void hide(Scores& x, int tile) const {
-    hide_keys<kHalf>(x + 32 * kWhich, p.mask, shared.work[slot()].s, corner(tile), lane);
-  }
-  __device__ __forceinline__ void hide(Scores& x, const int2& tiles) const {
+  /// Whether the mask cuts a tile of the stage, which is also behind the last key.
+  __device__ bool is_cut(const StageNumbers& numbers) const {
     const tile::WholeTiles whole = shared.work[slot()].whole[warpgroup];
-    if (!whole.holds(tiles.x)) hide<0>(x, tiles.x);
-    if (!whole.holds(tiles.y)) hide<1>(x, tiles.y);
+    return !whole.holds(numbers.tile[0]) || !whole.holds(numbers.tile[1]);
+  }
+  __device__ __forceinline__ void hide(Scores& x, const StageNumbers& numbers) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      hide_keys<kHalf>(x + 32 * half, shared.band[slot()], shared.work[slot()].s,
+                       corner(numbers.tile[half]), lane);
   }
 
-  __device__ void spread_poison(Sums<D>& sums, int tile, const __half* share, bool of_k) const {
-    const Work& w = shared.work[slot()];
-    fwd::spread_poison<kHalf>(sums, p.mask, w.s, corner(tile), of_k ? p.k_scale + w.keys : nullptr,
-                              share);
+  /// Shares of V for all rows of the warp, and the largest scale. Where the mask cuts the stage
+  /// every row has its own, which P has been multiplied by when it meets these: they are ones.
+  __device__ __half* shares() const {
+    return shared.of_warp[warpgroup * 4 + static_cast<int>(warp)].share;
+  }
+  __device__ __forceinline__ void prepare_shares(const StageNumbers& numbers, bool cut) const {
+    if (!cut) return find_shares(shares(), value_tops(), numbers.v, lane);
+    note_value_tops<kHalf>(value_tops(),
+                           shared.of_warp[warpgroup * 4 + static_cast<int>(warp)].value_prefix,
+                           numbers.v, shared.band[slot()], shared.work[slot()].s.nk,
+                           {corner(numbers.tile[0]), corner(numbers.tile[1])}, lane);
+    constexpr uint32_t kOnes = 0x3c003c00u;
+    reinterpret_cast<uint2*>(shares())[lane] = make_uint2(kOnes, kOnes);
+    __syncwarp();
+  }
+
+  /// The largest logits of a stage: references of rows that have none, and noted for calls that
+  /// want them.
+  __device__ __forceinline__ void look_at_logits(const Scores& x,
+                                                 const StageNumbers& numbers) const {
+    PerRow tops;
+    largest_logits(tops, x, numbers.k, row_logits(numbers), lane);
+    note_largest(tops, references(), shared.logit_top + first_row(), p.max_logit != nullptr, lane);
+  }
+
+  __device__ __forceinline__ void spread_poison(Sums<D>& sums, const StageNumbers& numbers) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if ((numbers.block[half].k_poisoned | numbers.block[half].v_poisoned) != 0)
+        fwd::spread_poison<kHalf>(sums, shared.band[slot()], shared.work[slot()].s.nk,
+                                  corner(numbers.tile[half]), numbers.k + half * kHalf,
+                                  numbers.v + half * kHalf);
   }
 
   /// O += unit·codes·V8 of stage i.
   template <arch::Bytes kCode>
   __device__ __forceinline__ void multiply_pv(Sums<D>& sums, uint32_t (&codes)[16],
-                                              const PerRow& unit, int i) const {
+                                              const PerRow& unit, uint32_t i) const {
     const Operand<kSlab> v8t{stage_at(i), offsetof(Plan, stage) + sizeof(Stage::k8)};
     arch::settle(codes);
 #pragma unroll
@@ -106,59 +157,45 @@ struct Consumer {
   template <bool kLeading>
   __device__ __forceinline__ void visit(Sums<D>& sums, Scores& x, bool first, bool more) {
     Halves halves;
-    Factors<2> factor;
     PerRow sum, unit;
     uint32_t codes[16];
-    const int now = stage.place();
-    const int2 tiles = shared.tiles[now];
-    hide(x, tiles);
-    const BlockScales scales[2] = {shared.scales[now][0], shared.scales[now][1]};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // From shared memory each time, because no registers are left to keep it in.
-      const float logit_factor = shared.logit_factor[slot()][first_row() + 8 * r];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) factor[half][r] = logit_factor * scales[half].k;
-    }
-    if (p.max_logit != nullptr) note_logits(x, factor, shared.logit_top + first_row(), lane);
-    if (first) sums.start(x, factor);
-    for (bool again = false;; again = true) {
-      exponentials(halves, sum, x, factor, sums.reference);
-      if (again || !__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) break;
-      // Again, with a reference that suits. The scores are gone: there are no registers for both.
+    const uint32_t now = stage.place();
+    const StageNumbers& numbers = shared.numbers[now];
+    const bool cut = is_cut(numbers);
+    if (cut) hide(x, numbers);
+    prepare_shares(numbers, cut);
+    if (first || p.max_logit != nullptr) look_at_logits(x, numbers);
+    arch::settle(x);  // nothing that was worked out there is kept: there are no registers for that
+    const auto make_p = [&]<bool kAgain>() {
+      exponentials<D, true, kAgain>(halves, sum, x, numbers.k, row_logits(numbers), references(),
+                                    lane);
+    };
+    make_p.template operator()<false>();
+    if (__any_sync(0xffffffffu, fmaxf(sum[0], sum[1]) >= kTooLarge)) {
+      // Again, with references that suit. The scores are gone: there are no registers for both.
       // Once only: references of huge logits are rounded to many units, and would never suit.
+      const Outgrown outgrown(sum, lane);
       scores_of_warp<D>(x, shared.slot[slot()].q8, shared.stage[now].k8[0],
                         static_cast<uint32_t>(first_row()), lane);
-      hide(x, tiles);
-      sums.raise(x, factor);
+      if (cut) hide(x, numbers);
+      PerRow tops;
+      largest_logits(tops, x, numbers.k, row_logits(numbers), lane);
+      raise(sums, references(), tops, outgrown, lane);
+      make_p.template operator()<true>();
+      limit(halves, sum, outgrown);
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      if ((scales[half].k_poisoned | scales[half].v_poisoned) != 0)
-        spread_poison(sums, half == 0 ? tiles.x : tiles.y, shared.v_share[now][half],
-                      scales[half].k_poisoned != 0);
-    stage.advance();
+    if (cut) multiply_by_own_shares(halves, value_tops(), numbers.v, lane);
+    spread_poison(sums, numbers);
+    stage = stage.next();
     if (more) wait_for(shared.stage_full, stage);
     // The next scores are multiplied while codes are made of these. A leading stage has too many
     // codes for that.
     if constexpr (!kLeading) issue_scores(x, more ? stage.place() : now);
-
-    // Shares are relative to the largest scale of V of their own block. The smaller of the two
-    // scales goes with them. Where both are zero so are all codes of V, whatever P is.
-    const float top = fmaxf(scales[0].v, scales[1].v), inverse = arch::reciprocal_approx(top);
-    uint32_t ratio[2];
+    multiply_by_shares(halves, [&](int i) { return share_of(shares(), i, lane); });
+    const RowScales rows = scales_of(halves);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float one = fminf(scales[half].v * inverse, 1.0f);
-      ratio[half] = arch::half2_of(one, one);
-    }
-    const __half* const share = shared.v_share[now][0];
-    const RowScales rows = take_share(halves, [&](int i) {
-      const uint2 s = share_of(share, i, lane);
-      return make_uint2(arch::half2_mul(s.x, ratio[i / 4]), arch::half2_mul(s.y, ratio[i / 4]));
-    });
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sums.sum[r] += sum[r], unit[r] = rows.unit[r] * top;
+    for (int r = 0; r < 2; ++r)
+      sums.sum[r] += sum[r], unit[r] = __fmul_rn(rows.unit[r], value_tops()[8 * r]);
     if constexpr (kLeading) {
       // Always so, but a branch keeps the compiler from making both kinds of codes at once, for
       // which there are no registers.
@@ -175,7 +212,7 @@ struct Consumer {
     release(now);
   }
 
-  __device__ __forceinline__ void release(int i) {
+  __device__ __forceinline__ void release(uint32_t i) {
     if (lane == 0) arch::barrier_arrive(arch::shared_address(&shared.stage_empty[i]));
   }
   /// A stage of a piece in which this warpgroup has no queries.
@@ -183,7 +220,7 @@ struct Consumer {
     wait_for(shared.stage_full, stage);
     __syncwarp();
     release(stage.place());
-    stage.advance();
+    stage = stage.next();
   }
 
   /// Adds all stages of a piece.
@@ -194,11 +231,27 @@ struct Consumer {
     issue_scores(x, stage.place());
     arch::wgmma_wait<0>();
     arch::settle(x);
-    int step = 0;
+    int left = w.steps;
 #pragma unroll 1
-    for (; step < w.leading; ++step) visit<true>(sums, x, step == 0, step + 1 < w.steps);
+    for (; left > w.steps - w.leading; --left) visit<true>(sums, x, left == w.steps, left > 1);
 #pragma unroll 1
-    for (; step < w.steps; ++step) visit<false>(sums, x, step == 0, step + 1 < w.steps);
+    for (; left > 0; --left) visit<false>(sums, x, left == w.steps, left > 1);
+  }
+
+  /// The logits of the centres of this warp's queries, and no references: those come from the first
+  /// stage.
+  __device__ void start_rows() const {
+    int dots[32];
+    const Operand<D> centres{place + slot() * arch::places(sizeof(shared.centre8[0])),
+                             offsetof(Plan, centre8)};
+    find_centre_logits(dots, shared.centre_logit, queries_at(), centres,
+                       shared.centre_scale[slot()], shared.logit_factor[slot()] + first_row(),
+                       first_row(), lane);
+    if (lane % 4 == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        references()[8 * r] = shared.logit_top[first_row() + 8 * r] = kNoReference;
+    __syncwarp();
   }
 
   __device__ void run() {
@@ -206,14 +259,11 @@ struct Consumer {
       wait_for(shared.slot_full, piece);
       const Work& w = shared.work[slot()];
       if (w.last) return;
-      if (p.max_logit != nullptr && lane % 4 == 0)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) shared.logit_top[first_row() + 8 * r] = kNoReference;
       if (w.q0 + warpgroup * 64 < w.s.nq) {
+        start_rows();
         Sums<D> sums;
         walk(sums, w);
-        store<T, KeyScales::block>(sums, p, w, v_mean_of<D>(p, w), p.q_mean_logit + w.row,
-                                   shared.logit_top, first_row(), lane);
+        store<T>(sums, p, w, shared.reference, shared.logit_top, first_row(), lane);
       } else {
         for (int step = 0; step < w.steps; ++step) skip();
       }

@@ -8,6 +8,7 @@
 
 #include "cuda/arch/mbarrier.cuh"
 #include "cuda/sm90/fwd/listed/shared.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
 
@@ -39,18 +40,21 @@ struct Producer {
   }
 
   __device__ void load_queries(const Work& w) {
-    const uint32_t full = arch::shared_address(&shared.slot_full[slot.place()]);
-#pragma unroll
-    for (int i = 0; i < kQueries / 32; ++i) {
-      const int at = i * 32 + static_cast<int>(lane);
-      shared.logit_factor[slot.place()][at] = p.logit_factor[static_cast<uint64_t>(w.row) + at];
+    const int at = slot.place();
+    const uint32_t full = arch::shared_address(&shared.slot_full[at]);
+    if (lane == 0) {
+      shared.band[at] = tile::band_of(p.mask, w.s);
+      const int centres = (w.s.index * (p.h / p.group) + w.head / p.group) * kCentreRows;
+      arch::barrier_expect(full, Plan::kSlotBytes);
+      arch::copy_rows(arch::shared_address(&shared.slot[at]), p.q8, 0, static_cast<int>(w.row),
+                      full);
+      arch::copy_rows(arch::shared_address(shared.centre8[at]), p.centre8, 0, centres, full);
+      arch::copy_bulk(arch::shared_address(shared.centre_scale[at]), p.centre_scale + centres,
+                      sizeof(shared.centre_scale[0]), full);
+      arch::copy_bulk(arch::shared_address(shared.logit_factor[at]), p.logit_factor + w.row,
+                      sizeof(shared.logit_factor[0]), full);
     }
     __syncwarp();
-    if (lane == 0) {
-      arch::barrier_expect(full, Plan::kSlotBytes);
-      arch::copy_rows(arch::shared_address(&shared.slot[slot.place()]), p.q8, 0,
-                      static_cast<int>(w.row), full);
-    }
   }
 
   /// Starts the copies of two tiles. absent: there is no second one. Its place then has the first
@@ -59,20 +63,26 @@ struct Producer {
     if (lane == 0) {
       const uint32_t full = arch::shared_address(&shared.stage_full[stage.place()]);
       auto& to = shared.stage[stage.place()];
+      StageNumbers& numbers = shared.numbers[stage.place()];
       wait_for(shared.stage_empty, stage);
-      shared.tiles[stage.place()] = {first, absent ? (w.s.nk + kHalf - 1) / kHalf : second};
       arch::barrier_expect(full, Plan::kStageBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int tile = half == 0 || absent ? first : second;
         const uint32_t row = w.keys + static_cast<uint32_t>(tile) * kHalf;
+        numbers.tile[half] = half == 1 && absent ? (w.s.nk + kHalf - 1) / kHalf : tile;
+        numbers.octave[half] = numerics::octave_of_block(tile / (kBlock / kHalf));
         arch::copy_rows(arch::shared_address(to.k8[half]), p.k8, 0, static_cast<int>(row), full);
         arch::copy_rows(arch::shared_address(to.v8t[half]), p.v8t, 0,
                         static_cast<int>(row / kSlab * D), full);
-        arch::copy_bulk(arch::shared_address(shared.v_share[stage.place()][half]), p.v_share + row,
-                        sizeof(shared.v_share[0][0]), full);
-        arch::copy_bulk(arch::shared_address(&shared.scales[stage.place()][half]),
-                        p.scales + row / kBlock, sizeof(BlockScales), full);
+        const KeyNumbers& from = p.numbers[row / kBlock];
+        const auto copy = [&](float* here, const float* of_block) {
+          arch::copy_bulk(arch::shared_address(here + half * kHalf), of_block + row % kBlock,
+                          kHalf * sizeof(float), full);
+        };
+        copy(numbers.k, from.k), copy(numbers.v, from.v);
+        arch::copy_bulk(arch::shared_address(&numbers.block[half]), &from.block, sizeof(from.block),
+                        full);
       }
     }
     stage.advance();

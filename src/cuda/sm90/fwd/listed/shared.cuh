@@ -19,6 +19,16 @@ inline constexpr int kSlots = 2;                  // pieces of work under way
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 static_assert(kQueries == kBlock && 2 * kHalf == kBlock);
 
+/// What a stage has beside its operands.
+struct StageNumbers {
+  // Of the keys of both tiles, as in KeyNumbers.
+  alignas(16) float k[2 * kHalf], v[2 * kHalf];
+  KeyNumbers::OfBlock block[2];  // that the tiles belong to; alone who is poisoned counts
+  // Which tiles of the sequence these are, and the octaves of their keys. A tile that is missing
+  // lies behind the sequence, in the octave of the other.
+  int tile[2], octave[2];
+};
+
 /// All of it. Operands start at multiples of 1024 bytes, because the swizzle counts from there.
 template <int D>
 struct SharedPlan {
@@ -31,10 +41,20 @@ struct SharedPlan {
   };
   Slot slot[kSlots];
   Stage stage[kStages];
-  alignas(16) __half v_share[kStages][2][kHalf];
-  alignas(16) BlockScales scales[kStages][2];  // of the blocks that the tiles belong to
-  int2 tiles[kStages];                         // which tiles of the sequence these are
-  float logit_factor[kSlots][kQueries];
+  alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];  // swizzled
+  alignas(16) float centre_scale[kSlots][kCentreRows];
+  StageNumbers numbers[kStages];
+  alignas(16) float logit_factor[kSlots][kQueries];
+  tile::Band band[kSlots];
+  float centre_logit[kCentreRows][kQueries];  // of each octave and query
+  // Of each warp, in a stage: where the mask cuts it the largest scale of V up to a key of a tile,
+  // else the keys' shares of V.
+  union {
+    alignas(16) float value_prefix[2 * kHalf];
+    alignas(16) __half share[2 * kHalf];
+  } of_warp[4 * kConsumers];
+  float value_top[kQueries];  // the largest scale of V that a query sees of a stage
+  float reference[kQueries];
   float logit_top[kQueries];  // largest logit of each query, if the call wants it
   Work work[kSlots];
 
@@ -42,9 +62,10 @@ struct SharedPlan {
   alignas(8) uint64_t stage_full[kStages], stage_empty[kStages];
   uint64_t slot_full[kSlots], slot_empty[kSlots];
 
-  static constexpr uint32_t kSlotBytes = sizeof(Slot::q8);
-  static constexpr uint32_t kStageBytes =
-      sizeof(Stage::k8) + sizeof(Stage::v8t) + sizeof(v_share[0]) + sizeof(scales[0]);
+  static constexpr uint32_t kSlotBytes =
+      sizeof(Slot::q8) + sizeof(centre8[0]) + sizeof(centre_scale[0]) + sizeof(logit_factor[0]);
+  static constexpr uint32_t kStageBytes = sizeof(Stage) + sizeof(StageNumbers::k) +
+                                          sizeof(StageNumbers::v) + sizeof(StageNumbers::block);
 };
 
 template <typename Plan>

@@ -39,9 +39,8 @@ inline void copy_rows(uint32_t to, const CUtensorMap& map, int column, int row, 
 inline void copy_panels(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
   emulator::copy_box(to, map, {0, row, 0}, barrier);
 }
-enum class Keep { most, least };
 inline void copy_tokens(uint32_t to, const CUtensorMap& map, int token, int head, int batch,
-                        uint32_t barrier, Keep) {
+                        uint32_t barrier) {
   emulator::copy_box(to, map, {0, token, 0, head, batch}, barrier);
 }
 
