@@ -71,7 +71,7 @@ def test_lifted_matmuls_agree_with_float64(softcap, which):
         check(name, a, b, 2e-4)
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
 @pytest.mark.parametrize("softcap", [5.0, 50.0])
 def test_int8_is_as_accurate_as_without(recipe, softcap):
     q, k, v, dout = with_mean(offset=1.0)

@@ -45,7 +45,7 @@ class Config:
     recipe: str = _option(
         "vectorwise",
         "attention",
-        "of INT8: vectorwise, tokenwise or paper, with the switches that differ from it: "
+        "of INT8: vectorwise or paper, with the switches that differ from it: "
         "'paper rounding=dither lift=dQ,dK'; dither takes a new seed every step (sagebwd recipe "
         "lists the switches)",
     )

@@ -21,11 +21,10 @@ from sagebwd.train.errors import BadInput, NonFinite, NotSaved, Stopped
     "changes",
     [
         dict(),
-        dict(recipe="tokenwise"),
         dict(recipe="paper rounding=dither"),
         dict(attention="fpa"),
     ],
-    ids=["vectorwise", "tokenwise", "paper-dither", "fpa"],
+    ids=["vectorwise", "paper-dither", "fpa"],
 )
 def test_two_runs_are_equal(tmp_path, changes):
     """A hundred steps give the same bits twice."""
