@@ -174,7 +174,6 @@ def test_bytes_that_are_kept(d, most, dtype):
     "recipe",
     [
         sagebwd.Recipe.paper(),
-        sagebwd.Recipe(smooth_q=True),
         *(sagebwd.Recipe(high_precision=(m,)) for m in ("S", "O", "S'", "dQ", "dK")),
     ],
     ids=sagebwd.Recipe.text,

@@ -76,10 +76,10 @@ class Arm:
 ARMS = (
     Arm("4 bit, one scale per head", _four_bit((1, 3)), "nothing planted", 2, 1200),
     Arm("4 bit, one scale per token", _four_bit((3,)), "nothing planted", 2, 1200),
+    Arm("paper", _eight_bit(Recipe.paper()), "long keys planted", 1, 300, True),
     Arm("vectorwise", _eight_bit(Recipe.vectorwise()), "long keys planted", 1, 300, True),
-    Arm("tokenwise", _eight_bit(Recipe.tokenwise()), "long keys planted", 1, 300, True),
 )
-_COLOURS = dict(zip((a.name for a in ARMS), ("other1", "other2", "vectorwise", "tokenwise")))
+_COLOURS = dict(zip((a.name for a in ARMS), ("other1", "other2", "paper", "vectorwise")))
 
 
 class Block(nn.Module):
