@@ -29,20 +29,23 @@ class RecipeFields:
     """What a recipe is made of.
 
     scheme
-        Which values share a scale: ``vectorwise`` has one per token of Q, K, V and dO, and per
-        query or key of each tile of P and dS, and later tokens change no bit of earlier outputs;
-        ``paper`` one per block and per tile, and a gradient error that grows with the batch.
+        Which values share a scale. ``vectorwise`` has one per token of Q, K, V and dO, and per
+        query or key of each tile of P and dS; under a causal mask no later token changes a bit of
+        an earlier output. ``paper`` has one per block of tokens and one per tile of P and dS, as
+        published: later tokens change the rounding of earlier rows, and the gradient error grows
+        with the batch.
     tile_q
         Queries of a tile; 0: the backend's choice.
     tile_k
-        Keys of a tile; 0: the backend's choice.
+        Keys of a tile, in ``vectorwise`` up to 128; 0: the backend's choice.
     smooth_k
-        Subtract a centre from each key, the mean of earlier keys; its logits are added again,
-        exactly. In ``paper`` the mean key of the sequence: all logits of a row shift alike, so P
-        does not change. LSE is that of the true logits.
+        Subtract a mean key before K is quantised. ``vectorwise`` takes means of earlier keys, one
+        for each octave of blocks, and adds their logits again, exactly. ``paper`` takes the mean
+        of the whole sequence: all logits of a row shift alike, so P does not change, and LSE is
+        still that of the true logits.
     smooth_q
-        In ``paper`` alone: subtract the mean query of each block. The bias row c·μ_Q·Kᵀ is added
-        to S, and (Σᵢ dSᵢⱼ)·μ_Q to dK.
+        In ``paper`` alone, because a block holds later queries: subtract the mean query of each
+        block. The bias row c·μ_Q·Kᵀ is added to S, and (Σᵢ dSᵢⱼ)·μ_Q to dK.
     rotate
         Multiply Q and K by a fixed orthogonal matrix before they are quantised, which spreads
         outlier channels; the gradients are turned back.

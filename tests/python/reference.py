@@ -10,8 +10,8 @@ import torch
 # Gate of INT8 against exact attention on Gaussian inputs of unit deviation.
 REL = 0.06
 # Gates of lse against exact attention. A row with one key is one logit, whose INT8 error at d = 64
-# has a deviation of 0.01 (measured; q and k each round by max / 127 / sqrt(12), and taking the first
-# key out of the first 128 makes their maxima larger): five of them. The errors of many keys average
+# has a deviation of 0.01 (measured; q and k each round by max / 127 / sqrt(12), and taking the
+# first key out of the first 128 makes their maxima larger): five. The errors of many keys average
 # out. The limits against the oracle are far tighter, see ORACLE.
 LSE_ONE_KEY = 0.05
 LSE = 0.02

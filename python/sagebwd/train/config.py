@@ -192,8 +192,7 @@ _OLD = {"rounding": "nearest", "smoothing": "recipe", "lift": "", "tile_q": 0, "
 
 
 def upgraded(values):
-    """The values of a configuration that any version wrote, as this one has them. They mean the
-    same numbers."""
+    """The values of a configuration that any version wrote, as this one has them."""
     values = dict(values)
     old = {name: values.pop(name) for name in _OLD if name in values}
     changes = {name: value for name, value in old.items() if value != _OLD[name]}
