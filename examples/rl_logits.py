@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reinforcement learning: the log-probability of a token when it is sampled (with a cache) and when
-it is scored again (the whole sequence at once). The default recipe shares means and scales between
-tokens, so the two differ; recipe tokenwise gives attention the same bits both times. What is then
-left comes from the other layers. See docs/causality.md.    python examples/rl_logits.py"""
+it is scored again (the whole sequence at once). INT8 attention gives a token the same bits both
+times; what is left comes from the other layers. The published recipe, paper, shares scales between
+tokens, and there the two differ. See docs/causality.md.    python examples/rl_logits.py"""
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import sagebwd
 from sagebwd.integrations import transformers as sage
 
-names = dict(sdpa=None, sagebwd="vectorwise", tokenwise="tokenwise")
+names = dict(sdpa=None, sagebwd="vectorwise", paper="paper")
 for name, recipe in names.items():
     if recipe:
         sage.register(name, recipe=recipe)

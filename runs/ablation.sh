@@ -3,13 +3,14 @@
 # What each choice of the recipe is worth in training, continuing a full-precision model (model.sh) without QK-norm,
 # where logits are largest.
 #   ablation.sh DATA OUT smoothing|lift [RECIPE]
-# smoothing: none, of K, of Q and K. lift: one matmul at a time in floating point (S and S' together: the backward
+# smoothing: none, of K, in paper also of Q and K. lift: one matmul at a time in floating point (S and S' together: the backward
 # must rebuild the logits of the forward). RECIPE: paper (default) or vectorwise.
 source "$(dirname "$0")/model.sh"
 data=$1 out=$2 which=$3 recipe=${4:-paper}
 case $which in
   smoothing)
-    arms="fpa,none=$recipe smooth_k=off smooth_q=off,k=$recipe smooth_k=on smooth_q=off,qk=$recipe smooth_k=on smooth_q=on"
+    arms="fpa,none=$recipe smooth_k=off,k=$recipe"
+    if [ "$recipe" = paper ]; then arms+=",qk=paper smooth_q=on"; fi
     ;;
   lift)
     arms=fpa,int8=$recipe

@@ -33,7 +33,7 @@ def usual(field):
 def schemes_of(declared):
     """The default first, the published one last."""
     names = declared["fields"][0]["presets"]
-    return sorted(names, key=["vectorwise", "tokenwise", "paper"].index)
+    return sorted(names, key=["vectorwise", "paper"].index)
 
 
 def python_fields(fields, scheme):

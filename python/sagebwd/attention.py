@@ -125,7 +125,7 @@ def attention(
         :class:`sagebwd.BlockLists`: the key blocks that each block of queries sees (block-sparse
         attention). The mask acts inside them.
     recipe
-        ``"vectorwise"``, ``"tokenwise"``, ``"paper"`` or a :class:`sagebwd.Recipe`.
+        ``"vectorwise"``, ``"paper"`` or a :class:`sagebwd.Recipe`.
     backward
         ``"int8"``, or ``"bf16"`` to run every matmul that makes a gradient in floating point. The
         backward rebuilds the logits in INT8 as the forward did

@@ -305,7 +305,7 @@ def sageattn(
     recipe: str | Recipe = "vectorwise",
 ) -> Any:
     """SageAttention's, with gradients: q [b, h, s, d] (``"HND"``) or [b, s, h, d] (``"NHD"``).
-    ``smooth_k=False`` switches the K-smoothing of the recipe off. The original defines a causal
+    ``smooth_k=False`` switches that of the recipe off. The original defines a causal
     mask only for as many keys as queries, and so does this. An attn_mask has the form that
     :func:`torch.nn.functional.scaled_dot_product_attention` takes. It may describe padding, a
     causal mask, a window, documents or few sets of queries that see the same keys. Its values are

@@ -49,8 +49,8 @@ def flash_attn_with_kvcache(
 
     Like the original it has no backward. Rotary embeddings and paged caches are refused.
     ``rotary_interleaved`` is accepted, because it has no effect without rotary embeddings.
-    ``recipe`` is ours: with ``"tokenwise"`` a token gets the bits that the whole sequence at once
-    would give it (docs/causality.md).
+    A token gets the bits that the whole sequence at once would give it (docs/causality.md), unless
+    ``recipe``, which is ours, is ``"paper"``.
     """
     refuse(
         rotary_cos=(rotary_cos, None),

@@ -9,7 +9,7 @@ from .suggest import did_you_mean
 
 #: The names of recipes, the default first.
 SCHEMES = tuple(PRESETS)
-_EXPECTED = "vectorwise, tokenwise or paper, and switches such as smooth_k=off"
+_EXPECTED = "vectorwise or paper, and switches such as smooth_k=off"
 _FLAG = {"on": True, "off": False}
 #: What the words of a recipe's text may say, as name=value.
 SWITCHES = ("tile", *ALONE, "rounding", "lift")
@@ -45,16 +45,16 @@ def _rounding_text(rounding):
 
 @dataclass(frozen=True)
 class Recipe(RecipeFields):
-    """A quantisation recipe. ``Recipe()`` is the default, ``Recipe.tokenwise()`` the one in which
-    later tokens change no bit of earlier outputs, ``Recipe.paper()`` the published method (arXiv
-    2603.02170), and ``Recipe.parse("vectorwise smooth_k=off")`` one from its text.
-    :class:`RecipeFields` explains the switches that change the numbers.
+    """A quantisation recipe. ``Recipe()`` is the default, in which later tokens change no bit of
+    earlier outputs, ``Recipe.paper()`` the published method (arXiv 2603.02170), and
+    ``Recipe.parse("vectorwise smooth_k=off")`` one from its text. :class:`RecipeFields` explains
+    the switches that change the numbers.
 
     save_codes
         Keep the INT8 codes of Q, K and V for the backward instead of Q, K and V: half the memory,
         and the same gradients bit for bit. Recipes whose codes do not suffice keep Q, K and V
-        (``"paper"``, Q-smoothing, matmuls other than dV and dP out of INT8). So do calls on
-        distributed tensors.
+        (``"paper"``, matmuls other than dV and dP out of INT8). So do calls on distributed
+        tensors.
     """
 
     save_codes: bool = True
@@ -62,8 +62,8 @@ class Recipe(RecipeFields):
     def __post_init__(self):
         if self.scheme not in SCHEMES:
             raise ValueError(
-                f"recipe scheme: expected one of {SCHEMES}, got {self.scheme!r}"
-                f"{did_you_mean(self.scheme, SCHEMES)}"
+                "recipe scheme: expected 'vectorwise', which is causal bit for bit, or 'paper', "
+                f"got {self.scheme!r}{did_you_mean(self.scheme, SCHEMES)}"
             )
         _dithered(self.rounding)
         for key, (most, step, expected) in INTEGERS.items():
@@ -85,21 +85,19 @@ class Recipe(RecipeFields):
                     f"recipe high_precision: expected names of {tuple(MATMULS)}, got {name!r}"
                     f"{did_you_mean(name, MATMULS)}"
                 )
-        if self.scheme == "tokenwise":
-            self._check_tokenwise()
+        if self.scheme == "vectorwise":
+            self._check_vectorwise()
 
-    def _check_tokenwise(self):
-        """What it promises leaves no room for some switches."""
-        for key, what in (("smooth_q", "queries of a block"), ("smooth_v", "values")):
-            if getattr(self, key):
-                raise ValueError(
-                    f"recipe {key}: expected False in recipe tokenwise, as Recipe.tokenwise() has "
-                    f"it, because the mean of the {what} sees later tokens; got True. Recipe "
-                    "vectorwise has this switch"
-                )
+    def _check_vectorwise(self):
+        """What it promises leaves no room for some values."""
+        if self.smooth_q:
+            raise ValueError(
+                "recipe smooth_q: expected False in recipe vectorwise, because the mean of the "
+                "queries of a block sees later tokens; got True. Recipe paper has this switch"
+            )
         if self.tile_k not in (0, 64, 128):
             raise ValueError(
-                "recipe tile_k: expected 0, 64 or 128 in recipe tokenwise, because the keys of a "
+                "recipe tile_k: expected 0, 64 or 128 in recipe vectorwise, because the keys of a "
                 f"tile share a centre; got {self.tile_k}. 0 lets the backend choose"
             )
 
@@ -122,15 +120,9 @@ class Recipe(RecipeFields):
 
     @staticmethod
     def vectorwise(**changes):
-        """The default: a gradient error that does not grow with the batch, and that attention sinks
-        and outlier channels hardly raise."""
+        """The default: under a causal mask later tokens change no bit of an earlier output, and the
+        gradient error does not grow with the batch."""
         return Recipe(**changes)
-
-    @staticmethod
-    def tokenwise(**changes):
-        """A scale for each token of K as well, and no mean over later tokens: under a causal mask
-        they change no bit of an earlier output. Also for keys of very different lengths."""
-        return Recipe(**{**PRESETS["tokenwise"], **changes})
 
     @staticmethod
     def parse(text, **changes):
@@ -186,7 +178,7 @@ def _fields_of(word, name, value):
     if name == "lift":
         return {"high_precision": tuple(value.replace("S2", "S'").split(","))}
     if name in _REMOVED:
-        raise ValueError(f"recipe: {word} is no longer a switch ({_REMOVED[name][1]})")
+        raise ValueError(f"recipe: {word} is no longer a switch ({_REMOVED[name][-1]})")
     if name not in ALONE:
         near = did_you_mean(name, SWITCHES)
         raise ValueError(f"recipe: expected {_EXPECTED}, got {word!r}{near}")
@@ -204,22 +196,23 @@ def _numbers(word, values, count):
     return [int(value) for value in values]
 
 
-#: Fields of older versions: values that are what every recipe does now, and what to use instead.
+#: Fields of older versions: what their `vectorwise` and `paper` had, and what to use instead.
 _REMOVED = {
-    "pv16_tiles": ((0,), "high_precision=('O',), or lead= of block lists"),
-    "p_levels": ((0, 127), "the scheme and the backend say how many levels P has"),
-    "k_per_token": ((False,), "recipe tokenwise has a scale for each token of K"),
+    "pv16_tiles": ((0,), (0,), "high_precision=('O',), or lead= of block lists"),
+    "p_levels": ((0,), (0, 127), "the scheme and the backend say how many levels P has"),
+    "k_per_token": ((False,), (False,), "recipe vectorwise has a scale for each token of K"),
+    "smooth_v": ((True,), (False,), "leave it out: no recipe subtracts a mean of V"),
 }
 
 
 def without_removed(fields):
     """The fields that an older version wrote of a recipe, without those that no longer exist.
-    Raises if one of them would change numbers."""
+    Raises if one of them was set."""
     fields = dict(fields)
-    for key, (same, instead) in _REMOVED.items():
-        value = fields.pop(key, 0)
-        paper_only = value == 127 and fields.get("scheme") != "paper"
-        if value not in same or paper_only:
+    for key, (vectorwise, paper, instead) in _REMOVED.items():
+        usual = paper if fields.get("scheme") == "paper" else vectorwise
+        value = fields.pop(key, usual[0])
+        if value not in usual and fields.get("scheme", "vectorwise") in SCHEMES:
             raise ValueError(f"recipe: {key}={value} is no longer a switch ({instead})")
     return fields
 
@@ -235,5 +228,5 @@ def as_recipe(recipe):
         return _PRESETS.get(recipe) or Recipe.parse(recipe)
     raise ValueError(
         f"recipe: expected a sagebwd.Recipe, or a text such as 'vectorwise' or 'paper "
-        f"smooth_v=on', got {recipe!r}"
+        f"rotate=on', got {recipe!r}"
     )

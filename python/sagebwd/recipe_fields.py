@@ -14,14 +14,13 @@ INTEGERS = {
     "tile_k": (256, 64, "0 or a multiple of 64 up to 256"),
     "seed": (18446744073709551615, 1, "a number from 0 to 2^64 - 1"),
 }
-FLAGS = ("smooth_k", "smooth_q", "smooth_v", "rotate")
+FLAGS = ("smooth_k", "smooth_q", "rotate")
 #: Switches that stand in a recipe's text under their own names.
-ALONE = ("smooth_k", "smooth_q", "smooth_v", "rotate")
+ALONE = ("smooth_k", "smooth_q", "rotate")
 #: By scheme, the default first: what its preset has other than ``vectorwise``.
 PRESETS = {
     "vectorwise": {},
-    "tokenwise": {"scheme": "tokenwise", "smooth_v": False},
-    "paper": {"scheme": "paper", "tile_q": 128, "tile_k": 64, "smooth_v": False, "rotate": False},
+    "paper": {"scheme": "paper", "tile_q": 128, "tile_k": 64, "rotate": False},
 }
 
 
@@ -30,24 +29,23 @@ class RecipeFields:
     """What a recipe is made of.
 
     scheme
-        Which values share a scale: ``vectorwise`` has one per token of Q, V and dO, per 128 keys
-        of K, and per query or key of each tile of P and dS; ``tokenwise`` one per token of K too,
-        and later tokens change no bit of earlier outputs; ``paper`` one per block and per tile,
-        and a gradient error that grows with the batch.
+        Which values share a scale. ``vectorwise`` has one per token of Q, K, V and dO, and per
+        query or key of each tile of P and dS; under a causal mask no later token changes a bit of
+        an earlier output. ``paper`` has one per block of tokens and one per tile of P and dS, as
+        published: later tokens change the rounding of earlier rows, and the gradient error grows
+        with the batch.
     tile_q
         Queries of a tile; 0: the backend's choice.
     tile_k
-        Keys of a tile; 0: the backend's choice.
+        Keys of a tile, in ``vectorwise`` up to 128; 0: the backend's choice.
     smooth_k
-        Subtract the mean key of the sequence. All logits of a row shift alike, so P does not
-        change; LSE is still that of the true logits. In ``tokenwise`` the mean is of earlier keys
-        alone, and its logits are added again, exactly.
+        Subtract a mean key before K is quantised. ``vectorwise`` takes means of earlier keys, one
+        for each octave of blocks, and adds their logits again, exactly. ``paper`` takes the mean
+        of the whole sequence: all logits of a row shift alike, so P does not change, and LSE is
+        still that of the true logits.
     smooth_q
-        Subtract the mean query of each block. The bias row c·μ_Q·Kᵀ is added to S, and (Σᵢ
-        dSᵢⱼ)·μ_Q to dK.
-    smooth_v
-        Subtract the mean value. Rows of P sum to one, so the mean is added to O again, exactly.
-        ``tokenwise`` has no mean of V.
+        In ``paper`` alone, because a block holds later queries: subtract the mean query of each
+        block. The bias row c·μ_Q·Kᵀ is added to S, and (Σᵢ dSᵢⱼ)·μ_Q to dK.
     rotate
         Multiply Q and K by a fixed orthogonal matrix before they are quantised, which spreads
         outlier channels; the gradients are turned back.
@@ -65,7 +63,6 @@ class RecipeFields:
     tile_k: int = 0
     smooth_k: bool = True
     smooth_q: bool = False
-    smooth_v: bool = True
     rotate: bool = True
     rounding: str = "nearest"
     seed: int = 0

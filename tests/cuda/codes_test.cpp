@@ -77,9 +77,9 @@ struct Inside {
                     int64_t token, int64_t n) const {
     return x.data() + ((batch * heads + head) * n + token) * p.d;
   }
-  /// Keys that share a TileScale: not those of a tile, where block lists have smaller ones.
-  int64_t scale_keys() const { return p.recipe.scheme == Scheme::paper ? tiles.k : cuda::kBlock; }
-  bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
+  bool paper() const { return p.recipe.scheme == Scheme::paper; }
+  /// Keys that share a v_tile_scale: not those of a tile, where block lists have smaller ones.
+  int64_t scale_keys() const { return paper() ? tiles.k : cuda::kBlock; }
   ref::RecipeOperands oracle(int64_t t, int64_t head, int64_t kv_head) const {
     const spec::Sequence s = p.sequence(t);
     ref::RecipeHead h;
@@ -127,11 +127,11 @@ struct Inside {
                   int64_t head) const {
     const spec::Sequence s = p.sequence(t);
     const int64_t row0 = head * plan.tk + k_pad(t);
-    for (int64_t c = 0; c < D() && !tokenwise(); ++c)
+    for (int64_t c = 0; c < D() && paper(); ++c)
       diff.expect(same_mean(ws.k_mean[(t * p.hk + head) * D() + c],
                             c < p.d ? want.mu_k[static_cast<size_t>(c)] : 0.0f),
                   "k_mean", head, t, c);
-    for (int octave = 0; octave < numerics::octaves_of(s.nk) && tokenwise(); ++octave) {
+    for (int octave = 0; octave < numerics::octaves_of(s.nk) && !paper(); ++octave) {
       const int64_t row = ws.centres.row(static_cast<int>(head), k_pad(t) / cuda::kBlock,
                                          numerics::first_block_of(octave));
       const auto at = static_cast<size_t>(octave);
@@ -158,26 +158,13 @@ struct Inside {
     return std::isfinite(scale) ? std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 2u) & ~3u)
                                 : scale;
   }
-  /// The scale of K that keys begin … end - 1 share. Its sign says whether some are poisoned.
-  void tile_scale_equal(const cuda::sm80::ForwardSpace& ws, const ref::RecipeInputs& want,
-                        int64_t k0, int64_t begin, int64_t end, int64_t head) const {
-    bool poisoned = false;
-    float scale = 0x1p-60f;
-    for (int64_t i = begin; i < end; ++i) {
-      const float here = k_scale(want, i);
-      poisoned = poisoned || std::isnan(here);
-      if (!std::isnan(here)) scale = here;
-    }
-    diff.expect(same(ws.tile_scale[(k0 + begin) / scale_keys()].k, poisoned ? -scale : scale),
-                "tile_scale.k", head, begin / scale_keys(), 0);
-  }
-  /// Of recipe `tokenwise`: what the centre of an octave adds to the logits of query i.
+  /// What the centre of an octave adds to the logits of query i; not in `paper`.
   float centre_logit(const ref::RecipeOperands& want, int64_t i, int octave) const {
     ref::RecipeHead h;
     h.d = p.d, h.scale = p.scale, h.recipe = p.recipe;
     return ref::centre_logit(h, want.inputs, i, numerics::first_block_of(octave) * cuda::kBlock);
   }
-  /// K as dQ is made from it in recipe `tokenwise`.
+  /// K as dQ is made from it, but in `paper`.
   void dq_keys_equal(const cuda::sm80::BackwardSpace& ws, const ref::RecipeOperands& want,
                      int64_t t, int64_t head) const {
     const spec::Sequence s = p.sequence(t);
@@ -220,17 +207,13 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
         }
         diff.expect(same(ws.logit_factor[q0 + i], x.logit_factor(want, i)), "logit_factor", head, i,
                     0);
-        diff.expect(x.tokenwise() || !std::isfinite(dot) ||
+        diff.expect(!x.paper() || !std::isfinite(dot) ||
                         near(ws.mean_logit[q0 + i], static_cast<float>(p.scale * dot),
                              static_cast<float>(p.scale * size)),
                     "mean_logit", head, i, 0);
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
-      for (int64_t c = 0; c < x.D() && !x.tokenwise(); ++c)
-        diff.expect(same_mean(ws.v_mean[(t * p.hk + kv) * x.D() + c],
-                              c < p.d ? want.mu_v[static_cast<size_t>(c)] : 0.0f),
-                    "v_mean", kv, t, c);
       // Nothing reads the codes of V where O is lifted out of INT8.
       if (!p.lifted(kMatmulO)) x.transposed_equal("v8t", ws.v8t, k0, want.v8, s.nk, kv, false);
       const bool folds = spec::folds_v(p.recipe), lifted = p.lifted(kMatmulO);
@@ -244,11 +227,10 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
           if (!folds && !lifted && !std::isnan(scale(j))) unit = scale(j);
         }
         diff.expect((lifted && !poisoned) ||
-                        same(ws.tile_scale[k0 / x.scale_keys() + tile].v, poisoned ? NAN : unit),
-                    "tile_scale.v", kv, tile, 0);
+                        same(ws.v_tile_scale[k0 / x.scale_keys() + tile], poisoned ? NAN : unit),
+                    "v_tile_scale", kv, tile, 0);
         for (int64_t j = begin; j < end && ws.folded != nullptr; ++j) {
-          const bool as_is = x.tokenwise() ? std::isnan(scale(j)) : poisoned;
-          const float folded = folds && !as_is ? scale(j) : 1.0f;
+          const float folded = folds && !std::isnan(scale(j)) ? scale(j) : 1.0f;
           const cuda::sm80::FoldedScales& got = ws.folded[(k0 + j) / cuda::kBlock];
           const auto order = std::find(kPermuted.begin(), kPermuted.end(), j % 16);
           const int64_t place = (k0 + j) % cuda::kBlock / 16 * 16 + (order - kPermuted.begin());
@@ -256,10 +238,9 @@ void check_forward(const Workspace& w, const CaseInputs& in, Differences& diff) 
                           near(got.inverse[place], 1.0f / folded, 1.0f / folded),
                       "folded", kv, j, 0);
         }
-        if (folds && !x.tokenwise()) x.tile_scale_equal(ws, want, k0, begin, end, kv);
-        for (int64_t j = begin; j < end && poisoned && folds && x.tokenwise(); ++j)
+        for (int64_t j = begin; j < end && poisoned && folds; ++j)
           diff.expect(same(ws.v_scale[k0 + j], scale(j)), "v_scale", kv, j, 0);
-        if ((poisoned && !x.tokenwise()) || lifted)
+        if ((poisoned && x.paper()) || lifted)
           x.copies_equal("v16", ws.v16, k0, x.rows(in.x.v, s.batch, kv, p.hk, s.k_begin, p.nk),
                          begin, end, kv);
         else if (p.lead() != 0)
@@ -299,23 +280,21 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         const float lse = out.lse[static_cast<size_t>(row)];
         const cuda::sm80::QueryRow got = ws.row[q0 + i];
         const float logit_factor = x.logit_factor(want, i);
-        const float mean_logit = x.tokenwise() ? 0.0f : of_forward.mean_logit[q0 + i],
+        const float mean_logit = x.paper() ? of_forward.mean_logit[q0 + i] : 0.0f,
                     lse2 = lse == -INFINITY ? INFINITY : (lse - mean_logit) * numerics::kLog2e;
         diff.expect(same(got.divisor, logit_factor), "row.divisor", head, i, 0);
         diff.expect(same(got.lse2, lse2), "row.lse2", head, i, 0);
         double delta = 0, size = 0;
         for (int64_t c = 0; c < p.d; ++c) {
-          // Where dP is made from codes of V, D lacks dO·mean(V) as dP does.
-          const double mean = folds ? want.mu_v[static_cast<size_t>(c)] : 0.0f;
           const double product = static_cast<double>(dout[i * p.d + c]) *
-                                 (out.o[static_cast<size_t>(row * p.d + c)] - mean);
+                                 static_cast<double>(out.o[static_cast<size_t>(row * p.d + c)]);
           delta += product, size += std::fabs(product);
         }
         if (dc.dlse) delta -= in.dlse[static_cast<size_t>(row)];
         if (lse == -INFINITY) delta = 0;
         const float scale = want_do.scale[static_cast<size_t>(i)];
         const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = logit_factor / phi;
-        const int octaves = x.tokenwise() ? numerics::octaves_of(s.nk) : 1;
+        const int octaves = x.paper() ? 1 : numerics::octaves_of(s.nk);
         for (int octave = 0; octave < octaves; ++octave) {
           const cuda::sm80::QueryExponent& exponent =
               ws.exponent[octave * p.h * x.plan.tq + q0 + i];
@@ -333,10 +312,10 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);
-      if (x.tokenwise())
-        x.dq_keys_equal(ws, operands, t, kv);
-      else
+      if (x.paper())
         x.transposed_equal("k8t", ws.k8t, k0, want.k8, s.nk, kv, true);
+      else
+        x.dq_keys_equal(ws, operands, t, kv);
       if (folds) {
         x.copies_equal("codes in v16", ws.v16, k0, ref::as_floats(want.v8).data(), 0, s.nk, kv);
         for (int64_t j = 0; j < s.nk; ++j)
@@ -376,8 +355,8 @@ TEST(GpuCodes, EqualTheOracles) {
                            "b2 h2 n300 d64 paper",
                            "h4 hk2 nq129 nk515 d128 paper f16",
                            "h2 n200 d96 paper causal",
-                           "h2 n300 d64 smooth_k=off smooth_v=off",
-                           "h2 n300 d128 f16 paper smooth_v=on",
+                           "h2 n300 d64 smooth_k=off",
+                           "h2 n300 d128 f16 paper smooth_k=off",
                            "h2 n300 d64 tokenwise",
                            "b2 h4 hk2 nq65 nk1100 d128 tokenwise causal",
                            "h2 n300 d40 f16 tokenwise lift=O",

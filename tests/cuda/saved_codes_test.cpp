@@ -45,7 +45,7 @@ TEST(GpuSaved, Codes) {
   for (const char* text :
        {"b2 h2 hk1 n140 d40 bf16 causal", "b2 h2 hk1 n256 d64 bf16 causal", "h1 n256 d128 f16",
         "h2 nq128 nk200 d64 f16 tokenwise", "b2 h2 hk1 n256 d128 tokenwise causal",
-        "h2 nq140 nk300 d40 f16 tokenwise smooth_k=off", "h1 nq200 nk128 d96 bf16 smooth_v=off",
+        "h2 nq140 nk300 d40 f16 tokenwise smooth_k=off", "h1 nq200 nk128 d96 bf16 rotate=off",
         "h1 n130 d128 bf16 smooth_k=off rotate=off"})
     expect_saved_codes(DeviceCase(text));
 }

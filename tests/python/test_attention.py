@@ -172,10 +172,9 @@ def test_recipes_and_switches_change_the_numbers():
     for name, recipe in {
         "vectorwise": "vectorwise",
         "paper": "paper",
-        "tokenwise": "tokenwise",
-        "tokenwise without centres": "tokenwise smooth_k=off",
-        "rough means": sagebwd.Recipe(smooth_k=False, smooth_v=False),
-        "smooth q": sagebwd.Recipe(smooth_q=True),
+        "without centres": "vectorwise smooth_k=off",
+        "paper, smooth q": "paper smooth_q=on",
+        "paper, rotated": "paper rotate=on",
         "dither": sagebwd.Recipe(rounding="dither", seed=1),
         "dither again": sagebwd.Recipe(rounding="dither", seed=2),
         "exact S": sagebwd.Recipe(high_precision=("S", "S'")),
@@ -204,12 +203,11 @@ def test_recipes_and_switches_change_the_numbers():
 def test_recipe_text_round_trip():
     assert sagebwd.Recipe().text() == "vectorwise"
     assert sagebwd.Recipe.paper().text() == "paper"
-    text = sagebwd.Recipe.paper(smooth_v=True, rounding="dither").text(("dQ", "dK"))
-    assert text == "paper smooth_v=on rounding=dither lift=dQ,dK"
+    text = sagebwd.Recipe.paper(smooth_q=True, rounding="dither").text(("dQ", "dK"))
+    assert text == "paper smooth_q=on rounding=dither lift=dQ,dK"
     assert sagebwd.Recipe(rounding="dither:dK,dQ,dV,O").text() == "vectorwise rounding=dither"
     text = sagebwd.Recipe(rotate=False, smooth_k=False, rounding="dither:dQ").text()
     assert text == "vectorwise smooth_k=off rotate=off rounding=dither:dQ"
-    assert sagebwd.Recipe.tokenwise(smooth_k=False).text() == "tokenwise smooth_k=off"
     assert sagebwd.Recipe(save_codes=False).text() == "vectorwise", "it changes no number"
 
 
@@ -295,19 +293,20 @@ def test_numbers_of_other_kinds_count():
         (dict(seed=1.0), TypeError),
         (dict(smooth_k=0.5), TypeError),
         (dict(smooth_q="no"), TypeError),
-        (dict(smooth_v=None), TypeError),
+        (dict(rotate=None), TypeError),
         (dict(high_precision=3), ValueError),
         (dict(high_precision="S"), ValueError),
         (dict(high_precision=("Q",)), ValueError),
         (dict(smooth_p=True), TypeError),
         (dict(pv16_tiles=0), TypeError),
         (dict(p_levels=0), TypeError),
+        (dict(smooth_v=False), TypeError),
     ],
     ids=str,
 )
 def test_refused_recipe_fields(field, error):
     Recipe = sagebwd.Recipe
-    for make in (Recipe, Recipe.paper, Recipe.vectorwise, Recipe.tokenwise):
+    for make in (Recipe, Recipe.paper, Recipe.vectorwise):
         with pytest.raises(error, match=next(iter(field))):
             make(**field)
 

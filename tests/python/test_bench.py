@@ -18,7 +18,7 @@ def test_case_text():
     case = bench.Case.parse("b2 h8 hk2 n300 d64 causal bf16 paper")
     assert str(case) == "b2 h8 hk2 n300 d64 causal bf16 paper"
     assert bench.Case.parse("n8 h3").hk == 3
-    assert bench.Case.parse("n8 tokenwise").recipe == "tokenwise"
+    assert bench.Case.parse("n8 paper").recipe == "paper"
     assert case.flops("both") == 7 * 2 * 2 * 8 * (300 * 301 // 2) * 64
     with pytest.raises(ValueError, match="'window'"):
         bench.Case.parse("n8 window")

@@ -92,7 +92,7 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
     assert "multiple of hk" in refused("bench", "h8 hk3")
     assert "head dim" in refused("bench", "d12")
     assert "expected gaussian" in refused("trace", "--inputs", "easy")
-    assert "vectorwise, tokenwise or paper" in refused("trace", "--recipe", "fp4")
+    assert "vectorwise or paper" in refused("trace", "--recipe", "fp4")
     assert "dX" in refused("trace", "--lift", "dX")
     assert "sigma" in refused("trace", "--sigma", "0", "--n", "64")
     assert "--sigma" in refused("trace", "--sigma", "big")
@@ -118,7 +118,7 @@ def test_user_errors_are_one_line_and_exit_2(tmp_path):
         (["trace", "--impl", "cpu-scaler"], "cpu-scalar"),
         (["trace", "--dtype", "bf61"], "bf16"),
         (["trace", "--recipe", "paper rounding=diter"], "dither"),
-        (["recipe", "paper smoothv=on"], "smooth_v"),
+        (["recipe", "paper smoothq=on"], "smooth_q"),
         (["trace", "--lift", "dv"], "dV"),
         (["info", "n64 casual"], "causal"),
         (["info", "smoothk=on"], "smooth_k=on"),
@@ -230,17 +230,17 @@ def test_recipe_switches_reach_the_case(tmp_path):
         "--heads",
         1,
         "--recipe",
-        "vectorwise tile=128x64 smooth_k=off smooth_q=on smooth_v=off rounding=dither",
+        "paper tile=64x128 smooth_k=off smooth_q=on rotate=on rounding=dither",
         "--dtype",
         "f16",
         "--json",
         out,
     )
     (case,) = json.loads(out.read_text())["cases"]
-    assert case["tile"] == [128, 64]
+    assert case["tile"] == [64, 128]
     assert case["case"] == (
-        "b1 h1 hk1 nq128 nk128 d64 full f16 vectorwise bhsd seed1 tile=128x64 "
-        "smooth_k=off smooth_q=on smooth_v=off rounding=dither"
+        "b1 h1 hk1 nq128 nk128 d64 full f16 paper bhsd seed1 tile=64x128 "
+        "smooth_k=off smooth_q=on rotate=on rounding=dither"
     )
 
 
@@ -308,7 +308,7 @@ def test_captured_values_are_the_ones_compared(tmp_path):
         path,
         "--full",
         "--recipe",
-        "vectorwise smooth_v=off",
+        "vectorwise",
         "--json",
         out,
     )

@@ -81,8 +81,7 @@ def test_errors_are_those_of_the_operators():
     "recipe",
     [
         sagebwd.Recipe(),
-        sagebwd.Recipe.tokenwise(),
-        sagebwd.Recipe.tokenwise(smooth_k=False, rotate=False),
+        sagebwd.Recipe(smooth_k=False, rotate=False),
         sagebwd.Recipe(rotate=False),
         sagebwd.Recipe.paper(),
         sagebwd.Recipe.paper(rotate=True),

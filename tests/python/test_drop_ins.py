@@ -129,7 +129,7 @@ def test_stacked_tensors_and_their_gradients(packed, varlen):
     cu = torch.tensor([0, 30, 70], dtype=torch.int32)
     q, k, v = (torch.randn(*lead, 2, 64) for _ in range(3))
     dout = torch.randn(*lead, 2, 64)
-    options = dict(softmax_scale=0.2, causal=True, window_size=(20, 0), recipe="tokenwise")
+    options = dict(softmax_scale=0.2, causal=True, window_size=(20, 0), recipe="paper")
     plain = sagebwd.flash_attn_varlen_func if varlen else sagebwd.flash_attn_func
     offsets = (cu, cu, 40, 40) if varlen else ()
     want = grads_of(lambda *t: plain(*t, *offsets, **options), q, k, v, dout)
@@ -435,7 +435,7 @@ def test_sdpa_three_dimensions():
 
 
 HALF = torch.arange(30) < 15  # keys that are seen
-FLASH_GIVEN = dict(softmax_scale=0.3, causal=True, window_size=(4, 2), recipe="tokenwise")
+FLASH_GIVEN = dict(softmax_scale=0.3, causal=True, window_size=(4, 2), recipe="paper")
 
 
 def _flash_varlen(q, k, v, **kw):

@@ -252,13 +252,13 @@ def test_held_out_text_is_not_trained_on(tmp_path):
 
 
 def test_recipes_have_switches():
-    name, recipe = recipes.parse_recipe("mine=vectorwise lift=dQ,dK smooth_v=off")
+    name, recipe = recipes.parse_recipe("mine=vectorwise lift=dQ,dK rotate=off")
     assert name == "mine"
-    assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), smooth_v=False)
+    assert recipe == sagebwd.Recipe(high_precision=("dQ", "dK"), rotate=False)
     name, recipe = recipes.parse_recipe("paper rounding=dither")
     assert name == "paper rounding=dither" and recipe == sagebwd.Recipe.paper(rounding="dither")
-    _, recipe = recipes.parse_recipe("tokenwise rounding=dither:dQ,dK smooth_k=off")
-    assert recipe == sagebwd.Recipe.tokenwise(rounding="dither:dQ,dK", smooth_k=False)
+    _, recipe = recipes.parse_recipe("vectorwise rounding=dither:dQ,dK smooth_k=off")
+    assert recipe == sagebwd.Recipe(rounding="dither:dQ,dK", smooth_k=False)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_recipes_have_switches():
         ("papr", "did you mean 'paper'"),
         ("paper roundin=dither", "did you mean 'rounding'"),
         ("paper rounding=up", "expected 'nearest', 'dither'"),
-        ("paper smooth_v=maybe", "expected on or off"),
+        ("paper rotate=maybe", "expected on or off"),
         ("paper tile=many", "expected tile="),
-        ("paper:smooth_v=on", "switches are words"),
+        ("paper:rotate=on", "switches are words"),
         ("paper", "two arms are named 'paper'"),
         ("exact=paper", "two arms are named 'exact'"),
     ],

@@ -54,9 +54,9 @@ def test_script(script, tmp_path):
     losses = [float(x) for x in re.findall(r"'?loss'?:? '?([\d.]+)", out)]
     if script == "rl_logits":
         spread = dict(re.findall(r"^(\S+) .*deviation ([\d.]+)", out, re.M))
-        assert float(spread["sdpa"]) < 1e-4 < float(spread["sagebwd"]) < 0.3, out
-        assert float(spread["tokenwise"]) < 1e-4, out
-        assert "tokenwise  attention alone: 0 of 32768 values differ" in out
+        assert max(float(spread["sdpa"]), float(spread["sagebwd"])) < 1e-4, out
+        assert 1e-4 < float(spread["paper"]) < 0.3, out
+        assert "sagebwd    attention alone: 0 of 32768 values differ" in out
     elif script == "wan_sla2":
         assert "latents (1, 4, 4, 32, 32)" in out and len(losses) == 5
     elif script == "diffusers_lora":  # LoRA of random weights learns little

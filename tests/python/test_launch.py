@@ -224,7 +224,7 @@ import flash_attn, sageattention, sagebwd, torch
 import torch.nn.functional as F
 q, k, v = (torch.randn(1, 40, 2, 32) for _ in range(3))
 turned = [t.transpose(1, 2) for t in (q, k, v)]
-want = sagebwd.attention(q, k, v, recipe="tokenwise rotate=off")
+want = sagebwd.attention(q, k, v, recipe="vectorwise rotate=off")
 assert not torch.equal(want, sagebwd.attention(q, k, v))
 assert torch.equal(F.scaled_dot_product_attention(*turned).transpose(1, 2), want)
 assert torch.equal(flash_attn.flash_attn_func(q, k, v), want)
@@ -238,7 +238,7 @@ module = torch.nn.Module()
 module.is_causal = False
 assert torch.equal(ours(module, *turned, None, is_causal=False)[0], want)
 """
-    _, seen = python(code, options=["--recipe", "tokenwise rotate=off"])
+    _, seen = python(code, options=["--recipe", "vectorwise rotate=off"])
     assert "2 processes" not in seen and "sageattention: 2 calls" in seen
 
 
@@ -276,7 +276,7 @@ def test_processes_that_cannot_be_reached(capsys):
 @pytest.mark.parametrize("argv, what", [
     ([], "expected a command"), (["--as", "xformers", "--", "python"], "got 'xformers'"),
     (["--as", "", "--", "python"], "--as: expected"),
-    (["--recipe", "tokenwize", "--", "python"], "did you mean 'tokenwise'"),
+    (["--recipe", "vectorwize", "--", "python"], "did you mean 'vectorwise'"),
     (["--recipe", "", "--", "python"], "--recipe: expected vectorwise"),
 ])  # fmt: skip
 def test_refused_arguments(argv, what, capsys):

@@ -17,6 +17,7 @@ import sagebwd
 from reference import (
     HAS_ORACLE,
     LSE,
+    as_coded,
     check,
     exact,
     exact_grads,
@@ -131,7 +132,7 @@ def test_04_ring_step_with_large_key_mean():
 def test_05_lse_is_of_the_true_logits():
     q, k, v, _ = qkv(s=150)
     k = k + 100 * torch.randn(64).sign()
-    want = exact(q, k, v)[1]
+    want = exact(as_coded(q), k, v)[1]
     _, lse = sagebwd.attention(q, k, v, layout="bhsd", return_lse=True)
     assert want.abs().max() > 100
     assert (lse.double() - want).abs().max() < LSE
@@ -142,7 +143,7 @@ def test_05_lse_is_of_the_true_logits():
     assert (torch.logaddexp(*halves) - lse).abs().max() < LSE
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "paper"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "paper"])
 def test_06_rebuilt_probabilities_sum_to_one(recipe):
     """With dO = the identity, the column sums of dV are the row sums of P."""
     q, k, v, _ = qkv(s=64, sk=200)
@@ -153,9 +154,9 @@ def test_06_rebuilt_probabilities_sum_to_one(recipe):
     torch.testing.assert_close(dv.sum(2), torch.ones(1, 2, 64), atol=1e-5, rtol=0)
 
 
-# Largest relative error at each deviation of Q and K: what an emulation of `vectorwise` measured
-# for dq, and a fifth on top.
-SIGMA = {1: 0.0226, 3: 0.0655, 5: 0.175, 10: 0.605}
+# Largest relative error at each deviation of Q and K: the largest that was measured, and a fifth on
+# top.
+SIGMA = {1: 0.027, 3: 0.066, 5: 0.162, 10: 0.637}
 
 
 @pytest.mark.parametrize("sigma", SIGMA)
@@ -240,24 +241,21 @@ def test_15_documents_do_not_see_each_other():
         assert torch.equal(a[:40], b[:40])
 
 
-def test_16_the_future_is_seen_only_through_rounding():
-    """In the default recipe the mean key and the scales of blocks of k depend on later tokens, so
-    results change, but within the limit. Rows of P, and with them dv of the past, stay as close.
-    Keys that outgrow the rest of their block by far need scales of their own: recipe tokenwise,
-    whose output does not change at all. Its dQ still has one scale for a tile of keys."""
-    for growth, recipe in ((3, "vectorwise"), (20, "tokenwise")):
-        q, k, v, dout = qkv(s=200)
-        dout[:, :, 100:] = 0
-        options = dict(causal=True, recipe=recipe)
-        before = run(q, k, v, dout, **options)
-        k, v = k.clone(), v.clone()
-        k[:, :, 100:] = growth * torch.randn(1, 2, 100, 64)
-        v[:, :, 100:] *= 3
-        for name, a, b in zip(("out", "dq", "dk", "dv"), run(q, k, v, dout, **options), before):
-            a, b = a[:, :, :100], b[:, :, :100]
-            if recipe == "tokenwise" and name == "out":
-                assert torch.equal(a, b)
-            check(name, a, b, 0.25 if recipe == "tokenwise" and name == "dq" else 0.06)
+def test_16_the_future_changes_no_bit():
+    """Of O, however large later tokens are. In the backward the keys of a tile share a scale for
+    dQ, and rounding sees keys of the same tile that are twenty times longer."""
+    q, k, v, dout = qkv(s=200)
+    dout[:, :, 100:] = 0
+    before = run(q, k, v, dout, causal=True)
+    k, v = k.clone(), v.clone()
+    k[:, :, 100:] = 20 * torch.randn(1, 2, 100, 64)
+    v[:, :, 100:] *= 3
+    after = run(q, k, v, dout, causal=True)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), after, before):
+        a, b = a[:, :, :100], b[:, :, :100]
+        if name == "out":
+            assert torch.equal(a, b)
+        check(name, a, b, 0.25 if name == "dq" else 0.06)
 
 
 def test_17_zeros():
@@ -271,7 +269,7 @@ def test_17_zeros():
         (zero, k, v, dout),
         (zero,) * 4,
     ]:
-        for recipe in ("vectorwise", "tokenwise", "paper", sagebwd.Recipe(rounding="dither")):
+        for recipe in ("vectorwise", "paper", sagebwd.Recipe(rounding="dither")):
             want = exact_grads(*tensors)
             got = run(*tensors, recipe=recipe)
             for name, a, b in zip(("out", "dq", "dk", "dv"), got, (want[0], *want[2:])):
@@ -373,7 +371,7 @@ def test_21_poisoned_workspace():
 def test_22_inputs_stay_as_they_were():
     q, k, v, dout = tensors = qkv(h=4, hk=2, s=100)
     copies = [t.clone() for t in tensors]
-    options = ops.Options(causal=True, recipe="vectorwise smooth_q=on")
+    options = ops.Options(causal=True, recipe="paper smooth_q=on")
     out, lse, _ = ops.forward(q, k, v, options)
     results = out.clone(), lse.clone()
     dlse = torch.ones_like(lse)

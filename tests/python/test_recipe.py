@@ -21,8 +21,8 @@ from sagebwd.recipe_fields import DITHERABLE, FLAGS, MATMULS
 
 def test_copies_and_pickles_are_equal():
     for recipe in (
-        sagebwd.Recipe.paper(smooth_v=True, high_precision=("O",), seed=3),
-        sagebwd.Recipe.tokenwise(smooth_k=False),
+        sagebwd.Recipe.paper(smooth_q=True, high_precision=("O",), seed=3),
+        sagebwd.Recipe(smooth_k=False),
     ):
         assert pickle.loads(pickle.dumps(recipe)) == copy.deepcopy(recipe) == recipe
 
@@ -31,8 +31,8 @@ def test_copies_and_pickles_are_equal():
     "old",
     [
         dict(),
-        dict(pv16_tiles=0, p_levels=0, k_per_token=False),
-        dict(scheme="paper", p_levels=127, k_per_token=False),
+        dict(pv16_tiles=0, p_levels=0, k_per_token=False, smooth_v=True),
+        dict(scheme="paper", p_levels=127, k_per_token=False, smooth_v=False),
     ],
     ids=str,
 )
@@ -50,7 +50,14 @@ def test_a_pickle_of_an_older_version_loads(old):
         (dict(pv16_tiles=1), "pv16_tiles=1 .*lead= of block lists"),
         (dict(p_levels=127), "p_levels=127 is no longer"),
         (dict(scheme="paper", p_levels=255), "p_levels=255 is no longer"),
-        (dict(k_per_token=True), "k_per_token=True is no longer a switch .*recipe tokenwise"),
+        (dict(k_per_token=True), "k_per_token=True is no longer a switch .*recipe vectorwise"),
+        (dict(smooth_v=False), "smooth_v=False is no longer a switch .*leave it out"),
+        (dict(scheme="paper", smooth_v=True), "smooth_v=True is no longer a switch .*leave it out"),
+        (dict(smooth_v=True, smooth_q=True), "smooth_q: expected False .*Recipe paper has"),
+        (
+            dict(scheme="rowwise", smooth_v=False),
+            "scheme: expected 'vectorwise', which .*'rowwise'",
+        ),
         (dict(smooth_p=True), "expected a pickle"),
         ("vectorwise", "expected a pickle"),
     ],
@@ -85,8 +92,8 @@ def _random_recipe(random):
     if random.random() < 0.4:
         changes["high_precision"] = tuple(random.sample(list(MATMULS), random.randrange(8)))
     scheme = random.choice(SCHEMES)
-    if scheme == "tokenwise":
-        changes.update(smooth_q=False, smooth_v=False, tile_k=random.choice([0, 64, 128]))
+    if scheme == "vectorwise":
+        changes.update(smooth_q=False, tile_k=random.choice([0, 64, 128]))
     return getattr(sagebwd.Recipe, scheme)(**changes)
 
 
@@ -116,18 +123,19 @@ def test_python_and_the_library_read_the_same_texts():
         ("Paper", "did you mean 'paper'"),
         ("paper vectorwise", "got 'paper vectorwise'"),
         ("paper smooth_w=on", "did you mean 'smooth_"),
-        ("paper smooth_v=1", "expected on or off"),
-        ("paper smooth_v=on smooth_v=on", "given twice"),
+        ("paper smooth_q=1", "expected on or off"),
+        ("paper smooth_q=on smooth_q=on", "given twice"),
         ("paper tile=64", "expected tile="),
         ("paper tile=65x64", "tile_q: expected 0 or a multiple of 64"),
         ("paper rounding=diter", "did you mean 'dither'"),
         ("paper lift=dv", "did you mean 'dV'"),
         ("paper seed=3", "got 'seed=3'"),
-        ("tokenwise smooth_q=on", "smooth_q: expected False .*Recipe vectorwise has"),
-        ("tokenwise smooth_v=on", "smooth_v: expected False .*Recipe vectorwise has"),
-        ("tokenwise tile=0x192", "tile_k: expected 0, 64 or 128 .*got 192. 0 lets the backend"),
-        ("vectorwise k_per_token=on", "k_per_token=on is no longer .*recipe tokenwise"),
-        ("tokenwize", "did you mean 'tokenwise'"),
+        ("vectorwise smooth_q=on", "smooth_q: expected False .*Recipe paper has"),
+        ("vectorwise smooth_v=on", "smooth_v=on is no longer .*leave it out"),
+        ("vectorwise tile=0x192", "tile_k: expected 0, 64 or 128 .*got 192. 0 lets the backend"),
+        ("vectorwise k_per_token=on", "k_per_token=on is no longer .*recipe vectorwise"),
+        ("rowwise", "expected vectorwise or paper, .*got 'rowwise'"),
+        ("vectorwize", "did you mean 'vectorwise'"),
     ],
 )
 def test_texts_that_are_refused(text, words):
@@ -141,8 +149,8 @@ def test_texts_that_are_refused(text, words):
 
 def test_calls_take_texts():
     q = torch.randn(1, 64, 2, 64)
-    as_text = sagebwd.attention(q, q, q, recipe="paper smooth_v=on lift=dQ")
-    as_object = sagebwd.attention(q, q, q, recipe=sagebwd.Recipe.paper(smooth_v=True))
+    as_text = sagebwd.attention(q, q, q, recipe="paper rotate=on lift=dQ")
+    as_object = sagebwd.attention(q, q, q, recipe=sagebwd.Recipe.paper(rotate=True))
     assert torch.equal(as_text, as_object)
 
 
@@ -151,11 +159,9 @@ def test_calls_take_texts():
     [
         ("vectorwise", True),
         ("vectorwise lift=dV,dP rotate=off", True),
-        ("tokenwise", True),
-        ("tokenwise lift=dV,dP smooth_k=off", True),
-        ("tokenwise lift=O", False),
+        ("vectorwise smooth_k=off rounding=dither", True),
+        ("vectorwise lift=O", False),
         ("vectorwise lift=dQ", False),
-        ("vectorwise smooth_q=on", False),
         ("paper", False),
         ("no recipe", False),
     ],

@@ -77,11 +77,8 @@ def assert_same_bits(call, tensors):
 
 RECIPES = {
     "default": {},
-    "tokenwise": dict(scheme="tokenwise", smooth_v=False),
-    "tokenwise without centres": dict(scheme="tokenwise", smooth_v=False, smooth_k=False),
-    "tokenwise, dither": dict(scheme="tokenwise", smooth_v=False, rounding="dither", seed=3),
     "no rotation": dict(rotate=False),
-    "no smoothing": dict(smooth_k=False, smooth_v=False),
+    "no centres": dict(smooth_k=False),
     "dither": dict(rounding="dither", seed=3),
     "dither:dQ": dict(rounding="dither:dQ", seed=3),
     "lifted": dict(high_precision=("dV", "dP")),
@@ -127,16 +124,14 @@ def test_the_same_bits_for_masks_dtypes_and_layouts(dtype, options, layout):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scheme", ["vectorwise", "tokenwise"])
-def test_the_same_bits_for_packed_batches(scheme, dtype):
+def test_the_same_bits_for_packed_batches(dtype):
     """Documents of all kinds, and tokens that belong to none."""
     cu_q = torch.tensor([0, 5, 5, 140, 141, 150], dtype=torch.int32)
     cu_k = torch.tensor([0, 130, 133, 400, 400, 409], dtype=torch.int32)
     q, (k, v) = torch.randn(160, 4, 64).to(dtype), torch.randn(2, 420, 2, 64).to(dtype)
-    recipe = sagebwd.Recipe.parse(scheme)
     assert_same_bits(
         lambda save, *t: sagebwd.attention_varlen(
-            *t, cu_q, cu_k, recipe=replace(recipe, save_codes=save), return_lse=True
+            *t, cu_q, cu_k, recipe=CODES if save else INPUTS, return_lse=True
         ),
         (q, k, v),
     )
@@ -156,10 +151,8 @@ def test_nan_and_inf_pass_through_codes():
 
 @pytest.mark.parametrize("d, most", [(64, 3.25), (128, 3.2)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("scheme", ["vectorwise", "tokenwise"])
-def test_bytes_that_are_kept(scheme, d, most, dtype):
+def test_bytes_that_are_kept(d, most, dtype):
     """Beside out and lse, which any attention keeps: 3 bytes per channel, and scales."""
-    codes, inputs = sagebwd.Recipe.parse(scheme), sagebwd.Recipe.parse(scheme, save_codes=False)
     shape = (2, 1024, 4, d)
     leaves = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
 
@@ -173,15 +166,14 @@ def test_bytes_that_are_kept(scheme, d, most, dtype):
         rest = [t for t in kept if t.untyped_storage().data_ptr() not in mine]
         return sum(t.numel() * t.element_size() for t in rest) / out.numel()
 
-    assert beside_out(codes) <= most
-    assert beside_out(inputs) == 3 * leaves[0].element_size()
+    assert beside_out(CODES) <= most
+    assert beside_out(INPUTS) == 3 * leaves[0].element_size()
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
         sagebwd.Recipe.paper(),
-        sagebwd.Recipe(smooth_q=True),
         *(sagebwd.Recipe(high_precision=(m,)) for m in ("S", "O", "S'", "dQ", "dK")),
     ],
     ids=sagebwd.Recipe.text,
@@ -435,18 +427,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise"])
 @pytest.mark.parametrize("heads, lengths, d", SHAPES)
-def test_size_from_shapes(heads, lengths, d, recipe):
+def test_size_from_shapes(heads, lengths, d):
     """The fake kernel, the operator and the library agree."""
     (b, h, hk), (s, sk) = heads, lengths
     q, k = torch.randn(b, h, s, d), torch.randn(b, hk, sk, d)
-    options = ops.Options(recipe=recipe)
+    options = ops.Options()
     arguments = (*options, False, False, True)
     codes = torch.ops.sagebwd.fwd(q, k, k, *arguments)[3]
     assert codes.dtype == torch.uint8
     meta = torch.ops.sagebwd.fwd(q.to("meta"), *[k.to("meta")] * 2, *arguments)[3]
-    assert codes.shape == meta.shape == (ops.codes_bytes(q, k, k, None, options.recipe),)
+    assert codes.shape == meta.shape == (ops.codes_bytes(q, k, k, None),)
     # The library refuses a backward whose codes are too short.
     if codes.numel() and s and sk:
         out, lse = torch.ops.sagebwd.fwd(q, k, k, *arguments)[:2]
@@ -457,13 +448,12 @@ def test_size_from_shapes(heads, lengths, d, recipe):
             call(codes[:-16].clone())
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise"])
-def test_size_of_packed_batches(recipe):
+def test_size_of_packed_batches():
     q, k = torch.randn(70, 4, 64), torch.randn(300, 2, 64)
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 9, 70], [0, 129, 290]))
-    options = ops.Options(cu_q, cu_k, recipe=recipe)
+    options = ops.Options(cu_q, cu_k)
     codes = torch.ops.sagebwd.fwd(q, k, k, *options, False, False, True)[3]
-    assert codes.shape == (ops.codes_bytes(q, k, k, cu_q, options.recipe),)
+    assert codes.shape == (ops.codes_bytes(q, k, k, cu_q),)
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_fake_tensors_know_the_size_of_averages(sizes):
     assert averages.numel() == operators.averages_bytes(q, k, 128)
 
 
-@pytest.mark.parametrize("recipe", ["vectorwise", "tokenwise", "vectorwise smooth_k=off"])
+@pytest.mark.parametrize("recipe", ["vectorwise", "paper", "vectorwise smooth_k=off"])
 def test_codes_of_the_sparse_branch(recipe):
     """Kernels that mix take the means of k and v from them, wherever a recipe puts those."""
     layer, tensors = make(dict(alpha="head", kv_heads=2, recipe=recipe), s=300)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
-from ..recipe import as_recipe
 from .call import call, call_kernel, is_distributed, refuse, refuse_transforms
 
 _ops = torch.ops.sagebwd
@@ -183,22 +182,18 @@ def codes_suffice(recipe):
 codes_suffice._dynamo_marked_constant = True
 
 
-def codes_bytes(q, k, v, cu_seqlens_q, recipe):
+def codes_bytes(q, k, v, cu_seqlens_q):
     """Size of the codes of a call, from shapes alone: sagebwd/codes.h has the layout."""
     h, hk, d, dv = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     if cu_seqlens_q is None:
-        sequences, queries, keys = q.shape[0], q.shape[0] * q.shape[2], k.shape[0] * k.shape[2]
-        blocks = sequences * ((k.shape[2] + 127) // 128)
+        queries, keys = q.shape[0] * q.shape[2], k.shape[0] * k.shape[2]
+        blocks = k.shape[0] * ((k.shape[2] + 127) // 128)
     else:
-        sequences, queries, keys = cu_seqlens_q.shape[0] - 1, q.shape[0], k.shape[0]
-        blocks = keys // 128 + sequences
+        queries, keys = q.shape[0], k.shape[0]
+        blocks = keys // 128 + cu_seqlens_q.shape[0] - 1
     parts = [h * queries * d, hk * keys * d, hk * keys * dv]
-    if as_recipe(recipe).scheme == "tokenwise":
-        parts += [4 * h * queries, 4 * hk * keys, 4 * hk * keys]
-        parts += [hk * blocks * d, 4 * hk * blocks]  # centres
-    else:
-        parts += [4 * n for n in (h * queries, h * queries, hk * keys, hk * blocks)]
-        parts += [4 * sequences * hk * d, 4 * sequences * hk * dv]
+    parts += [4 * h * queries, 4 * hk * keys, 4 * hk * keys]  # scales
+    parts += [hk * blocks * d, 4 * hk * blocks]  # centres
     return sum((part + 15) // 16 * 16 for part in parts)
 
 

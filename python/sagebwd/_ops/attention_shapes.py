@@ -85,7 +85,7 @@ def _fwd_fake(q, k, v, *rest):
         rows, heads = cu_seqlens_q.shape[0] - 1, q.shape[1]
         lse = q.new_empty((heads, q.shape[0]), dtype=torch.float32)
     max_logit = q.new_empty((rows, heads) if return_max_logit else (0,), dtype=torch.float32)
-    size = ops.codes_bytes(q, k, v, cu_seqlens_q, options.recipe) if save_codes else 0
+    size = ops.codes_bytes(q, k, v, cu_seqlens_q) if save_codes else 0
     return out, lse, max_logit, q.new_empty((size,), dtype=torch.uint8)
 
 

@@ -120,7 +120,7 @@ def _forward_fake(q, k, v, alpha, *rest):
     options = Options(*options)
     _check(q, k, v, alpha, options)
     floats = lambda: q.new_empty(q.shape[:3], dtype=torch.float32)
-    codes = attention.codes_bytes(q, k, v, None, options.recipe) if save_codes else 0
+    codes = attention.codes_bytes(q, k, v, None) if save_codes else 0
     averages = averages_bytes(q, k, options.block_q) if save_averages else 0
     return (
         *(torch.empty_like(q), torch.empty_like(q), floats(), floats()),

@@ -6,7 +6,7 @@
     python -m sagebwd.evidence leak        # other questions, of a small model and of attentions
     python -m sagebwd.evidence leaks       # here and elsewhere: see their --help
     python -m sagebwd.evidence --device cuda --full
-    python -m sagebwd.evidence --recipe "paper rotate=on" --recipe "mine=paper smooth_v=on"
+    python -m sagebwd.evidence --recipe "paper rotate=on" --recipe "mine=vectorwise lift=dQ"
 
 layers      errors of O, dQ, dK and dV of every attention layer against float64
 gradients   loss and weight gradients of the whole model against exact attention

@@ -8,9 +8,12 @@ them rare. Nothing can be learnt but how rare: no causal model gets below the en
 that of the best causal predictor on the same tokens was told about later tokens, through scales
 and means that they share with earlier ones.
 
-What is planted: in 4 bit nothing, the model starts from random weights. In 8 bit the keys of the
-rare token start more than a hundred times longer than the others, in one layer without a residual
-path around its attention. With keys 20 times longer nothing was learnt in these few steps.
+In 4 bit nothing is planted: with one scale for all tokens of a head the leak is learnt from random
+weights. In 8 bit two recipes of this library are trained, `paper`, whose scales are shared, and
+`vectorwise`, the default. For `paper` something has to be planted: the keys of the rare token start
+more than eighty times longer than the others, in one layer without a residual path around its
+attention. With keys 20 times longer nothing was learnt in these few steps. `vectorwise` starts from
+the same keys.
 
 Writes leak.json and leak.html.
 """
@@ -76,10 +79,10 @@ class Arm:
 ARMS = (
     Arm("4 bit, one scale per head", _four_bit((1, 3)), "nothing planted", 2, 1200),
     Arm("4 bit, one scale per token", _four_bit((3,)), "nothing planted", 2, 1200),
+    Arm("paper", _eight_bit(Recipe.paper()), "long keys planted", 1, 300, True),
     Arm("vectorwise", _eight_bit(Recipe.vectorwise()), "long keys planted", 1, 300, True),
-    Arm("tokenwise", _eight_bit(Recipe.tokenwise()), "long keys planted", 1, 300, True),
 )
-_COLOURS = dict(zip((a.name for a in ARMS), ("other1", "other2", "vectorwise", "tokenwise")))
+_COLOURS = dict(zip((a.name for a in ARMS), ("other1", "other2", "paper", "vectorwise")))
 
 
 class Block(nn.Module):
@@ -120,7 +123,7 @@ class Model(nn.Module):
             rows -= (rows @ direction)[:, None] * direction
         self.embed.weight[1] += 3 * direction
         for block in self.blocks:
-            block.qkv.weight[_WIDTH : 2 * _WIDTH] += 25 * torch.randn(_WIDTH, 1) * direction
+            block.qkv.weight[_WIDTH : 2 * _WIDTH] += 11 * torch.randn(_WIDTH, 1) * direction
 
     @torch.no_grad()
     def length_of_rare_keys(self, tokens):
@@ -242,11 +245,12 @@ def write_page(figures, path):
         + html.card(
             "What had to be planted",
             html.paragraph(
-                "In 4 bit nothing: the leak is learnt from random weights. In 8 bit `vectorwise` "
-                "the keys of the rare token start as long as the table says, in one layer without "
-                "a residual path around its attention; with keys 20 times longer nothing was "
-                "learnt in as few steps. `tokenwise` cannot show a leak, whatever is planted: no "
-                "later token changes a bit of an earlier output.",
+                "In 4 bit nothing: with one scale for all tokens of a head the leak is learnt from "
+                "random weights. In 8 bit `paper` learns it where the keys of the rare token start "
+                "as long as the table says, in one layer without a residual path around its "
+                "attention; with keys 20 times longer nothing was learnt in as few steps. "
+                "`vectorwise`, the default recipe, starts from the same keys and cannot show a "
+                "leak, whatever is planted: no later token changes a bit of an earlier output.",
                 _COLOURS,
             ),
             html.paragraph(f"`{figures['command']}`, commit {figures['commit']}"),

@@ -93,7 +93,7 @@ def _sage(device):
 def rows_for(device):
     """(name, what it is, function) of every attention that can be had here."""
     yield "PyTorch, BF16", "scaled_dot_product_attention", _pytorch
-    for recipe in ("tokenwise", "vectorwise", "paper"):
+    for recipe in ("vectorwise", "paper"):
         yield f"`{recipe}`", "INT8, this library", _ours(recipe)
     if why_no_sage(device) is None:
         version = importlib.metadata.version("sageattention")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes from the command line: ``vectorwise``, ``paper smooth_v=on``,
+"""Recipes from the command line: ``vectorwise``, ``paper rotate=on``,
 ``mine=vectorwise lift=dQ,dK``."""
 
 from ..recipe import Recipe
@@ -26,7 +26,7 @@ def parse_recipe(text):
     if separator and not name:
         raise BadInput(f"recipe {text!r}: expected a name before '='")
     if ":" in first:
-        raise BadInput(f"recipe {text!r}: switches are words, as in 'paper smooth_v=on lift=dQ,dK'")
+        raise BadInput(f"recipe {text!r}: switches are words, as in 'paper rotate=on lift=dQ,dK'")
     try:
         recipe = Recipe.parse(" ".join([scheme, *switches]))
     except ValueError as error:

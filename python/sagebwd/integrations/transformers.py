@@ -85,10 +85,8 @@ def register(
 
     _refuse_old_transformers()
     recipe = as_recipe(recipe)
-    # What is lifted is not quantised; but means come off in all recipes but one.
-    lifted = Recipe.tokenwise if recipe.scheme == "tokenwise" else Recipe.vectorwise
     int8 = dict(recipe=recipe, backward=backward)
-    exact = dict(recipe=lifted(high_precision=tuple(MATMULS)), backward=backward)
+    exact = dict(recipe=Recipe(high_precision=tuple(MATMULS)), backward=backward)
     exact_layers = frozenset(exact_layers)
     if not all(isinstance(i, int) and i >= 0 for i in exact_layers):
         raise ValueError(f"exact_layers: expected layer indices, got {sorted(exact_layers)}")

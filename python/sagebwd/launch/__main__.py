@@ -41,7 +41,7 @@ def parsed(argv):
         "--recipe",
         metavar="TEXT",
         default="vectorwise",
-        help="the recipe of all attention that is replaced, such as tokenwise; default: vectorwise",
+        help="the recipe of all attention that is replaced, such as paper; default: vectorwise",
     )
     parser.add_argument(
         "--strict",

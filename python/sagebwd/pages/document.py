@@ -8,7 +8,7 @@ from html import escape
 from . import html, svg
 
 #: Arms whose names get their colour.
-_CSS = {name: name for name in ("paper", "vectorwise", "tokenwise")}
+_CSS = {name: name for name in ("paper", "vectorwise")}
 
 
 def render(document):

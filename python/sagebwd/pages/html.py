@@ -7,7 +7,7 @@ from pathlib import Path
 #: One style sheet for all pages.
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
-NAMED = ("paper", "vectorwise", "tokenwise", "fpa")
+NAMED = ("paper", "vectorwise", "fpa")
 OTHERS = 5
 
 

@@ -140,13 +140,8 @@ def _verdict(exact, recipe, errors, max_logit):
     remedies = {
         "S in floating point": replace(recipe, high_precision=("S", "S'")),
         "P·V in floating point": replace(recipe, high_precision=("O",)),
-        "recipe tokenwise": Recipe.tokenwise(
-            rounding=recipe.rounding, seed=recipe.seed, high_precision=recipe.high_precision
-        ),
         'backward="bf16"': replace(recipe, high_precision=("dV", "dP", "dQ", "dK")),
     }
-    if recipe.scheme == "tokenwise":
-        del remedies["recipe tokenwise"]
     tried = {
         name: max(_errors(exact, r)[0][n] for n in ("O", "dQ", "dK", "dV"))
         for name, r in remedies.items()
@@ -257,7 +252,7 @@ def _rebuilt_p(layer, recipe, lse) -> Optional[torch.Tensor]:
     k, v = _repeat(layer)
     q, k, *_ = padding.padded(layer.q, k, v, None)  # as it was rotated
     q, k = q.float(), k.float()
-    one_mean = recipe.smooth_k and recipe.scheme != "tokenwise"
+    one_mean = recipe.smooth_k and recipe.scheme == "paper"
     mean = k.double().mean(2, keepdim=True).float() if one_mean else torch.zeros_like(k[:, :, :1])
     if "S'" in recipe.high_precision:
         s = q.double() @ (k - mean).double().mT
@@ -274,9 +269,7 @@ def _value_codes(v, recipe):
     the gradient of what the forward computed."""
     if recipe.scheme == "paper" or "O" in recipe.high_precision:
         return v.double()
-    v = v.float()
-    mean = v.double().mean(2, keepdim=True).float() if recipe.smooth_v else torch.zeros(())
-    return _codes(v - mean, 1) + mean.double()
+    return _codes(v.float(), 1)
 
 
 def _queries_per_scale(recipe):
@@ -285,14 +278,14 @@ def _queries_per_scale(recipe):
 
 def _key_codes(k, recipe, turn):
     """What the codes of K stand for, in float64; ``turn`` rotates."""
-    if recipe.scheme == "tokenwise":
-        centres = _centres(k, turn) if recipe.smooth_k else torch.zeros_like(k)
-        return _codes(turn(k) - centres, 1, bits=22) + centres.double()
-    return _codes(turn(k), (recipe.tile_k or 64) if recipe.scheme == "paper" else 128)
+    if recipe.scheme == "paper":
+        return _codes(turn(k), recipe.tile_k or 64)
+    centres = _centres(k, turn) if recipe.smooth_k else torch.zeros_like(k)
+    return _codes(turn(k) - centres, 1, bits=22) + centres.double()
 
 
 def _centres(k, turn):
-    """What ``tokenwise`` takes out of each key before it is quantised: src/numerics/octaves.h."""
+    """What ``vectorwise`` takes out of each key before it is quantised: src/numerics/octaves.h."""
     centres = torch.zeros_like(k)
     block = 0  # the first of an octave
     while 128 * block < k.shape[2]:

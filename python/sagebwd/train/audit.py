@@ -19,7 +19,7 @@ from .families import Families
 
 #: Limits of the alarms. The projection is the part of the error along the true gradient, which does
 #: not average out over a batch.
-PROJECTION, COSINE, ROW_SUM = -0.01, 0.99, 0.02
+PROJECTION, COSINE, ROW_SUM = -0.01, 0.99, 0.03
 _HEADS = 2  # audited of a layer: float64 attention of all would cost more than the step
 
 

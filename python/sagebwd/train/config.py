@@ -45,7 +45,7 @@ class Config:
     recipe: str = _option(
         "vectorwise",
         "attention",
-        "of INT8: vectorwise, tokenwise or paper, with the switches that differ from it: "
+        "of INT8: vectorwise or paper, with the switches that differ from it: "
         "'paper rounding=dither lift=dQ,dK'; dither takes a new seed every step (sagebwd recipe "
         "lists the switches)",
     )
@@ -192,8 +192,7 @@ _OLD = {"rounding": "nearest", "smoothing": "recipe", "lift": "", "tile_q": 0, "
 
 
 def upgraded(values):
-    """The values of a configuration that any version wrote, as this one has them. They mean the
-    same numbers."""
+    """The values of a configuration that any version wrote, as this one has them."""
     values = dict(values)
     old = {name: values.pop(name) for name in _OLD if name in values}
     changes = {name: value for name, value in old.items() if value != _OLD[name]}

@@ -10,16 +10,10 @@ namespace sagebwd::cuda::sm80 {
 
 using tuned::KeyScale, tuned::QueryRow;
 
-/// Scales of a tile of keys, for the forward. k: of K, where all keys of a tile share one; negative
-/// if one of them is poisoned. v: factor of the codes of V; NaN if V of the tile is poisoned.
-struct TileScale {
-  float k, v;
-};
-
 /// The scales of V that are folded into P, of kBlock keys; 1 where none is. Of each 16 keys, key
 /// tile::permuted(i) has place i, so a lane reads its four with one load.
 struct FoldedScales {
-  static constexpr float kBias = 128.0f;  // log2 of any scale is larger than -kBias
+  static constexpr float kBias = 128.0f;  // on every exponent
   float exponent[kBlock];                 // log2 of the scale, plus kBias
   float inverse[kBlock];
 };

@@ -28,14 +28,14 @@ uint32_t dithered_in(const spec::Problem& p) {
 std::string decline_dither(const spec::Problem& p) {
   const uint32_t dithered = dithered_in(p);
   if (dithered == 0) return "";
-  if (p.recipe.scheme != Scheme::vectorwise || dithered != kMatmulDQ)
+  if (p.recipe.scheme == Scheme::paper || dithered != kMatmulDQ)
     return "has dither of dQ alone, in recipe vectorwise";
   return made_for_hopper() ? "" : "has dither on Hopper only";
 }
 
 std::string decline_cap(const spec::Problem& p) {
   if (!p.capped()) return "";
-  if (p.recipe.scheme != Scheme::vectorwise) return "has soft capping in recipe vectorwise only";
+  if (p.recipe.scheme == Scheme::paper) return "has soft capping in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with soft capping";
   if (p.has_lists()) return "has no block lists with soft capping";
   if (p.d > 64 && !decline_device(8, 11, "newer").empty())  // arch::caps
@@ -49,7 +49,7 @@ std::string decline_these_lists(const spec::Problem& p) {
   if (!p.has_lists()) return "";
   if (const std::string reason = decline_lists(p); !reason.empty()) return reason;
   const BlockLists& l = p.blocks;
-  if (p.recipe.scheme != Scheme::vectorwise) return "has block lists in recipe vectorwise only";
+  if (p.recipe.scheme == Scheme::paper) return "has block lists in recipe vectorwise only";
   if (dithered_in(p) != 0) return "has no dither with block lists";
   const int64_t rows = p.group() * tuned::Plan(p).tq / kListedQueries * (l.block_k / 64);
   if (l.width >= kMostEntries / std::max<int64_t>(rows, 1))
@@ -80,8 +80,8 @@ std::string decline(const spec::Problem& p) {
   if (const std::string reason = decline_these_lists(p); !reason.empty()) return reason;
   const backend::Tiles t = tiles_of(p);
   const bool backward = p.direction == spec::Direction::backward;
-  // Only scales and the count of 16-bit tiles depend on tiles: vectorwise has none along the
-  // queries in its forward.
+  // Only scales and the count of 16-bit tiles depend on tiles: in a forward only `paper` has such
+  // along the queries.
   const bool q_matters = backward || r.scheme == Scheme::paper;
   if ((r.tile_q != 0 && r.tile_q != t.q && q_matters) || (r.tile_k != 0 && r.tile_k != t.k)) {
     std::ostringstream s;

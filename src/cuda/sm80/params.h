@@ -23,19 +23,19 @@ struct ForwardParams {
   MaskParams mask;
   int d, group;
   int64_t tq, tk;
-  const int8_t* q8;             // [h, tq, D]
-  const float* logit_factor;    // [h, tq]: scale of Q times c·log2e
-  const float* q_mean_logit;    // [h, tq]: c·q·mean(K); not in `tokenwise`
-  const int8_t* k8;             // [hk, tk, D]
-  const KeyScale* k_scale;      // [hk, tk]
-  tuned::Centres centres;       // `tokenwise`
-  const int8_t* v8t;            // [hk, tk / kSlab, D, kSlab]
-  const TileScale* tile_scale;  // [hk, tk / tile_k] in `paper`, else [hk, tk / kBlock]
-  const FoldedScales* folded;   // [hk, tk / kBlock]; not in `paper`
-  const float* v_scale;         // [hk, tk], of blocks with a poisoned value; `tokenwise`
+  const int8_t* q8;           // [h, tq, D]
+  const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
+  const float* q_mean_logit;  // [h, tq]: c·q·mean(K); `paper`
+  const int8_t* k8;           // [hk, tk, D]
+  const KeyScale* k_scale;    // [hk, tk]
+  tuned::Centres centres;     // not in `paper`
+  const int8_t* v8t;          // [hk, tk / kSlab, D, kSlab]
+  // [hk, tk / tile_k]: scales of V in `paper`; else [hk, tk / kBlock]: 1. NaN if V is poisoned.
+  const float* v_tile_scale;
+  const FoldedScales* folded;  // [hk, tk / kBlock]; not in `paper`
+  const float* v_scale;        // [hk, tk], of blocks with a poisoned value; not in `paper`
   const void* v16;  // [hk, tk, D], only of tiles whose P·V is in 16 bit: codes, or V if poisoned
   bool v16_is_v;    // V in all of them
-  const float* v_mean;     // [sequences, hk, D]; not in `tokenwise`
   float p_levels, p_unit;  // of the codes of P, and the inverse of that
   Strided o;
   StridedStats lse;
@@ -49,15 +49,16 @@ struct BackwardParams {
   MaskParams mask;
   int d, h, hk, group;
   int64_t tq, tk;
-  float p_unit;                     // as in the forward
-  const int8_t* q8;                 // [h, tq, D]
-  const int8_t* q8t;                // [h, tq / kSlab, D, kSlab]
-  const QueryExponent* q_exponent;  // [h, tq]; in `tokenwise` [octaves, h, tq]
+  float p_unit;       // as in the forward
+  const int8_t* q8;   // [h, tq, D]
+  const int8_t* q8t;  // [h, tq / kSlab, D, kSlab]
+  // [octaves, h, tq]; in `paper` and with a cap [h, tq]
+  const QueryExponent* q_exponent;
   const QueryGradient* q_gradient;  // [h, tq]
   const int8_t* k8;                 // [hk, tk, D]
   const int8_t* k8t;                // [hk, tk / kSlab, D, kSlab]
   const KeyScale* k_scale;          // [hk, tk]
-  const float* dq_scale;            // [hk, tk / kSlab]: of k8t; `tokenwise`, else it is k_scale
+  const float* dq_scale;            // [hk, tk / kSlab]: of k8t; in `paper` it is k_scale
   const void* v16;                  // [hk, tk, D]; null: V is as the kernel wants it
   const float* v_scale;             // [hk, tk]: v16 holds codes with these scales; null: V itself
   int rotation;                     // channels that the rotation of Q and K mixes; 0: none
@@ -75,8 +76,8 @@ struct BackwardParams {
                      // zero at the start; null: they add in any order
   QueryLists lists;  // entries null: none
   numerics::Softcap cap;
-  const float* q_mean_logit;  // [h, tq], as in the forward; with a cap
-  bool sums_what_cap_takes;   // row_sum is of that (spec::Problem)
+  const float* q_centre_logit;  // [octaves, h, tq], in log2 units; with a cap
+  bool sums_what_cap_takes;     // row_sum is of that (spec::Problem)
 };
 
 }  // namespace sagebwd::cuda::sm80

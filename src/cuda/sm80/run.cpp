@@ -34,11 +34,11 @@ OperandJob operand_job(const Call& call, const SharedSpace& ws, const backend::T
   const Recipe& recipe = call.p.recipe;
   OperandJob job{};
   call.describe(job, ws, ws.items, zeros);
-  job.scheme = recipe.scheme;
+  job.paper = recipe.scheme == Scheme::paper;
   job.folds_v = spec::folds_v(recipe);
   job.q_tokens = tiles.q, job.k_tokens = tiles.k;
-  // Elsewhere tiles share the scales of their block, if they share any.
-  job.tile_k = recipe.scheme == Scheme::paper ? tiles.k : kBlock;
+  // Elsewhere the tiles of a block share what there is.
+  job.tile_k = job.paper ? tiles.k : kBlock;
   job.k_scale = ws.k_scale;
   return job;
 }
@@ -65,11 +65,11 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   if (plan.num_sequences == 0) return;
   call.start(ws);
   OperandJob job = operand_job(call, ws, tiles);
-  job.v8t = ws.v8t, job.tile_scale = ws.tile_scale;
+  job.v8t = ws.v8t, job.v_tile_scale = ws.v_tile_scale;
   job.folded = ws.folded, job.v_scale = ws.v_scale, job.v16 = ws.v16,
   job.v16_is_v = p.lifted(kMatmulO), job.leads = p.lead() != 0;
   job.logit_factor = ws.logit_factor, job.mean_logit = ws.mean_logit;
-  if (p.recipe.scheme == Scheme::tokenwise) call.make_centres(ws);
+  if (!job.paper) call.make_centres(ws);
   launch_operands(job, p.dtype, call.stream);
   if (p.has_lists()) launch_key_lists(list_job(call, ws, tiles), ws.lists, call.stream);
 
@@ -86,12 +86,11 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .k_scale = ws.k_scale,
                              .centres = job.centres,
                              .v8t = ws.v8t,
-                             .tile_scale = ws.tile_scale,
+                             .v_tile_scale = ws.v_tile_scale,
                              .folded = ws.folded,
                              .v_scale = ws.v_scale,
                              .v16 = ws.v16,
                              .v16_is_v = p.lifted(kMatmulO),
-                             .v_mean = ws.v_mean,
                              .p_levels = p_levels,
                              .p_unit = 1.0f / p_levels,
                              .o = output(args.o),
@@ -100,7 +99,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .lists = ws.lists,
                              .cap = numerics::softcap_of(p.softcap)};
   launch_forward({.params = params,
-                  .scheme = p.recipe.scheme,
+                  .paper = job.paper,
                   .dtype = p.dtype,
                   .padded_d = plan.padded_d,
                   .tile_k = tiles.k,
@@ -140,9 +139,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   job.dq_keys = ws.dq_keys;
   job.row = ws.row, job.exponent = ws.exponent, job.gradient = ws.gradient;
   job.dq_sum = ws.dq_sum;
-  job.capped = p.capped(), job.mean_logit = ws.mean_logit;
-  const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
-  if (tokenwise) {
+  job.centre_logit = ws.centre_logit;
+  if (!job.paper) {
     call.make_centres(ws);
     launch_dq_means(job, p.dtype, call.stream);
   }
@@ -182,9 +180,9 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                               .turns = ws.turns,
                               .lists = ws.lists,
                               .cap = numerics::softcap_of(p.softcap),
-                              .q_mean_logit = ws.mean_logit,
+                              .q_centre_logit = ws.centre_logit,
                               .sums_what_cap_takes = p.sums_what_cap_takes()};
-  launch_backward(params, p.dtype, p.recipe.scheme, p.recipe.dithers(kMatmulDQ), plan.padded_d,
+  launch_backward(params, p.dtype, job.paper, p.recipe.dithers(kMatmulDQ), plan.padded_d,
                   plan.k_blocks, call.stream);
   tuned::launch_query_sums({.seq = params.seq,
                             .d = params.d,
@@ -198,10 +196,8 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
                             .sums = ws.dq_sum,
                             .halves = false,
                             .k_top = nullptr,
-                            .k_mean = tokenwise     ? ws.dq_keys.mean
-                                      : p.has_codes ? call.saved.k_mean()
-                                                    : ws.k_mean,
-                            .k_mean_d = p.has_codes && !tokenwise ? params.d : plan.padded_d,
+                            .k_mean = job.paper ? ws.k_mean : ws.dq_keys.mean,
+                            .k_mean_d = plan.padded_d,
                             .dlse = stats(args.dlse),
                             .row_sum = ws.row_sum,
                             .sums_what_cap_takes = params.sums_what_cap_takes,

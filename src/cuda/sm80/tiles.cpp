@@ -15,7 +15,7 @@ backend::Tiles tiles_of(const spec::Problem& p) {
             spec::p_levels(p.recipe.scheme, 255)};
   if (p.direction == spec::Direction::forward)
     return {128, paper ? 64 : 128, spec::p_levels(p.recipe.scheme, 255)};
-  const BackwardTiles t = backward_tiles(p.recipe.scheme, p.d <= 64 ? 64 : 128);
+  const BackwardTiles t = backward_tiles(paper, p.d <= 64 ? 64 : 128);
   return {t.q, t.k, spec::p_levels(p.recipe.scheme, 255)};
 }
 

@@ -33,23 +33,23 @@ struct SharedSpace : tuned::SharedSpace {
 struct ForwardSpace : SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
       : SharedSpace(p, plan, arena) {
-    const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
-    if (!tokenwise || p.lifted(kMatmulO))
+    const bool paper = p.recipe.scheme == Scheme::paper;
+    if (paper || p.lifted(kMatmulO) || p.lead() != 0)
       v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
-    tile_scale = arena.take<TileScale>(p.hk * plan.tk / kSlab);
-    if (p.recipe.scheme != Scheme::paper)
+    v_tile_scale = arena.take<float>(p.hk * plan.tk / kSlab);
+    if (!paper) {
       folded = arena.take<FoldedScales>(p.hk * plan.tk / kBlock);
-    if (tokenwise) v_scale = arena.take<float>(p.hk * plan.tk);
+      v_scale = arena.take<float>(p.hk * plan.tk);
+    }
     logit_factor = arena.take<float>(p.h * plan.tq);
-    if (!tokenwise) mean_logit = arena.take<float>(p.h * plan.tq);
+    if (paper) mean_logit = arena.take<float>(p.h * plan.tq);
     if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kListedQueries, tiles_of(p).k);
   }
   uint16_t* v16 = nullptr;
   int8_t* v8t;
-  TileScale* tile_scale;
   FoldedScales* folded = nullptr;
-  float *v_scale = nullptr, *logit_factor, *mean_logit = nullptr;
+  float *v_tile_scale, *v_scale = nullptr, *logit_factor, *mean_logit = nullptr;
   KeyLists lists = {};
 };
 
@@ -63,17 +63,17 @@ struct BackwardSpace : SharedSpace {
     v16 = arena.take<uint16_t>(p.hk * plan.tk * plan.padded_d);
     do16 = arena.take<uint16_t>(p.h * plan.tq * plan.padded_d);
     row = arena.take<QueryRow>(p.h * plan.tq);
-    const bool tokenwise = p.recipe.scheme == Scheme::tokenwise;
-    exponent =
-        arena.take<QueryExponent>((tokenwise ? numerics::octaves_of(p.nk) : 1) * p.h * plan.tq);
-    if (tokenwise) {
+    const bool paper = p.recipe.scheme == Scheme::paper;
+    const int64_t octaves = numerics::octaves_of(p.nk);
+    exponent = arena.take<QueryExponent>((paper || p.capped() ? 1 : octaves) * p.h * plan.tq);
+    if (!paper) {
       dq_keys.scale = arena.take<float>(p.hk * plan.tk / kSlab);
       dq_keys.turned = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
       dq_keys.mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
     }
     gradient = arena.take<QueryGradient>(p.h * plan.tq);
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
-    if (p.capped()) mean_logit = arena.take<float>(p.h * plan.tq);
+    if (p.capped()) centre_logit = arena.take<float>(octaves * p.h * plan.tq);
     if (p.has_lists()) {
       const int64_t rows = plan.tq / kListedQueries;
       lists.tile_k = tiles_of(p).k, lists.group = static_cast<int>(p.group());
@@ -104,7 +104,7 @@ struct BackwardSpace : SharedSpace {
   DqKeys dq_keys;
   QueryGradient* gradient;
   float* dq_sum;
-  float* mean_logit = nullptr;
+  float* centre_logit = nullptr;
   QueryLists lists = {};
 };
 

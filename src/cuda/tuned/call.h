@@ -68,7 +68,7 @@ struct Call {
             .v_mean = saved.v_mean()};
   }
 
-  /// The centres of K in `tokenwise`.
+  /// The centres of K; not in `paper`.
   Centres centres(const SharedSpace& ws) const {
     return p.has_codes ? Centres{saved.centre8(), saved.centre_scale(), saved.layout.key_blocks}
                        : ws.centres;
@@ -106,29 +106,10 @@ struct Call {
     job.q8 = ws.q8, job.k8 = ws.k8, job.logit_scale = p.scale;
     if (p.has_codes) job.saved = codes();
     if (!reads_codes()) job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
-    if (p.recipe.scheme == Scheme::tokenwise)
+    if (p.recipe.scheme != Scheme::paper)
       job.centres = centres(ws);
-    else if (!reads_codes())
-      describe_means(job, ws);
-  }
-
-  void describe_means(OperandJob& job, const SharedSpace& ws) const {
-    if (p.recipe.smooth_k)
+    else if (p.recipe.smooth_k)
       job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_turned};
-    if (p.recipe.smooth_v && ws.v_mean != nullptr)
-      job.v_mean = {ws.v_mean, ws.v_part, ws.v_part_tokens, ws.v_arrived};
-    if (p.has_codes) {
-      job.k_mean.saved = saved.k_mean(), job.v_mean.saved = saved.v_mean();
-      // Sequences without keys, and recipes without smoothing, have means of zero. Nobody else
-      // writes those.
-      const bool all_are_made =
-          job.k_mean.mean != nullptr && job.v_mean.mean != nullptr && !p.packed() && p.nk > 0;
-      const int64_t words = p.num_sequences() * p.hk * p.d;
-      if (!all_are_made) {
-        job.zeros.piece[1] = {reinterpret_cast<uint32_t*>(saved.k_mean()), words};
-        job.zeros.piece[2] = {reinterpret_cast<uint32_t*>(saved.v_mean()), words};
-      }
-    }
   }
 
   /// Channels that the rotation of Q and K mixes; 0: none.

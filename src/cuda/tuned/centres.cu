@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The centres of K in recipe `tokenwise`: a thread block makes that of one octave, from 128 keys at
-// most. Each depends on the sampled keys alone, added up in an order that nothing else changes: it
-// is rounded to codes, and one bit of a sum might become one of a code.
+// The centres of K: a thread block makes that of one octave, from 128 keys at most. Each depends on
+// the sampled keys alone, added up in an order that nothing else changes: it is rounded to codes,
+// and one bit of a sum might become one of a code.
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
@@ -55,20 +55,20 @@ __device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head
   using S = Shape<D>;
   const int thread = static_cast<int>(threadIdx.x), slot = thread / S::kLanes,
             channel = thread % S::kLanes * 8, lane = thread % 32;
-  Chunk<T> chunk[S::kSteps];
-#pragma unroll
-  for (int step = 0; step < S::kSteps; ++step) {
+  const auto chunk_of = [&](int step) {
     const int n = step * S::kSlots + slot;
-    chunk[step].bits = make_uint4(0, 0, 0, 0);
+    Chunk<T> chunk;
+    chunk.bits = make_uint4(0, 0, 0, 0);
     if (n < sample.count && channel < job.d)
-      chunk[step] = chunk_at(
-          tile::row_of<const T>(job.k, s, head, s.k_begin + sample.key(n)) + channel, job.k.vector);
-  }
+      chunk = chunk_at(tile::row_of<const T>(job.k, s, head, s.k_begin + sample.key(n)) + channel,
+                       job.k.vector);
+    return chunk;
+  };
   LongSum sum[8];
-#pragma unroll
+#pragma unroll 2
   for (int step = 0; step < S::kSteps; ++step) {
     float x[8];
-    chunk[step].unpack(x);
+    chunk_of(step).unpack(x);
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum[e].add(x[e]);
   }
@@ -84,10 +84,10 @@ __device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head
     count = 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) total[e] = 0.0;
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < S::kSteps; ++step) {
       float x[8];
-      chunk[step].unpack(x);
+      chunk_of(step).unpack(x);
       bool poisoned = step * S::kSlots + slot >= sample.count;
 #pragma unroll
       for (int e = 0; e < 8; ++e) poisoned |= !numerics::is_finite(x[e]);
@@ -145,8 +145,11 @@ __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   if (channel == 0) job.rows.scale[again] = scale;
 }
 
+/// Many thread blocks share a multiprocessor, because each mostly waits: for its keys, and for its
+/// own threads.
 template <typename T, int D>
-__global__ void __launch_bounds__(kThreads) centre_kernel(const __grid_constant__ CentreJob job) {
+__global__ void __launch_bounds__(kThreads, 6)
+    centre_kernel(const __grid_constant__ CentreJob job) {
   __shared__ Shared<D> shared;
   arch::let_next_kernel_start();
   make_centre<T, D>(job, shared);

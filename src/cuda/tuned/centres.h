@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The centres of K in recipe `tokenwise`.
+// The centres of K, in every recipe but `paper`.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pieces of work of the operand kernel. A portion of them belongs to one key head of a
-// sequence; packed sequences count as one. For each portion the list has the means of a later one,
-// then its own codes. Here means are one portion ahead (OperandJob::lead):
+// sequence; packed sequences count as one. In `paper` K has means: for each portion the list has
+// those of a later one, then its own codes. Here means are one portion ahead (OperandJob::lead):
 //
 //   means 0 | means 1, codes 0 | means 2, codes 1 | … | codes last
 //
 // A thread block asks for the rows of a piece while it works on the piece before it. Means and
-// codes both read K and V. With this order K and V are still in the second-level cache when their
-// codes are made, and codes rarely wait for their mean: where many pieces are under way at the same
-// time, means are further ahead. A piece waits only for pieces that were handed out before it, and
+// codes both read K. With this order K is still in the second-level cache when its codes are made,
+// and codes rarely wait for their mean: where many pieces are under way at the same time, means are
+// further ahead. A piece waits only for pieces that were handed out before it, and
 // a thread block works on its pieces in that order. So the oldest piece that is not done waits for
 // nothing, and there is no deadlock.
 //
@@ -49,7 +49,7 @@ struct Counts {
     q_blocks = packed ? job.q_blocks : job.seq.q_blocks;
     portions = static_cast<int64_t>(job.hk) * (packed ? 1 : job.seq.count);
     spans = (k_blocks + kMeanBlocks - 1) / kMeanBlocks;
-    means = spans * ((job.k_mean.mean != nullptr) + (job.v_mean.mean != nullptr));
+    means = job.k_mean.mean != nullptr ? spans : 0;
     values = job.makes_values ? k_blocks : 0;
     codes = k_blocks + values + job.group * q_blocks;
   }
@@ -110,9 +110,7 @@ __device__ inline Item item_at(const OperandJob& job, uint32_t index) {
   item.head = item.kv_head = static_cast<int>(portion) - sequence * job.hk;
   int i = static_cast<int>(at);
   if (is_mean) {
-    const bool of_k = job.k_mean.mean != nullptr && i < n.spans;
-    item.kind = of_k ? Kind::k_mean : Kind::v_mean;
-    if (!of_k && job.k_mean.mean != nullptr) i -= n.spans;
+    item.kind = Kind::k_mean;
     item.block = first_k + i * kMeanBlocks, item.end = min(item.block + kMeanBlocks, end_k);
   } else if (i < n.k_blocks) {
     item.kind = Kind::keys, item.block = first_k + i;

@@ -33,7 +33,7 @@ struct Divisor {
   }
 };
 
-/// The mean over the keys of each sequence. It leaves out tokens that hold NaN or Inf.
+/// The mean over the keys of each sequence, in `paper`. It leaves out tokens that hold NaN or Inf.
 struct MeanJob {
   float* mean = nullptr;        // [sequences, hk, D], +0 at the start; null: there is none
   double* part = nullptr;       // [hk, blocks, D]
@@ -51,9 +51,9 @@ struct SavedCodes {
   int8_t* q8 = nullptr;         // [h, queries, d]; null: there are no saved codes
   int8_t *k8, *v8;              // [hk, keys, d]
   float *q_scale, *mean_logit;  // [h, queries]
-  float* k_scale;               // [hk, key_blocks]; in `tokenwise` [hk, keys]
+  float* k_scale;               // [hk, keys]
   float* v_scale;               // [hk, keys]
-  float* v_mean;                // [sequences, hk, d]; not in `tokenwise`, nor mean_logit
+  float* v_mean;                // [sequences, hk, d]
 };
 
 /// Pieces of memory that are set to zero.
@@ -61,7 +61,7 @@ struct Zeros {
   struct Piece {
     uint32_t* at;
     int64_t words;
-  } piece[3];
+  } piece[2];
 };
 
 struct Item;  // a piece of work (items.cuh)
@@ -69,7 +69,7 @@ inline constexpr int64_t kItemBytes = 112;
 /// Pieces of a call at most, and one more that says that there are none left. Means, keys and
 /// values have as many as there are blocks of keys, or fewer.
 inline int64_t most_items(int64_t hk, int64_t group, int64_t q_blocks, int64_t k_blocks) {
-  return hk * (4 * k_blocks + group * q_blocks) + 1;
+  return hk * (3 * k_blocks + group * q_blocks) + 1;
 }
 
 /// What either architecture says of a call's operands: where they come from, and the list of pieces
@@ -94,14 +94,14 @@ struct OperandJob {
 
   Strided q, k, v;
   MeanJob k_mean, v_mean;
-  Centres centres;  // `tokenwise`
+  Centres centres;  // not in `paper`
   float logit_scale;
   int8_t* q8 = nullptr;           // [h, tq, D]
   int8_t* k8 = nullptr;           // [hk, tk, D]
   KeyScale* k_scale = nullptr;    // [hk, tk]
   int8_t* v8t = nullptr;          // [hk, tk / kSlab, D, kSlab]; forward
   float* logit_factor = nullptr;  // [h, tq]; forward
-  float* mean_logit = nullptr;    // [h, tq]; forward, and a capped backward
+  float* mean_logit = nullptr;    // [h, tq]; forward
 };
 
 /// What the operand kernel needs: zeros, and its pieces of work. Tells the job how many those are,

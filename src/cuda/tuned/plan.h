@@ -31,8 +31,7 @@ struct Plan {
   int num_sequences;
   int q_blocks, k_blocks;  // all sequences
   int64_t tq, tk;          // padded tokens
-  // Row-major codes are the saved ones, because those need no padding. The mark of a poisoned key
-  // does no harm there: the key's scale is NaN.
+  // Row-major codes are the saved ones, because those need no padding.
   bool q8_is_saved, k8_is_saved;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Means of K and V per sequence and key head.
+// Means of K per sequence and key head, in `paper`.
 //
 //   blocks of the workspace   │0 1 2 3│4 5 6 7│8 …    kMeanBlocks blocks are a span
 //   packed sequences          │A A B B│B B B C│C …    what a span holds of a sequence is a run

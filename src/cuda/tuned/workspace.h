@@ -14,27 +14,21 @@
 
 namespace sagebwd::cuda::tuned {
 
-/// Saved codes (sagebwd/codes.h) take the place of some pieces: of means where the backward reads
-/// codes, and of row-major codes where those have the same layout.
+/// Saved codes (sagebwd/codes.h) take the place of some pieces: of the centres of K, and of
+/// row-major codes where those have the same layout.
 struct SharedSpace {
   /// `turns`: counters of a backward that adds to dQ in turn.
   SharedSpace(const spec::Problem& p, const Plan& plan, Arena& arena, int64_t most_turns = 0) {
     const bool forward = p.direction == spec::Direction::forward;
-    const bool tokenwise = p.recipe.scheme == Scheme::tokenwise,
-               has_k_mean = !tokenwise && (forward || !p.has_codes),
-               has_v_mean = has_k_mean && (forward || spec::folds_v(p.recipe));
+    const bool paper = p.recipe.scheme == Scheme::paper;
     const int64_t heads = plan.num_sequences * p.hk;
     zeros = arena.take<std::byte>(0);
     const size_t before = arena.used();
     next = arena.take<uint32_t>(1), tickets = arena.take<uint32_t>(1);
-    if (has_k_mean) {
+    if (paper) {
       k_arrived = arena.take<uint32_t>(heads);
       k_mean = arena.take<float>(heads * plan.padded_d);
       k_turned = arena.take<float>(heads * plan.padded_d);
-    }
-    if (has_v_mean) {
-      v_arrived = arena.take<uint32_t>(heads);
-      v_mean = arena.take<float>(heads * plan.padded_d);
     }
     if (forward) {
       max_logit = arena.take<uint32_t>(plan.num_sequences * p.h);
@@ -45,11 +39,9 @@ struct SharedSpace {
     zero_bytes = arena.used() - before;
     documents = arena.take<DocumentStart>(p.packed() ? p.documents.count + 1 : 0);
     const int64_t parts = p.hk * plan.k_blocks;
-    if (has_k_mean)
+    if (paper)
       k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
-    if (has_v_mean)
-      v_part = arena.take<double>(parts * plan.padded_d), v_part_tokens = arena.take<int>(parts);
-    if (tokenwise && !p.has_codes) {
+    if (!paper && !p.has_codes) {
       centres.blocks = plan.k_blocks;
       centres.codes = arena.take<int8_t>(p.hk * centres.blocks * p.d);
       centres.scale = arena.take<float>(p.hk * centres.blocks);
@@ -59,14 +51,14 @@ struct SharedSpace {
   }
   std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
-  uint32_t *next, *k_arrived = nullptr, *v_arrived = nullptr;
+  uint32_t *next, *k_arrived = nullptr;
   float *k_mean = nullptr, *k_turned = nullptr, *v_mean = nullptr;
   uint32_t* max_logit = nullptr;
   uint32_t *tickets, *turns = nullptr;
   float* row_sum = nullptr;
   DocumentStart* documents;
-  double *k_part = nullptr, *v_part = nullptr;
-  int *k_part_tokens = nullptr, *v_part_tokens = nullptr;
+  double* k_part = nullptr;
+  int* k_part_tokens = nullptr;
   Centres centres;
   int8_t *q8 = nullptr, *k8 = nullptr;
 };

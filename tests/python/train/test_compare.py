@@ -105,10 +105,10 @@ def test_an_arm_that_blows_up_does_not_stop_the_others(tmp_path, capsys):
 
 def test_switches_of_the_recipe_and_fields_are_words(tmp_path):
     text = "vectorwise rounding=dither:dQ,dK lr=1e-3,paper lift=dQ,dK, twice=fpa seed=1,"
-    text += "tokenwise smooth_k=off"
+    text += "off=vectorwise smooth_k=off"
     arms = parse_arms(text, tiny.config(tmp_path))
-    assert list(arms) == ["vectorwise", "paper", "twice", "tokenwise"]
-    assert arms["tokenwise"].recipe == "tokenwise smooth_k=off"
+    assert list(arms) == ["vectorwise", "paper", "twice", "off"]
+    assert arms["off"].recipe == "vectorwise smooth_k=off"
     assert arms["vectorwise"].recipe == "vectorwise rounding=dither:dQ,dK"
     assert arms["vectorwise"].lr == 1e-3
     assert arms["paper"].recipe == "paper lift=dQ,dK"

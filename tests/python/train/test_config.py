@@ -163,7 +163,7 @@ def test_equal_recipes_are_equal_in_a_configuration():
         (dict(recipe="paper", rounding="dither"), "paper rounding=dither"),
         (dict(rounding="dither:dQ"), "vectorwise rounding=dither:dQ"),
         (dict(smoothing="none"), "vectorwise smooth_k=off"),
-        (dict(smoothing="qk"), "vectorwise smooth_q=on"),
+        (dict(smoothing="qk", recipe="paper"), "paper smooth_q=on"),
         (dict(smoothing="k", recipe="paper"), "paper"),
         (dict(lift="dQ, dK"), "vectorwise lift=dQ,dK"),
         (dict(tile_q=64, tile_k=128), "vectorwise tile=64x128"),
@@ -171,11 +171,13 @@ def test_equal_recipes_are_equal_in_a_configuration():
     ],
     ids=str,
 )
-def test_configurations_of_older_versions_mean_the_same_numbers(old, recipe):
+def test_configurations_of_older_versions(old, recipe):
     assert from_dict(upgraded(old)).recipe == recipe
     assert not set(upgraded(old)) & {"rounding", "smoothing", "lift", "tile_q", "tile_k"}
     with pytest.raises(BadInput, match="no field is named"):
         from_dict(dict(rounding="dither"))
+    with pytest.raises(BadInput, match="smooth_q: expected False in recipe vectorwise"):
+        upgraded(dict(smoothing="qk"))
 
 
 def test_dither_of_one_matmul_draws_new_seeds():

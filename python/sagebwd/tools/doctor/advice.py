@@ -24,9 +24,9 @@ def advise(library, examined, whole, timed):
     leaks = [e.leak for e in compared if not math.isnan(e.leak)]
     if leaks and max(leaks) > 0:
         out.append(
-            f"Later tokens change earlier results by up to {max(leaks):.2%}, as INT8 shares scales "
-            "between tokens. That is rounding noise in training, but sampled and re-scored "
-            "probabilities differ by it (docs/causality.md)."
+            f"Later tokens change earlier results by up to {max(leaks):.2%}, as this recipe shares "
+            "scales between tokens; sampled and re-scored probabilities differ by that. In the "
+            "default recipe they change no bit (docs/causality.md)."
         )
     if whole.elsewhere:
         count = sum(whole.elsewhere.values())

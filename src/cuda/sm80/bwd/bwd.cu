@@ -6,7 +6,7 @@
 
 namespace sagebwd::cuda::sm80 {
 
-void launch_backward(BackwardParams p, Dtype dtype, Scheme scheme, bool dithers_dq, int padded_d,
+void launch_backward(BackwardParams p, Dtype dtype, bool paper, bool dithers_dq, int padded_d,
                      int k_blocks, cudaStream_t stream) {
   p.general = p.turns != nullptr || p.row_sum != nullptr || !made_for_hopper();
   const BackwardCall call{p, dtype, padded_d, k_blocks, stream};
@@ -18,9 +18,7 @@ void launch_backward(BackwardParams p, Dtype dtype, Scheme scheme, bool dithers_
   } else if (dithers_dq) {
     launch_dithered_dq(call);
   } else {
-    scheme == Scheme::paper       ? launch_paper(call)
-    : scheme == Scheme::tokenwise ? launch_tokenwise(call)
-                                  : launch_vectorwise(call);
+    paper ? launch_paper(call) : launch_vectorwise(call);
   }
 }
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "cuda/sm80/params.h"
-#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::sm80 {
@@ -17,11 +16,11 @@ namespace sagebwd::cuda::sm80 {
 struct BackwardTiles {
   int q, k;
 };
-BackwardTiles backward_tiles(Scheme scheme, int padded_d);
+BackwardTiles backward_tiles(bool paper, int padded_d);
 
-/// params.general is found here. `dithers_dq`: the codes of dS for dQ are rounded by dither; in
-/// `vectorwise`.
-void launch_backward(BackwardParams params, Dtype dtype, Scheme scheme, bool dithers_dq,
-                     int padded_d, int k_blocks, cudaStream_t stream);
+/// params.general is found here. `dithers_dq`: the codes of dS for dQ are rounded by dither; not in
+/// `paper`.
+void launch_backward(BackwardParams params, Dtype dtype, bool paper, bool dithers_dq, int padded_d,
+                     int k_blocks, cudaStream_t stream);
 
 }  // namespace sagebwd::cuda::sm80

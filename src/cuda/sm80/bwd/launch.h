@@ -20,7 +20,6 @@ struct BackwardCall {
 
 // The fused backward: dK, dV, and dQ added up in dq_sum.
 void launch_vectorwise(const BackwardCall& call);
-void launch_tokenwise(const BackwardCall& call);
 void launch_paper(const BackwardCall& call);
 void launch_dithered_dq(const BackwardCall& call);
 void launch_capped(const BackwardCall& call);

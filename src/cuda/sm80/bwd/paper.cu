@@ -6,7 +6,7 @@
 namespace sagebwd::cuda::sm80 {
 
 void launch_paper(const BackwardCall& call) {
-  fused_backward::run_as_wanted<0, Scheme::paper>(call);
+  fused_backward::run_as_wanted<fused_backward::kPaper>(call);
 }
 
 }  // namespace sagebwd::cuda::sm80

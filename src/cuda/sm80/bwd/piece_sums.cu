@@ -31,11 +31,10 @@ __device__ void add_pieces(float (&x)[8], const float* from, int pieces) {
   }
 }
 
-/// What store_dk does to sums (fused/products.cuh). k_scale: of the key, if the sums are divided by
-/// it, else 1. All lanes of a row come here.
+/// What store_dk does to sums (fused/products.cuh). All lanes of a row come here.
 template <int D>
-__device__ void finish_dk(float (&x)[8], uint32_t channel, int rotation, float k_scale) {
-  float factor = static_cast<float>(numerics::kLn2) / k_scale;  // logit factors carry c·log2e
+__device__ void finish_dk(float (&x)[8], uint32_t channel, int rotation) {
+  float factor = static_cast<float>(numerics::kLn2);  // logit factors carry c·log2e
   if (rotation > 0) {
     factor *= numerics::rotation_unit(rotation);
     tile::hadamard_inside(x);
@@ -70,9 +69,7 @@ __global__ void __launch_bounds__(kThreads)
     const int kv_head = static_cast<int>(lineup / l.lineups);
     float x[8];
     add_pieces<D>(x, l.sums + (2 * at * kPerTensor + index) * 8, cut.pieces);
-    if (is_dk)
-      finish_dk<D>(x, channel, p.rotation,
-                   p.general ? p.k_scale[kv_head * p.tk + first_key + row].scale : 1.0f);
+    if (is_dk) finish_dk<D>(x, channel, p.rotation);
     const int64_t key = first_key - s.k_pad + row;
     if (key >= s.nk || static_cast<int>(channel) >= p.d) continue;
     const Strided& to = is_dk ? p.dk : p.dv;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instances of the fused backward for recipe `vectorwise`, and the tiles of all.
+// Instances of the fused backward for every recipe but `paper`, and the tiles of all.
 #include "cuda/sm80/bwd/bwd.h"
 #include "cuda/sm80/bwd/fused/choose.cuh"
 #include "cuda/sm80/bwd/launch.h"
 
 namespace sagebwd::cuda::sm80 {
 
-BackwardTiles backward_tiles(Scheme scheme, int padded_d) {
-  using fused_backward::kGeneral, fused_backward::with_choice;
+BackwardTiles backward_tiles(bool paper, int padded_d) {
+  using fused_backward::kGeneral, fused_backward::kPaper, fused_backward::with_choice;
   BackwardTiles tiles{};
   const auto of = [&](auto choice) {
     constexpr fused_backward::Config kConfig =
@@ -15,14 +15,11 @@ BackwardTiles backward_tiles(Scheme scheme, int padded_d) {
     tiles = {kConfig.tile_q(), kConfig.tile_k()};
   };
   with_head_dim(padded_d, [&]<int D>() {
-    scheme == Scheme::paper ? with_choice<kGeneral, Scheme::paper, D>(of)
-                            : with_choice<kGeneral, Scheme::vectorwise, D>(of);
+    paper ? with_choice<kPaper | kGeneral, D>(of) : with_choice<kGeneral, D>(of);
   });
   return tiles;
 }
 
-void launch_vectorwise(const BackwardCall& call) {
-  fused_backward::run_as_wanted<0, Scheme::vectorwise>(call);
-}
+void launch_vectorwise(const BackwardCall& call) { fused_backward::run_as_wanted<0>(call); }
 
 }  // namespace sagebwd::cuda::sm80

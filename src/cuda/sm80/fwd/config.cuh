@@ -4,7 +4,6 @@
 
 #include "cuda/lists/lists.h"
 #include "cuda/tile/layout.h"
-#include "sagebwd/recipe.h"
 
 namespace sagebwd::cuda::sm80::fwd {
 
@@ -13,26 +12,18 @@ inline constexpr int kWarpQueries = 16;
 
 /// One instance of the kernel.
 struct Config {
-  Scheme scheme;
   int d;       // channels, padded
   int tile_k;  // keys of a tile
   int warps;
   int resident;         // thread blocks on a multiprocessor, if its shared memory has room for them
+  bool paper = false;   // recipe `paper`: no centres of K, no scale per token of V
   bool lists = false;   // walks the tiles of block lists (cuda/lists)
   bool capped = false;  // logits are capped (tile/softcap.cuh)
 
   /// Whether V's token scale is folded into P.
-  constexpr bool folds_v() const { return scheme != Scheme::paper; }
-  /// Whether every key has a scale of K of its own (in `paper` they are equal). Else the keys of a
-  /// tile share one.
-  constexpr bool has_key_scales() const { return scheme != Scheme::vectorwise; }
+  constexpr bool folds_v() const { return !paper; }
   /// Whether keys lack the centre of their octave.
-  constexpr bool has_centres() const { return scheme == Scheme::tokenwise; }
-  /// Whether the start of the integer sums stays on the scores (tile/codes.cuh). It may if the keys
-  /// of a tile share a scale: it then adds the same to all exponents of a row.
-  constexpr bool keeps_start() const { return !has_key_scales(); }
-  /// Whether it is on the exponents too. A cap wants logits without it.
-  constexpr bool keeps_start_on_exponents() const { return keeps_start() && !capped; }
+  constexpr bool has_centres() const { return !paper; }
   constexpr int threads() const { return 32 * warps; }
   constexpr int queries() const { return kWarpQueries * warps; }
   // Accumulators come in blocks of 8 columns: keys in the scores, channels in O.
@@ -41,35 +32,26 @@ struct Config {
   /// INT8 products contract 32 keys at a time.
   constexpr int key_steps() const { return tile_k / 32; }
   constexpr bool valid() const {
-    return kBlock % queries() == 0 && kBlock % tile_k == 0 && (!keeps_start() || folds_v()) &&
-           (!lists || queries() == kListedQueries) && (!capped || keeps_start()) &&
-           (!has_centres() || (kBlock == tile_k && !lists));
+    return kBlock % queries() == 0 && kBlock % tile_k == 0 &&
+           (!lists || queries() == kListedQueries) && !(paper && (lists || capped));
   }
 };
 
 // The table. Thread blocks are small and several share a multiprocessor: while one waits at its
-// barrier, or for its products, the others have work of another kind.
+// barrier, or for its products, the others have work of another kind. A tile lies in one octave.
 
-inline constexpr Config kNarrow{
-    .scheme = Scheme::vectorwise, .d = 64, .tile_k = 128, .warps = 4, .resident = 3};
-inline constexpr Config kWide{
-    .scheme = Scheme::vectorwise, .d = 128, .tile_k = 128, .warps = 4, .resident = 2};
-// The two more numbers per key cost the third thread block at d 64. A tile lies in one octave.
-inline constexpr Config kTokenwiseNarrow{
-    .scheme = Scheme::tokenwise, .d = 64, .tile_k = 128, .warps = 4, .resident = 2};
-inline constexpr Config kTokenwiseWide{
-    .scheme = Scheme::tokenwise, .d = 128, .tile_k = 128, .warps = 4, .resident = 2};
+inline constexpr Config kNarrow{.d = 64, .tile_k = 128, .warps = 4, .resident = 3};
+inline constexpr Config kWide{.d = 128, .tile_k = 128, .warps = 4, .resident = 2};
 // The tiles of `paper` are part of the recipe. They have 64 keys.
 inline constexpr Config kPaperNarrow{
-    .scheme = Scheme::paper, .d = 64, .tile_k = 64, .warps = 4, .resident = 3};
+    .d = 64, .tile_k = 64, .warps = 4, .resident = 3, .paper = true};
 inline constexpr Config kPaperWide{
-    .scheme = Scheme::paper, .d = 128, .tile_k = 64, .warps = 4, .resident = 2};
-// Soft capping. It needs more registers.
+    .d = 128, .tile_k = 64, .warps = 4, .resident = 2, .paper = true};
+// Soft capping.
 constexpr Config with_cap(Config config) {
-  config.capped = true, config.resident = 2;
+  config.capped = true;
   return config;
 }
-
 // Block lists. Tiles lie within a block, so they have 64 keys where blocks have no multiple of 128.
 constexpr Config listed(Config config, int tile_k) {
   config.lists = true, config.tile_k = tile_k;
@@ -81,8 +63,6 @@ constexpr Config listed(Config config, int tile_k) {
 enum class Instance {
   narrow,
   wide,
-  tokenwise_narrow,
-  tokenwise_wide,
   paper_narrow,
   paper_wide,
   capped_narrow,
@@ -98,10 +78,6 @@ constexpr Config config_of(Instance instance) {
       return kNarrow;
     case Instance::wide:
       return kWide;
-    case Instance::tokenwise_narrow:
-      return kTokenwiseNarrow;
-    case Instance::tokenwise_wide:
-      return kTokenwiseWide;
     case Instance::paper_narrow:
       return kPaperNarrow;
     case Instance::paper_wide:

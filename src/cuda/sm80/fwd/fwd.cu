@@ -12,10 +12,8 @@ void launch_forward(const ForwardCall& call) {
     launch_listed_forward(call);
   else if (call.params.cap.on())
     launch_capped_forward(call);
-  else if (call.scheme == Scheme::paper)
+  else if (call.paper)
     run_forward<Instance::paper_narrow, Instance::paper_wide>(call);
-  else if (call.scheme == Scheme::tokenwise)
-    launch_tokenwise_forward(call);
   else
     run_forward<Instance::narrow, Instance::wide>(call);
 }

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm80/params.h"
-#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::sm80 {
@@ -14,7 +13,7 @@ namespace sagebwd::cuda::sm80 {
 /// lists.
 struct ForwardCall {
   const ForwardParams& params;
-  Scheme scheme;
+  bool paper;
   Dtype dtype;
   int padded_d, tile_k, q_blocks, heads;
   cudaStream_t stream;
@@ -22,9 +21,8 @@ struct ForwardCall {
 
 void launch_forward(const ForwardCall& call);
 
-// Instances of which each kind has a file of its own, to compile beside the others: recipe
-// `tokenwise`, those that cap logits, those that walk block lists.
-void launch_tokenwise_forward(const ForwardCall& call);
+// Instances of which each kind has a file of its own, to compile beside the others: those that cap
+// logits, those that walk block lists.
 void launch_capped_forward(const ForwardCall& call);
 void launch_listed_forward(const ForwardCall& call);
 

@@ -17,13 +17,14 @@
 //
 // Tiles in INT8 come first and those in 16 bit after them. The order does not matter to the sums,
 // and the loop that takes the time has one kind of tile only, which saves registers. In 16 bit are
-// the leading tiles of a list (all tiles where O is lifted) and poisoned ones, whose V holds NaN or
-// Inf.
+// the leading tiles of a list (all tiles where O is lifted) and, in `paper`, poisoned ones, whose V
+// holds NaN or Inf.
 //
-// In `tokenwise` no bit of a row may depend on other rows, on keys that it does not see, or on how
-// many keys there are. So nothing there may follow from the end of a walk, and a poisoned tile
-// stays in INT8, because it would round otherwise in 16 bit. Its logits lack the centre of their
-// octave of keys; a tile lies in one, so its logit is one number per row.
+// But in `paper` no bit of a row may depend on other rows, on keys that it does not see, or on how
+// many keys there are. So nothing may follow from the end of a walk, and a poisoned tile stays in
+// INT8, because it would round otherwise in 16 bit. (Lists have no such promise for the number of
+// keys.) Keys lack the centre of their octave; a tile lies in one, so the centre's logit is one
+// number per row.
 //
 // config.cuh has the instances, work.cuh the queries and keys of a thread block, shared.cuh the
 // shared memory.
@@ -58,25 +59,24 @@ struct State {
   }
 };
 
-/// Before a tile: what changes with the octave of its keys.
+/// Before a tile: what changes with the octave of its keys. A list may come back to an octave.
 template <Config kConfig>
 __device__ __forceinline__ void enter(State<kConfig>& state, int tile) {
   if constexpr (kConfig.has_centres()) {
-    const bool starts_octave = (tile & (tile - 1)) == 0;
-    if (starts_octave || tile == state.me.work().walk.tile(0))
-      enter_octave(state.queries, state.me, tile);
+    const int octave = numerics::octave_of_block(tile / (kBlock / kConfig.tile_k));
+    if (octave != state.queries.octave) enter_octave(state.queries, state.me, octave);
   }
 }
 
 /// Whether the starts of sums come off O behind a tile. `left`: tiles in INT8 from this one on. In
-/// `tokenwise` the tiles that a row sees alone may decide: how many come behind depends on other
-/// rows. Those it does not see add nothing, and no start.
+/// a band the tiles that a row sees alone may decide: how many come behind depends on other rows.
+/// Those it does not see add nothing, and no start.
 template <Config kConfig>
 __device__ __forceinline__ bool settles(int tile, int left) {
-  if constexpr (kConfig.has_centres())
-    return tile % tile::kTilesWithStart == tile::kTilesWithStart - 1;
-  else
+  if constexpr (kConfig.paper || kConfig.lists)
     return left % tile::kTilesWithStart == 0;
+  else
+    return tile % tile::kTilesWithStart == tile::kTilesWithStart - 1;
 }
 
 /// Adds a tile in INT8 to the sums.
@@ -96,8 +96,9 @@ __device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile
   multiply_int8(sums, me, codes, rows, stage);
 }
 
-/// Adds a tile in 16 bit to the sums. The mass of a poisoned tile that is not leading was counted
-/// in INT8. V in 16 bit lies in the stage that is not the tile's.
+/// Adds a tile in 16 bit to the sums: V itself, or its codes in leading tiles of lists. The mass of
+/// a poisoned tile that is not leading was counted in INT8. V in 16 bit lies in the stage that is
+/// not the tile's.
 template <typename T, Config kConfig>
 __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int tile, bool leading,
                                          bool poisoned) {
@@ -109,15 +110,13 @@ __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int t
   multiply_qk(x, me, queries, stage);
   softmax(x, rows, me, queries, stage, tile);
   sums.template carry_over<Product::floating>(rows);
-  const bool whole_v = poisoned || me.p.v16_is_v;  // else codes of V, without its mean
-  sums.add_mass_16(rows, leading, whole_v);
-  const float unit = whole_v ? 1.0f : me.scale(stage).v;
+  if (leading) sums.add_mass(rows);
   wait_for_copies();
   if (poisoned) {
     clean_v16<T>(me, other(stage));
     __syncthreads();
   }
-  multiply_16<T>(sums, me, x, rows, unit, other(stage));
+  multiply_16<T>(sums, me, x, rows, other(stage));
   if (poisoned) spread_poison<T>(sums, me, tile);
 }
 
@@ -137,11 +136,8 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   arch::cp_async_commit();
   wait_for_copies();  // the Work is there too
   for (; left > 0; --left, stage = other(stage)) {
-    // Where the loop has no registers left to hold what follows from the index: from Blackwell on,
-    // on sm_80 at d 64, and before Hopper with a cap and in `tokenwise`.
-    if constexpr (arch::kTarget >= 1000 || (arch::kTarget == 800 && kConfig.d == 64) ||
-                  (arch::kTarget < 900 && (kConfig.capped || kConfig.has_centres())))
-      me.set_index(arch::thread_index());
+    // Where the loop has no registers left to hold what follows from the index.
+    if constexpr (!arch::kIsHopper) me.set_index(arch::thread_index());
     const int tile = next;
     const auto& walk = me.work().walk;
     next = left > 1 ? walk.next(walk.steps - left, tile) : walk.tile(0);  // 0: the first in 16 bit
@@ -155,12 +151,15 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   sums.settle();
 
   const int last =
-      !kConfig.has_centres() && me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
-  if constexpr (kConfig.has_centres())
-    if (me.any_poisoned() != 0) mark_rows(sums, me);
+      kConfig.paper && me.any_poisoned() != 0 ? me.work().walk.steps : me.work().leading;
   for (int step = 0; step < last; ++step) {
     const int tile = me.work().walk.tile(step);
-    const bool poisoned = me.poisoned(stage), leading = step < me.work().leading;
+    const bool leading = step < me.work().leading;
+    bool poisoned = me.poisoned(stage);
+    if (!kConfig.paper && poisoned && !me.p.v16_is_v) {  // codes of V: those of NaN and Inf are 0
+      if (me.index == 0) me.any_poisoned() = 1;
+      poisoned = false;
+    }
     enter(state, tile);
     if (leading || poisoned) visit_16<T>(state, stage, tile, leading, poisoned);
     __syncthreads();  // all have read the tile: the next one takes its place
@@ -168,19 +167,27 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     arch::cp_async_commit();
     wait_for_copies();
   }
+  if constexpr (!kConfig.paper)
+    if (me.any_poisoned() != 0) mark_rows(sums, me);
   store<T>(sums, me);
 }
 
-template <Instance kInstance>
-inline constexpr int kResident = arch::resident(sizeof(SharedPlan<config_of(kInstance)>),
-                                                config_of(kInstance).resident);
+/// Thread blocks on a multiprocessor. On sm_100 three would leave the dense kernel at d 64 too few
+/// registers.
+template <Config kConfig>
+inline constexpr int kResident = arch::resident(sizeof(SharedPlan<kConfig>),
+                                                arch::kTarget == 1000 && !kConfig.lists &&
+                                                        kConfig.d == 64 && !kConfig.paper
+                                                    ? 2
+                                                    : kConfig.resident);
 
 }  // namespace sagebwd::cuda::sm80::fwd
 
 namespace sagebwd::cuda::sm80 {
 
 template <typename T, fwd::Instance kInstance>
-__global__ void __launch_bounds__(fwd::config_of(kInstance).threads(), fwd::kResident<kInstance>)
+__global__ void __launch_bounds__(fwd::config_of(kInstance).threads(),
+                                  fwd::kResident<fwd::config_of(kInstance)>)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr fwd::Config kConfig = fwd::config_of(kInstance);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instances of the forward kernel that walk block lists: recipe `vectorwise`.
+// Instances of the forward kernel that walk block lists.
 #include "cuda/sm80/fwd/fwd.h"
 #include "cuda/sm80/fwd/kernel.cuh"
 

@@ -14,22 +14,14 @@
 
 namespace sagebwd::cuda::sm80::fwd {
 
-/// The block's Work, and the mean of its V where there may be one.
+/// The block's Work.
 template <Config kConfig>
 __device__ void share_work(const Thread<kConfig>& me, const Work<kConfig>& w) {
   using Plan = SharedPlan<kConfig>;
-  constexpr int D = kConfig.d;
-  const ForwardParams& p = me.p;
   if (me.index == 0) at<Work<kConfig>>(me.shared + offsetof(Plan, work)) = w, me.any_poisoned() = 0;
   static_assert(kConfig.queries() <= kConfig.threads());
   if (me.index < kConfig.queries())
     at<float>(me.shared + offsetof(Plan, logit_top) + me.index * 4) = -INFINITY;
-  if constexpr (!kConfig.has_centres())
-    for (uint32_t c = me.index; c < D; c += kConfig.threads())
-      at<float>(me.shared + offsetof(Plan, v_mean) + c * 4) =
-          p.v_mean[(static_cast<int64_t>(w.s.index) * (gridDim.y / p.group) + w.head / p.group) *
-                       D +
-                   c];
 }
 
 /// A tile of K8 and V8 with their scales. `row`: its first key in the workspace.
@@ -43,9 +35,8 @@ __device__ void load_tile(const Thread<kConfig>& me, int stage, uint32_t row) {
   tile::load_tile<kTileK, D, kThreads>(to + offsetof(Stage, k8), p.k8 + first, me.index);
   tile::load_tile<D*(kTileK / kSlab), kSlab, kThreads>(to + offsetof(Stage, v8t), p.v8t + first,
                                                        me.index);
-  if constexpr (kConfig.has_key_scales())
-    tile::load_linear<kTileK * sizeof(KeyScale), kThreads>(to + offsetof(Stage, k_scale),
-                                                           p.k_scale + row, me.index);
+  tile::load_linear<kTileK * sizeof(KeyScale), kThreads>(to + offsetof(Stage, k_scale),
+                                                         p.k_scale + row, me.index);
   if constexpr (kConfig.folds_v()) {
     const FoldedScales* of_block = p.folded + row / kBlock;
     if constexpr (kTileK == kBlock) {
@@ -61,10 +52,10 @@ __device__ void load_tile(const Thread<kConfig>& me, int stage, uint32_t row) {
           of_block->inverse + row % kBlock, me.index);
     }
   }
-  // But in `paper` the tiles of a block share their scales.
+  // But in `paper` the tiles of a block share this.
   if (me.index == kThreads - 1)
-    arch::cp_async_8(to + offsetof(Stage, scale),
-                     p.tile_scale + row / (kConfig.folds_v() ? kBlock : kTileK));
+    arch::cp_async_4(to + offsetof(Stage, v_scale),
+                     p.v_tile_scale + row / (kConfig.paper ? kTileK : kBlock));
 }
 
 /// A tile of V in 16 bit, in the place of codes.

@@ -15,17 +15,15 @@
 
 namespace sagebwd::cuda::sm80::fwd {
 
-/// O += weight·P8·V8. A poisoned tile is noted. It adds nothing here; in `tokenwise` it does,
-/// because its poisoned values have codes 0.
+/// O += weight·P8·V8. A poisoned tile is noted. Its poisoned values have codes 0; in `paper` the
+/// tile adds nothing here.
 template <Config kConfig>
 __device__ void multiply_int8(Accumulators<kConfig>& sums, const Thread<kConfig>& me,
                               const Codes<kConfig>& a, const TileRows& rows, int stage) {
   using Stage = typename SharedPlan<kConfig>::Stage;
   constexpr int D = kConfig.d;
-  const float scale = me.scale(stage).v;
-  const float unit = kConfig.has_centres() ? me.p.p_unit
-                     : scale == scale      ? scale * me.p.p_unit
-                                           : 0.0f;
+  const float scale = me.v_scale(stage);
+  const float unit = !kConfig.paper ? me.p.p_unit : scale == scale ? scale * me.p.p_unit : 0.0f;
   if (scale != scale && me.index == 0) me.any_poisoned() = 1;
   const float w[2] = {rows.weight[0] * unit, rows.weight[1] * unit};
 #pragma unroll
@@ -59,12 +57,12 @@ __device__ void multiply_int8(Accumulators<kConfig>& sums, const Thread<kConfig>
   }
 }
 
-/// O += unit·weight·P·V, with P in the type of V. `stage` holds V in 16 bit, or its codes.
+/// O += weight·P·V, with P in the type of V. `stage` holds V in 16 bit, or its codes.
 template <typename T, Config kConfig>
 __device__ void multiply_16(Accumulators<kConfig>& sums, const Thread<kConfig>& me,
-                            const Scores<kConfig>& x, const TileRows& rows, float unit, int stage) {
+                            const Scores<kConfig>& x, const TileRows& rows, int stage) {
   constexpr int D = kConfig.d;
-  const float w[2] = {rows.weight[0] * me.p.p_unit * unit, rows.weight[1] * me.p.p_unit * unit};
+  const float w[2] = {rows.weight[0] * me.p.p_unit, rows.weight[1] * me.p.p_unit};
   const uint32_t v = me.stage_at(stage);
 #pragma unroll
   for (int k = 0; k < kConfig.tile_k / 16; ++k) {
@@ -84,7 +82,7 @@ __device__ void multiply_16(Accumulators<kConfig>& sums, const Thread<kConfig>& 
   }
 }
 
-/// `tokenwise`: makes NaN of the rows that see a poisoned value. No other row learns of it.
+/// Makes NaN of the rows that see a poisoned value, but in `paper`. No other row learns of it.
 template <Config kConfig>
 __device__ void mark_rows(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
   const Work<kConfig>& w = me.work();
@@ -92,8 +90,8 @@ __device__ void mark_rows(Accumulators<kConfig>& sums, const Thread<kConfig>& me
   for (int step = 0; step < w.walk.steps; ++step) {
     const int first = w.walk.tile(step) * kConfig.tile_k, end = min(first + kConfig.tile_k, w.s.nk);
     const uint32_t row = me.key_row(w.walk.tile(step));
-    const float of_tile = me.p.tile_scale[row / kBlock].v;
-    if (of_tile == of_tile) continue;
+    const float of_block = me.p.v_tile_scale[row / kBlock];
+    if (of_block == of_block) continue;
     for (int key = first; key < end; ++key) {
       const float scale = me.p.v_scale[row + static_cast<uint32_t>(key - first)];
       if (scale == scale) continue;

@@ -21,9 +21,7 @@ template <typename T, Config kConfig>
 __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kConfig>& me, int r) {
   const ForwardParams& p = me.p;
   const bool any = !(sums.sum[r] == 0.0f);  // NaN counts
-  // O was gathered from V minus its mean, except where V itself was multiplied.
-  const float inverse = any ? 1.0f / sums.sum[r] : 0.0f,
-              rest = any ? 1.0f - sums.sum_16[r] * inverse : 0.0f;
+  const float inverse = any ? 1.0f / sums.sum[r] : 0.0f;
   const tile::Sequence& s = me.work().s;
   const int64_t token = s.q_begin + me.query(r);
   T* out = tile::row_of<T>(p.o, s, me.work().head, token);
@@ -31,22 +29,14 @@ __device__ uint32_t store_row(const Accumulators<kConfig>& sums, const Thread<kC
   for (int c = 0; c < kConfig.channel_blocks(); ++c) {
     const int channel = c * 8 + static_cast<int>(2 * me.t());
     if (channel >= p.d) break;
-    float low, high;
-    if constexpr (kConfig.has_centres()) {
-      low = sums.o[c][2 * r] * inverse, high = sums.o[c][2 * r + 1] * inverse;
-    } else {
-      const float2 mean =
-          at<float2>(me.shared + offsetof(SharedPlan<kConfig>, v_mean) + channel * 4);
-      low = sums.o[c][2 * r] * inverse + mean.x * rest;
-      high = sums.o[c][2 * r + 1] * inverse + mean.y * rest;
-    }
+    const float low = sums.o[c][2 * r] * inverse, high = sums.o[c][2 * r + 1] * inverse;
     tile::store_pair(out + channel, any ? tile::of_output<T>(low) : 0.0f,
                      any ? tile::of_output<T>(high) : 0.0f, p.o.vector);
   }
   if (me.t() != 0) return 0;
   constexpr float kLn2 = static_cast<float>(numerics::kLn2);
-  float mean_logit = 0.0f;  // what the logits lack; capped ones have it already
-  if constexpr (!kConfig.capped && !kConfig.has_centres())
+  float mean_logit = 0.0f;  // what the logits lack
+  if constexpr (kConfig.paper)
     mean_logit = p.q_mean_logit[me.work().head * p.tq + s.q_pad + me.query(r)];
   *tile::stat_of(p.lse, s, me.work().head, token) =
       any ? kLn2 * (sums.reference[r] + log2f(sums.sum[r])) + mean_logit : -INFINITY;
@@ -62,7 +52,6 @@ __device__ void store(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sums.sum[r] = tile::quad_sum(sums.sum[r]) * p.p_unit;
-    sums.sum_16[r] = tile::quad_sum(sums.sum_16[r]) * p.p_unit;
     if (me.query(r) < me.work().s.nq) best = max(best, store_row<T>(sums, me, r));
   }
   if (p.max_logit == nullptr) return;

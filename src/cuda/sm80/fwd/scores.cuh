@@ -19,8 +19,8 @@ template <Config kConfig>
 struct Queries {
   uint32_t q8[kConfig.d / 32][4];  // A operands
   PerRow logit_factor;
-  PerRow shift;   // with a cap: logits of the mean key, in log2 units
   PerRow centre;  // of the octave that is visited: logits of its centre, in log2 units
+  int octave = -1;
 
   __device__ void load(const Thread<kConfig>& me, const Work<kConfig>& w) {
     constexpr int D = kConfig.d;
@@ -33,20 +33,18 @@ struct Queries {
         q8[k][r] = *reinterpret_cast<const uint32_t*>(q + (r & 1) * 8 * D + k * 32 + (r >> 1) * 16);
 #pragma unroll
     for (int r = 0; r < 2; ++r) logit_factor[r] = me.p.logit_factor[row + 8 * r];
-    if constexpr (kConfig.capped)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) shift[r] = me.p.q_mean_logit[row + 8 * r] * numerics::kLog2e;
   }
 };
 
-/// `tokenwise`: finds the logits of the centre of a tile's octave. All columns of the product are
-/// that centre, so every lane gets the sums of its rows.
+/// Finds the logits of the centre of an octave. All columns of the product are that centre, so
+/// every lane gets the sums of its rows.
 template <Config kConfig>
-__device__ void enter_octave(Queries<kConfig>& queries, const Thread<kConfig>& me, int tile) {
+__device__ void enter_octave(Queries<kConfig>& queries, const Thread<kConfig>& me, int octave) {
   const Work<kConfig>& w = me.work();
   const tuned::Centres& centres = me.p.centres;
-  const int64_t row = centres.row(w.head / me.p.group, w.s.k_pad / kBlock,
-                                  numerics::first_block_of(numerics::octave_of_block(tile)));
+  const int64_t row =
+      centres.row(w.head / me.p.group, w.s.k_pad / kBlock, numerics::first_block_of(octave));
+  queries.octave = octave;
   const int8_t* codes = centres.codes + row * me.p.d;
   const float scale = centres.scale[row];
   int sum[4];
@@ -67,8 +65,7 @@ __device__ void enter_octave(Queries<kConfig>& queries, const Thread<kConfig>& m
         __fmul_rn(__fmul_rn(tile::sum_of(sum[2 * r]), scale), queries.logit_factor[r]);
 }
 
-/// x = (Q8·K8ᵀ)·(scale of K), or Q8·K8ᵀ with the start of the sums if that stays on. `Logits`
-/// knows what is missing.
+/// x = (Q8·K8ᵀ)·(scale of K).
 template <Config kConfig>
 __device__ void multiply_qk(Scores<kConfig>& x, const Thread<kConfig>& me,
                             const Queries<kConfig>& queries, int stage) {
@@ -89,39 +86,12 @@ __device__ void multiply_qk(Scores<kConfig>& x, const Thread<kConfig>& me,
     }
 #pragma unroll
   for (int n = 0; n < kKeyBlocks; ++n) {
-    float4 ks;  // scale, offset; of two keys
-    if constexpr (!kConfig.keeps_start())
-      ks = at<float4>(me.stage_at(stage) + offsetof(Stage, k_scale) + me.t() * 16 + n * 64);
+    const float4 ks =  // scale, offset; of two keys
+        at<float4>(me.stage_at(stage) + offsetof(Stage, k_scale) + me.t() * 16 + n * 64);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      x[n][e] = kConfig.keeps_start()
-                    ? __int_as_float(acc[n][e])
-                    : tile::scaled_sum(acc[n][e], e & 1 ? ks.z : ks.x, e & 1 ? ks.w : ks.y);
+      x[n][e] = tile::scaled_sum(acc[n][e], e & 1 ? ks.z : ks.x, e & 1 ? ks.w : ks.y);
   }
-}
-
-/// From scores to logits in log2 units: x·slope - start·slope. Capped logits are such already.
-template <Config kConfig>
-struct Logits {
-  static constexpr float kStart = kConfig.keeps_start_on_exponents() ? tile::kMagicFloat : 0.0f;
-  PerRow slope;
-
-  __device__ Logits(const Thread<kConfig>& me, const Queries<kConfig>& queries, int stage) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      slope[r] =
-          queries.logit_factor[r] * (kConfig.keeps_start() ? fabsf(me.scale(stage).k) : 1.0f);
-  }
-};
-
-/// Makes NaN of the scores of keys that hold NaN or Inf, where the scale that they share does not.
-template <Config kConfig>
-__device__ void poison(Scores<kConfig>& x, const Thread<kConfig>& me, int tile) {
-  const KeyScale* of_key = me.p.k_scale + me.key_row(tile) + 2 * me.t();
-#pragma unroll
-  for (int n = 0; n < kConfig.key_blocks(); ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[n][e] = fmaf(of_key[n * 8 + (e & 1)].scale, 0.0f, x[n][e]);
 }
 
 /// Makes -inf of what the mask hides.

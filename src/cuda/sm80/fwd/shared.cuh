@@ -40,12 +40,11 @@ struct SharedPlan {
   struct Stage {  // a tile of keys
     alignas(128) uint8_t k8[kTileK * D];
     alignas(128) uint8_t v8t[kTileK * D];
-    alignas(16) KeyScale k_scale[kConfig.has_key_scales() ? kTileK : 1];
+    alignas(16) KeyScale k_scale[kTileK];
     alignas(16) std::conditional_t<kConfig.folds_v(), TileFolded<kConfig>, None> folded;
-    alignas(16) TileScale scale;
+    alignas(16) float v_scale;  // ForwardParams::v_tile_scale
   };
   Stage stage[2];  // a tile of V in 16 bit takes the place of k8 and v8t
-  alignas(16) float v_mean[D];
   alignas(16) Work<kConfig> work;
   float logit_top[kConfig.queries()];  // largest logit of each query, if the call wants it
   int any_poisoned;  // whether the V of a tile that has been multiplied holds NaN or Inf
@@ -114,13 +113,13 @@ struct Thread {
   __device__ uint32_t stage_at(int stage) const {
     return shared + static_cast<uint32_t>(stage * sizeof(Stage));
   }
-  __device__ const TileScale& scale(int stage) const {
-    return at<TileScale>(stage_at(stage) + offsetof(Stage, scale));
+  __device__ float v_scale(int stage) const {
+    return at<float>(stage_at(stage) + offsetof(Stage, v_scale));
   }
   /// Whether the V of a tile holds NaN or Inf.
   __device__ bool poisoned(int stage) const {
-    const float factor = scale(stage).v;
-    return factor != factor;
+    const float scale = v_scale(stage);
+    return scale != scale;
   }
   __device__ float& logit_top(int r) const {
     return at<float>(shared + offsetof(Plan, logit_top) + (first_row() + 8 * r) * 4);

@@ -33,15 +33,13 @@ template <Config kConfig>
 struct Accumulators {
   static constexpr int kChannelBlocks = kConfig.channel_blocks();
   PerRow reference;  // exponent that O and the sums are relative to
-  // This lane's share of the row sum, and of that part of it whose tiles multiplied V itself
-  // instead of V minus its mean.
-  PerRow sum, sum_16;
+  PerRow sum;        // this lane's share of the row sum
   float o[kChannelBlocks][4];
   PerRow starts;  // what the starts of integer sums have added to O (tile/codes.cuh)
 
   __device__ Accumulators() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) reference[r] = -INFINITY, sum[r] = sum_16[r] = starts[r] = 0.0f;
+    for (int r = 0; r < 2; ++r) reference[r] = -INFINITY, sum[r] = starts[r] = 0.0f;
 #pragma unroll
     for (int c = 0; c < kChannelBlocks; ++c)
 #pragma unroll
@@ -76,15 +74,14 @@ struct Accumulators {
                                : arch::exp2_approx(reference[r] - rows.top[r]);
       reference[r] = moves ? rows.top[r] : reference[r];
       sum[r] *= shrink;
-      if constexpr (kProduct == Product::floating) sum_16[r] *= shrink;
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c) o[c][2 * r] *= shrink, o[c][2 * r + 1] *= shrink;
       if constexpr (kProduct == Product::int8) starts[r] *= shrink;
     }
   }
 
-  /// Carries a tile over to the reference exponent. Products in INT8 come before those in 16 bit:
-  /// until then sum_16 is zero, and afterwards starts are.
+  /// Carries a tile over to the reference exponent. Products in INT8 come before those in 16 bit,
+  /// and then there are no starts left.
   template <Product kProduct>
   __device__ void carry_over(TileRows& rows) {
     bool move = false;
@@ -103,72 +100,54 @@ struct Accumulators {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += rows.mass[r];
   }
-  /// The same for a tile in 16 bit. `is_new`: its mass has not been counted in INT8. `whole_v`: it
-  /// multiplies V itself.
-  __device__ void add_mass_16(const TileRows& rows, bool is_new, bool whole_v) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (whole_v) sum_16[r] += rows.mass[r];
-      if (is_new) sum[r] += rows.mass[r];
-    }
-  }
 };
 
 /// The largest of three.
 __device__ inline float largest(float a, float b, float c) { return fmaxf(a, fmaxf(b, c)); }
-/// The same for numbers that are positive or -inf. Their bits have their order, and there is an
-/// instruction for three integers. NaN is larger than all.
-__device__ inline float largest_bits(float a, float b, float c) {
-  return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
-}
 
-/// The largest number of each row; all lanes of the row get it. `kPositive`: none is negative but
-/// -inf.
-template <Config kConfig, bool kPositive>
+/// The largest number of each row; all lanes of the row get it.
+template <Config kConfig>
 __device__ void row_tops(PerRow& top, const Scores<kConfig>& x) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float best[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int n = 0; n < kConfig.key_blocks(); ++n) {
-      const float a = best[n & 1], b = x[n][2 * r], c = x[n][2 * r + 1];
-      best[n & 1] = kPositive ? largest_bits(a, b, c) : largest(a, b, c);
+      best[n & 1] = largest(best[n & 1], x[n][2 * r], x[n][2 * r + 1]);
     }
     top[r] = tile::quad_max(fmaxf(best[0], best[1]));
   }
 }
 
-/// Adds log2 of V's scales to logits: scores become exponents, x·slope + log2. A start that is on
-/// the scores stays on. It costs the exponents their last bits: they are rounded to about the
-/// weight of one unit of Q8·K8ᵀ. A cap comes before, and takes it off.
+/// Adds log2 of V's scales to logits: scores become exponents, x·factor + log2. A cap comes before,
+/// and wants the logit of the centre.
 template <Config kConfig>
-__device__ void fold(Scores<kConfig>& x, const Logits<kConfig>& logits,
-                     const Queries<kConfig>& queries, const Thread<kConfig>& me, uint32_t scales) {
+__device__ void fold(Scores<kConfig>& x, const Queries<kConfig>& queries, const Thread<kConfig>& me,
+                     uint32_t scales) {
   if constexpr (kConfig.capped) {
 #pragma unroll
     for (int n = 0; n < kConfig.key_blocks(); ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        x[n][e] = tile::capped(me.p.cap, fmaf(x[n][e] - tile::kMagicFloat, logits.slope[e >> 1],
-                                              queries.shift[e >> 1]));
+        x[n][e] = tile::capped(me.p.cap,
+                               fmaf(x[n][e], queries.logit_factor[e >> 1], queries.centre[e >> 1]));
   }
 #pragma unroll
   for (int n = 0; n < kConfig.key_blocks(); n += 2) {
     const float4 v = at<float4>(scales + offsetof(TileFolded<kConfig>, exponent) + n * 32);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float slope = kConfig.capped ? 1.0f : logits.slope[e >> 1];
-      x[n][e] = fmaf(x[n][e], slope, e & 1 ? v.y : v.x);
-      x[n + 1][e] = fmaf(x[n + 1][e], slope, e & 1 ? v.w : v.z);
+      const float factor = kConfig.capped ? 1.0f : queries.logit_factor[e >> 1];
+      x[n][e] = fmaf(x[n][e], factor, e & 1 ? v.y : v.x);
+      x[n + 1][e] = fmaf(x[n + 1][e], factor, e & 1 ? v.w : v.z);
     }
   }
 }
 
 /// Notes the largest logits, for calls that want them. A row has one lane that writes.
 template <Config kConfig>
-__device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& logits,
-                            const Queries<kConfig>& queries, uint32_t scales,
-                            const Thread<kConfig>& me) {
+__device__ void note_logits(const Scores<kConfig>& x, const Queries<kConfig>& queries,
+                            uint32_t scales, const Thread<kConfig>& me) {
   Scores<kConfig> y;
 #pragma unroll
   for (int n = 0; n < kConfig.key_blocks(); ++n)
@@ -182,13 +161,12 @@ __device__ void note_logits(const Scores<kConfig>& x, const Logits<kConfig>& log
       y[n][e] = x[n][e] - folded, y[n][e + 2] = x[n][e + 2] - folded;
     }
   PerRow top;
-  row_tops<kConfig, false>(top, y);
+  row_tops<kConfig>(top, y);
   if (me.t() != 0) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float logit = kConfig.folds_v() ? fmaf(-logits.kStart, logits.slope[r], top[r])
-                                    : top[r] * logits.slope[r];
-    if constexpr (kConfig.has_centres()) logit += queries.centre[r];
+    float logit = kConfig.folds_v() ? top[r] : top[r] * queries.logit_factor[r];
+    if constexpr (kConfig.has_centres() && !kConfig.capped) logit += queries.centre[r];
     if (top[r] != -INFINITY) me.logit_top(r) = fmaxf(me.logit_top(r), logit);
   }
 }
@@ -202,29 +180,27 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
   constexpr int kKeyBlocks = kConfig.key_blocks();
   constexpr bool kFolds = kConfig.folds_v();
   constexpr float kBias = kFolds ? FoldedScales::kBias : 0.0f;
-  const Logits<kConfig> logits(me, queries, stage);
   const uint32_t scales = me.stage_at(stage) + offsetof(Stage, folded) + me.t() * 16;
-  if constexpr (kFolds) fold(x, logits, queries, me, scales);
-  const bool poisoned = kConfig.keeps_start() && me.scale(stage).k < 0.0f;
-  if (poisoned | !me.work().plain.holds(tile)) {  // one branch, seldom taken
-    if (poisoned) poison(x, me, tile);
+  if constexpr (kFolds) fold(x, queries, me, scales);
+  if (!me.work().plain.holds(tile)) {  // one branch, seldom taken
+    // Behind the scales, because a hidden key may have the scale NaN.
     if (!me.work().whole.holds(tile)) hide(x, me, tile);
-    if (me.p.max_logit != nullptr) note_logits(x, logits, queries, scales, me);
+    if (me.p.max_logit != nullptr) note_logits(x, queries, scales, me);
   }
 
   PerRow most, shift;
-  row_tops<kConfig, kConfig.keeps_start_on_exponents()>(most, x);
+  row_tops<kConfig>(most, x);
   // P is the exponential of x·factor + shift. The shift is rounded down, so that no P exceeds the
   // levels, and the row's exponent is what the rounded shift makes it.
   const float log_levels = me.work().log_levels;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool none = most[r] == -INFINITY;
-    shift[r] = none ? 0.0f : __fmaf_rd(-most[r], kFolds ? 1.0f : logits.slope[r], log_levels);
-    rows.top[r] =
-        none ? -INFINITY : log_levels - fmaf(logits.kStart, logits.slope[r], shift[r] + kBias);
+    shift[r] =
+        none ? 0.0f : __fmaf_rd(-most[r], kFolds ? 1.0f : queries.logit_factor[r], log_levels);
+    rows.top[r] = none ? -INFINITY : log_levels - (shift[r] + kBias);
     // The same for all keys of the tile, so P does not know it.
-    if constexpr (kConfig.has_centres())
+    if constexpr (kConfig.has_centres() && !kConfig.capped)
       if (!none) rows.top[r] += queries.centre[r];
   }
   float total[2][2] = {};  // two sums of a row side by side: one alone would wait for itself
@@ -244,7 +220,7 @@ __device__ void softmax(Scores<kConfig>& x, TileRows& rows, const Thread<kConfig
           sum = fmaf(y, h == 0 ? (e & 1 ? inverse.y : inverse.x) : (e & 1 ? inverse.w : inverse.z),
                      sum);
         } else {
-          y = arch::exp2_approx(fmaf(y, logits.slope[e >> 1], shift[e >> 1]));
+          y = arch::exp2_approx(fmaf(y, queries.logit_factor[e >> 1], shift[e >> 1]));
           sum += y;
         }
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recipe `tokenwise`: the mean that is taken out of K where dQ is made of it (DqKeys). It is that
+// The mean that is taken out of K where dQ is made of it (DqKeys), but in `paper`. It is that
 // of at most kMostSampled keys, made again from their codes: one thread block has them all.
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/instance.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys in recipe `tokenwise`: without the centre of their octave (numerics/octaves.h), and with a
-// scale of their own; and those keys again as dQ needs them, made from the codes.
+// Keys of every recipe but `paper`: without the centre of their octave (numerics/octaves.h), and
+// with a scale of their own; and those keys again as dQ needs them, made from the codes.
 #pragma once
 
 #include "cuda/sm80/quantize/operands.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mean of a span of K or V (tuned/runs.cuh), by 256 threads.
+// The mean of a span of K (tuned/runs.cuh) in `paper`, by 256 threads.
 #pragma once
 
 #include "cuda/sm80/quantize/operands.h"
@@ -62,11 +62,11 @@ struct MeanBlock {
   static_assert(kSteps == StageOf::kChunks);
 
   const OperandJob& job;
-  const MeanJob& mean;
-  const Strided& x;
   int head;
   Shared& shared;
   StageOf& stage;
+  const MeanJob& mean = job.k_mean;
+  const Strided& x = job.k;
   int slot = static_cast<int>(threadIdx.x) / Shape::kLanes;
   int channel = static_cast<int>(threadIdx.x) % Shape::kLanes * 8;
 
@@ -217,11 +217,8 @@ struct MeanBlock {
     const int64_t row = static_cast<int64_t>(s.index) * job.hk + head;
     if (way != 0) return;
     mean.mean[row * D + c] = value == 0.0f ? -0.0f : value;
-    if (mean.turned != nullptr) {
-      const float turned = job.rotation > 0 && numerics::rotation_flips(c) ? -value : value;
-      mean.turned[row * D + c] = turned == 0.0f ? -0.0f : turned;
-    }
-    if (mean.saved != nullptr && c < job.d) mean.saved[row * job.d + c] = value;
+    const float turned = job.rotation > 0 && numerics::rotation_flips(c) ? -value : value;
+    mean.turned[row * D + c] = turned == 0.0f ? -0.0f : turned;
   }
 };
 

@@ -10,9 +10,9 @@
 
 namespace sagebwd::cuda::sm80 {
 
-template <typename T, int D, bool kBackward, Scheme kScheme>
-struct AnyWorker : QueryWorker<T, D, kBackward, kScheme> {
-  using Base = QueryWorker<T, D, kBackward, kScheme>;
+template <typename T, int D, bool kBackward, bool kPaper>
+struct AnyWorker : QueryWorker<T, D, kBackward, kPaper> {
+  using Base = QueryWorker<T, D, kBackward, kPaper>;
   using Base::job, Base::item, Base::next, Base::shared, Base::is_mean, Base::start,
       Base::reads_codes, Base::keys, Base::values, Base::queries;
   using typename Base::Block, typename Base::Mean;
@@ -20,11 +20,8 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme> {
   /// Works on `item`, whose stage has arrived, and asks for what `next` reads as soon as there is
   /// room for it. Keeps the ticket then: until the end it would take a register that codes need.
   __device__ void run(uint32_t ticket) {
-    if (kScheme != Scheme::tokenwise && is_mean(item.kind)) {
-      const bool of_k = item.kind == Kind::k_mean;
-      const MeanJob mean = of_k ? job.k_mean : job.v_mean;
-      const Strided x = of_k ? job.k : job.v;
-      Mean{job, mean, x, item.head, shared.mean, shared.stage}.run(
+    if (is_mean(item.kind)) {
+      Mean{job, item.head, shared.mean, shared.stage}.run(
           item.block, item.end, item.from, item.left, [&](bool more, Source from, int left) {
             Kind kind = item.kind;
             if (!more) kind = next.kind, from = next.from, left = next.left;
@@ -56,10 +53,10 @@ struct AnyWorker : QueryWorker<T, D, kBackward, kScheme> {
   }
 };
 
-template <typename T, int D, bool kBackward, Scheme kScheme>
-__global__ void __launch_bounds__(kRowThreads, AnyWorker<T, D, kBackward, kScheme>::kResident)
+template <typename T, int D, bool kBackward, bool kPaper>
+__global__ void __launch_bounds__(kRowThreads, AnyWorker<T, D, kBackward, kPaper>::kResident)
     operand_kernel(const __grid_constant__ OperandJob job) {
-  using Work = AnyWorker<T, D, kBackward, kScheme>;
+  using Work = AnyWorker<T, D, kBackward, kPaper>;
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Work::Shared*>(memory);
   arch::wait_for_earlier_kernels();
@@ -105,12 +102,12 @@ __global__ void __launch_bounds__(kRowThreads, AnyWorker<T, D, kBackward, kSchem
 
 namespace {
 
-template <typename T, int D, bool kBackward, Scheme kScheme>
+template <typename T, int D, bool kBackward, bool kPaper>
 void run(OperandJob job, cudaStream_t stream) {
-  using Work = AnyWorker<T, D, kBackward, kScheme>;
+  using Work = AnyWorker<T, D, kBackward, kPaper>;
   const int64_t places = int64_t{multiprocessors()} * Work::kResident,
                 items = launch_prepare(job, places * 3, stream);  // at work, asked for, known
-  launch(operand_kernel<T, D, kBackward, kScheme>,
+  launch(operand_kernel<T, D, kBackward, kPaper>,
          dim3(static_cast<unsigned>(items < places ? items : places)), kRowThreads,
          static_cast<int>(sizeof(typename Work::Shared)), job, stream);
 }
@@ -119,15 +116,10 @@ void run(OperandJob job, cudaStream_t stream) {
 
 void launch_operands(const OperandJob& job, Dtype dtype, cudaStream_t stream) {
   with_instance(dtype, job.padded_d, [&]<typename T, int D>() {
-    if (job.scheme == Scheme::paper)
-      job.backward ? run<T, D, true, Scheme::paper>(job, stream)
-                   : run<T, D, false, Scheme::paper>(job, stream);
-    else if (job.scheme == Scheme::tokenwise)
-      job.backward ? run<T, D, true, Scheme::tokenwise>(job, stream)
-                   : run<T, D, false, Scheme::tokenwise>(job, stream);
+    if (job.paper)
+      job.backward ? run<T, D, true, true>(job, stream) : run<T, D, false, true>(job, stream);
     else
-      job.backward ? run<T, D, true, Scheme::vectorwise>(job, stream)
-                   : run<T, D, false, Scheme::vectorwise>(job, stream);
+      job.backward ? run<T, D, true, false>(job, stream) : run<T, D, false, false>(job, stream);
   });
 }
 

@@ -8,14 +8,13 @@
 
 #include "cuda/sm80/formats.h"
 #include "cuda/tuned/operands.h"
-#include "sagebwd/recipe.h"
 #include "sagebwd/types.h"
 
 namespace sagebwd::cuda::sm80 {
 
 using tuned::Item, tuned::MeanJob;
 
-/// K as dQ is made from it in `tokenwise`: one scale per tile of keys, and without the mean of a
+/// K as dQ is made from it, but in `paper`: one scale per tile of keys, and without the mean of a
 /// sample of the sequence, of which the kernel before has made both forms.
 struct DqKeys {
   float* scale = nullptr;   // [hk, tk / kSlab], of the tile that holds the slab
@@ -26,20 +25,21 @@ struct DqKeys {
 /// Everything that a forward or a backward needs before its main kernel. Outputs that are null are
 /// not made.
 struct OperandJob : tuned::OperandJob {
-  // That share a scale: of Q and K in `paper`, of K in dQ in `tokenwise`.
+  // Keys that share a scale: of codes in `paper`, else of the codes that dQ is made from. In
+  // `paper`, queries that do.
   int q_tokens, k_tokens;
-  Scheme scheme;
+  bool paper;
   bool folds_v;  // V's token scale is folded into P, and dP is made from the codes of V
 
-  // V in 16 bit, [hk, tk, D]. Forward: V itself if v16_is_v, else codes if tiles lead, and V
-  // itself of poisoned tiles. Backward: codes if folds_v, else V itself.
+  // V in 16 bit, [hk, tk, D]. Forward: V itself if v16_is_v, codes if tiles lead, and V itself of
+  // poisoned tiles in `paper`. Backward: codes if folds_v, else V itself.
   void* v16 = nullptr;
 
-  // [hk, tk]: NaN for a poisoned token. In the forward of `tokenwise`, of blocks that have one.
+  // [hk, tk]: NaN for a poisoned token. In the forward, of blocks that have one.
   float* v_scale = nullptr;
 
   // Forward.
-  TileScale* tile_scale = nullptr;  // [hk, tk / tile_k]; in `tokenwise` of V alone
+  float* v_tile_scale = nullptr;  // [hk, tk / tile_k]
   int tile_k;
   FoldedScales* folded = nullptr;  // [hk, tk / kBlock]
   bool v16_is_v;
@@ -47,16 +47,16 @@ struct OperandJob : tuned::OperandJob {
 
   // Backward.
   int8_t* k8t = nullptr;  // [hk, tk / kSlab, D, kSlab], in the order of tile::turned
-  DqKeys dq_keys;         // `tokenwise`
+  DqKeys dq_keys;         // not in `paper`
   Strided o, dout;
-  StridedStats lse, dlse;   // dlse.data null: none
-  int8_t *q8t, *do8t;       // [h, tq / kSlab, D, kSlab]
-  void* do16 = nullptr;     // [h, tq, D]
-  QueryRow* row;            // [h, tq]
-  QueryExponent* exponent;  // [h, tq]; in `tokenwise` [octaves, h, tq]
-  QueryGradient* gradient;  // [h, tq]
-  float* dq_sum = nullptr;  // [h, tq, D], set to zero
-  bool capped = false;      // logits have the mean key's before they are capped, and so has LSE
+  StridedStats lse, dlse;         // dlse.data null: none
+  int8_t *q8t, *do8t;             // [h, tq / kSlab, D, kSlab]
+  void* do16 = nullptr;           // [h, tq, D]
+  QueryRow* row;                  // [h, tq]
+  QueryExponent* exponent;        // [octaves, h, tq]; in `paper` and with a cap [h, tq]
+  QueryGradient* gradient;        // [h, tq]
+  float* dq_sum = nullptr;        // [h, tq, D], set to zero
+  float* centre_logit = nullptr;  // [octaves, h, tq], in log2 units; with a cap, which comes after
 };
 
 /// The means of DqKeys, from the centres and the keys, or from saved codes.

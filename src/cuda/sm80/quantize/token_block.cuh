@@ -21,7 +21,6 @@
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tuned/transposed.cuh"
 #include "numerics/quantize.h"
-#include "sagebwd/codes.h"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -58,7 +57,6 @@ struct TokenBlock {
   float mean[kParts][8];
   float inverse[kSteps];  // factor to codes of each token; 0: its codes are 0
   float scale;            // of the token that this lane owns; 0 after the end
-  float value_scale;      // the largest of the block, behind measure_values
 
   float unit = 1.0f;  // of what was made
 
@@ -220,8 +218,7 @@ struct TokenBlock {
     share_inverses<kValues>();
   }
 
-  /// One scale per key, and one per token of V, that depend on nothing but the token
-  /// (`tokenwise`).
+  /// One scale per key, and one per token of V, that depend on nothing but the token.
   __device__ void measure_keys() {
     scale = numerics::key_scale_of(own_top<Values::made>());
     share_inverses<Values::made>();
@@ -229,20 +226,6 @@ struct TokenBlock {
   __device__ void measure_lone_values() {
     scale = numerics::lone_value_scale(own_top<Values::loaded>());
     share_inverses();
-  }
-
-  /// One scale per token of V, for folding into P (numerics::value_scale). Returns whether a token
-  /// of the block holds NaN or Inf.
-  __device__ bool measure_values() {
-    const float top = own_top<Values::made>();
-    float most = __uint_as_float(share_top(0, top, kBlock).mine);
-    const bool poisoned = !numerics::is_finite(most);  // the same for all threads
-    if (poisoned)
-      most = __uint_as_float(share_top(1, numerics::is_finite(top) ? top : 0.0f, kBlock).mine);
-    scale = numerics::scale_of(top), value_scale = numerics::scale_of(most);
-    if (numerics::is_finite(top)) scale = numerics::value_scale(scale, value_scale);
-    share_inverses<Values::made>();
-    return poisoned;
   }
 
   /// A scale that several tokens share. Those that hold NaN or Inf are left out, and `poisoned`
@@ -311,7 +294,6 @@ struct TokenBlock {
     int8_t* saved = nullptr;  // [tokens, d] in the caller's memory, from the thread's first token
                               // on; null: not there
     int d = 0;
-    bool marks = false;  // poisoned tokens are marked there (kPoisonedCode)
   };
 
   /// round(x·inverse) with two roundings, as numerics::code_nearest; 0 where `inverse` is 0.
@@ -326,28 +308,18 @@ struct TokenBlock {
 
   template <Values kValues>
   __device__ void write_codes(const Targets& to) const {
-    uint32_t marked = 0;  // a bit per token whose first channel this thread has
-    if (to.marks && to.saved != nullptr) {
-      const uint32_t votes = __ballot_sync(0xffffffffu, scale != scale);
-      if (member() == 0) marked = votes >> thread % 32;
-    }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         float x[8];
         values<kValues>(step, part, x);
-        uint32_t word[2];
-#pragma unroll
-        for (int w = 0; w < 2; ++w)
-          word[w] = code_word(x[4 * w], x[4 * w + 1], x[4 * w + 2], x[4 * w + 3], inverse[step]);
-        put(to, step, part, make_uint2(word[0], word[1]));
-        if (to.saved == nullptr || step >= left || static_cast<int>(channel(part)) >= to.d)
-          continue;
-        if (part == 0 && (marked >> step & 1) != 0)
-          word[0] = static_cast<uint8_t>(kPoisonedCode);  // its other codes are 0
-        *reinterpret_cast<uint2*>(to.saved + static_cast<int64_t>(step) * to.d + channel(part)) =
-            make_uint2(word[0], word[1]);
+        const uint2 words = make_uint2(code_word(x[0], x[1], x[2], x[3], inverse[step]),
+                                       code_word(x[4], x[5], x[6], x[7], inverse[step]));
+        put(to, step, part, words);
+        if (to.saved != nullptr && step < left && static_cast<int>(channel(part)) < to.d)
+          *reinterpret_cast<uint2*>(to.saved + static_cast<int64_t>(step) * to.d + channel(part)) =
+              words;
       }
     }
   }
@@ -392,16 +364,6 @@ struct TokenBlock {
             shared.codes + word_at<D>(slot() * kSteps + step, channel(part) / 4));
   }
 
-  /// Whether the token that this lane owns is marked as poisoned. Takes the marks off.
-  __device__ bool take_marks(Words& codes) const {
-    uint32_t marked = 0;  // a bit per token, in the first lane of the slot
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-      if (member() == 0 && (codes[0][step].x & 0xff) == static_cast<uint8_t>(kPoisonedCode))
-        marked |= 1u << step, codes[0][step].x = 0;
-    return (__shfl_sync(0xffffffffu, marked, 0, kLanes) >> own() & 1) != 0;
-  }
-
   __device__ void put_all(const Targets& to, const Words& codes) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
@@ -418,15 +380,14 @@ struct TokenBlock {
     tuned::write_transposed<D, kTurned>(to, row0, shared.codes, thread);
   }
 
-  /// Writes codes as 16-bit numbers, which hold them exactly.
-  template <Values kValues>
+  /// Writes codes of what was loaded as 16-bit numbers, which hold them exactly.
   __device__ void write_codes_16(void* to) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         float x[8];
-        values<kValues>(step, part, x);
+        values<Values::loaded>(step, part, x);
         alignas(16) T code[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {

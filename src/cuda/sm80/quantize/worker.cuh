@@ -15,21 +15,15 @@ namespace sagebwd::cuda::sm80 {
 
 using tuned::exact_scale, tuned::kZeroScale, tuned::Kind;
 
-template <typename T, int D, bool kBackward, Scheme kScheme>
+template <typename T, int D, bool kBackward, bool kPaper>
 struct Worker {
   using Block = TokenBlock<T, D>;
   using Mean = MeanBlock<T, D>;
   static constexpr int kSteps = Block::kSteps;
-  static constexpr bool kTokenwise = kScheme == Scheme::tokenwise;
   // Thread blocks on a multiprocessor. With one more the backward of `paper` would spill, and at d
-  // 64 other targets than Hopper; at d 128 the forward of `vectorwise` on sm_100 and sm_120.
-  static constexpr bool kPaperBackward = kScheme == Scheme::paper && kBackward;
+  // 64 other targets than Hopper.
   static constexpr int kResident =
-      D == 64 ? (arch::kIsHopper && !kPaperBackward ? 3 : 2)
-              : (kPaperBackward ||
-                         (arch::kTarget >= 1000 && !kBackward && kScheme == Scheme::vectorwise)
-                     ? 1
-                     : 2);
+      kPaper && kBackward ? (D == 64 ? 2 : 1) : (D == 64 && arch::kIsHopper ? 3 : 2);
 
   struct Shared {
     Stage<D> stage;  // of K, V or Q
@@ -50,12 +44,7 @@ struct Worker {
   const Item& next;
   Shared& shared;
 
-  __device__ Block block(int64_t tokens) const {
-    return Block(shared.block, item.left,
-                 item.head * tokens + static_cast<int64_t>(item.block) * kBlock);
-  }
-
-  __device__ static bool is_mean(Kind kind) { return kind == Kind::k_mean || kind == Kind::v_mean; }
+  __device__ static bool is_mean(Kind kind) { return kPaper && kind == Kind::k_mean; }
 
   /// Asks for what a piece of work reads of K, V or Q: a group of copies, which may be empty.
   __device__ __forceinline__ void start(Kind kind, Source from, int left) const {
@@ -78,12 +67,8 @@ struct Worker {
         (queries ? item.s.q_begin : item.s.k_begin) + item.first + b.first_token());
   }
   /// Whether codes come from the caller's memory, or go there. Those of `paper` never do.
-  __device__ bool reads_codes() const {
-    return kBackward && kScheme != Scheme::paper && job.saved.q8 != nullptr;
-  }
-  __device__ bool saves_codes() const {
-    return !kBackward && kScheme != Scheme::paper && job.saved.q8 != nullptr;
-  }
+  __device__ bool reads_codes() const { return kBackward && !kPaper && job.saved.q8 != nullptr; }
+  __device__ bool saves_codes() const { return !kBackward && !kPaper && job.saved.q8 != nullptr; }
   /// The thread's first token in that memory, heads included.
   __device__ int64_t saved_row(const Block& b, bool queries) const {
     const int64_t sequence = queries ? item.s.batch * job.seq.nq + item.s.q_begin
@@ -91,10 +76,9 @@ struct Worker {
     return item.head * (queries ? job.saved.queries : job.saved.keys) + sequence + item.first +
            b.first_token();
   }
-  /// The place of a key's scale there.
-  __device__ float* saved_k_scale(const Block& b) const {
-    return job.saved.k_scale + (kTokenwise ? saved_row(b, false) + b.own()
-                                           : item.head * job.saved.key_blocks + item.block);
+  /// The place of the scale there of the key that this lane owns.
+  __device__ float& saved_k_scale(const Block& b) const {
+    return job.saved.k_scale[saved_row(b, false) + b.own()];
   }
   using Targets = typename Block::Targets;
   __device__ Targets with_saved(Targets to, int8_t* saved, int64_t row) const {
@@ -102,54 +86,43 @@ struct Worker {
     return to;
   }
 
-  /// Waits for the mean of a key head, that of K as it was turned. It is zero if there is none.
-  __device__ void load_mean(Block& b, const MeanJob& mean, int kv_head) const {
+  /// Waits for the mean of K of a key head, as it was turned. It is zero if there is none.
+  __device__ void load_k_mean(Block& b, int kv_head) const {
 #pragma unroll
     for (int part = 0; part < Block::kParts; ++part)
 #pragma unroll
       for (int e = 0; e < 8; ++e) b.mean[part][e] = 0.0f;
-    if (mean.mean == nullptr || item.s.nk == 0) return;
-    const float* from = mean.turned != nullptr ? mean.turned : mean.mean;
-    wait_for_mean(
-        b.mean, from + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D + b.channel(0));
-  }
-
-  /// The mean of V that the forward saved.
-  __device__ void read_v_mean(Block& b, int kv_head) const {
-    const float* from =
-        job.saved.v_mean + (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * job.d;
-#pragma unroll
-    for (int part = 0; part < Block::kParts; ++part) {
-      float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
-      if (static_cast<int>(b.channel(part)) < job.d) {
-        const auto* at = reinterpret_cast<const float4*>(from + b.channel(part));
-        low = at[0], high = at[1];
-      }
-      float(&to)[8] = b.mean[part];
-      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-    }
+    if (job.k_mean.mean == nullptr || item.s.nk == 0) return;
+    wait_for_mean(b.mean, job.k_mean.turned +
+                              (static_cast<int64_t>(item.s.index) * job.hk + kv_head) * D +
+                              b.channel(0));
   }
 
   /// Finds the scales of Q or dO: per `tokens` tokens in `paper`, else per token.
   template <Values kValues>
   __device__ void measure(Block& b, int tokens) const {
-    if constexpr (kScheme == Scheme::paper)
+    if constexpr (kPaper)
       b.template measure_shared<kValues>(tokens);
     else
       b.template measure_tokens<kValues>();
   }
 
-  /// Scale of the key that this lane owns. `common`: that of the keys which share one, poisoned or
-  /// not.
-  __device__ void write_k_scale(const Block& b, float common, bool poisoned) const {
+  /// The scale of the key that this lane owns: `common`, or NaN where the key is poisoned.
+  __device__ void write_k_scale(const Block& b, float common) const {
     common = exact_scale(common);
     if (b.owns())
-      job.k_scale[b.token0() + b.own()] = {poisoned ? __int_as_float(0x7fffffff) : common,
+      job.k_scale[b.token0() + b.own()] = {b.scale != b.scale ? b.scale : common,
                                            -tile::kMagicFloat * common};
   }
 
-  /// Keys in `tokenwise`, whose codes and scales depend on the key and its centre alone.
+  __device__ void keys(Block& b) const {
+    if constexpr (kPaper)
+      tile_keys(b);
+    else
+      lone_keys(b);
+  }
+
+  /// Keys whose codes and scales depend on the key and its centre alone.
   __device__ void lone_keys(Block& b) const {
     const Targets to{.rows = job.k8, .transpose = kBackward};
     const int64_t block = item.first / kBlock;
@@ -161,7 +134,7 @@ struct Worker {
     typename Block::Words codes;
     if (reads_codes()) {
       b.get_codes(codes);
-      b.scale = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
+      b.scale = b.own_is_real() ? saved_k_scale(b) : 0.0f;
       b.put_all(to, codes);
     } else {
       b.flip(shared.signs);
@@ -170,11 +143,11 @@ struct Worker {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) subtract(b, step, centre);
       b.measure_keys();
-      if (saves_codes() && b.owns() && b.own_is_real()) *saved_k_scale(b) = b.scale;
+      if (saves_codes() && b.owns() && b.own_is_real()) saved_k_scale(b) = b.scale;
       b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
       if constexpr (kBackward) b.take_back(codes);
     }
-    write_k_scale(b, b.scale, b.scale != b.scale);
+    write_k_scale(b, b.scale);
     if constexpr (kBackward) dq_keys(b, codes, centre);
   }
 
@@ -209,55 +182,72 @@ struct Worker {
     b.template write_transposed<true>(job.k8t);
   }
 
-  __device__ void keys(Block& b) const {
-    if constexpr (kTokenwise) return lone_keys(b);
-    const Targets to{.rows = job.k8, .transpose = kBackward, .marks = true};
-    if (reads_codes()) {
-      typename Block::Words codes;
-      b.get_codes(codes);
-      const float common = b.own_is_real() ? *saved_k_scale(b) : 0.0f;
-      write_k_scale(b, common, b.take_marks(codes));
-      b.put_all(to, codes);
-    } else {
-      b.flip(shared.signs);
-      load_mean(b, job.k_mean, item.head);
-      b.template make<true>();
-      if (job.rotation > 0) b.rotate(job.rotation);
-      const typename Block::SharedScale shared_scale =
-          b.template measure_shared<Values::made>(kScheme == Scheme::paper ? job.k_tokens : kBlock);
-      const float common = shared_scale.scale;
-      const bool poisoned = shared_scale.poisoned;  // one of the keys that share it
-      if (!kBackward && kScheme == Scheme::vectorwise && threadIdx.x == 0)
-        job.tile_scale[b.row0 / kBlock].k = poisoned ? -exact_scale(common) : exact_scale(common);
-      write_k_scale(b, common, b.scale != b.scale);
-      if (saves_codes() && b.owns() && b.own_is_real() && threadIdx.x == 0)
-        *saved_k_scale(b) = common != common ? 0.0f : common;  // the mark says that it is poisoned
-      b.template write_codes<Values::made>(with_saved(to, job.saved.k8, saved_row(b, false)));
-    }
+  /// Keys in `paper`, without their mean, of which those of a tile share a scale.
+  __device__ void tile_keys(Block& b) const {
+    b.flip(shared.signs);
+    load_k_mean(b, item.head);
+    b.template make<true>();
+    if (job.rotation > 0) b.rotate(job.rotation);
+    write_k_scale(b, b.template measure_shared<Values::made>(job.k_tokens).scale);
+    b.template write_codes<Values::made>({.rows = job.k8, .transpose = kBackward});
     if constexpr (kBackward) {
       __syncthreads();
       b.template write_transposed<true>(job.k8t);
     }
   }
 
-  /// Values in `tokenwise`. Poisoned ones have codes 0: rows that see them become NaN in the end.
+  __device__ void values(Block& b) const {
+    if (reads_codes()) {
+      typename Block::Words codes;
+      b.get_codes(codes);
+      const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
+      if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
+      b.write_codes_16(job.v16, codes);
+    } else if (!kPaper && job.folds_v) {
+      lone_values(b);
+    } else if constexpr (kBackward) {
+      b.write_loaded(job.v16);
+    } else {
+      tile_values(b);
+    }
+  }
+
+  /// Values with a scale of their own. Poisoned ones have codes 0: rows that see them become NaN in
+  /// the end.
   __device__ void lone_values(Block& b) const {
     b.measure_lone_values();
     if constexpr (kBackward) {
       if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
-      b.template write_codes_16<Values::loaded>(job.v16);
+      b.write_codes_16(job.v16);
     } else {
       if (saves_codes() && b.owns() && b.own_is_real())
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
       write_folded(b, b.scale == b.scale ? b.scale : 1.0f);
+      if (job.leads) b.write_codes_16(job.v16);
       b.template write_codes<Values::loaded>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       const bool poisoned = __syncthreads_or(b.scale != b.scale);
       if (threadIdx.x == 0)
-        job.tile_scale[b.row0 / kBlock].v = poisoned ? __int_as_float(0x7fffffff) : 1.0f;
+        job.v_tile_scale[b.row0 / kBlock] = poisoned ? __int_as_float(0x7fffffff) : 1.0f;
       if (poisoned && b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
       b.template write_transposed<false>(job.v8t);
     }
+  }
+
+  /// Values in the forward of `paper`, of which those of a tile share a scale, and where O is
+  /// lifted out of INT8.
+  __device__ void tile_values(Block& b) const {
+    const typename Block::SharedScale of_tile =
+        b.template measure_shared<Values::loaded>(job.tile_k);
+    const int64_t first = b.token0();
+    if (first % job.tile_k == 0 && b.member() == 0)
+      job.v_tile_scale[first / job.tile_k] =
+          of_tile.poisoned ? __int_as_float(0x7fffffff) : of_tile.scale;
+    if (job.folded != nullptr) write_folded(b, 1.0f);
+    b.template write_codes<Values::loaded>({.transpose = true});
+    __syncthreads();
+    b.template write_transposed<false>(job.v8t);
+    if (of_tile.poisoned || job.v16_is_v) b.write_loaded(job.v16);
   }
 
   /// The scale of the token that this lane owns, as P is multiplied by it.
@@ -268,58 +258,6 @@ struct Worker {
     FoldedScales& to = job.folded[b.row0 / kBlock];
     to.exponent[place] = log2f(scale) + FoldedScales::kBias;
     to.inverse[place] = arch::reciprocal_approx(scale);
-  }
-
-  __device__ void values(Block& b) const {
-    if (reads_codes()) {
-      typename Block::Words codes;
-      b.get_codes(codes);
-      const float scale = b.own_is_real() ? job.saved.v_scale[saved_row(b, false) + b.own()] : 1.0f;
-      if (b.owns()) job.v_scale[b.token0() + b.own()] = scale;
-      b.write_codes_16(job.v16, codes);
-      return;
-    }
-    if (kBackward && !job.folds_v) {
-      b.write_loaded(job.v16);
-      return;
-    }
-    if constexpr (kTokenwise)
-      if (job.folds_v) return lone_values(b);
-    load_mean(b, job.v_mean, item.head);
-    b.template make<true>();
-    bool poisoned;
-    float unit = 1.0f;
-    if (job.folds_v) {
-      poisoned = b.measure_values();
-    } else {
-      const typename Block::SharedScale of_tile =
-          b.template measure_shared<Values::made>(job.tile_k);
-      poisoned = of_tile.poisoned, unit = of_tile.scale;
-    }
-    if constexpr (kBackward) {
-      if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
-      b.template write_codes_16<Values::made>(job.v16);
-    } else {
-      const int mine = static_cast<int>(b.slot()) * kSteps;
-      const int tile = static_cast<int>(b.row0 / kSlab) + mine / kSlab;  // of 64 keys
-      if (mine % job.tile_k == 0 && b.member() == 0)
-        job.tile_scale[job.tile_k == kSlab ? tile : tile / 2].v =
-            poisoned ? __int_as_float(0x7fffffff) : unit;
-      if (job.folded != nullptr) write_folded(b, job.folds_v && !poisoned ? b.scale : 1.0f);
-      const bool as_loaded = poisoned || job.v16_is_v;
-      if (saves_codes() && b.owns() && b.own_is_real())
-        job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
-      if (job.leads && !as_loaded) b.template write_codes_16<Values::made>(job.v16);
-      b.template write_codes<Values::made>(
-          with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
-      __syncthreads();
-      b.template write_transposed<false>(job.v8t);
-      if (as_loaded) {
-        // Loaded again: kept until here they would take registers that most blocks need.
-        b.load(b.chunk, row(job.v, b, false), job.v, job.d);
-        b.write_loaded(job.v16);
-      }
-    }
   }
 };
 

@@ -16,7 +16,7 @@
 
 namespace sagebwd::cuda::sm90 {
 
-inline constexpr int kTopThreads = 512;
+inline constexpr int kTopThreads = 256;
 inline constexpr int64_t kMostZeroBlocks = 256;
 
 /// Bits of finite scales; 0 for others. Their order is that of the numbers.

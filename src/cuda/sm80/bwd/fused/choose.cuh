@@ -8,7 +8,6 @@
 #include "cuda/sm80/bwd/fused/kernel.cuh"
 #include "cuda/sm80/bwd/launch.h"
 #include "cuda/tile/layout.h"
-#include "sagebwd/recipe.h"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -22,16 +21,16 @@ struct Choice {
 
 /// Calls `use` with the choice of the current device. What there is on Hopper alone has the large
 /// instances, for which it has room.
-template <unsigned kWants, Scheme kScheme, int D, class Use>
+template <unsigned kWants, int D, class Use>
 void with_choice(Use use) {
   using enum Instance;
-  constexpr bool kPaper = kScheme == Scheme::paper, kPair = (kWants & kLists) != 0;
-  constexpr Instance kLarge = D == 64  ? (kPaper ? paper_narrow : narrow)
-                              : kPaper ? paper_wide
-                              : kPair  ? wide_pair  // tiles of 64 keys lie within any block
-                                       : wide,
-                     kSmall = D == 64 ? (kPaper ? paper_narrow_small : narrow_small)
-                                      : (kPaper ? paper_wide_small : wide_small);
+  constexpr bool kIsPaper = (kWants & kPaper) != 0, kPair = (kWants & kLists) != 0;
+  constexpr Instance kLarge = D == 64    ? (kIsPaper ? paper_narrow : narrow)
+                              : kIsPaper ? paper_wide
+                              : kPair    ? wide_pair  // tiles of 64 keys lie within any block
+                                         : wide,
+                     kSmall = D == 64 ? (kIsPaper ? paper_narrow_small : narrow_small)
+                                      : (kIsPaper ? paper_wide_small : wide_small);
   if constexpr ((kWants & kGeneral) == 0 || (kWants & kDitherDq) != 0) {
     use(Choice<kLarge, kWants, 0>());
   } else {
@@ -44,11 +43,11 @@ void with_choice(Use use) {
 }
 
 /// Launches the instance of a call.
-template <unsigned kWants, Scheme kScheme>
+template <unsigned kWants>
 void run(const BackwardCall& call) {
   const BackwardParams& p = call.params;
   with_instance(call.dtype, call.padded_d, [&]<typename T, int D>() {
-    with_choice<kWants, kScheme, D>([&](auto choice) {
+    with_choice<kWants, D>([&](auto choice) {
       using Choice = decltype(choice);
       constexpr Config kConfig = config_of(Choice::kInstance, kWants);
       const int64_t blocks = kConfig.lists() ? p.lists.lineups * p.lists.piece_places()
@@ -60,9 +59,9 @@ void run(const BackwardCall& call) {
   });
 }
 /// The same with or without kGeneral.
-template <unsigned kWants, Scheme kScheme>
+template <unsigned kWants>
 void run_as_wanted(const BackwardCall& call) {
-  call.params.general ? run<kWants | kGeneral, kScheme>(call) : run<kWants, kScheme>(call);
+  call.params.general ? run<kWants | kGeneral>(call) : run<kWants>(call);
 }
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

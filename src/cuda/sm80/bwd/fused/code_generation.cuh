@@ -27,8 +27,7 @@ inline constexpr unsigned kGeneral = 1;
 inline constexpr unsigned kDitherDq = 2;
 inline constexpr unsigned kLists = 4;   // walks block lists (cuda/lists)
 inline constexpr unsigned kCapped = 8;  // logits are capped (tile/softcap.cuh); with kGeneral
-// Recipe `tokenwise`, in the instances of `vectorwise`.
-inline constexpr unsigned kTokenwise = 16;
+inline constexpr unsigned kPaper = 16;  // recipe `paper`
 
 /// Choices that change the registers and the order of instructions, never a result.
 struct CodeGeneration {
@@ -49,7 +48,7 @@ struct CodeGeneration {
   bool dq_early = false;
   // A product that may not mix with its neighbours: mixed products need more registers.
   bool dv_apart = false, dk_apart = false;
-  // `tokenwise`: the scales of dQ's keys and of the codes of dS meet once for all warps, behind the
+  // The scales of dQ's keys and of the codes of dS meet once for all warps, behind the
   // codes, where there are registers for it.
   bool shares_dq_scales = false;
   // Thread blocks that share the registers, if they do not suffice for those of the instance.
@@ -79,7 +78,8 @@ constexpr CodeGeneration for_hopper(Instance instance, unsigned wants) {
                 .renews_transposed = true,
                 .walk_in_shared = true,
                 .dv_apart = true,
-                .dk_apart = true};
+                .dk_apart = true,
+                .shares_dq_scales = true};
       if (general) return {.mixes_tiles = true, .renews_index = true};
       return {.whole_addresses = true, .mixes_tiles = true, .renews_transposed = true};
     case Instance::wide_pair:
@@ -100,7 +100,7 @@ constexpr CodeGeneration code_generation(Instance instance, unsigned wants, int 
   if (target / 100 == 12) {
     few.dq_early = true;
     few.renews_index = (wants & kLists) != 0;
-    few.shares_dq_scales = (wants & kTokenwise) != 0;
+    few.shares_dq_scales = (wants & kPaper) == 0;
     return few;
   }
   few.renews_keys = true;

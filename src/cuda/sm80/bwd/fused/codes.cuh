@@ -174,8 +174,7 @@ struct RowScales {
     static_assert(kConfig.tile_q() <= kConfig.threads());
     if (me.index < kConfig.tile_q())
       at<float>(me.dq_scales() + me.index * 4) =
-          at<float>(maxima + kQuery + me.index * 4) *
-          at<float>(me.shared + offsetof(SharedPlan<kConfig>, tile_k_scale));
+          at<float>(maxima + kQuery + me.index * 4) * me.dq_key_scale();
   }
   /// From the largest magnitudes of a lane's four keys. Four lanes hold a key; each is left with
   /// one.

@@ -6,7 +6,6 @@
 #include "cuda/lists/lists.h"
 #include "cuda/sm80/bwd/fused/code_generation.cuh"
 #include "cuda/tile/layout.h"
-#include "sagebwd/recipe.h"
 
 namespace sagebwd::cuda::sm80::fused_backward {
 
@@ -17,7 +16,6 @@ inline constexpr int kWarpQueries = 32, kQueryBlocks = kWarpQueries / 8;
 /// One instance of the kernel.
 struct Config {
   Instance instance = Instance::narrow;
-  Scheme scheme = Scheme::vectorwise;
   int d = 64;  // channels, padded
   // A tile is key_strips x query_strips warps: the warps of a key strip have the same 32 keys, the
   // warps of a query strip the same 32 queries.
@@ -36,15 +34,12 @@ struct Config {
   constexpr bool dithers_dq() const { return (wants & kDitherDq) != 0; }
   constexpr bool lists() const { return (wants & kLists) != 0; }
   constexpr bool capped() const { return (wants & kCapped) != 0; }
+  constexpr bool paper() const { return (wants & kPaper) != 0; }
   /// Whether V is given as codes with a scale per key.
-  constexpr bool has_v_codes() const { return scheme != Scheme::paper; }
+  constexpr bool has_v_codes() const { return !paper(); }
   /// Whether dQ is made from codes of K of its own, whose scale the keys of a thread block share.
-  constexpr bool has_dq_keys() const { return scheme == Scheme::tokenwise; }
-  /// Whether K's scale is folded into dS, key by key. Otherwise the keys of a thread block share
-  /// one, and it multiplies dQ, which saves a multiplication per score but takes registers.
-  constexpr bool folds_k() const {
-    return scheme == Scheme::paper || (general() && !has_dq_keys());
-  }
+  /// Else K's scale is folded into dS, key by key.
+  constexpr bool has_dq_keys() const { return !paper(); }
   constexpr int warps() const { return key_strips * query_strips; }
   constexpr int threads() const { return 32 * warps(); }
   constexpr int tile_k() const { return kWarpKeys * key_strips; }
@@ -68,7 +63,8 @@ struct Config {
            !(lists() && tile_q() != kListedQueries) && !(capped() && !general()) &&
            !(one_place && (fronts != 1 || backs != 1 || holds_keys)) &&
            !(keeps_codes && (key_strips != 2 || query_strips != 2)) &&
-           !(starts_stay_on && (scheme == Scheme::paper || 2 * tile_k() != threads()));
+           !(starts_stay_on && (paper() || 2 * tile_k() != threads())) &&
+           !(paper() && (lists() || capped() || dithers_dq()));
   }
 };
 
@@ -107,21 +103,19 @@ constexpr Config config_of(Instance instance, unsigned wants) {
       break;
     // The tiles of `paper` are part of the recipe: 128 queries x 64 keys.
     case paper_narrow:  // two thread blocks of 102 KB
-      c.scheme = Scheme::paper, c.query_strips = 4, c.resident = 2;
+      c.query_strips = 4, c.resident = 2;
       break;
     case paper_narrow_small:  // one thread block, whose warps hold K and V
-      c.scheme = Scheme::paper, c.query_strips = 4;
-      c.holds_keys = true;
+      c.query_strips = 4, c.holds_keys = true;
       break;
     case paper_wide:  // one thread block of 174 KB
-      c.scheme = Scheme::paper, c.d = 128, c.query_strips = 4;
+      c.d = 128, c.query_strips = 4;
       break;
     case paper_wide_small:  // one stage in 97 KB: nothing is loaded ahead
-      c.scheme = Scheme::paper, c.d = 128, c.query_strips = 4;
+      c.d = 128, c.query_strips = 4;
       c.backs = 1, c.one_place = true;
       break;
   }
-  if ((wants & kTokenwise) != 0) c.scheme = Scheme::tokenwise;
   return c;
 }
 

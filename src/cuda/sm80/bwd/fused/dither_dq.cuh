@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of dS for dQ that are rounded by dither (numerics/quantize.h), in recipe `vectorwise`.
+// Codes of dS for dQ that are rounded by dither (numerics/quantize.h), in every recipe but `paper`.
 //
 // Codes are floor(y + t), t = frac(term of the query + term of the key). Terms are fixed-point
 // numbers of 16 bits, two to a word, so that their sum wraps around by itself. Behind the upper
@@ -71,7 +71,7 @@ struct DqDither {
   }
 };
 
-/// The scales of `vectorwise`, with codes for dQ that are rounded by dither.
+/// RowScales with codes for dQ that are rounded by dither.
 template <Config kConfig>
 struct DqDitheredScales : RowScales<kConfig> {
   using Base = RowScales<kConfig>;
@@ -147,7 +147,7 @@ struct DqDitheredScales : RowScales<kConfig> {
 /// The scales and codes of an instance.
 template <Config kConfig>
 using Scales = std::conditional_t<
-    kConfig.scheme == Scheme::paper, TileScales<kConfig>,
+    kConfig.paper(), TileScales<kConfig>,
     std::conditional_t<kConfig.dithers_dq(), DqDitheredScales<kConfig>, RowScales<kConfig>>>;
 
 }  // namespace sagebwd::cuda::sm80::fused_backward

@@ -18,7 +18,7 @@
 // per key and codes for dQ one per query, so either factor can be taken out again at the very end,
 // and one y serves both products.
 //
-// In `tokenwise` every key has a scale of K, which only the logits need: dQ is made from other
+// But in `paper` every key has a scale of K, which only the logits need: dQ is made from other
 // codes of the same keys, whose scale those of a thread block share (sm80/quantize/operands.h,
 // DqKeys). The logits of the centre that keys lack are part of the exponents of a query, of which
 // it has one for each octave of keys.
@@ -90,9 +90,13 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
   Scales<kConfig>::reset(me, 0), Scales<kConfig>::reset(me, 1);
   const WalkOf<kConfig>& walk = kChoices.walk_in_shared ? me.walk() : own_walk;
   if constexpr (kConfig.has_dq_keys())
-    if (me.index == 0)
-      me.octave_exponents() =
-          p.q_exponent + numerics::octave_of_block(own_walk.key0 / kBlock) * (p.h * p.tq);
+    if (me.index == 0) {
+      const int64_t before = numerics::octave_of_block(own_walk.key0 / kBlock) * (p.h * p.tq);
+      if constexpr (kConfig.capped())
+        me.of_octave() = p.q_centre_logit + before;
+      else
+        me.of_octave() = p.q_exponent + before;
+    }
   if constexpr (kChoices.walk_in_shared || kConfig.has_dq_keys()) __syncthreads();
   DqDither<kConfig>::start(me, own_walk);
 

@@ -38,12 +38,9 @@ __device__ void load_keys(const Thread<kConfig>& me, const Walk& w) {
   load_values<T>(me, w, row);
   if (me.index < kTileK) {
     const uint32_t place = place_of_row(me.index) * 4;
-    const KeyScale k = me.p.k_scale[row + me.index];
-    at<float>(me.shared + offsetof(Plan, k_scale) + place) = k.scale;
-    // The first key may be poisoned; its offset is still that of the others.
-    if (!kConfig.folds_k() && me.index == 0)
-      at<float>(me.shared + offsetof(Plan, tile_k_scale)) =
-          kConfig.has_dq_keys() ? me.p.dq_scale[row / kSlab] : k.offset / -tile::kMagicFloat;
+    at<float>(me.shared + offsetof(Plan, k_scale) + place) = me.p.k_scale[row + me.index].scale;
+    if constexpr (kConfig.has_dq_keys())
+      if (me.index == 0) me.dq_key_scale() = me.p.dq_scale[row / kSlab];
     if constexpr (kConfig.has_v_codes())
       at<float>(me.shared + offsetof(Plan, v_scale) + place) =
           me.p.v_scale != nullptr ? me.p.v_scale[row + me.index] : 1.0f;
@@ -98,7 +95,7 @@ struct QueryLoads {
     // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
     static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
     const QueryExponent* exponents = me.p.q_exponent;
-    if constexpr (kConfig.has_dq_keys()) exponents = me.octave_exponents();
+    if constexpr (kConfig.has_dq_keys() && !kConfig.capped()) exponents = me.of_octave();
     const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(exponents)
                                              : static_cast<const void*>(me.p.q_gradient);
     arch::cp_async_16_if(
@@ -106,8 +103,8 @@ struct QueryLoads {
         static_cast<const char*>(from) + row * uint64_t{8} + me.index % (kTileQ / 2) * 16);
     if constexpr (kConfig.capped())
       arch::cp_async_16_if(me.index < kTileQ / 4,
-                           me.shared + me.mean_logits_at(stage) + me.index * 16,
-                           me.p.q_mean_logit + row + me.index * 4);
+                           me.shared + me.centre_logits_at(stage) + me.index * 16,
+                           me.of_octave() + row + me.index * 4);
   }
   /// Starts loading what dV and dK read of a tile; `row` is the tile's first in the workspace.
   __device__ void load_back(const Thread<kConfig>& me, int stage, uint32_t row) const {

@@ -226,8 +226,8 @@ __device__ void add_to_dq(uint32_t row, const Thread<kConfig>& me, const uint32_
   const uint32_t strip = me.query_strip(), first = me.warp() / kConfig.query_strips * kDqBlocks;
   const float4 four = at<float4>(scales);
   float scale[2][2] = {{four.x, four.y}, {four.z, four.w}}, offset[2][2];
-  if constexpr (!kConfig.folds_k() && !kCode<kConfig>.shares_dq_scales) {
-    const float k_scale = at<float>(me.shared + offsetof(SharedPlan<kConfig>, tile_k_scale));
+  if constexpr (kConfig.has_dq_keys() && !kCode<kConfig>.shares_dq_scales) {
+    const float k_scale = me.dq_key_scale();
 #pragma unroll
     for (int j = 0; j < 2; ++j) scale[j][0] *= k_scale, scale[j][1] *= k_scale;
   }
@@ -361,9 +361,9 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
   constexpr int D = kConfig.d, kTileK = kConfig.tile_k(), kStrips = kConfig.query_strips,
                 kStride = D + 8;  // spreads over banks
   static_assert(offsetof(SharedPlan<kConfig>, k_scale) >= kTileK * kStride * sizeof(float));
-  constexpr bool kBlocksFirst = kConfig.scheme != Scheme::paper;  // `paper` has no registers
+  constexpr bool kBlocksFirst = !kConfig.paper();  // `paper` has no registers
   PerKey scale;
-  if constexpr (kConfig.folds_k()) me.get_key_scales(scale);
+  if constexpr (kConfig.paper()) me.get_key_scales(scale);
   __syncthreads();  // the loop has read all that lies there
   const int size = me.p.rotation;
   float unit = kLn2;
@@ -380,7 +380,7 @@ __device__ void store_dk(Accumulators<kConfig>& sums, const Thread<kConfig>& me)
   for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float factor = kConfig.folds_k() ? unit / scale[m][r] : unit;
+      const float factor = kConfig.paper() ? unit / scale[m][r] : unit;
 #pragma unroll
       for (int c = 0; c < kConfig.channel_blocks(); ++c)
         at<float2>(to + ((16 * m + 8 * r) * kStride + c * 8) * 4) =

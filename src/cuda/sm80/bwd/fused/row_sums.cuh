@@ -37,13 +37,13 @@ struct RowSums {
   static constexpr bool kMayBeWanted = kConfig.general();
 
   __device__ static void add_up(const Thread<kConfig>& me, const Scores& y, int buffer) {
-    PerKey inverse;  // of the scale of K, if y carries it
-    if constexpr (kConfig.folds_k()) me.get_key_scales(inverse);
+    PerKey inverse;  // of the scale of K, which y carries in `paper`
+    if constexpr (kConfig.paper()) me.get_key_scales(inverse);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        inverse[m][r] = kConfig.folds_k() ? arch::reciprocal_approx(inverse[m][r]) : 1.0f;
+        inverse[m][r] = kConfig.paper() ? arch::reciprocal_approx(inverse[m][r]) : 1.0f;
     float sum[2 * kQueryBlocks];
 #pragma unroll
     for (int c = 0; c < 2 * kQueryBlocks; ++c) {

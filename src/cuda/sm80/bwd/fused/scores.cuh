@@ -85,10 +85,10 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
 #pragma unroll
   for (int n = 0; n < kQueryBlocks; ++n) {
     const float4 q = at<float4>(exponent + n * 64);  // logit factor, lse2; of two queries
-    float2 mean;
+    float2 centre;
     if constexpr (kConfig.capped())
-      mean = at<float2>(me.shared + me.mean_logits_at(stage) + (me.first_query() + 2 * me.t()) * 4 +
-                        n * 32);
+      centre = at<float2>(me.shared + me.centre_logits_at(stage) +
+                          (me.first_query() + 2 * me.t()) * 4 + n * 32);
 #pragma unroll
     for (int m = 0; m < kKeyBlocks; ++m)
 #pragma unroll
@@ -97,16 +97,14 @@ __device__ void probabilities(Scores& prob, const Thread<kConfig>& me,
                     factor = e & 1 ? q.z : q.x, lse2 = e & 1 ? q.w : q.y;
         if constexpr (kConfig.capped())
           prob[m][n][e] = arch::exp2_approx(
-              tile::capped(me.p.cap,
-                           fmaf(x, factor, (e & 1 ? mean.y : mean.x) * numerics::kLog2e)) -
-              lse2);
+              tile::capped(me.p.cap, fmaf(x, factor, e & 1 ? centre.y : centre.x)) - lse2);
         else
           prob[m][n][e] = arch::exp2_approx(fmaf(x, factor, -lse2));
       }
   }
 }
 
-/// y = dS·(logit factor of the query) from φ·P; times the key's scale where that is folded in.
+/// y = dS·(logit factor of the query) from φ·P; in `paper` times the key's scale.
 /// With a cap, `row_sum` is the warp's row sum of the query that the lane has by query_of_lane.
 template <typename T, Config kConfig>
 __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& me,
@@ -134,7 +132,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
         arch::mma_16<T>(y[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
   }
   PerKey key, value;
-  if constexpr (kConfig.folds_k()) me.get_key_scales(key);
+  if constexpr (kConfig.paper()) me.get_key_scales(key);
   if constexpr (kConfig.has_v_codes()) me.get_value_scales(value);
   const uint32_t gradient = me.shared + me.front_at(stage) + offsetof(Front, gradient) +
                             (me.first_query() + 2 * me.t()) * 8;
@@ -153,7 +151,7 @@ __device__ void gradients(Scores& y, const Scores& prob, const Thread<kConfig>& 
       for (int e = 0; e < 4; ++e) {
         // What does not need dP comes first, so that it can be done while dP is on its way.
         const float slope = (e & 1 ? q.z : q.x) * (kConfig.has_v_codes() ? value[m][e >> 1] : 1.0f),
-                    p = prob[m][n][e] * (kConfig.folds_k() ? key[m][e >> 1] : 1.0f);
+                    p = prob[m][n][e] * (kConfig.paper() ? key[m][e >> 1] : 1.0f);
         const float inner = fmaf(y[m][n][e], slope, e & 1 ? q.w : q.y);
         if constexpr (kConfig.capped()) {
           // From φ·P and its exponent: the logits are not kept.

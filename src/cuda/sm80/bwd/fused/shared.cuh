@@ -77,7 +77,6 @@ struct SharedPlan {
   std::conditional_t<kConfig.one_place, OnePlace, Ring> tiles;
   alignas(16) float k_scale[kTileK];
   alignas(16) float v_scale[kTileK];  // of the codes of V; not in `paper`
-  float tile_k_scale;                 // of all keys that are finite, unless each has its own
   alignas(16) Maxima maxima[2];       // tiles take turns
   struct Nothing {};
   struct Starts {  // what has to come off dV and dK again (products.cuh)
@@ -90,11 +89,14 @@ struct SharedPlan {
     const Tile* end;  // of the list
   };
   std::conditional_t<kConfig.lists(), ListedTiles, Nothing> listed;
-  struct Tokenwise {
-    alignas(16) float dq_scale[kTileQ];  // of the queries of a tile, times that of dQ's keys
-    const QueryExponent* exponents;      // of all queries, for the octave of these keys
+  struct DqKeys {                           // not in `paper`
+    alignas(16) float query_scale[kTileQ];  // of the queries of a tile, times `scale`
+    float scale;                            // of dQ's keys
+    // What all queries have for the octave of these keys: exponents, or with a cap the logits of
+    // its centre.
+    std::conditional_t<kConfig.capped(), const float*, const QueryExponent*> of_octave;
   };
-  std::conditional_t<kConfig.has_dq_keys(), Tokenwise, Nothing> tokenwise;
+  std::conditional_t<kConfig.has_dq_keys(), DqKeys, Nothing> dq_keys;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
   // Tiles take turns here too.
   alignas(16) uint32_t tile_scales[2][8];
@@ -106,7 +108,7 @@ struct SharedPlan {
   struct CappedExtras {
     uint32_t turn[kConfig.warps()];
     float row_sums[2][kConfig.key_strips][kTileQ];
-    alignas(16) float mean_logit[kConfig.fronts][kTileQ];  // part of the front
+    alignas(16) float centre_logit[kConfig.fronts][kTileQ];  // part of the front
   };
   struct DqDither {  // dither_dq.cuh
     uint32_t terms[kConfig.threads()], uniforms[32];
@@ -179,8 +181,7 @@ struct Thread {
       const uint32_t in_tile = tile::b_lane<D>((lane() + zero) & 31);
       query8 = kWhole ? first_query8() + in_tile : in_tile;
       // The same row and chunk where rows are twice as long.
-      if constexpr (kConfig.scheme != Scheme::paper)
-        query16 = query8 + ((query8 - (kWhole ? shared : 0)) & ~127u);
+      if constexpr (!kConfig.paper()) query16 = query8 + ((query8 - (kWhole ? shared : 0)) & ~127u);
     }
   }
 
@@ -208,12 +209,15 @@ struct Thread {
     return at<const Tile*>(shared + offsetof(Plan, listed.end));
   }
 
-  __device__ uint32_t dq_scales() const {
-    return shared + static_cast<uint32_t>(offsetof(Plan, tokenwise.dq_scale));
+  __device__ float& dq_key_scale() const {
+    return at<float>(shared + static_cast<uint32_t>(offsetof(Plan, dq_keys.scale)));
   }
-  __device__ const QueryExponent*& octave_exponents() const {
-    return at<const QueryExponent*>(shared +
-                                    static_cast<uint32_t>(offsetof(Plan, tokenwise.exponents)));
+  __device__ uint32_t dq_scales() const {
+    return shared + static_cast<uint32_t>(offsetof(Plan, dq_keys.query_scale));
+  }
+  __device__ auto& of_octave() const {
+    using Pointer = std::conditional_t<kConfig.capped(), const float*, const QueryExponent*>;
+    return at<Pointer>(shared + static_cast<uint32_t>(offsetof(Plan, dq_keys.of_octave)));
   }
 
   // Offsets of a stage of the query tiles.
@@ -221,9 +225,9 @@ struct Thread {
     return static_cast<uint32_t>(offsetof(Plan, tiles.front) +
                                  (kConfig.fronts > 1 ? stage * sizeof(Front) : 0));
   }
-  /// The mean logits of its queries.
-  __device__ static constexpr uint32_t mean_logits_at(int stage) {
-    return static_cast<uint32_t>(offsetof(Plan, extras.mean_logit) +
+  /// The logits that its queries have with the centre of the keys.
+  __device__ static constexpr uint32_t centre_logits_at(int stage) {
+    return static_cast<uint32_t>(offsetof(Plan, extras.centre_logit) +
                                  (kConfig.fronts > 1 ? stage * kConfig.tile_q() * 4 : 0));
   }
   __device__ static constexpr uint32_t back_at(int stage) {

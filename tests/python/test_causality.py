@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipe tokenwise: a token that is decoded with a cache has the bits that the whole sequence at
-once gives it."""
+"""What docs/causality.md promises of the default recipe: no later token changes a bit of an earlier
+output, and a token that is decoded with a cache has the bits that the whole sequence gives it."""
 
 import pytest
 import torch
@@ -10,7 +10,52 @@ from sagebwd import flash_attn_with_kvcache
 from sagebwd._ops import attention as ops
 
 
-def whole(q, k, v, recipe="tokenwise", **options):
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(layout="bhsd", dtype=torch.float16, head_dim=128, key_heads=1),
+        dict(dtype=torch.float32, head_dim=40),
+        dict(tokens=700, heads=1),
+    ],
+    ids=str,
+)
+def test_later_tokens_change_no_bit(options):
+    """Whatever they are: NaN and Inf too, and also where they are missing."""
+    found = sagebwd.leaks(decode=True, seed=4, **options)
+    assert not found and found.repeats, found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(recipe="vectorwise smooth_k=off"),
+        dict(recipe="vectorwise rotate=off tile=128x64"),
+        dict(recipe="vectorwise lift=S,S'"),
+        dict(backward="bf16"),
+        dict(window_size=(100, 0)),
+        dict(softcap=20.0),
+        dict(sinks=torch.arange(2.0)),
+    ],
+    ids=str,
+)
+def test_later_tokens_change_no_bit_with(options):
+    attend = lambda *t: sagebwd.attention(*t, causal=True, return_lse=True, **options)
+    found = sagebwd.leaks(attend, decode=True, seed=5)
+    assert not found and found.repeats, found
+
+
+def test_dither_is_of_the_place_of_a_query_in_its_call():
+    """Later tokens change nothing, but the last queries alone get other random numbers."""
+    recipe = sagebwd.Recipe(rounding="dither", seed=1)
+    found = sagebwd.leaks(recipe=recipe, decode=True, seed=5)
+    assert {c.case for c in found.changes if c.changed} == {"decode: the last queries alone"}
+
+
+# --- the same bits in every way of asking ---------------------------------------------------------
+
+
+def whole(q, k, v, recipe="vectorwise", **options):
     return sagebwd.attention(q, k, v, causal=True, recipe=recipe, return_lse=True, **options)
 
 
@@ -21,7 +66,7 @@ def make(b=2, n=300, h=4, hk=2, d=64, dtype=torch.float32):
     return q.to(dtype), (growth * k).to(dtype), (growth * v + 3).to(dtype)
 
 
-def decode(q, k, v, start, step, recipe="tokenwise", **options):
+def decode(q, k, v, start, step, recipe="vectorwise", **options):
     """The output and the log-sum-exp of tokens from ``start`` on, ``step`` at a time, with a cache
     that has room for more."""
     b, n = q.shape[:2]
@@ -64,10 +109,10 @@ def test_decoding_with_windows_caps_and_sinks(options):
     assert torch.equal(got, out[:, 200:]) and torch.equal(got_lse, lse[:, :, 200:])
 
 
-def test_the_default_recipe_decodes_other_bits():
+def test_paper_decodes_other_bits():
     q, k, v = make()
-    out, _ = whole(q, k, v, "vectorwise")
-    assert not torch.equal(decode(q, k, v, 257, 1, "vectorwise")[0], out[:, 257:])
+    out, _ = whole(q, k, v, "paper")
+    assert not torch.equal(decode(q, k, v, 257, 1, "paper")[0], out[:, 257:])
 
 
 def test_rows_of_different_lengths():
@@ -75,9 +120,8 @@ def test_rows_of_different_lengths():
     q, k, v = make(b=3)
     starts, ends = torch.tensor([0, 5, 64]), torch.tensor([300, 133, 193])
     got = flash_attn_with_kvcache(
-        q[:, :1], k, v, cache_seqlens=ends.int(), cache_leftpad=starts.int(), causal=True,
-        recipe="tokenwise",
-    )  # fmt: skip
+        q[:, :1], k, v, cache_seqlens=ends.int(), cache_leftpad=starts.int(), causal=True
+    )
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
         seen = slice(start, end)
         alone, _ = whole(q[row : row + 1, :1], k[row : row + 1, seen], v[row : row + 1, seen])
@@ -92,7 +136,7 @@ def test_documents_and_batches():
         alone = whole(q[i : i + 1], k[i : i + 1], v[i : i + 1])
         assert torch.equal(alone[0], out[i : i + 1]) and torch.equal(alone[1], lse[i : i + 1])
     cu = torch.tensor([0, 7, 7, 140, 400], dtype=torch.int32)
-    packed = sagebwd.attention_varlen(q[0], k[0], v[0], cu, cu, causal=True, recipe="tokenwise")
+    packed = sagebwd.attention_varlen(q[0], k[0], v[0], cu, cu, causal=True)
     for begin, end in zip(cu.tolist(), cu.tolist()[1:]):
         if begin < end:
             one = slice(begin, end)
@@ -136,17 +180,17 @@ def test_generation_with_transformers():
         return at_once, torch.cat([f.logits for f in found], 1)
 
     try:
-        assert torch.equal(*logits("tokenwise"))
-        assert not torch.equal(*logits("vectorwise")), "the default recipe rounds otherwise"
+        assert torch.equal(*logits("vectorwise"))
+        assert not torch.equal(*logits("paper")), "it rounds otherwise"
     finally:
-        for name in ("tokenwise", "vectorwise"):
+        for name in ("vectorwise", "paper"):
             hook.unregister(name)
 
 
 def test_one_implementation_takes_both():
     """The promise is of one implementation: a step of decoding has that of the whole sequence."""
     q, k, v = (t.transpose(1, 2) for t in make())
-    options = ops.Options(causal=True, recipe="tokenwise")
+    options = ops.Options(causal=True)
     chosen = [
         next(name for name, state, _ in ops.explain(part, k, v, options) if state == "chosen")
         for part in (q, q[:, :, -1:])
