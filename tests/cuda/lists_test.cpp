@@ -289,11 +289,10 @@ TEST(GpuLists, EmptyRows) {
 /// NaN and Inf of keys and values reach the queries that list them, and no others.
 TEST(GpuLists, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h1 nq256 nk512 d64 keep=0.25 lead=0 smooth_k=off",
-        "h1 nq384 nk512 d128 keep=0.4 f16 causal smooth_k=off",
-        "h1 nq256 nk512 d64 keep=0.4 lead=all smooth_k=off",
-        "h1 nq256 nk512 d128 keep=0.25 blocks=64x128 smooth_k=off"}) {
+  for (const char* text : {"h1 nq256 nk512 d64 keep=0.25 lead=0 smooth_k=off",
+                           "h1 nq384 nk512 d128 keep=0.4 f16 causal smooth_k=off",
+                           "h1 nq256 nk512 d64 keep=0.4 lead=all smooth_k=off",
+                           "h1 nq256 nk512 d128 keep=0.25 blocks=64x128 smooth_k=off"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     in.x.k[static_cast<size_t>(100 * dc.c.d)] = NAN;

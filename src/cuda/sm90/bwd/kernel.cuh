@@ -5,7 +5,7 @@
 //   consumers  two warpgroups with 64 keys each. Per tile: S = K8·Q8ᵀ, P, dP = V8·dOᵀ (16 bit),
 //              dS = P·(dP - D), dV += P8·dO8, dK += dS8·Q8
 //   dQ         one warpgroup. Per tile: codes of dS with a scale per query, dQ += dS8·K8, added up
-//              in memory. Two of its threads start the copies.
+//              in memory. Three of its threads start the copies.
 //
 //              full                                        dS full
 //   copies ──────────→ front: Q8, dO, stats (2 tiles) → consumers ──────────→ dQ

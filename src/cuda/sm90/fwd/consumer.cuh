@@ -12,8 +12,8 @@
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shared.cuh"
+#include "cuda/sm90/fwd/shares.cuh"
 #include "cuda/sm90/fwd/softmax.cuh"
-#include "cuda/sm90/fwd/tokens.cuh"
 #include "cuda/sm90/operand.cuh"
 #include "numerics/octaves.h"
 

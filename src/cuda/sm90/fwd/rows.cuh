@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a thread's two rows of a tile beside their softmax: the mask, the largest logits,
-// and keys that hold NaN or Inf. The dense forward and the one with block lists share it.
+// What happens to a thread's two rows of a tile beside their softmax: the mask, keys that hold NaN
+// or Inf, and the sums of O.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,6 @@
 
 #include "cuda/sm90/fwd/softmax.cuh"
 #include "cuda/sm90/fwd/work.cuh"
-#include "cuda/sm90/params.h"
 #include "cuda/tile/codes.cuh"
 #include "cuda/tile/sequence.cuh"
 
@@ -48,6 +47,32 @@ __device__ __forceinline__ void add_product(Sums<D>& sums, int part, const int (
   for (int i = 0; i < 32; ++i)
     sums.o[part * 32 + i] =
         fmaf(static_cast<float>(acc[i]), unit[(i & 2) / 2], sums.o[part * 32 + i]);
+}
+
+/// Makes NaN of rows that see a poisoned key of a tile, whose codes are zero: of O and LSE if its K
+/// holds NaN or Inf, and of O, in all channels, if its V does. k_scale, v_scale: of the tile.
+template <int kTile, int D>
+__device__ __forceinline__ void spread_poison(Sums<D>& sums, const tile::Band& band, int nk,
+                                              Corner at, const float* k_scale,
+                                              const float* v_scale) {
+  const int end = min(at.key + kTile, nk);
+  bool of_k[2] = {false, false}, of_v[2] = {false, false};
+#pragma unroll 1
+  for (int key = at.key; key < end; ++key) {
+    const int place = key % kTile / 16 * 16 + tile::place_of(key % 16);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int distance = key - (at.query + 8 * r);
+      if (distance < band.begin || distance >= band.end) continue;
+      of_k[r] |= k_scale[place] == kPoisonedScale, of_v[r] |= v_scale[place] == 0.0f;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (of_k[r]) sums.sum[r] = NAN;
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i)
+    if (of_v[(i & 2) / 2]) sums.o[i] = NAN;
 }
 
 }  // namespace sagebwd::cuda::sm90::fwd

@@ -12,7 +12,7 @@
 #include "cuda/sm90/fwd/listed/shared.cuh"
 #include "cuda/sm90/fwd/results.cuh"
 #include "cuda/sm90/fwd/rows.cuh"
-#include "cuda/sm90/fwd/tokens.cuh"
+#include "cuda/sm90/fwd/shares.cuh"
 #include "cuda/sm90/operand.cuh"
 
 namespace sagebwd::cuda::sm90::fwd::listed {

@@ -3,8 +3,8 @@
 //
 //   producer   one warp: fetches a piece of work (128 queries of a head, which share a list),
 //              copies Q8, then the listed tiles of 64 keys, two to a stage
-//   consumers  two warpgroups with 64 queries each, as in fwd/kernel.cuh. Each starts the scores of
-//              its next stage before it makes codes of P.
+//   consumers  two warpgroups with 64 queries each, with the softmax, shares and codes of
+//              fwd/kernel.cuh. Each starts the scores of its next stage before it makes codes of P.
 //
 //              full                       empty
 //   producer ────────→ stage (4 x 2 tiles) ────────→ producer
