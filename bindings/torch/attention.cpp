@@ -35,22 +35,23 @@ bool attempt(const Packing& packing, const BackwardArgs& args) {
   return backward(args), true;
 }
 
-}  // namespace
-
-CodesLayout codes_layout(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tensor& v,
-                         const Packing& packing) {
+/// Bytes of the codes of a call. Tokens behind the last document count too, so that the size
+/// follows from the shapes of the tensors alone.
+size_t codes_bytes(const Tensor& q, const Tensor& k, const Tensor& v, const Packing& packing) {
   const bool packed = packing.packed();
   const int64_t batches = packed ? 1 : q.size(0);
-  return CodesLayout({.h = packing.heads(q),
-                      .hk = packing.heads(k),
-                      .d = q.size(q.dim() - 1),
-                      .dv = v.size(v.dim() - 1),
-                      .queries = batches * packing.tokens(q),
-                      .keys = batches * packing.tokens(k),
-                      .sequences = packed ? packing.num_documents() : batches,
-                      .packed = packed,
-                      .scheme = recipe.scheme});
+  const CodesLayout layout({.h = packing.heads(q),
+                            .hk = packing.heads(k),
+                            .d = q.size(q.dim() - 1),
+                            .dv = v.size(v.dim() - 1),
+                            .queries = batches * packing.tokens(q),
+                            .keys = batches * packing.tokens(k),
+                            .sequences = packed ? packing.num_documents() : batches,
+                            .packed = packed});
+  return static_cast<size_t>(layout.bytes);
 }
+
+}  // namespace
 
 Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                           bool return_max_logit, bool save_codes) {
@@ -72,8 +73,7 @@ Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, con
       if (rows * heads > 0) args.max_logit = static_cast<float*>(r.max_logit->mutable_data_ptr());
     }
     if (save_codes) {
-      const CodesLayout layout = codes_layout(args.recipe, q, k, v, packing);
-      r.codes = workspace(q, static_cast<size_t>(layout.bytes));
+      r.codes = workspace(q, codes_bytes(q, k, v, packing));
       set_codes(args, *r.codes, packing);
     }
     if (!run(args, q, [&](const ForwardArgs& a) { return attempt(packing, a); }))

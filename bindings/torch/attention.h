@@ -20,11 +20,6 @@ struct Results {
 Results attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                           bool return_max_logit, bool save_codes);
 
-/// Where the parts of a call's codes lie. Tokens behind the last document count too, so that the
-/// size follows from the shapes of the tensors alone.
-CodesLayout codes_layout(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tensor& v,
-                         const Packing& packing);
-
 struct BackwardSwitches {
   bool deterministic = false, partial_kv = false;
 };

@@ -33,23 +33,6 @@ namespace {
   "Tensor excluded_index, Tensor? excluded_count, SymInt block_q, SymInt block_k, "            \
   "bool mean_free_keys, SymInt alpha_block, bool deterministic"
 
-/// The means of K and V that the sparse branch has left in its codes, if it has.
-struct Means {
-  Means(const Options& sparse, const std::optional<Tensor>& codes, const Tensor& q, const Tensor& k,
-        const Tensor& v, const Packing& packing) {
-    if (!codes.has_value() || codes->size(0) == 0) return;
-    const Recipe recipe = parse_recipe(sparse.recipe);
-    if (!recipe.smooth_k || !recipe.smooth_v) return;
-    readable = readable_bytes("codes", *codes, q);
-    const CodesLayout at = codes_layout(recipe, q, k, v, packing);
-    const auto* bytes = static_cast<const char*>(readable->const_data_ptr());
-    of_k = reinterpret_cast<const float*>(bytes + at.k_mean);
-    of_v = reinterpret_cast<const float*>(bytes + at.v_mean);
-  }
-  std::optional<Tensor> readable;
-  const float *of_k = nullptr, *of_v = nullptr;
-};
-
 class Sla2 {
  public:
   Sla2(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& share,
@@ -82,8 +65,6 @@ class Sla2 {
     const Tensor averages = workspace(q, save_averages ? averages_size(args) : 0);
 
     LinearForwardArgs mixed = args;
-    const Means means(sparse_, sparse.codes, q, k, v, packing_);
-    mixed.k_mean = means.of_k, mixed.v_mean = means.of_v;
     mixed.alpha = alpha_, mixed.sparse = dense_view_of("sparse", sparse.out);
     if (save_averages) set_averages(mixed, averages);
     if (mixes(mixed)) {
@@ -130,8 +111,6 @@ class Sla2 {
     args.dv = dense_view_of("dv", dv);
 
     LinearBackwardArgs mixed = args;
-    const Means means(sparse_, codes, q, k, v, packing_);
-    mixed.k_mean = means.of_k, mixed.v_mean = means.of_v;
     mixed.alpha = alpha_;
     mixed.dq_sparse = dense_view_of("dq", dq_sparse);
     mixed.dk_sparse = dense_view_of("dk", dk_sparse);

@@ -14,13 +14,10 @@
 
 namespace sagebwd {
 
-/// The version of the layout below. 2: recipe `tokenwise` came, the switch k_per_token went.
-inline constexpr int kCodesVersion = 2;
+/// The version of the layout below. 3: every key has a scale, and the means of K and V went.
+inline constexpr int kCodesVersion = 3;
 
-/// A code that no value has. In `vectorwise` it stands in the first channel of a key that holds NaN
-/// or Inf, because the scale of a block cannot say so. (In `tokenwise` the scale of the key is
-/// NaN.)
-inline constexpr int8_t kPoisonedCode = -128;
+inline constexpr int8_t kPoisonedCode = -128;  // in no code
 
 struct CodesShape {
   int64_t h, hk;
@@ -28,7 +25,6 @@ struct CodesShape {
   int64_t queries, keys;  // tokens of all sequences
   int64_t sequences;      // batch entries, or documents of a packed batch
   bool packed;
-  Scheme scheme = Scheme::vectorwise;
 
   /// Blocks of keys; an upper bound for packed batches, whose lengths only the device may know.
   int64_t key_blocks() const {
@@ -41,31 +37,20 @@ struct CodesShape {
 /// Where each part starts, in bytes from the start of the memory.
 struct CodesLayout {
   explicit CodesLayout(const CodesShape& s) : key_blocks(s.key_blocks()) {
-    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys, means = s.sequences * s.hk;
-    const int64_t dv = s.dv == 0 ? s.d : s.dv;
-    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * dv);
-    if (s.scheme == Scheme::tokenwise) {
-      q_scale = take(queries * 4), v_scale = take(keys * 4), k_scale = take(keys * 4);
-      centre8 = take(s.hk * key_blocks * s.d), centre_scale = take(s.hk * key_blocks * 4);
-      return;
-    }
-    q_scale = take(queries * 4), mean_logit = take(queries * 4), v_scale = take(keys * 4);
-    k_scale = take(s.hk * key_blocks * 4);
-    k_mean = take(means * s.d * 4), v_mean = take(means * dv * 4);
+    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys;
+    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * (s.dv == 0 ? s.d : s.dv));
+    q_scale = take(queries * 4), v_scale = take(keys * 4), k_scale = take(keys * 4);
+    centre8 = take(s.hk * key_blocks * s.d), centre_scale = take(s.hk * key_blocks * 4);
   }
   int64_t key_blocks;
   int64_t bytes = 0;
-  int64_t q8, k8, v8;   // INT8: [h][queries][d], [hk][keys][d], [hk][keys][dv]
-  int64_t q_scale = 0;  // FP32: [h][queries]
-  int64_t v_scale = 0;  // FP32: [hk][keys]
-  int64_t k_scale = 0;  // FP32: [hk][key_blocks]; in `tokenwise` [hk][keys]
-  // `vectorwise` alone. FP32: c·q·mean(K), [h][queries]; means, [sequences][hk][d] and
-  // [sequences][hk][dv].
-  int64_t mean_logit = 0, k_mean = 0, v_mean = 0;
-  // `tokenwise` alone. What is subtracted from the keys of an octave (numerics/octaves.h), in the
-  // row of the octave's first block; the other rows are not written. INT8: [hk][key_blocks][d], and
-  // its scale, FP32: [hk][key_blocks].
-  int64_t centre8 = 0, centre_scale = 0;
+  int64_t q8, k8, v8;        // INT8: [h][queries][d], [hk][keys][d], [hk][keys][dv]
+  int64_t q_scale;           // FP32: [h][queries]
+  int64_t v_scale, k_scale;  // FP32: [hk][keys]; NaN for a token that holds NaN or Inf
+  // What is subtracted from the keys of an octave (numerics/octaves.h), in the row of the octave's
+  // first block; the other rows are not written. INT8: [hk][key_blocks][d], and its scale, FP32:
+  // [hk][key_blocks].
+  int64_t centre8, centre_scale;
 
  private:
   int64_t take(int64_t size) {

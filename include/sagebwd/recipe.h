@@ -15,20 +15,15 @@ namespace sagebwd {
 enum class Scheme : int {
   // One scale per block of Q, K, V and dO, and one per tile of P and dS (arXiv 2603.02170).
   paper = 0,
-  // One scale per token of Q, V and dO and per 128 keys of K; P and dS per key for dV and dK, dS
-  // per query for dQ. dP is made from the codes of V, so dS is the gradient of what the forward
-  // computed.
+  // One scale per token of Q, K, V and dO; P and dS per key for dV and dK, dS per query for dQ. dP
+  // is made from the codes of V, so dS is the gradient of what the forward computed. What rounds a
+  // token depends on earlier tokens alone, so that under a causal mask later tokens change no bit
+  // of earlier outputs.
   vectorwise = 1,
-  // As `vectorwise`, but what rounds a token depends on earlier tokens alone: one scale per token
-  // of
-  // K, whose centre comes from earlier keys, and no mean of V. Under a causal mask later tokens
-  // then
-  // change no bit of earlier outputs.
-  tokenwise = 2,
+  tokenwise = 2,  // no recipe's: a tag of kernels
 };
 
-/// Keys that share a scale of K in `vectorwise`, and a centre of K in `tokenwise`, counted from the
-/// first key of a document.
+/// Keys that share a centre of K in `vectorwise`, counted from the first key of a document.
 inline constexpr int kKeysPerScale = 128;
 
 enum class Rounding : int {
@@ -55,10 +50,10 @@ struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;   // subtract the mean key, in `tokenwise` that of earlier keys (exact)
-  bool smooth_q = false;  // subtract the mean query of each block (exact; costs a bias row)
-  bool smooth_v = true;   // subtract the mean value (exact)
-  bool rotate = true;     // rotate Q and K before they are quantised (exact; numerics/rotate.h)
+  bool smooth_k = true;  // subtract a mean key (exact): of earlier keys, in `paper` of all
+  bool smooth_q =
+      false;           // `paper`: subtract the mean query of each block (exact; costs a bias row)
+  bool rotate = true;  // rotate Q and K before they are quantised (exact; numerics/rotate.h)
   Rounding rounding = Rounding::nearest;
   uint32_t dithered = kMatmulDitherable;  // Matmul bits that Rounding::dither applies to
   uint64_t seed = 0;            // of dither; the same seed gives the same bits (dQ on a GPU: in
@@ -71,20 +66,12 @@ struct Recipe {
     r.scheme = Scheme::paper;
     r.tile_q = 128;
     r.tile_k = 64;
-    r.smooth_v = false;
     r.rotate = false;
     return r;
   }
-  /// The default: gradient error that does not grow with the batch, robust to attention sinks and
-  /// to outlier channels.
+  /// The default: gradient error that does not grow with the batch, robust to attention sinks, to
+  /// outlier channels and to keys of very different lengths. No later token touches an earlier one.
   static Recipe vectorwise() { return {}; }
-  /// No later token touches an earlier one, bit for bit; also for keys of very different lengths.
-  static Recipe tokenwise() {
-    Recipe r;
-    r.scheme = Scheme::tokenwise;
-    r.smooth_v = false;
-    return r;
-  }
 
   /// Whether the codes of P or dS that go into a matmul are dithered.
   bool dithers(Matmul m) const { return rounding == Rounding::dither && (dithered & m) != 0; }
@@ -92,7 +79,7 @@ struct Recipe {
 
 SAGEBWD_API const char* scheme_name(Scheme s);
 /// A recipe of its name and the switches that differ from it, as in case strings: "paper",
-/// "tokenwise", "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no
+/// "vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128". The seed is no
 /// part of it. Throws Error(invalid_argument) that names what it does not know.
 SAGEBWD_API Recipe parse_recipe(std::string_view text);
 /// The shortest such text.

@@ -53,11 +53,7 @@ enum {
 enum { SAGEBWD_F32 = 0, SAGEBWD_BF16 = 1, SAGEBWD_F16 = 2 }; /* dtype */
 enum { SAGEBWD_CPU = 0, SAGEBWD_CUDA = 1 };                  /* device */
 enum { SAGEBWD_BOTTOM_RIGHT = 0, SAGEBWD_TOP_LEFT = 1 };     /* align */
-enum {                                                       /* scheme */
-       SAGEBWD_SCHEME_PAPER = 0,
-       SAGEBWD_SCHEME_VECTORWISE = 1,
-       SAGEBWD_SCHEME_TOKENWISE = 2
-};
+enum { SAGEBWD_SCHEME_PAPER = 0, SAGEBWD_SCHEME_VECTORWISE = 1 };
 enum { SAGEBWD_ROUND_NEAREST = 0, SAGEBWD_ROUND_DITHER = 1 }; /* rounding */
 enum { SAGEBWD_FEATURES_SOFTMAX = 0 };                        /* phi */
 
@@ -105,7 +101,7 @@ typedef struct sagebwd_recipe {
   int32_t tile_k; /* likewise */
   int32_t smooth_k;
   int32_t smooth_q;
-  int32_t smooth_v;
+  int32_t reserved_4; /* 0 */
   int32_t rounding;
   uint64_t seed;
   int32_t reserved; /* 0 */
@@ -290,7 +286,7 @@ SAGEBWD_C_API int sagebwd_linear_backward_workspace_size(const sagebwd_linear_ba
                                                          size_t* bytes);
 
 /* Bytes of codes, about 3 per channel and token. Refuses a recipe whose codes do not stand for its
- * inputs: "paper", Q-smoothing, matmuls other than dV and dP out of INT8. */
+ * inputs: "paper", matmuls other than dV and dP out of INT8. */
 SAGEBWD_C_API int sagebwd_codes_size(const sagebwd_forward_args* args, size_t* bytes);
 
 SAGEBWD_C_API int sagebwd_forward(const sagebwd_forward_args* args);

@@ -105,14 +105,7 @@ sagebwd_recipe to_c(const Recipe& r) {
 
 /// What the fields a caller's struct does not reach mean.
 sagebwd_recipe defaults(const sagebwd_recipe* caller) {
-  switch (caller->scheme) {
-    case SAGEBWD_SCHEME_PAPER:
-      return to_c(Recipe::paper());
-    case SAGEBWD_SCHEME_TOKENWISE:
-      return to_c(Recipe::tokenwise());
-    default:
-      return to_c(Recipe::vectorwise());
-  }
+  return to_c(caller->scheme == SAGEBWD_SCHEME_PAPER ? Recipe::paper() : Recipe::vectorwise());
 }
 
 sagebwd_block_lists defaults(const sagebwd_block_lists*) {
@@ -192,10 +185,11 @@ void check_reserved(const char* name, int32_t value) {
 }
 
 Recipe convert(const sagebwd_recipe& c) {
-  // Of 0.1.0's previews: pv16_tiles, p_levels and k_per_token.
+  // Of 0.1.0's previews: pv16_tiles, p_levels, k_per_token and smooth_v.
   check_reserved("recipe", c.reserved);
   check_reserved("recipe", c.reserved_2);
   check_reserved("recipe", c.reserved_3);
+  check_reserved("recipe", c.reserved_4);
   Recipe r;
   spec::for_each_recipe_field([&](const auto& field) {
     using InCpp = std::remove_cvref_t<decltype(r.*field.member)>;

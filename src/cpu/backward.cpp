@@ -197,9 +197,6 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   const GradientBlock g = buffers.gradient.at(plan, item);
   const int64_t tile = static_cast<int64_t>(plan.bq) * plan.dl;
   const int64_t value_tile = static_cast<int64_t>(plan.bq) * plan.vl;
-  // Where dP is made from the codes of V it lacks dO·mean(V), and D has to lack it too. Elsewhere
-  // this mean is zero.
-  const float* mu_v = buffers.keys.mean_v(plan, b.sequence, h / plan.p.group());
 
   prepare_queries(kernels, plan, a, buffers.keys, b, h, q, scratch);
   kernels.pack_along_columns(scratch.codes, plan.dk, plan.bq, plan.dl, g.q8_dk);
@@ -214,7 +211,7 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   std::fill(g.lse2, g.lse2 + plan.bq, kInf);
   std::fill(g.delta, g.delta + plan.bq, 0.0f);
   double dot[256];  // bq at most
-  kernels.row_dots(rows, plan.vl, b.rows, out, plan.vl, mu_v, dot);
+  kernels.row_dots(rows, plan.vl, b.rows, out, plan.vl, dot);
   for (int i = 0; i < b.rows; ++i) {
     const int64_t n = b.seq.q_begin + b.first + i;
     const double lse = static_cast<double>(*stat_at(a.lse, b.seq.batch, h, n));
@@ -333,7 +330,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .q_scale = q.scale,
       .do_scale = g.do_scale,
       .k_fold = data.k_fold + key_at * plan.bk,
-      .per_vector = p.recipe.scheme != Scheme::paper,
+      .per_vector = !plan.paper(),
       .dv_float = p.lifted(kMatmulDV),
       .dq_float = p.lifted(kMatmulDQ),
       .dk_float = p.lifted(kMatmulDK),
@@ -423,7 +420,7 @@ void Backward::finish_queries(int64_t slot, int64_t item) const {
   }
   kernels.transpose_f32(sum, plan.bq, plan.dl, plan.bq, scratch.rows, plan.dl);
   turn_back(kMatmulDQ, scratch.rows, b.rows);
-  const bool lacks_mean = plan.tokenwise() ? !plan.p.lifted(kMatmulDQ) : plan.p.recipe.smooth_k;
+  const bool lacks_mean = plan.paper() ? plan.p.recipe.smooth_k : !plan.p.lifted(kMatmulDQ);
   if (lacks_mean && (plan.p.adds_row_sums() || plan.p.has_dlse)) {
     const float* mu_k = buffers.keys.mean_k(plan, b.sequence, h / plan.p.group());
     for (int i = 0; i < b.rows; ++i) {

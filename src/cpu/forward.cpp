@@ -121,7 +121,6 @@ void Forward::scores(const QueryBlock& q, int64_t key_at, int keys, const Scratc
 void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
                               const Scratch& t) const {
   const int d = static_cast<int>(plan.p.dv);
-  const float* mean = buffers.keys.mean_v(plan, kb.sequence, hk);
   const float* p = static_cast<const float*>(t.s);
   float v[256];
   for (int i = 0; i < plan.bq; ++i)
@@ -133,13 +132,13 @@ void Forward::poisoned_values(const Block& qb, const Block& kb, int64_t hk,
       const spec::KeyRange r = plan.p.visible(qb.seq, qb.first + i);
       if (kb.first + j < r.begin || kb.first + j >= r.end) continue;
       const float weight = p[j * plan.bq + i] * t.beta[i];
-      for (int c = 0; c < d; ++c) t.ot[c * plan.bq + i] += weight * (v[c] - mean[c]);
+      for (int c = 0; c < d; ++c) t.ot[c * plan.bq + i] += weight * v[c];
     }
   }
 }
 
-/// Recipe `tokenwise`: rows that see a value which holds NaN or Inf become NaN, and no other row
-/// learns of it.
+/// Rows that see a value which holds NaN or Inf become NaN, and no other row learns of it. The
+/// value's codes are 0.
 void Forward::mark_rows(const Block& qb, const Block& kb, int64_t key_at, const Scratch& t) const {
   for (int j = 0; j < kb.rows; ++j) {
     if (!std::isnan(buffers.keys.v_scale[key_at * plan.bk + j])) continue;
@@ -157,13 +156,13 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
                      const isa::ForwardTile& tile) const {
   const KeyData& keys = buffers.keys;
   const int64_t at = key_at * plan.bk * plan.vl;
-  const bool marks_rows = plan.tokenwise() && spec::folds_v(plan.p.recipe);
-  if (keys.v_poisoned[key_at] && !marks_rows) {
+  const bool folds = spec::folds_v(plan.p.recipe);
+  if (keys.v_poisoned[key_at] && !folds) {
     poisoned_values(qb, kb, hk, t);
     return;
   }
   // A scale of V that is not folded into P, and the levels of P, are left to multiply.
-  const bool block_scale = !spec::folds_v(plan.p.recipe) && !plan.p.lifted(kMatmulO);
+  const bool block_scale = !folds && !plan.p.lifted(kMatmulO);
   const float unit =
       (block_scale ? keys.v_scale[key_at * plan.bk] : 1.0f) / (tile.p_float ? 1.0f : plan.p_levels);
   for (int i = 0; i < plan.bq; ++i) t.beta[i] *= unit;
@@ -226,8 +225,7 @@ void Forward::query_block(int64_t slot, int64_t item) const {
         .logit_max = a.max_logit != nullptr ? t.logit_max : nullptr,
         .alpha = t.alpha,
         .beta = t.beta,
-        .p_float =
-            place < unquantised || (buffers.keys.v_poisoned[key_at] != 0 && !plan.tokenwise()),
+        .p_float = place < unquantised || (plan.paper() && buffers.keys.v_poisoned[key_at] != 0),
         .p8 = t.p8,
         .p_levels = plan.p_levels,
         .dither_query = dither ? buffers.dither_query : nullptr,
@@ -240,16 +238,14 @@ void Forward::query_block(int64_t slot, int64_t item) const {
   finish(qb, h, h * plan.q_blocks + block, t, qs);
 }
 
-/// Normalises, adds the mean value back, and writes O, LSE and the block's largest logit.
+/// Normalises, and writes O, LSE and the block's largest logit.
 void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
                      const QueryScratch& q) const {
-  const float* mean_v = buffers.keys.mean_v(plan, qb.sequence, h / plan.p.group());
   double largest = -std::numeric_limits<double>::infinity();
   bool poisoned = false;
   for (int i = 0; i < qb.rows; ++i) {
     const bool empty = t.l[i] == 0.0f;
     t.alpha[i] = empty ? 0.0f : 1.0f / t.l[i];
-    t.beta[i] = empty ? 0.0f : 1.0f;
     const double shift = plan.p.capped() ? 0.0 : q.shift[i];  // capped logits have it already
     const double max_logit = numerics::kLn2 * static_cast<double>(t.logit_max[i]) + shift;
     const double lse = numerics::kLn2 * static_cast<double>(t.m[i]) + shift +
@@ -264,7 +260,7 @@ void Forward::finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
   kernels.transpose_f32(t.ot, plan.bq, plan.vl, plan.bq, q.rows, plan.vl);
   for (int i = 0; i < qb.rows; ++i) {
     float* row = q.rows + static_cast<int64_t>(i) * plan.vl;
-    for (int c = 0; c < plan.vl; ++c) row[c] = row[c] * t.alpha[i] + mean_v[c] * t.beta[i];
+    for (int c = 0; c < plan.vl; ++c) row[c] *= t.alpha[i];
   }
   if (a.o.dtype == Dtype::f16)
     for (int64_t n = 0; n < static_cast<int64_t>(qb.rows) * plan.vl; ++n)

@@ -7,26 +7,9 @@
 
 #include "cpu/saved_codes.h"
 #include "cpu/scales.h"
-#include "numerics/octaves.h"
 
 namespace sagebwd::cpu {
 namespace {
-
-/// Mean over the tokens that are finite throughout, summed in FP64.
-void mean_of(const isa::Kernels& kernels, const Plan& plan, const TensorView& x,
-             const spec::Sequence& s, int64_t hk, int ld, float* rows, float* mean) {
-  double sum[256] = {};
-  int64_t count = 0;
-  const int d = static_cast<int>(x.shape[3]);
-  for (int64_t n = 0; n < s.nk; n += plan.bk) {
-    const int many = static_cast<int>(std::min<int64_t>(plan.bk, s.nk - n));
-    kernels.load_rows(x.dtype, row_at(x, s.batch, hk, s.k_begin + n), x.stride[2], many, d, rows,
-                      ld);
-    count += kernels.sum_rows(rows, ld, many, d, sum);
-  }
-  for (int c = 0; c < d && count > 0; ++c)
-    mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
-}
 
 /// Codes as a left operand has them, and back (Kernels::flip).
 void flip_codes(const int8_t* from, int64_t n, uint8_t flip, int8_t* to) {
@@ -42,87 +25,49 @@ struct Preparation {
 
   void means(int64_t slot, int64_t item) const;
   void block(int64_t slot, int64_t at) const;
-  // `tokenwise`: what the operand of dQ lacks, and that operand.
+  // `vectorwise`: what the operand of dQ lacks, and that operand.
   void dq_mean(int64_t item) const;
   void dq_block(int64_t slot, int64_t at) const;
 
  private:
   float* rows_of(int64_t slot) const {
-    return data.rows + 2 * slot * plan.bk * static_cast<int64_t>(plan.longest_l());
+    return data.rows + slot * data.scratch_rows(plan) * plan.longest_l();
   }
   int64_t tile() const { return static_cast<int64_t>(plan.bk) * plan.dl; }
   int64_t value_tile() const { return static_cast<int64_t>(plan.bk) * plan.vl; }
-  void load(const TensorView& x, const Block& b, int64_t hk, const float* mean, int ld,
-            float* rows) const;
-  void load_k(const Block& b, int64_t hk, float* rows) const;
-  void load_v(const Block& b, int64_t hk, float* rows) const {
-    load(a.v, b, hk, data.mean_v(plan, b.sequence, hk), plan.vl, rows);
-  }
+  void load(const TensorView& x, const Block& b, int64_t hk, int ld, float* rows) const;
   void rotate(float* rows, int count) const;
   SavedCodes saved() const { return {plan, a.codes}; }
   const float* centre_of(const Block& b, int64_t hk) const {
     return data.centres(plan, b.sequence, hk).values +
            static_cast<int64_t>(plan.dl) * numerics::octave_of_block(b.first / kKeysPerScale);
   }
+  void mean_key(int64_t sequence, int64_t hk, float* rows, float* mean) const;
   void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows, float* mean) const;
   void centres(int64_t slot, int64_t sequence, int64_t hk) const;
   void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void finish_k(int64_t at, const int8_t* codes) const;
   void finish_v(const Block& b, int64_t hk, int64_t at, float* rows, const int8_t* codes) const;
-  template <typename Load, typename Scale>
-  void scale_blocks(const Block& b, int per_scale, float* amax, float* others, int ld,
-                    Load load_rows, Scale scale) const;
 };
 
-/// Loads a block into scratch with its mean removed, padding tokens zero.
-void Preparation::load(const TensorView& x, const Block& b, int64_t hk, const float* mean, int ld,
-                       float* rows) const {
+/// Loads a block into scratch, padding tokens zero.
+void Preparation::load(const TensorView& x, const Block& b, int64_t hk, int ld, float* rows) const {
   kernels.load_rows(x.dtype, row_at(x, b.seq.batch, hk, b.seq.k_begin + b.first), x.stride[2],
                     b.rows, static_cast<int>(x.shape[3]), rows, ld);
-  kernels.subtract_row(rows, ld, b.rows, mean);
   std::fill(rows + static_cast<int64_t>(b.rows) * ld, rows + static_cast<int64_t>(plan.bk) * ld,
             0.0f);
-}
-
-void Preparation::load_k(const Block& b, int64_t hk, float* rows) const {
-  load(a.k, b, hk, data.mean_k(plan, b.sequence, hk), plan.dl, rows);
 }
 
 void Preparation::rotate(float* rows, int count) const {
   if (plan.p.recipe.rotate) kernels.rotate_rows(rows, plan.dl, count, static_cast<int>(plan.p.d));
 }
 
-/// Turns the magnitudes of a block's tokens into scales: scale(amax, count, top) for every run of
-/// `per_scale` tokens, whose largest magnitude is `top`. Where a run reaches beyond the block,
-/// load_rows(block, others) puts its other tokens into `others`, in rows of `ld` values.
-template <typename Load, typename Scale>
-void Preparation::scale_blocks(const Block& b, int per_scale, float* amax, float* others, int ld,
-                               Load load_rows, Scale scale) const {
-  const int64_t last = b.first + b.rows;
-  for (int64_t begin = b.first / per_scale * per_scale; begin < last; begin += per_scale) {
-    const int64_t end = std::min<int64_t>(begin + per_scale, b.seq.nk);
-    const int64_t from = std::max(begin, b.first), to = std::min(end, last);
-    float* here = amax + (from - b.first);
-    float top = largest_finite(here, static_cast<int>(to - from));
-    for (int64_t n = begin; n < end; n += plan.bk) {
-      if (from == begin && to == end) break;
-      if (n == b.first) continue;
-      const Block other{b.seq, b.sequence, 0, n,
-                        static_cast<int>(std::min<int64_t>(plan.bk, end - n))};
-      float magnitudes[256];
-      load_rows(other, others);
-      kernels.row_magnitudes(others, ld, other.rows, magnitudes);
-      top = std::max(top, largest_finite(magnitudes, other.rows));
-    }
-    scale(here, static_cast<int>(to - from), top);
-  }
-}
-
 /// Codes and scales of a block of K, and K itself where a matmul out of INT8 takes it.
 void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows,
                              int8_t* codes) const {
-  load_k(b, hk, rows);
+  load(a.k, b, hk, plan.dl, rows);
+  if (plan.paper()) kernels.subtract_row(rows, plan.dl, b.rows, data.mean_k(plan, b.sequence, hk));
   if (data.needs.k_float)
     for (int64_t n = 0; n < tile(); ++n)
       data.k_float[at * tile() + n] = numerics::inf_as_nan(rows[n]);
@@ -130,22 +75,12 @@ void Preparation::quantize_k(const Block& b, int64_t hk, int64_t at, float* rows
     kernels.transpose_f32(rows, plan.dl, plan.bk, plan.dl, data.kt_float + at * tile(), plan.bk);
   float* scale = data.k_scale + at * plan.bk;
   rotate(rows, b.rows);
-  if (plan.tokenwise()) kernels.subtract_row(rows, plan.dl, b.rows, centre_of(b, hk));
+  if (!plan.paper()) kernels.subtract_row(rows, plan.dl, b.rows, centre_of(b, hk));
   kernels.row_magnitudes(rows, plan.dl, b.rows, scale);
-  const auto load_rows = [&](const Block& run, float* to) {
-    load_k(run, hk, to);
-    rotate(to, run.rows);
-  };
-  const auto scale_run = [&](float* amax, int count, float top) {
-    scale_together(amax, count, top);
-    if (plan.writes_codes())
-      saved().write_k_scale(b, hk, static_cast<int>(amax - scale), numerics::scale_of(top));
-  };
-  if (plan.tokenwise())
-    scale_lone_keys(scale, b.rows);
+  if (plan.paper())
+    scale_together(scale, b.rows);
   else
-    scale_blocks(b, spec::keys_per_scale(plan.p.recipe, plan.bk), scale, rows + tile(), plan.dl,
-                 load_rows, scale_run);
+    scale_lone_keys(scale, b.rows);
   kernels.encode_rows(rows, plan.dl, b.rows, scale, codes, plan.dk);
   if (plan.writes_codes()) saved().write_k(b, hk, codes, scale);
 }
@@ -154,8 +89,24 @@ void Preparation::finish_k(int64_t at, const int8_t* codes) const {
   const int64_t size = static_cast<int64_t>(plan.bk) * plan.dk;
   int8_t* k8 = data.k8 + at * size;
   flip_codes(codes, size, kernels.flip, k8);
-  if (data.needs.k8t && !plan.tokenwise())
+  if (data.needs.k8t && plan.paper())
     kernels.transpose_codes(k8, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
+}
+
+/// The mean of the keys that are finite throughout, summed in FP64 (`paper`).
+void Preparation::mean_key(int64_t sequence, int64_t hk, float* rows, float* mean) const {
+  const spec::Sequence s = plan.p.sequence(sequence);
+  const int d = static_cast<int>(plan.p.d);
+  double sum[256] = {};
+  int64_t count = 0;
+  for (int64_t n = 0; n < s.nk; n += plan.bk) {
+    const int many = static_cast<int>(std::min<int64_t>(plan.bk, s.nk - n));
+    kernels.load_rows(a.k.dtype, row_at(a.k, s.batch, hk, s.k_begin + n), a.k.stride[2], many, d,
+                      rows, plan.dl);
+    count += kernels.sum_rows(rows, plan.dl, many, d, sum);
+  }
+  for (int c = 0; c < d && count > 0; ++c)
+    mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
 }
 
 /// The mean key of an octave's sample, rotated; `rows` has room for the sample.
@@ -226,6 +177,7 @@ void Preparation::dq_mean(int64_t item) const {
     }
   }
   float* mean = data.mu_k + item * plan.dl;
+  std::fill_n(mean, plan.dl, 0.0f);
   for (int c = 0; c < plan.p.d && count > 0; ++c) mean[c] = static_cast<float>(sum[c] / count);
 }
 
@@ -252,26 +204,23 @@ void Preparation::dq_block(int64_t slot, int64_t at) const {
   }
   float* fold = data.k_fold + at * plan.bk;
   kernels.row_magnitudes(rows, plan.dl, plan.bk, fold);
-  scale_together(fold, plan.bk, largest_finite(fold, plan.bk));
+  scale_together(fold, plan.bk);
   std::memset(codes, 0, static_cast<size_t>(size));
   kernels.encode_rows(rows, plan.dl, plan.bk, fold, codes, plan.dk);
   flip_codes(codes, size, kernels.flip, codes);
   kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 
-/// Codes and scales of a block of V. `rows` keeps V with its mean removed.
+/// Codes and scales of a block of V. `rows` keeps V.
 void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows,
                              int8_t* codes) const {
   float* scale = data.v_scale + at * plan.bk;
-  load_v(b, hk, rows);
+  load(a.v, b, hk, plan.vl, rows);
   kernels.row_magnitudes(rows, plan.vl, b.rows, scale);
-  const auto load_rows = [&](const Block& run, float* to) { load_v(run, hk, to); };
-  if (plan.tokenwise())
-    scale_lone_values(scale, b.rows);
-  else if (spec::folds_v(plan.p.recipe))
-    scale_blocks(b, kKeysPerScale, scale, rows + value_tile(), plan.vl, load_rows, scale_values);
+  if (plan.paper())
+    scale_together(scale, b.rows);
   else
-    scale_blocks(b, plan.bk, scale, rows + value_tile(), plan.vl, load_rows, scale_together);
+    scale_lone_values(scale, b.rows);
   kernels.encode_rows(rows, plan.vl, b.rows, scale, codes, plan.vk);
   if (plan.writes_codes()) saved().write_v(b, hk, codes, scale);
 }
@@ -280,11 +229,9 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
                            const int8_t* codes) const {
   const bool folds = spec::folds_v(plan.p.recipe);
   float* scale = data.v_scale + at * plan.bk;
-  const bool poisoned = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
-  data.v_poisoned[at] = poisoned;
+  data.v_poisoned[at] = std::any_of(scale, scale + b.rows, [](float s) { return std::isnan(s); });
   for (int j = 0; j < plan.bk; ++j) {
-    // In `tokenwise` one token's NaN leaves the others as they are.
-    const bool has_scale = folds && (plan.tokenwise() ? !std::isnan(scale[j]) : !poisoned);
+    const bool has_scale = folds && !std::isnan(scale[j]);
     data.v_log2[at * plan.bk + j] = has_scale ? std::log2(scale[j]) : 0.0f;
     data.v_inverse[at * plan.bk + j] = has_scale ? 1.0f / scale[j] : 1.0f;
   }
@@ -309,29 +256,16 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
     std::copy(rows, rows + value_tile(), data.v_rows + at * value_tile());
 }
 
-/// Means of K and V of one key head of one sequence.
+/// What is subtracted from the keys of one head of one sequence.
 void Preparation::means(int64_t slot, int64_t item) const {
   const int64_t sequence = item / plan.p.hk, hk = item % plan.p.hk;
-  const spec::Sequence s = plan.p.sequence(sequence);
-  float* mu_k = data.mu_k + item * plan.dl;
-  float* mu_v = data.mu_v + item * plan.vl;
-  std::fill(mu_k, mu_k + plan.dl, 0.0f);
-  std::fill(mu_v, mu_v + plan.vl, 0.0f);
-  if (plan.tokenwise()) {
+  if (!plan.paper()) {
     centres(slot, sequence, hk);
     return;
   }
-  if (plan.reads_codes()) {
-    std::copy_n(saved().k_mean(sequence, hk), plan.p.d, mu_k);
-    std::copy_n(saved().v_mean(sequence, hk), plan.p.dv, mu_v);
-    return;
-  }
-  if (plan.p.recipe.smooth_k) mean_of(kernels, plan, a.k, s, hk, plan.dl, rows_of(slot), mu_k);
-  if (plan.p.recipe.smooth_v && (data.needs.v8t || spec::folds_v(plan.p.recipe)))
-    mean_of(kernels, plan, a.v, s, hk, plan.vl, rows_of(slot), mu_v);
-  if (!plan.writes_codes()) return;
-  std::copy_n(mu_k, plan.p.d, saved().k_mean(sequence, hk));
-  std::copy_n(mu_v, plan.p.dv, saved().v_mean(sequence, hk));
+  float* mean = data.mu_k + item * plan.dl;
+  std::fill_n(mean, plan.dl, 0.0f);
+  if (plan.p.recipe.smooth_k) mean_key(sequence, hk, rows_of(slot), mean);
 }
 
 void Preparation::block(int64_t slot, int64_t at) const {
@@ -363,12 +297,11 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   const int64_t tile = static_cast<int64_t>(plan.bk) * plan.dl;
   const int64_t value_tile = static_cast<int64_t>(plan.bk) * plan.vl;
   mu_k = arena.take<float>(plan.num_sequences * plan.p.hk * plan.dl);
-  mu_v = arena.take<float>(plan.num_sequences * plan.p.hk * plan.vl);
   k8 = arena.take<int8_t>(blocks * plan.bk * plan.dk);
   k_scale = arena.take<float>(blocks * plan.bk);
   if (n.k8t) k8t = arena.take<int8_t>(blocks * tile);
   k_fold = k_scale;
-  if (plan.tokenwise()) {
+  if (!plan.paper()) {
     if (n.k8t) k_fold = arena.take<float>(blocks * plan.bk);
     const int64_t rows_of_centres = plan.num_sequences * plan.p.hk * plan.centre_rows();
     all_centres.codes = arena.take<int8_t>(rows_of_centres * plan.dk);
@@ -383,7 +316,7 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
   if (n.v_rows && plan.dp_bf16) v_bf16 = arena.take<bf16>(blocks * value_tile);
   if (n.v_rows && !plan.dp_bf16) v_rows = arena.take<float>(blocks * value_tile);
   if (n.vt_rows) vt_rows = arena.take<float>(blocks * value_tile);
-  rows = arena.take<float>(2 * plan.slots * std::max(tile, value_tile));
+  rows = arena.take<float>(plan.slots * scratch_rows(plan) * plan.longest_l());
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bk * plan.longest_k());
 }
 
@@ -394,7 +327,7 @@ void prepare_keys(const isa::Kernels& kernels, const Plan& plan, const Attention
             [&](int64_t slot, int64_t item) { all.means(slot, item); });
   run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,
             [&](int64_t slot, int64_t at) { all.block(slot, at); });
-  if (!plan.tokenwise() || !data.needs.k8t) return;
+  if (plan.paper() || !data.needs.k8t) return;
   run_items(a.parallel_for, plan, plan.num_sequences * plan.p.hk,
             [&](int64_t, int64_t item) { all.dq_mean(item); });
   run_items(a.parallel_for, plan, plan.p.hk * plan.k_blocks,

@@ -3,7 +3,10 @@
 // query block.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/plan.h"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cpu {
 
@@ -14,7 +17,7 @@ struct KeyNeeds {
   bool vt_rows;  // Vᵀ in FP32, for P·V where P is not quantised
 };
 
-/// The centres of a key head of a sequence (`tokenwise`).
+/// The centres of a key head of a sequence (`vectorwise`).
 struct Centres {
   int8_t* codes;  // [centre rows][dk], left operand
   float* scale;   // [centre rows]
@@ -23,26 +26,25 @@ struct Centres {
 
 struct KeyData {
   KeyNeeds needs;
-  // [num_sequences][hk][dl], and [vl] of V. In `tokenwise` no mean is taken out of V, and that of K
-  // is what the operand of dQ lacks.
-  float *mu_k = nullptr, *mu_v = nullptr;
+  // [num_sequences][hk][dl]: the mean key, which K lacks in `paper`, and the operand of dQ in both.
+  float* mu_k = nullptr;
   int8_t* k8 = nullptr;      // [bk][dk] a block, left operand
   float* k_scale = nullptr;  // [bk] a block
   int8_t* k8t = nullptr;     // [dl][bk] a block, left operand: K for dQ
-  float* k_fold = nullptr;   // [bk] a block: the scales of k8t; k_scale but in `tokenwise`
+  float* k_fold = nullptr;   // [bk] a block: the scales of k8t; in `paper` k_scale
   int8_t* v8t = nullptr;     // [vl][bk] a block, left operand
   float* v_scale = nullptr;  // [bk] a block; NaN for a token that is not finite
   // [bk] a block: what P is multiplied with, as a logarithm, and its inverse. Zeros and ones where
   // V's scale is not folded into P.
   float *v_log2 = nullptr, *v_inverse = nullptr;
-  uint8_t* v_poisoned = nullptr;  // one a block: it holds NaN or Inf, codes are no use
-  float* k_float = nullptr;       // [bk][dl] a block, mean removed
-  float* kt_float = nullptr;      // [dl][bk] a block, mean removed
+  uint8_t* v_poisoned = nullptr;  // one a block: it holds NaN or Inf
+  float* k_float = nullptr;       // [bk][dl] a block: K, in `paper` without its mean
+  float* kt_float = nullptr;      // [dl][bk] a block: the same
   float* v_rows = nullptr;        // [bk][vl] a block: codes of V, or V as given
   bf16* v_bf16 = nullptr;         // the same where plan.dp_bf16
-  float* vt_rows = nullptr;       // [vl][bk] a block: codes of V, or V with its mean removed
-  // Scratch, long enough for K or V: a block, and one that it looks at.
-  float* rows = nullptr;    // [slots][2][bk][longest_l]
+  float* vt_rows = nullptr;       // [vl][bk] a block: codes of V, or V as given
+  // Scratch, long enough for a block of K or V, and for the sample of a centre.
+  float* rows = nullptr;    // [slots][scratch_rows][longest_l]
   int8_t* codes = nullptr;  // [slots][bk][longest_k]
 
   Centres all_centres = {};  // [num_sequences][hk] of them
@@ -56,8 +58,8 @@ struct KeyData {
   const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {
     return mu_k + (sequence * plan.p.hk + hk) * plan.dl;
   }
-  const float* mean_v(const Plan& plan, int64_t sequence, int64_t hk) const {
-    return mu_v + (sequence * plan.p.hk + hk) * plan.vl;
+  static int64_t scratch_rows(const Plan& plan) {
+    return std::max(plan.bk, numerics::kMostSampled);
   }
 };
 

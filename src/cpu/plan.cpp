@@ -49,7 +49,7 @@ Plan::Plan(const spec::Problem& problem, const isa::Kernels& kernels) : p(proble
     most_query_blocks = ceil_div(p.nq, bq), most_key_blocks = ceil_div(p.nk, bk);
     q_blocks = p.b * most_query_blocks, k_blocks = p.b * most_key_blocks;
   }
-  if (tokenwise()) octaves = numerics::octaves_of(most_key_blocks * bk);
+  if (!paper()) octaves = numerics::octaves_of(most_key_blocks * bk);
   // A shorter sequence has a block in as many chunks as it has blocks, as if it were alone.
   chunks = static_cast<int>(chunks_of(p.hk, most_key_blocks));
   whole_heads = num_sequences * p.hk >= kBackwardItems;

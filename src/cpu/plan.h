@@ -54,7 +54,7 @@ struct Plan {
   bool dp_bf16;    // backward: dP multiplies BF16, which both V (or its codes) and dO are exact in
   int64_t num_sequences, q_blocks, k_blocks;
   int64_t most_query_blocks = 0;  // of one sequence
-  int octaves = 0;   // `tokenwise`: most octaves of keys of a sequence (numerics/octaves.h)
+  int octaves = 0;   // `vectorwise`: most octaves of keys of a sequence (numerics/octaves.h)
   int chunks;        // backward: key blocks kb with kb % chunks == c share one partial sum of dQ
   bool whole_heads;  // backward: one item takes all chunks of a key head, one after the other
   int slots;         // workers that run at once, each with its own scratch memory
@@ -63,7 +63,7 @@ struct Plan {
   int64_t* scale_start = nullptr;  // [num_sequences + 1] likewise, of blocks of kKeysPerScale keys
   ListTables lists;
 
-  bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
+  bool paper() const { return p.recipe.scheme == Scheme::paper; }
   /// Octaves in whole rows of a product.
   int centre_rows() const { return static_cast<int>(round_up(octaves, 4)); }
   /// Of scratch rows that hold either kind.

@@ -13,7 +13,7 @@ namespace sagebwd::cpu {
 namespace {
 
 /// Shifts of a block of queries.
-int shifts(const Plan& plan) { return plan.tokenwise() ? plan.octaves : plan.p.capped() ? 1 : 0; }
+int shifts(const Plan& plan) { return !plan.paper() ? plan.octaves : plan.p.capped() ? 1 : 0; }
 
 }  // namespace
 
@@ -22,8 +22,10 @@ void QueryBlock::place(Arena& arena, const Plan& plan, int64_t blocks, bool lift
   scale = arena.take<float>(blocks * plan.bq);
   logit_factor = arena.take<float>(blocks * plan.bq);
   start = arena.take<int32_t>(blocks * plan.bq);
-  mean = arena.take<float>(blocks * plan.dl);
-  turned_mean = arena.take<float>(blocks * plan.dl);
+  if (plan.p.recipe.smooth_q) {
+    mean = arena.take<float>(blocks * plan.dl);
+    turned_mean = arena.take<float>(blocks * plan.dl);
+  }
   if (shifts(plan) > 0) shift = arena.take<float>(blocks * shifts(plan) * plan.bq);
   if (lifted) qt_float = arena.take<float>(blocks * plan.bq * plan.dl);
 }
@@ -34,8 +36,7 @@ QueryBlock QueryBlock::at(const Plan& plan, int64_t block) const {
   b.scale += block * plan.bq;
   b.logit_factor += block * plan.bq;
   b.start += block * plan.bq;
-  b.mean += block * plan.dl;
-  b.turned_mean += block * plan.dl;
+  if (mean != nullptr) b.mean += block * plan.dl, b.turned_mean += block * plan.dl;
   if (shift != nullptr) b.shift += block * shifts(plan) * plan.bq;
   if (qt_float != nullptr) b.qt_float += block * plan.bq * plan.dl;
   return b;
@@ -46,7 +47,7 @@ void QueryScratch::place(Arena& arena, const Plan& plan) {
   smooth = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_l());
   codes = arena.take<int8_t>(static_cast<int64_t>(plan.slots) * plan.bq * plan.longest_k());
   shift = arena.take<double>(static_cast<int64_t>(plan.slots) * plan.bq);
-  if (plan.tokenwise())
+  if (!plan.paper())
     dots = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.centre_rows() * plan.bq);
 }
 
@@ -70,8 +71,8 @@ void encode_queries(const isa::Kernels& kernels, const Plan& plan, const float* 
   std::memset(codes, 0, static_cast<size_t>(plan.bq) * ldc);
   std::fill(scale, scale + plan.bq, 0.0f);
   kernels.row_magnitudes(rows, ld, count, scale);
-  if (plan.p.recipe.scheme == Scheme::paper)
-    scale_together(scale, count, largest_finite(scale, count));
+  if (plan.paper())
+    scale_together(scale, count);
   else
     scale_tokens(scale, count);
   kernels.encode_rows(rows, ld, count, scale, codes, ldc);
@@ -86,24 +87,22 @@ void quantize_queries(const isa::Kernels& kernels, const Plan& plan, const Atten
   const int d = static_cast<int>(plan.p.d);
   const Recipe& recipe = plan.p.recipe;
   load_query_rows(kernels, plan, a.q, b, h, scratch.rows, plan.dl);
-  constexpr float kZeros[256] = {};
-  kernels.row_dots(scratch.rows, plan.dl, b.rows, mu_k, 0, kZeros, scratch.shift);
-  for (int i = 0; i < b.rows; ++i)  // in FP32, as a backward gets it that takes saved codes
-    scratch.shift[i] =
-        plan.tokenwise() ? 0.0
-                         : static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
+  if (plan.paper()) {
+    kernels.row_dots(scratch.rows, plan.dl, b.rows, mu_k, 0, scratch.shift);
+    for (int i = 0; i < b.rows; ++i)
+      scratch.shift[i] = static_cast<float>(static_cast<double>(plan.p.scale) * scratch.shift[i]);
+  }
   std::copy(scratch.rows, scratch.rows + static_cast<int64_t>(plan.bq) * plan.dl, scratch.smooth);
   if (recipe.smooth_q) {
     double sum[256] = {};
     const int count = kernels.sum_rows(scratch.rows, plan.dl, b.rows, d, sum);
+    std::fill_n(out.mean, plan.dl, 0.0f);
     for (int c = 0; c < d && count > 0; ++c) out.mean[c] = static_cast<float>(sum[c] / count);
     kernels.subtract_row(scratch.smooth, plan.dl, b.rows, out.mean);
+    std::copy(out.mean, out.mean + plan.dl, out.turned_mean);
+    if (recipe.rotate) kernels.rotate_rows(out.turned_mean, plan.dl, 1, d);
   }
-  std::copy(out.mean, out.mean + plan.dl, out.turned_mean);
-  if (recipe.rotate) {
-    kernels.rotate_rows(out.turned_mean, plan.dl, 1, d);
-    kernels.rotate_rows(scratch.smooth, plan.dl, b.rows, d);
-  }
+  if (recipe.rotate) kernels.rotate_rows(scratch.smooth, plan.dl, b.rows, d);
   encode_queries(kernels, plan, scratch.smooth, plan.dl, b.rows, out.scale, scratch.codes, plan.dk);
 }
 
@@ -130,15 +129,15 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
                      const QueryScratch& scratch) {
   const int64_t hk = h / plan.p.group();
   const float* mu_k = keys.mean_k(plan, b.sequence, hk);
-  std::fill(out.mean, out.mean + plan.dl, 0.0f);
+  std::fill(scratch.shift, scratch.shift + plan.bq, 0.0);
   if (plan.reads_codes()) {
     std::memset(scratch.codes, 0, static_cast<size_t>(plan.bq) * plan.dk);
     std::fill(out.scale, out.scale + plan.bq, 0.0f);
-    SavedCodes(plan, a.codes).read_queries(b, h, scratch.codes, out.scale, scratch.shift);
+    SavedCodes(plan, a.codes).read_queries(b, h, scratch.codes, out.scale);
   } else {
     quantize_queries(kernels, plan, a, b, h, mu_k, out, scratch);
     if (plan.writes_codes())
-      SavedCodes(plan, a.codes).write_queries(b, h, scratch.codes, out.scale, scratch.shift);
+      SavedCodes(plan, a.codes).write_queries(b, h, scratch.codes, out.scale);
   }
   const float unit = plan.p.scale * numerics::kLog2e;
   if (out.qt_float != nullptr) {  // S is lifted: no codes, so no smoothing either
@@ -146,7 +145,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     for (int i = 0; i < plan.bq; ++i)  // NaN for a query that holds Inf
       out.logit_factor[i] = std::isnan(out.scale[i]) ? out.scale[i] : unit;
   }
-  for (int i = 0; i < plan.bq && out.shift != nullptr && !plan.tokenwise(); ++i)
+  for (int i = 0; i < plan.bq && out.shift != nullptr && plan.paper(); ++i)
     out.shift[i] = i < b.rows ? static_cast<float>(scratch.shift[i] / numerics::kLn2) : 0.0f;
   kernels.pack_along_rows(scratch.codes, plan.dk, plan.bq, plan.dk, out.q8);
   kernels.sum_row_codes(scratch.codes, plan.dk, plan.bq, plan.dl, out.start);
@@ -154,7 +153,7 @@ void prepare_queries(const isa::Kernels& kernels, const Plan& plan, const Attent
     out.start[i] *= -kernels.flip;
     if (out.qt_float == nullptr) out.logit_factor[i] = out.scale[i] * unit;
   }
-  if (plan.tokenwise()) centre_logits(kernels, plan, keys, b, hk, out, scratch);
+  if (!plan.paper()) centre_logits(kernels, plan, keys, b, hk, out, scratch);
 }
 
 void mean_query_logits(const Plan& plan, const float* mean, const float* k_rows, float* bias) {

@@ -16,18 +16,19 @@ struct QueryBlock {
   float* scale = nullptr;         // of the codes; NaN for a token that is not finite
   float* logit_factor = nullptr;  // what turns K-scaled sums into logits in log2 units
   int32_t* start = nullptr;       // accumulator start of S (Kernels::flip)
-  float* mean = nullptr;          // [dl] mean query of the block; zero unless smooth_q
+  float* mean = nullptr;          // [dl] mean query of the block (smooth_q)
   float* turned_mean = nullptr;   // [dl] the same, rotated as the codes are
   float* qt_float = nullptr;      // [dl][bq], only when S is lifted
-  // What the sums of codes lack of the logits, in log2 units. `tokenwise`: the logits of the centre
-  // of each octave of keys, [octaves][bq]. Elsewhere only with a cap: those of the mean key, [bq].
+  // What the sums of codes lack of the logits, in log2 units. `vectorwise`: the logits of the
+  // centre of each octave of keys, [octaves][bq]. `paper`, with a cap alone: those of the mean key,
+  // [bq].
   float* shift = nullptr;
 
   void place(Arena& arena, const Plan& plan, int64_t blocks, bool lifted);
   QueryBlock at(const Plan& plan, int64_t block) const;
   /// The shift of a tile whose keys begin at this one; null: none.
   const float* shift_of(const Plan& plan, int64_t first_key) const {
-    if (!plan.tokenwise()) return shift;
+    if (plan.paper()) return shift;
     return shift + plan.bq * numerics::octave_of_block(first_key / kKeysPerScale);
   }
 };
@@ -38,8 +39,8 @@ struct QueryScratch {
   float* rows = nullptr;    // [bq][dl]: the queries as given, afterwards
   float* smooth = nullptr;  // [bq][dl]: mean removed, rotated
   int8_t* codes = nullptr;  // [bq][dk]
-  double* shift = nullptr;  // [bq] scale · q·mean(K); zero in `tokenwise`
-  int32_t* dots = nullptr;  // [centre rows][bq], in `tokenwise`
+  double* shift = nullptr;  // [bq] scale · q·mean(K) in `paper`, else zero
+  int32_t* dots = nullptr;  // [centre rows][bq], in `vectorwise`
 
   void place(Arena& arena, const Plan& plan);
   QueryScratch at(const Plan& plan, int64_t slot) const;

@@ -14,34 +14,22 @@ class SavedCodes {
  public:
   SavedCodes(const Plan& plan, void* memory) : plan_(plan), view_(plan.p, memory) {}
 
-  /// Blocks of queries; mean_logit is c·q·mean(K) of each, which `tokenwise` does not have.
-  void write_queries(const Block& b, int64_t h, const int8_t* codes, const float* scale,
-                     const double* mean_logit) const;
-  void read_queries(const Block& b, int64_t h, int8_t* codes, float* scale,
-                    double* mean_logit) const;
+  /// Blocks of queries.
+  void write_queries(const Block& b, int64_t h, const int8_t* codes, const float* scale) const;
+  void read_queries(const Block& b, int64_t h, int8_t* codes, float* scale) const;
 
   /// Blocks of keys.
   void write_k(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
-  /// The scale that keys share from `row` on: the block that has the first of them writes it.
-  void write_k_scale(const Block& b, int64_t hk, int row, float scale) const;
   void read_k(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
   void write_v(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
   void read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
 
-  /// The centre of an octave of keys, [d] (`tokenwise`), and its scale.
+  /// The centre of an octave of keys, [d] and its scale.
   int8_t* centre8(int64_t sequence, int64_t hk, int octave) const {
     return view_.centre8() + centre_row(sequence, hk, octave) * plan_.p.d;
   }
   float& centre_scale(int64_t sequence, int64_t hk, int octave) const {
     return view_.centre_scale()[centre_row(sequence, hk, octave)];
-  }
-
-  /// Means of K, [d], and of V, [dv], of a key head of a sequence (not in `tokenwise`).
-  float* k_mean(int64_t sequence, int64_t hk) const {
-    return view_.k_mean() + (sequence * plan_.p.hk + hk) * plan_.p.d;
-  }
-  float* v_mean(int64_t sequence, int64_t hk) const {
-    return view_.v_mean() + (sequence * plan_.p.hk + hk) * plan_.p.dv;
   }
 
  private:
@@ -51,7 +39,6 @@ class SavedCodes {
   int64_t key_at(const Block& b, int64_t hk) const {
     return (hk * plan_.p.b + b.seq.batch) * plan_.p.nk + b.seq.k_begin + b.first;
   }
-  float& k_scale(const Block& b, int64_t hk, int row) const;
   int64_t centre_row(int64_t sequence, int64_t hk, int octave) const {
     return hk * view_.layout.key_blocks + plan_.scale_block_start(sequence) +
            numerics::first_block_of(octave);

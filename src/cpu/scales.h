@@ -22,27 +22,19 @@ inline void scale_tokens(float* amax, int count) {
   for (int i = 0; i < count; ++i) amax[i] = numerics::scale_of(amax[i]);
 }
 
-/// One scale for tokens whose largest magnitude is `top`, repeated for each.
-inline void scale_together(float* amax, int count, float top) {
-  const float scale = numerics::scale_of(top);
+/// One scale for all of them, repeated for each.
+inline void scale_together(float* amax, int count) {
+  const float scale = numerics::scale_of(largest_finite(amax, count));
   for (int i = 0; i < count; ++i)
     amax[i] = numerics::is_finite(amax[i]) ? scale : numerics::scale_of(amax[i]);
 }
 
-/// The same in `tokenwise`: of a key, and of a token of V.
+/// The same in `vectorwise`: of a key, and of a token of V that is folded into P.
 inline void scale_lone_keys(float* amax, int count) {
   for (int i = 0; i < count; ++i) amax[i] = numerics::key_scale_of(amax[i]);
 }
 inline void scale_lone_values(float* amax, int count) {
   for (int i = 0; i < count; ++i) amax[i] = numerics::lone_value_scale(amax[i]);
-}
-
-/// One scale per token of V, for folding into P; `top` is the largest magnitude of the block.
-inline void scale_values(float* amax, int count, float top) {
-  for (int i = 0; i < count; ++i) {
-    amax[i] = numerics::scale_of(amax[i]);
-    if (amax[i] == amax[i]) amax[i] = numerics::value_scale(amax[i], numerics::scale_of(top));
-  }
 }
 
 }  // namespace sagebwd::cpu

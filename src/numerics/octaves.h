@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Centres of K in recipe `tokenwise`. Blocks of 128 keys of a document lie in octaves: block 0,
+// Centres of K in recipe `vectorwise`. Blocks of 128 keys of a document lie in octaves: block 0,
 // block 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a
 // sample of the octave before it, those of block 0 by key 0; so a centre depends on earlier keys
 // alone, or on the first key of all.

@@ -50,15 +50,15 @@ SAGE_INLINE float value_scale(float scale, float top) {
   return scale < least ? least : scale;
 }
 
-/// Scale of a key of its own, in `tokenwise`: rounded up to 22 bits, so that its product
-/// with 1.5·2^23 is exact and codes stay within 127.
+/// Scale of a key of its own, in `vectorwise`: rounded up to 22 bits, so that its product with
+/// 1.5·2^23 is exact and codes stay within 127.
 SAGE_INLINE float key_scale_of(float amax) {
   const float scale = scale_of(amax);
   if (!(scale == scale)) return scale;
   return std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 3u) & ~3u);
 }
 
-/// Scale of a token of V in `tokenwise`, where it may not depend on its neighbours. The floor is
+/// Scale of a token of V in `vectorwise`, which may not depend on its neighbours. The floor is
 /// there because its logarithm and its inverse are used.
 SAGE_INLINE float lone_value_scale(float amax) {
   const float scale = scale_of(amax);

@@ -75,11 +75,9 @@ struct KeptTile {
   std::vector<float> v_scale;  // [cols] folded into the weights; ones if none
 };
 
-/// What the weights of a tile are multiplied with, [cols]. A tile with NaN or Inf in V has no codes
-/// that could carry them, and its P·V runs in floating point.
-std::vector<float> folded_scales(const RecipeHead& head, const RecipeInputs& in, const Tile& t,
-                                 bool poisoned) {
-  if (!spec::folds_v(head.recipe) || poisoned) return std::vector<float>(size(t.cols), 1.0f);
+/// What the weights of a tile are multiplied with, [cols].
+std::vector<float> folded_scales(const RecipeHead& head, const RecipeInputs& in, const Tile& t) {
+  if (!spec::folds_v(head.recipe)) return std::vector<float>(size(t.cols), 1.0f);
   return {in.v_scale.begin() + t.k0, in.v_scale.begin() + t.k0 + t.cols};
 }
 
@@ -93,11 +91,12 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
   const auto is_nan = [](float scale) { return std::isnan(scale); };
   const auto first_scale = x.inputs.v_scale.begin() + t.k0;
   const bool has_poison = std::any_of(first_scale, first_scale + t.cols, is_nan);
-  // In `tokenwise` a poisoned value has codes 0, and the rows that see it become NaN at the end.
-  const bool marks_rows = head.recipe.scheme == Scheme::tokenwise && spec::folds_v(head.recipe);
-  const bool poisoned = has_poison && !marks_rows;
-  std::vector<float> v_scale = folded_scales(head, x.inputs, t, poisoned);
-  if (marks_rows)
+  // A tile with NaN or Inf in V has no codes that could carry them, and its P·V runs in floating
+  // point. Where scales are folded, a poisoned value has codes 0 instead, and the rows that see it
+  // become NaN at the end, so that no other row learns of it.
+  const bool folds = spec::folds_v(head.recipe), poisoned = has_poison && !folds;
+  std::vector<float> v_scale = folded_scales(head, x.inputs, t);
+  if (folds)
     t.for_visible([&](int64_t i, int64_t j, int64_t) {
       if (std::isnan(v_scale[j])) block.nan_value[i] = true;
     });
@@ -115,24 +114,24 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
       [&](int64_t i, int64_t, int64_t at) { weight[at] = std::exp2(weight[at] - tile_top[i]); });
 
   const bool has_codes = !lifted(head, kMatmulO) && !poisoned;
-  const std::vector<float>& values = has_codes ? x.v8 : x.v_smooth;
+  const float* values = has_codes ? x.v8.data() : head.v;
   std::vector<float> part(size(t.rows * dv), 0.0f);
   std::vector<int16_t> p8;
   const float levels = p_levels(head);
   // What a block's scale of V, or the levels of P, still have to multiply.
-  float unit = has_codes && !spec::folds_v(head.recipe) ? x.inputs.v_scale[t.k0] : 1.0f;
+  float unit = has_codes && !folds ? x.inputs.v_scale[t.k0] : 1.0f;
   if (leading || !has_codes) {
     for (int64_t i = 0; i < t.rows; ++i) {
       const auto [begin, end] = t.seen[i];  // masked values stay out, whatever they hold
       matmul_add(1, dv, end - begin, weight.data() + i * t.cols + begin, 0, 1,
-                 values.data() + (t.k0 + begin) * dv, dv, &part[i * dv], dv);
+                 values + (t.k0 + begin) * dv, dv, &part[i * dv], dv);
     }
   } else {
     const Rounder round(head, t, kMatmulO, DitherOperand::p_forward, levels);
     p8.assign(t.size(), 0);
     t.for_visible(
         [&](int64_t i, int64_t j, int64_t at) { p8[at] = round(weight[at], levels, i, j); });
-    matmul_add(t.rows, dv, t.cols, p8.data(), t.cols, 1, &values[t.k0 * dv], dv, part.data(), dv);
+    matmul_add(t.rows, dv, t.cols, p8.data(), t.cols, 1, values + t.k0 * dv, dv, part.data(), dv);
     unit /= levels;
   }
 
@@ -180,7 +179,7 @@ void finish_forward_block(const RecipeHead& head, const RecipeInputs& in, int64_
     const int64_t i = q0 + r;
     for (int64_t c = 0; c < dv; ++c)
       out.o[i * dv + c] = block.nan_value[r] ? std::numeric_limits<float>::quiet_NaN()
-                                             : block.acc[r * dv + c] / block.sum[r] + in.mu_v[c];
+                                             : block.acc[r * dv + c] / block.sum[r];
     const double mean = added_mean_logit(head, in, i);
     out.lse[i] = static_cast<float>(
         numerics::kLn2 * (block.top[r] + std::log2(static_cast<double>(block.sum[r]))) + mean);
@@ -196,8 +195,6 @@ struct BackwardState {
   TokenCodes dout;              // codes and scales of dO
   std::vector<float> dout8;     // the codes as floats
   std::vector<float> log2_lse;  // [nq], of logits as tiles have them
-  // [nq]: dO·mean(V), which dP lacks where it is made from the codes of V.
-  std::vector<float> mean_dp;
   std::vector<bool> active;     // [nq]; false: LSE is -inf, the row has P = 0
   std::vector<double> row_sum;  // [nq], Σ_j dS, or of what the cap takes (Problem)
 };
@@ -215,9 +212,6 @@ BackwardState start_backward(const RecipeHead& head, const RecipeBackwardIn& in,
     const double log2e = 1.0 / numerics::kLn2, lse = in.lse[i];
     const double delta = dot(in.dout + i * dv, in.o + i * dv, dv) - (in.dlse ? in.dlse[i] : 0.0f);
     s.active.push_back(active);
-    s.mean_dp.push_back(spec::folds_v(head.recipe)
-                            ? static_cast<float>(dot(in.dout + i * dv, inputs.mu_v.data(), dv))
-                            : 0.0f);
     s.log2_lse.push_back(
         active ? static_cast<float>((lse - added_mean_logit(head, inputs, i)) * log2e) : 0.0f);
     out.delta.push_back(active ? static_cast<float>(delta) : 0.0f);
@@ -267,10 +261,8 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
     const int64_t i = t.q0 + r, j = t.k0 + c;
     p[at] = std::exp2(s2[at] - s.log2_lse[i]);
     if (spec::folds_v(head.recipe)) dp[at] *= inputs.v_scale[j];
-    // dO·mean(V) cancels; without it both numbers are smaller.
-    const float before_cap = p[at] * (dp[at] - (out.delta[i] - s.mean_dp[i]));
+    const float before_cap = p[at] * (dp[at] - out.delta[i]);
     ds[at] = before_cap * slope[at];
-    dp[at] += s.mean_dp[i];
     // A scale along the contraction index cannot leave the integer sum; it goes into the other
     // operand.
     p_fold[at] = p[at] * s.dout.scale[i];

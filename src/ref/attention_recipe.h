@@ -20,10 +20,11 @@ struct RecipeInputs {
   // Per token, a block's scale repeated; NaN for a token that holds NaN or Inf. Never zero where it
   // is folded into P.
   std::vector<float> v_scale;
-  std::vector<float> mu_k, mu_v;  // [d] and [dv], zero when smoothing is off
+  // `paper` alone; zeros elsewhere and where nothing is smoothed.
+  std::vector<float> mu_k;        // [d]
   std::vector<float> mu_q;        // [query tiles, d]
   std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
-  // `tokenwise` alone, of each octave of keys (numerics/octaves.h): codes [octaves, d] and scales.
+  // `vectorwise` alone, of each octave of keys (numerics/octaves.h): codes [octaves, d] and scales.
   std::vector<int8_t> centre8;
   std::vector<float> centre_scale;
 };

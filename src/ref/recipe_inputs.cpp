@@ -65,26 +65,7 @@ std::vector<float> rotated(std::vector<float> x, int64_t d) {
   return x;
 }
 
-/// One scale per token, for V whose scale is folded into P. There the logarithm of the scale is
-/// taken, so a token that is zero, or nearly so beside its neighbours, gets a small scale instead.
-TokenCodes quantize_values(const float* x, int64_t n, int64_t d) {
-  TokenCodes out{std::vector<int8_t>(size(n * d), 0), quantize_tokens(x, n, d, 1).scale};
-  for (int64_t begin = 0; begin < n; begin += kKeysPerScale) {
-    const int64_t end = std::min<int64_t>(begin + kKeysPerScale, n);
-    float top = 0.0f;
-    for (int64_t i = begin; i < end; ++i) top = std::fmax(top, out.scale[i]);
-    for (int64_t i = begin; i < end; ++i) {
-      if (std::isnan(out.scale[i])) continue;
-      out.scale[i] = numerics::value_scale(out.scale[i], top);
-      for (int64_t c = 0; c < d; ++c)
-        out.codes[i * d + c] =
-            static_cast<int8_t>(code_nearest(x[i * d + c], inverse_of(out.scale[i])));
-    }
-  }
-  return out;
-}
-
-/// The centres of K in `tokenwise`; zeros where it is not smoothed.
+/// The centres of K in `vectorwise`; zeros where it is not smoothed.
 void make_centres(const RecipeHead& head, RecipeInputs& in) {
   const int64_t d = head.d;
   const int octaves = numerics::octaves_of(head.nk);
@@ -112,7 +93,7 @@ float centre_of(const RecipeInputs& in, int64_t key, int64_t c, int64_t d) {
   return in.centre_scale[octave] * static_cast<float>(in.centre8[size(octave * d + c)]);
 }
 
-/// Codes and scales of K in `tokenwise`.
+/// Codes and scales of K in `vectorwise`.
 void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
   const int64_t nk = head.nk, d = head.d;
   make_centres(head, in);
@@ -133,7 +114,8 @@ void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
   }
 }
 
-/// The same of V.
+/// The same of V, where its scale is folded into P: that takes the logarithm of the scale, so a
+/// token that is zero has a small one.
 TokenCodes quantize_lone_values(const float* x, int64_t n, int64_t d) {
   TokenCodes out{std::vector<int8_t>(size(n * d), 0), quantize_tokens(x, n, d, 1).scale};
   for (int64_t i = 0; i < n; ++i) {
@@ -148,7 +130,7 @@ TokenCodes quantize_lone_values(const float* x, int64_t n, int64_t d) {
   return out;
 }
 
-/// The operand of dQ in `tokenwise`, from the codes of K.
+/// The operand of dQ in `vectorwise`, from the codes of K.
 void make_dq_operand(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nk = head.nk, d = head.d, tile = head.recipe.tile_k;
   const RecipeInputs& in = x.inputs;
@@ -203,23 +185,20 @@ namespace {
 void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   const int64_t nq = head.nq, nk = head.nk, d = head.d, dv = head.value_dim();
   const Recipe& recipe = head.recipe;
-  const bool per_token = recipe.scheme != Scheme::paper;
-  const bool tokenwise = recipe.scheme == Scheme::tokenwise;
+  const bool paper = recipe.scheme == Scheme::paper;
   const auto turned = [&](const std::vector<float>& rows) {
     return recipe.rotate ? rotated(rows, d) : rows;
   };
   RecipeInputs& in = x.inputs;
 
   x.k_smooth.assign(head.k, head.k + nk * d);
-  in.mu_k =
-      recipe.smooth_k && !tokenwise ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
-  if (tokenwise) {
-    quantize_lone_keys(head, in);
-  } else {
+  in.mu_k = paper && recipe.smooth_k ? mean_of(head.k, nk, d) : std::vector<float>(size(d), 0.0f);
+  if (paper) {
     subtract(x.k_smooth.data(), nk, in.mu_k);
-    TokenCodes k = quantize_tokens(turned(x.k_smooth).data(), nk, d,
-                                   spec::keys_per_scale(recipe, recipe.tile_k));
+    TokenCodes k = quantize_tokens(turned(x.k_smooth).data(), nk, d, recipe.tile_k);
     in.k8 = std::move(k.codes), in.k_scale = std::move(k.scale);
+  } else {
+    quantize_lone_keys(head, in);
   }
 
   const int64_t q_tiles = ceil_div(nq, recipe.tile_q);
@@ -232,15 +211,11 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
     std::copy(mean.begin(), mean.end(), in.mu_q.begin() + t * d);
   }
   x.mu_q = turned(in.mu_q);
-  TokenCodes q = quantize_tokens(turned(q_smooth).data(), nq, d, per_token ? 1 : recipe.tile_q);
+  TokenCodes q = quantize_tokens(turned(q_smooth).data(), nq, d, paper ? recipe.tile_q : 1);
   in.q8 = std::move(q.codes), in.q_scale = std::move(q.scale);
 
-  x.v_smooth.assign(head.v, head.v + nk * dv);
-  in.mu_v = recipe.smooth_v ? mean_of(head.v, nk, dv) : std::vector<float>(size(dv), 0.0f);
-  subtract(x.v_smooth.data(), nk, in.mu_v);
-  TokenCodes v = tokenwise   ? quantize_lone_values(x.v_smooth.data(), nk, dv)
-                 : per_token ? quantize_values(x.v_smooth.data(), nk, dv)
-                             : quantize_tokens(x.v_smooth.data(), nk, dv, recipe.tile_k);
+  TokenCodes v =
+      paper ? quantize_tokens(head.v, nk, dv, recipe.tile_k) : quantize_lone_values(head.v, nk, dv);
   in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
 
   for (int64_t i = 0; i < nq; ++i) {
@@ -264,17 +239,16 @@ RecipeOperands make_operands(const RecipeHead& head) {
     quantize_inputs(head, x);
   x.q8 = as_floats(in.q8), x.k8 = as_floats(in.k8), x.v8 = as_floats(in.v8);
   x.k8_t = transposed(x.k8, head.nk, head.d);
-  if (head.recipe.scheme == Scheme::tokenwise) {
-    make_dq_operand(head, x);
-  } else {
+  if (head.recipe.scheme == Scheme::paper)
     x.dq_keys = x.k8, x.dq_fold = in.k_scale, x.dq_mean = in.mu_k;
-  }
+  else
+    make_dq_operand(head, x);
   if (spec::folds_v(head.recipe)) x.v_t = transposed(x.v8, head.nk, head.value_dim());
   return x;
 }
 
 float centre_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i, int64_t first_key) {
-  if (head.recipe.scheme != Scheme::tokenwise) return 0.0f;
+  if (head.recipe.scheme == Scheme::paper) return 0.0f;
   const int64_t d = head.d;
   const int octave = octave_of_key(first_key);
   int32_t dot = 0;

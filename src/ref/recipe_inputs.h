@@ -21,21 +21,19 @@ TokenCodes quantize_tokens(const float* x, int64_t n, int64_t d, int64_t tokens_
 /// integers and floats alike.
 struct RecipeOperands {
   RecipeInputs inputs;
-  // K and V without their means, where these are of the whole sequence (not in `tokenwise`).
-  std::vector<float> k_smooth, v_smooth;
+  std::vector<float> k_smooth;          // K, in `paper` without its mean
   std::vector<float> q8, k8, v8;        // codes; of rotated Q and K where the recipe says so
   std::vector<float> k8_t, k_smooth_t;  // [d, nk]
   std::vector<float> mu_q;              // RecipeInputs::mu_q, rotated as Q is
   std::vector<float> v_t;               // [dv, nk]: what dP multiplies dO with, V or its codes
   // What dS is multiplied with for dQ: codes [nk, d], the scale of each key that is folded into dS,
-  // and what was subtracted from every key, not rotated. In `tokenwise` made again from the codes,
-  // because there one scale serves a tile of keys; else those of S.
+  // and what was subtracted from every key, not rotated. In `paper` those of S; in `vectorwise`
+  // made again from the codes, with one scale for a tile of keys.
   std::vector<float> dq_keys, dq_fold, dq_mean;
 };
 RecipeOperands make_operands(const RecipeHead& head);
 
-/// What the centre of a tile's keys adds to the logits of query i, in log2 units: 0 outside of
-/// `tokenwise`.
+/// What the centre of a tile's keys adds to the logits of query i, in log2 units: 0 in `paper`.
 float centre_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i, int64_t first_key);
 
 std::vector<float> as_floats(const std::vector<int8_t>& codes);

@@ -75,8 +75,8 @@ class Parser {
  private:
   /// Every known token, with the value or the digits of this one where it takes some.
   static std::vector<std::string> tokens_like(std::string_view token) {
-    std::vector<std::string> known{"paper", "vectorwise", "tokenwise", "causal", "full",
-                                   "bhsd",  "bshd",       "f32",       "bf16",   "f16"};
+    std::vector<std::string> known{"paper", "vectorwise", "causal", "full", "bhsd",
+                                   "bshd",  "f32",        "bf16",   "f16"};
     const size_t equals = token.find('='), digits = token.find_first_of("0123456789");
     if (equals != std::string_view::npos) {
       std::vector<std::string> names = switch_names();

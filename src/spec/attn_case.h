@@ -16,14 +16,14 @@
 //   scale=<X>                          of the logits; 1/sqrt(d) is the default
 //   softcap=<X>                        a logit x becomes X·tanh(x/X); 0, the default: it stays x
 //   f32 | bf16 | f16                   element type
-//   paper | vectorwise | tokenwise     recipe preset
+//   paper | vectorwise                 recipe preset
 //   bhsd | bshd                        memory layout
 //   seed<N>                            of the inputs, the lists and the dither
 //   keep=<X>                           block lists with this share of the key blocks, 0 < X <= 1
 //   blocks=<q>x<k> lead=<N>|all        their queries, keys and leading entries; 128x64 and 1 are
 //                                      the defaults
 //   lists=random|mass|diagonal|skewed  what they list (trace/lists.h); random is the default
-//   tile=<q>x<k> smooth_k|smooth_q|smooth_v|rotate=on|off
+//   tile=<q>x<k> smooth_k|smooth_q|rotate=on|off
 //   rounding=nearest|dither|dither:<matmul>[,…] lift=<matmul>[,…]
 //                                      switches of the recipe (spec/recipe_fields.h)
 #pragma once

@@ -17,7 +17,6 @@ inline std::string codes_refusal(const Recipe& r) {
   if (r.scheme == Scheme::paper) return "recipe paper makes dP from V itself";
   if ((r.high_precision & kFromInputs) != 0)
     return "matmuls out of INT8 take q, k and v themselves";
-  if (r.smooth_q) return "Q-smoothing needs the mean queries as well";
   return "";
 }
 
@@ -37,8 +36,7 @@ inline CodesLayout codes_layout(const Problem& p) {
                       .queries = p.b * p.nq,
                       .keys = p.b * p.nk,
                       .sequences = p.num_sequences(),
-                      .packed = p.packed(),
-                      .scheme = p.recipe.scheme});
+                      .packed = p.packed()});
 }
 
 /// The parts as pointers.
@@ -50,11 +48,11 @@ struct CodesView {
   int8_t* k8() const { return reinterpret_cast<int8_t*>(base + layout.k8); }
   int8_t* v8() const { return reinterpret_cast<int8_t*>(base + layout.v8); }
   float* q_scale() const { return floats(layout.q_scale); }
-  float* mean_logit() const { return floats(layout.mean_logit); }
+  float* mean_logit() const { return nullptr; }
+  float* k_mean() const { return nullptr; }
+  float* v_mean() const { return nullptr; }
   float* v_scale() const { return floats(layout.v_scale); }
   float* k_scale() const { return floats(layout.k_scale); }
-  float* k_mean() const { return floats(layout.k_mean); }
-  float* v_mean() const { return floats(layout.v_mean); }
   int8_t* centre8() const { return reinterpret_cast<int8_t*>(base + layout.centre8); }
   float* centre_scale() const { return floats(layout.centre_scale); }
 

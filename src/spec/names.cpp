@@ -24,7 +24,7 @@ const char* scheme_name(Scheme s) {
     case Scheme::vectorwise:
       return "vectorwise";
     case Scheme::tokenwise:
-      return "tokenwise";
+      break;
   }
   return "unknown";
 }

@@ -51,12 +51,6 @@ struct Problem : Batch {
 /// hardware multiplies unsigned by signed bytes. The published method has 127.
 inline int p_levels(Scheme scheme, int most) { return scheme == Scheme::paper ? 127 : most; }
 
-/// Keys that share a scale of K.
-inline int keys_per_scale(const Recipe& r, int tile_k) {
-  if (r.scheme == Scheme::tokenwise) return 1;
-  return r.scheme == Scheme::paper ? tile_k : kKeysPerScale;
-}
-
 /// Whether V has a scale per token that is folded into P, and dP is made from the same codes. O
 /// lifted out of INT8 has no codes of V.
 inline bool folds_v(const Recipe& r) {

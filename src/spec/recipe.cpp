@@ -95,22 +95,18 @@ void for_each_word(Visit visit) {
 }
 
 Recipe preset(std::string_view scheme) {
-  return scheme == "paper"       ? Recipe::paper()
-         : scheme == "tokenwise" ? Recipe::tokenwise()
-                                 : Recipe::vectorwise();
+  return scheme == "paper" ? Recipe::paper() : Recipe::vectorwise();
 }
 
-/// What `tokenwise` promises leaves no room for these.
-void check_tokenwise(const Recipe& r) {
+/// `vectorwise` promises that no later token changes an earlier row, and its tiles of keys have one
+/// centre.
+void check_vectorwise(const Recipe& r) {
   SAGE_CHECK(!r.smooth_q,
-             "recipe.smooth_q: expected 0 in recipe tokenwise, because the mean of a "
-             "block of queries holds later ones; got 1");
-  SAGE_CHECK(!r.smooth_v,
-             "recipe.smooth_v: expected 0 in recipe tokenwise, because the mean of V "
-             "holds later tokens; got 1");
+             "recipe.smooth_q: expected 0 in recipe vectorwise, because the mean of a block of "
+             "queries holds later ones; got 1. Recipe paper takes it");
   SAGE_CHECK(r.tile_k == 0 || kKeysPerScale % r.tile_k == 0,
-             "recipe.tile_k: expected 0, 64 or 128 in recipe tokenwise, so that the keys of a tile "
-             "have one centre; got "
+             "recipe.tile_k: expected 0, 64 or 128 in recipe vectorwise, so that the keys of a "
+             "tile have one centre; got "
                  << r.tile_k);
 }
 
@@ -133,7 +129,7 @@ void check_recipe(const Recipe& r) {
                  "recipe." << field.name << ": expected " << field.expected << ", got "
                            << static_cast<int64_t>(value));
   });
-  if (r.scheme == Scheme::tokenwise) check_tokenwise(r);
+  if (r.scheme == Scheme::vectorwise) check_vectorwise(r);
 }
 
 bool set_switch(Recipe& r, std::string_view name, std::string_view value,
@@ -206,15 +202,13 @@ Recipe parse_recipe(std::string_view text) {
       std::vector<std::string> names =
           assigns ? spec::switch_names()
                   : std::vector<std::string>(spec::kSchemes.begin(), spec::kSchemes.end());
-      SAGE_THROW(
-          ErrorKind::invalid_argument,
-          "recipe: expected vectorwise, tokenwise or paper, and switches such as smooth_k=off, "
-          "got \""
-              << t << "\"" << did_you_mean(assigns ? name : t, names));
+      SAGE_THROW(ErrorKind::invalid_argument,
+                 "recipe: expected vectorwise or paper, and switches such as smooth_k=off, got \""
+                     << t << "\"" << did_you_mean(assigns ? name : t, names));
     }
     SAGE_CHECK(given.insert(name).second, where << ": " << name << " is given twice");
   }
-  SAGE_CHECK(!tokens.empty(), "recipe: expected vectorwise, tokenwise or paper, got an empty text");
+  SAGE_CHECK(!tokens.empty(), "recipe: expected vectorwise or paper, got an empty text");
   return r;
 }
 

@@ -40,30 +40,28 @@ struct Field {
 };
 
 inline constexpr auto kRecipeFields = std::tuple(
-    Field{
-        "scheme", &Recipe::scheme, &sagebwd_recipe::scheme, Written::never, 2, 1,
-        "0 (paper), 1 (vectorwise) or 2 (tokenwise)",
-        "which values share a scale: `vectorwise` has one per token of Q, V and dO, per 128 keys "
-        "of K, and per query or key of each tile of P and dS; `tokenwise` one per token of K too, "
-        "and "
-        "later tokens change no bit of earlier outputs; `paper` one per block and per tile, and a "
-        "gradient error that grows with the batch"},
+    Field{"scheme", &Recipe::scheme, &sagebwd_recipe::scheme, Written::never, 1, 1,
+          "0 (paper) or 1 (vectorwise)",
+          "which values share a scale. `vectorwise` has one per token of Q, K, V and dO, and per "
+          "query or key of each tile of P and dS; under a causal mask no later token changes a bit "
+          "of an earlier output. `paper` has one per block of tokens and one per tile of P and dS, "
+          "as published: later tokens change the rounding of earlier rows, and the gradient error "
+          "grows with the batch"},
     Field{"tile_q", &Recipe::tile_q, &sagebwd_recipe::tile_q, Written::joined, 256, 64,
           "0 or a multiple of 64 up to 256", "queries of a tile; 0: the backend's choice"},
     Field{"tile_k", &Recipe::tile_k, &sagebwd_recipe::tile_k, Written::joined, 256, 64,
-          "0 or a multiple of 64 up to 256", "keys of a tile; 0: the backend's choice"},
+          "0 or a multiple of 64 up to 256",
+          "keys of a tile, in `vectorwise` up to 128; 0: the backend's choice"},
     Field{
         "smooth_k", &Recipe::smooth_k, &sagebwd_recipe::smooth_k, Written::alone, 1, 1, "0 or 1",
-        "subtract the mean key of the sequence. All logits of a row shift alike, so P does not "
-        "change; LSE is still that of the true logits. In `tokenwise` the mean is of earlier keys "
-        "alone, and its logits are added again, exactly"},
+        "subtract a mean key before K is quantised. `vectorwise` takes means of earlier keys, one "
+        "for each octave of blocks, and adds their logits again, exactly. `paper` takes the mean "
+        "of the whole sequence: all logits of a row shift alike, so P does not change, and LSE is "
+        "still that of the true logits"},
     Field{"smooth_q", &Recipe::smooth_q, &sagebwd_recipe::smooth_q, Written::alone, 1, 1, "0 or 1",
-          "subtract the mean query of each block. The bias row c·μ_Q·Kᵀ is added to S, and "
+          "in `paper` alone, because a block holds later queries: subtract the mean query of each "
+          "block. The bias row c·μ_Q·Kᵀ is added to S, and "
           "(Σᵢ dSᵢⱼ)·μ_Q to dK"},
-    Field{
-        "smooth_v", &Recipe::smooth_v, &sagebwd_recipe::smooth_v, Written::alone, 1, 1, "0 or 1",
-        "subtract the mean value. Rows of P sum to one, so the mean is added to O again, exactly. "
-        "`tokenwise` has no mean of V"},
     Field{"rotate", &Recipe::rotate, &sagebwd_recipe::rotate, Written::alone, 1, 1, "0 or 1",
           "multiply Q and K by a fixed orthogonal matrix before they are quantised, which spreads "
           "outlier channels; the gradients are turned back"},
@@ -97,7 +95,7 @@ constexpr uint64_t as_number(T value) {
 }
 
 /// The names of the schemes, each of which is a preset.
-inline constexpr std::array<std::string_view, 3> kSchemes = {"paper", "vectorwise", "tokenwise"};
+inline constexpr std::array<std::string_view, 2> kSchemes = {"paper", "vectorwise"};
 bool is_scheme(std::string_view word);
 
 /// Throws Error(invalid_argument) that names the field.

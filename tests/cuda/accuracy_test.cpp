@@ -215,7 +215,7 @@ TEST(GpuAccuracy, GradientsThatGrowAndShrink) {
 // --- against the straight-through gradient of the quantised forward
 
 /// q, k and v become what their codes stand for: Q and K turned back, K without its mean, which
-/// softmax does not see, and V with its mean. In `tokenwise` K has the centres of its octaves.
+/// softmax does not see. In `vectorwise` K has the centres of its octaves.
 void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* k, float* v) {
   for (int64_t i = 0; i < n; ++i) {
     const auto size = static_cast<size_t>(i);
@@ -229,7 +229,7 @@ void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* 
                  static_cast<float>(
                      in.centre8[octave * static_cast<size_t>(d) + static_cast<size_t>(c)]);
       }
-      v[at] = static_cast<float>(in.v8[at]) * in.v_scale[size] + in.mu_v[static_cast<size_t>(c)];
+      v[at] = static_cast<float>(in.v8[at]) * in.v_scale[size];
     }
     numerics::rotate_back(q + i * d, static_cast<int>(d));
     numerics::rotate_back(k + i * d, static_cast<int>(d));

@@ -31,21 +31,15 @@ struct CodesPart {
   bool codes;
 };
 
-/// The parts that a recipe has, in their order.
+/// All parts, in their order.
 inline std::vector<CodesPart> codes_parts(const CodesLayout& at) {
   std::vector<CodesPart> parts = {
       {"q8", at.q8, 0, true}, {"k8", at.k8, 0, true}, {"v8", at.v8, 0, true}};
   const auto add = [&](const char* name, int64_t from, bool codes = false) {
     parts.push_back({name, from, 0, codes});
   };
-  add("q_scale", at.q_scale);
-  if (at.mean_logit < at.q_scale) {  // `tokenwise` has none
-    add("v_scale", at.v_scale), add("k_scale", at.k_scale);
-    add("centre8", at.centre8, true), add("centre_scale", at.centre_scale);
-  } else {
-    add("mean_logit", at.mean_logit), add("v_scale", at.v_scale), add("k_scale", at.k_scale);
-    add("k_mean", at.k_mean), add("v_mean", at.v_mean);
-  }
+  add("q_scale", at.q_scale), add("v_scale", at.v_scale), add("k_scale", at.k_scale);
+  add("centre8", at.centre8, true), add("centre_scale", at.centre_scale);
   for (size_t i = 0; i < parts.size(); ++i)
     parts[i].end = i + 1 < parts.size() ? parts[i + 1].at : at.bytes;
   return parts;
@@ -73,17 +67,14 @@ inline void expect_codes(const std::vector<std::byte>& got, const std::vector<st
       for (size_t j = begin; j < end; ++j) {
         const int a = static_cast<int8_t>(got[j]), b = static_cast<int8_t>(want[j]);
         others += a != b;
-        // Neighbours, and both or neither the mark of a poisoned token.
         ASSERT_LE(std::abs(a - b), are == CodesAre::same ? 0 : 1) << j - begin;
-        ASSERT_EQ(a == kPoisonedCode, b == kPoisonedCode) << j - begin;
       }
       EXPECT_LE(others, (end - begin) / 10000 + 1);
       if (others > 0) std::printf("%s: %zu of %zu codes differ\n", part.name, others, end - begin);
       continue;
     }
     const std::vector<float> a = floats_of(got, part), b = floats_of(want, part);
-    const bool dot = part.at == at.mean_logit;  // a dot product, in another order
-    if (are == CodesAre::same && !dot) {
+    if (are == CodesAre::same) {
       EXPECT_TRUE(same_bits(a, b));
       continue;
     }
@@ -92,7 +83,7 @@ inline void expect_codes(const std::vector<std::byte>& got, const std::vector<st
       if (std::isfinite(x)) top = std::max(top, std::fabs(x));
     for (size_t j = 0; j < a.size(); ++j) {
       if (!std::isfinite(a[j]) && !std::isfinite(b[j])) continue;
-      ASSERT_LE(std::fabs(a[j] - b[j]), dot ? 1e-5f * std::max(top, 1.0f) : 1e-6f * top) << j;
+      ASSERT_LE(std::fabs(a[j] - b[j]), 1e-6f * top) << j;
     }
   }
 }

@@ -110,7 +110,7 @@ void expect_the_same_from_a_graph(Recipe recipe) {
 
 TEST(Plain, CapturedIntoAGraph) {
   NEED_DEVICE();
-  for (const Recipe& recipe : {Recipe::vectorwise(), Recipe::tokenwise()}) {
+  for (const Recipe& recipe : {Recipe::vectorwise(), Recipe::paper()}) {
     SCOPED_TRACE(recipe_text(recipe));
     expect_the_same_from_a_graph(recipe);
   }

@@ -71,8 +71,8 @@ TEST_P(PlainCase, Parity) {
 std::vector<std::string> shapes() {
   std::vector<std::string> all;
   for (const char* d : {"d8", "d40", "d64", "d72", "d128", "d160", "d256"})
-    for (const char* rest : {"f32 vectorwise", "bf16 vectorwise causal", "f16 paper",
-                             "f32 paper causal", "f32 tokenwise causal", "bf16 tokenwise"})
+    for (const char* rest : {"f32 vectorwise", "bf16 vectorwise causal", "f32 vectorwise causal",
+                             "f16 paper", "f32 paper causal"})
       all.push_back(std::string("b2 h2 n230 ") + d + " " + rest);
   return all;
 }
@@ -85,10 +85,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("h2 n200 d192 dv=128 bf16 causal", "h4 hk2 nq150 nk230 d192 dv=128 f32",
                     "h2 n200 d64 dv=192 f32 paper", "h2 n200 d136 dv=8 f16 causal",
                     "b2 h2 n150 d8 dv=136 f32 bshd", "h2 n150 d40 dv=72 bf16 paper rotate=on",
-                    "h2 n200 d72 dv=40 f32 smooth_q=on tile=128x192",
-                    "h2 n200 d192 dv=128 bf16 tokenwise causal", "h2 n150 d8 dv=136 f32 tokenwise",
+                    "h2 n200 d72 dv=40 f32 paper smooth_q=on tile=128x192", "h2 n150 d8 dv=136 f32",
                     "h2 n150 d64 dv=96 f32 rounding=dither", "h2 nq150 nk300 d256 dv=24 f32",
-                    "h2 n200 d96 dv=160 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on",
+                    "h2 n200 d96 dv=160 f32 lift=S,O,S2,dV,dP,dQ,dK",
                     "h2 n200 d160 dv=96 f32 paper lift=O,dV",
                     "h2 n300 d72 dv=24 f32 keep=0.4 lead=2", "h2 n200 d96 dv=64 window=30,50 f32"));
 
@@ -100,40 +99,35 @@ INSTANTIATE_TEST_SUITE_P(
                     "h1 n150 d256 f32", "h1 n150 d256 bf16 paper rotate=on",
                     "h2 nq150 nk300 d64 f32 rounding=dither:dQ",
                     "h2 n150 d64 f32 paper rounding=dither:O,dK",
-                    "h2 n150 d64 f32 smooth_q=on rotate=on tile=128x192",
+                    "h2 n150 d64 f32 paper smooth_q=on rotate=on tile=128x192",
                     "h2 n150 d40 paper smooth_q=on rotate=on", "h2 n300 d64 f32 rotate=on lift=dQ",
-                    "h2 n300 d64 f32 rotate=on lift=dK,S2",
-                    "h2 n300 d64 f32 smooth_v=off tile=64x192"));
+                    "h2 n300 d64 f32 rotate=on lift=dK,S2"));
 
 // 600 keys have four octaves.
 INSTANTIATE_TEST_SUITE_P(
-    Tokenwise, PlainCase,
-    testing::Values("h4 hk2 n600 d40 f32 tokenwise causal", "h2 n600 d64 f32 tokenwise tile=64x64",
-                    "h1 n300 d256 f32 tokenwise rotate=off",
-                    "h2 n300 d64 f32 tokenwise smooth_k=off causal tile=192x128",
-                    "h2 nq150 nk700 d64 f32 tokenwise causal",
-                    "h2 nq350 nk200 d72 f16 tokenwise causal align=top_left",
-                    "h2 n600 d64 f32 tokenwise window=130,20",
-                    "h2 n300 d64 f32 tokenwise rounding=dither causal seed3",
-                    "h2 n300 d64 bf16 tokenwise rounding=dither:dQ tile=64x64",
-                    "h2 n300 d64 f32 tokenwise softcap=5",
-                    "h2 n300 d64 bf16 tokenwise causal softcap=20",
-                    "h2 n300 d64 f32 tokenwise softcap=5 lift=S,S2",
-                    "h2 n600 d40 f32 tokenwise keep=0.5 lead=1",
-                    "h2 n300 d64 f32 tokenwise keep=0.6 lead=all blocks=64x64 causal"));
+    Octaves, PlainCase,
+    testing::Values("h4 hk2 n600 d40 f32 causal", "h2 n600 d64 f32 tile=64x64",
+                    "h1 n300 d256 f32 rotate=off",
+                    "h2 n300 d64 f32 smooth_k=off causal tile=192x128",
+                    "h2 nq150 nk700 d64 f32 causal", "h2 nq350 nk200 d72 f16 causal align=top_left",
+                    "h2 n600 d64 f32 window=130,20", "h2 n300 d64 f32 rounding=dither causal seed3",
+                    "h2 n300 d64 bf16 rounding=dither:dQ tile=64x64", "h2 n300 d64 f32 softcap=5",
+                    "h2 n300 d64 bf16 causal softcap=20", "h2 n300 d64 f32 softcap=5 lift=S,S2",
+                    "h2 n600 d40 f32 keep=0.5 lead=1",
+                    "h2 n300 d64 f32 keep=0.6 lead=all blocks=64x64 causal"));
 
 std::vector<std::string> lifts() {
   std::vector<std::string> all;
   for (const char* lift :
        {"S", "O", "S2", "dV", "dP", "dQ", "dK", "S,S2", "dQ,dK", "S,O,S2,dV,dP,dQ,dK"})
-    for (const char* rest : {"f32 vectorwise causal d72", "bf16 paper d64", "f32 tokenwise d40"})
+    for (const char* rest : {"f32 vectorwise causal d72", "bf16 paper d64", "f32 vectorwise d40"})
       all.push_back(std::string("h2 n200 ") + rest + " lift=" + lift);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Sanitized, PlainCase,
                          testing::Values("h2 n130 d64 f32 causal rounding=dither",
-                                         "h2 hk1 n270 d40 bf16 tokenwise causal softcap=20",
-                                         "h2 nq70 nk140 d160 smooth_q=on",
+                                         "h2 hk1 n270 d40 bf16 causal softcap=20",
+                                         "h2 nq70 nk140 d160 paper smooth_q=on",
                                          "h2 hk1 n130 d64 f16 paper lift=S2",
                                          "h1 n130 d40 f32 lift=S,S2,O,dV,dQ,dK"));
 
@@ -146,22 +140,24 @@ INSTANTIATE_TEST_SUITE_P(
                     "h2 nq200 nk400 d136 f16 paper causal rounding=dither tile=64x256",
                     "h2 n500 d32 f32 rounding=dither tile=256x64"));
 
-INSTANTIATE_TEST_SUITE_P(
-    Smoothing, PlainCase,
-    testing::Values("h2 n300 d64 f32 smooth_q=on", "h2 n300 d64 f32 paper smooth_q=on causal",
-                    "h2 n300 d64 f32 smooth_q=on lift=S", "h2 n300 d64 f32 smooth_q=on lift=S2",
-                    "h2 n300 d64 bf16 smooth_q=on lift=dK",
-                    "h4 hk2 n300 d160 f32 smooth_q=on smooth_k=off smooth_v=off",
-                    "h2 n300 d64 f32 smooth_k=off", "h2 n300 d64 f32 smooth_v=off",
-                    "h2 n300 d64 f32 paper smooth_v=on smooth_k=off"));
+INSTANTIATE_TEST_SUITE_P(Smoothing, PlainCase,
+                         testing::Values("h2 n300 d64 f32 paper smooth_q=on",
+                                         "h2 n300 d64 f32 paper smooth_q=on causal",
+                                         "h2 n300 d64 f32 paper smooth_q=on lift=S",
+                                         "h2 n300 d64 f32 paper smooth_q=on lift=S2",
+                                         "h2 n300 d64 bf16 paper smooth_q=on lift=dK",
+                                         "h4 hk2 n300 d160 f32 paper smooth_q=on smooth_k=off",
+                                         "h2 n300 d64 f32 smooth_k=off",
+                                         "h2 n300 d64 f32 paper smooth_k=off"));
 
 std::vector<std::string> tiles() {
   std::vector<std::string> all;
   for (const char* tile : {"64x64", "64x256", "256x64", "256x256", "192x128", "128x192"})
-    for (const char* rest : {"vectorwise f32", "paper f32 causal"})
-      all.push_back(std::string("h2 nq420 nk600 d40 ") + rest + " tile=" + tile);
+    all.push_back(std::string("h2 nq420 nk600 d40 paper f32 causal tile=") + tile);
+  for (const char* tile : {"64x64", "256x64", "192x128", "256x128"})
+    all.push_back(std::string("h2 nq420 nk600 d40 vectorwise f32 tile=") + tile);
   all.push_back("h2 n700 d64 bf16 paper tile=256x256 window=100,30");
-  all.push_back("h2 n700 d64 bf16 smooth_q=on tile=192x192 causal");
+  all.push_back("h2 n700 d64 bf16 paper smooth_q=on tile=192x192 causal");
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Tiles, PlainCase, testing::ValuesIn(tiles()));
@@ -186,7 +182,7 @@ std::vector<std::string> lengths() {
   std::vector<std::string> all;
   for (int n : {1, 2, 63, 64, 65, 127, 128, 129, 257})
     for (const char* rest :
-         {"f32 full d16 vectorwise", "f32 causal d16 paper", "f32 causal d16 tokenwise"})
+         {"f32 full d16 vectorwise", "f32 causal d16 paper", "f32 causal d16 vectorwise"})
       all.push_back("h2 n" + std::to_string(n) + " " + rest);
   return all;
 }
@@ -219,8 +215,7 @@ TEST(Plain, Documents) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 nq700 nk650 d64 f32 causal", "h4 hk2 nq700 nk650 d136", "h2 nq700 nk650 d64 paper",
-        "h4 hk2 nq700 nk650 d64 f32 tokenwise causal",
-        "h2 nq700 nk650 d64 f32 smooth_q=on rounding=dither tile=128x256"}) {
+        "h2 nq700 nk650 d64 f32 paper smooth_q=on rounding=dither tile=128x256"}) {
     DeviceCase dc = plain_case(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
     dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
@@ -234,11 +229,9 @@ TEST(Plain, Documents) {
 
 TEST(Plain, LseGradientAndPartialKeys) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n300 d64 f32 causal", "h2 n300 d160", "h4 hk2 n300 d64 f32 paper",
-        "h2 n300 d64 f32 lift=dQ", "h2 n300 d64 f32 tokenwise causal",
-        "h2 n300 d72 tokenwise rotate=off smooth_k=off", "h2 n300 d64 f32 tokenwise lift=dQ",
-        "h4 hk2 n300 d64 f32 tokenwise softcap=5"})
+  for (const char* text : {"h2 n300 d64 f32 causal", "h2 n300 d160", "h4 hk2 n300 d64 f32 paper",
+                           "h2 n300 d64 f32 paper lift=dQ", "h2 n300 d72 rotate=off smooth_k=off",
+                           "h2 n300 d64 f32 lift=dQ", "h4 hk2 n300 d64 f32 softcap=5"})
     for (bool dlse : {true, false})
       for (bool partial : {true, false}) {
         DeviceCase dc = plain_case(text);
@@ -250,8 +243,7 @@ TEST(Plain, LseGradientAndPartialKeys) {
 
 TEST(Plain, HardInputs) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n512 d64 f32 causal", "h2 n512 d64 f32 paper", "h2 n512 d64 f32 tokenwise causal"})
+  for (const char* text : {"h2 n512 d64 f32 causal", "h2 n512 d64 f32 paper", "h2 n512 d64 f32"})
     for (auto kind :
          {trace::InputKind::outlier, trace::InputKind::sink, trace::InputKind::long_rows}) {
       DeviceCase dc = plain_case(text);
@@ -263,9 +255,8 @@ TEST(Plain, HardInputs) {
 /// V has a scale per token that goes through P: rows of any size, zeros, and whole blocks of zeros.
 TEST(Plain, UnevenValues) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n520 d64 f32 causal", "h2 n520 d40 f32 smooth_v=off",
-                           "h2 n520 d64 f32 smooth_v=off tile=64x192 window=200,50",
-                           "h1 n520 d64 f32 paper", "h2 n520 d64 f32 tokenwise causal"})
+  for (const char* text : {"h2 n520 d64 f32 causal", "h2 n520 d40 f32",
+                           "h2 n520 d64 f32 tile=192x64 window=200,50", "h1 n520 d64 f32 paper"})
     for (float size : {1.0f, 1e-20f}) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
@@ -298,10 +289,9 @@ TEST(Plain, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 n200 d64 f32 causal", "h2 n200 d40 paper causal", "h2 n200 d64 f32 window=20,10",
-        "h2 n200 d40 f32 rotate=off tile=64x64", "h2 n200 d64 f32 tokenwise causal",
-        "h2 n200 d40 f32 tokenwise rotate=off tile=64x64 window=20,10",
-        "h2 n200 d64 f32 tokenwise lift=O,S", "h2 n200 d40 f32 tokenwise lift=S2,dV,dQ,dK",
-        "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK", "h2 n200 d64 f32 smooth_q=on causal"})
+        "h2 n200 d40 f32 rotate=off tile=64x64 window=20,10", "h2 n200 d64 f32 lift=O,S",
+        "h2 n200 d40 f32 lift=S2,dV,dQ,dK", "h2 n200 d64 f32 causal lift=S,O,S2,dV,dQ,dK",
+        "h2 n200 d64 f32 paper smooth_q=on causal", "h2 n200 d64 f32 paper lift=S,O,S2,dV,dQ,dK"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY}) {
         const DeviceCase dc = plain_case(text);
@@ -321,8 +311,7 @@ TEST(Plain, NanAndInfGoWhereTheyBelong) {
 
 TEST(Plain, ZerosStayZeros) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n200 d64 f32 causal", "h2 n200 d72 paper", "h2 n200 d64 f32 tokenwise causal"})
+  for (const char* text : {"h2 n200 d64 f32 causal", "h2 n200 d72 paper", "h2 n200 d64 f32"})
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const DeviceCase dc = plain_case(text);
       CaseInputs in = make_case_inputs(dc);
@@ -348,9 +337,6 @@ TEST(Plain, AgainstExact) {
         Bound{"h4 n512 d256 bf16", 0.03, 0.04},
         Bound{"h4 n512 d40 f32 rounding=dither", 0.04, 0.05},
         Bound{"h4 n512 d64 f32 paper", 0.03, 0.12},
-        Bound{"h4 hk2 n512 d160 f32 tokenwise causal", 0.03, 0.04},
-        Bound{"h4 n512 d64 f32 tokenwise", 0.03, 0.03},
-        Bound{"h4 n512 d64 f32 tokenwise causal lift=S,O,S2,dV,dP,dQ,dK", 1e-5, 1e-5},
         Bound{"h4 n512 d64 f32 causal lift=S,O,S2,dV,dP,dQ,dK", 1e-5, 1e-5},
         Bound{"h4 n512 d64 f32 lift=S,O,S2,dV,dP,dQ,dK smooth_q=on paper", 1e-5, 1e-5}})
     for (bool dlse : {false, true}) {
@@ -374,10 +360,9 @@ TEST(Plain, AgainstExact) {
 
 TEST(Plain, PoisonedMemoryAndSameBits) {
   NEED_DEVICE();
-  for (const char* text :
-       {"b2 h2 n300 d64 f32 causal", "h3 nq200 nk333 d136 paper smooth_q=on",
-        "h4 hk2 n150 d96 f16 rounding=dither", "b2 h2 n300 d72 f32 tokenwise causal",
-        "h2 n200 d64 f32 lift=S,O,S2,dV,dQ,dK"}) {
+  for (const char* text : {"b2 h2 n300 d64 f32 causal", "h3 nq200 nk333 d136 paper smooth_q=on",
+                           "h4 hk2 n150 d96 f16 rounding=dither", "b2 h2 n300 d72 f32",
+                           "h2 n200 d64 f32 lift=S,O,S2,dV,dQ,dK"}) {
     DeviceCase a = plain_case(text), b = a, c = a;
     a.poison = 0x7f, b.poison = 0xff, c.poison = 0x00;
     const CaseInputs in = make_case_inputs(a);
@@ -391,8 +376,7 @@ TEST(Plain, PoisonedMemoryAndSameBits) {
 TEST(Plain, EmptyProblems) {
   NEED_DEVICE();
   for (const char* text : {"h2 nq0 nk30 d64 f32", "h2 nq30 nk0 d64 f32", "b0 h2 n30 d64 f32",
-                           "h2 nq0 nk30 d64 f32 tokenwise", "h2 nq30 nk0 d64 f32 tokenwise",
-                           "b0 h2 n30 d64 f32 tokenwise"}) {
+                           "h2 nq30 nk0 d64 f32 paper"}) {
     const DeviceCase dc = plain_case(text);
     const Results r = run_on_device(dc, make_case_inputs(dc));
     for (const auto* v : {&r.o, &r.dq, &r.dk, &r.dv})
@@ -405,8 +389,8 @@ TEST(Plain, EmptyProblems) {
 TEST(Plain, TakesWhatTheTunedKernelsDecline) {
   NEED_DEVICE();
   for (const char* text :
-       {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 smooth_q=on", "h1 n64 d64 rounding=dither",
-        "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x256", "h1 n64 d192 tokenwise"})
+       {"h1 n64 d64 f32", "h1 n64 d192", "h1 n64 d64 paper smooth_q=on",
+        "h1 n64 d64 rounding=dither", "h1 n64 d64 lift=dQ", "h1 n64 d64 tile=256x128"})
     for (bool backward : {false, true}) {
       const Candidate plain = device_candidate(plain_case(text), backward);
       EXPECT_EQ(plain.reason, "") << text;

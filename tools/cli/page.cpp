@@ -168,9 +168,8 @@ json reading_card() {
   row("`paper`",
       "one scale per block of Q, K, V, dO and one per tile of P and dS (arXiv 2603.02170)");
   row("`vectorwise`",
-      "one scale per token of Q, K, dO; P and dS scaled per key for dV and dK, dS per query for "
-      "dQ; V "
-      "smoothed; the first key tile of P·V in 16 bit");
+      "one scale per token of Q, K, V, dO; P and dS scaled per key for dV and dK, dS per query for "
+      "dQ; K without a mean of earlier keys");
   return card("How to read this page", json::array({table.item()}));
 }
 

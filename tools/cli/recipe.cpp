@@ -19,8 +19,7 @@ using nlohmann::json;
 constexpr const char* kHelp =
     R"(A recipe is its name and the switches that differ from it, as in case strings:
   vectorwise
-  tokenwise
-  paper smooth_v=on
+  paper rotate=on
   vectorwise smooth_k=off rounding=dither:dQ lift=dQ,dK tile=64x128
 
 This is what --recipe of every program takes, and recipe= in Python.)";

@@ -27,7 +27,7 @@ struct TraceRequest {
 
 /// One way to compute attention: a recipe, perhaps with matmuls lifted out of INT8.
 struct Variant {
-  std::string recipe;  // "vectorwise", "paper smooth_v=on"
+  std::string recipe;  // "vectorwise", "paper rotate=on"
   std::string lift;    // "", "dV", "S+S'", "all": besides what the recipe lifts
   Recipe settings;
 };

@@ -171,10 +171,9 @@ struct Kernels {
   int (*sum_rows)(const float* x, int ld, int rows, int d, double* sum);
   /// x[r] -= row, for each row of ld values (a multiple of 16).
   void (*subtract_row)(float* x, int ld, int rows, const float* row);
-  /// dots[r] = x[r] · (y[r] - minus) over ld values (a multiple of 16), summed in FP64. Rows of y
-  /// are ldy apart; 0: all are the same.
-  void (*row_dots)(const float* x, int ld, int rows, const float* y, int64_t ldy,
-                   const float* minus, double* dots);
+  /// dots[r] = x[r] · y[r] over ld values (a multiple of 16), summed in FP64. Rows of y are ldy
+  /// apart; 0: all are the same.
+  void (*row_dots)(const float* x, int ld, int rows, const float* y, int64_t ldy, double* dots);
   /// sum[i] += x[i], n values (a multiple of 16).
   void (*add_values)(const float* x, int64_t n, float* sum);
   /// Largest magnitude of each row (ld a multiple of 16); Inf or NaN where one is not finite.

@@ -57,8 +57,7 @@ inline void subtract_row(float* x, int ld, int rows, const float* row) {
     }
 }
 
-inline void row_dots(const float* x, int ld, int rows, const float* y, int64_t ldy,
-                     const float* minus, double* dots) {
+inline void row_dots(const float* x, int ld, int rows, const float* y, int64_t ldy, double* dots) {
   for (int r = 0; r < rows; ++r) {
     const float* a = x + static_cast<int64_t>(r) * ld;
     const float* b = y + r * ldy;
@@ -66,8 +65,7 @@ inline void row_dots(const float* x, int ld, int rows, const float* y, int64_t l
     for (int c = 0; c < ld; c += kPanel)
 #pragma GCC unroll 16
       for (int i = 0; i < kPanel; ++i)
-        sum[i] += static_cast<double>(a[c + i]) *
-                  (static_cast<double>(b[c + i]) - static_cast<double>(minus[c + i]));
+        sum[i] += static_cast<double>(a[c + i]) * static_cast<double>(b[c + i]);
     for (int half = kPanel / 2; half > 0; half /= 2)
       for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
     dots[r] = sum[0];

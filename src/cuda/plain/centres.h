@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rounds the keys of recipe `tokenwise` and knows more than one key: the centres, their part
+// What rounds the keys of recipe `vectorwise` and knows more than one key: the centres, their part
 // of the logits, and the keys that dQ takes.
 #pragma once
 

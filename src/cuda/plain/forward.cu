@@ -10,8 +10,8 @@
 // scale: P·s_V has the running maximum and the codes, and the row sum takes the scale out again.
 //
 // Nothing here lets one row change another: rows share tiles, but no number of a row is made from
-// another one's, and adding the zeros of a masked block changes no bit. Recipe `tokenwise` promises
-// that.
+// another one's, and adding the zeros of a masked block changes no bit. Recipe `vectorwise`
+// promises that.
 #include "cuda/host/launch.h"
 #include "cuda/plain/forward.h"
 #include "cuda/plain/scores.cuh"
@@ -47,8 +47,7 @@ struct RowState {
 enum class Product {
   codes,    // codes of P by codes of V
   leading,  // P by codes of V
-  values,   // P by V: lifted out of INT8, or V holds NaN or Inf, which no code can carry and which
-            // does not mark its rows
+  values,   // P by V: lifted out of INT8, or V holds NaN or Inf in `paper`
 };
 
 /// One thread block's work.
@@ -77,12 +76,11 @@ struct Block {
         walk(tile::walk_of(seen, params.tile_k)) {}
 
   __device__ Pair pair(int k0) const { return Pair(p, s, head, kv, q0, k0); }
-  /// `folds`: whether scales of V go into the exponents.
-  __device__ void logits_of(const Pair& here, bool folds, Fragment<float>& x) {
+  __device__ void logits_of(const Pair& here, Fragment<float>& x) {
     load_pair(here, shared, [](int) { return true; });
     if (threadIdx.x >= kThreads - kBlock) {
       const int col = static_cast<int>(threadIdx.x) % kBlock;
-      float scale = folds && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
+      float scale = p.folds_v && col < here.cols ? p.v.scale[here.k_at + col] : 1.0f;
       if (isnan(scale)) scale = 1.0f;  // its codes are zero
       shared.v_log2[col] = log2f(scale), shared.v_inverse[col] = 1.0f / scale;
     }
@@ -103,22 +101,20 @@ struct Block {
     return any != 0;
   }
   __device__ Product product_of(int begin, int end) const {
-    if ((p.lifted & kMatmulO) != 0 || (!p.marks_rows && poisoned(begin, end)))
-      return Product::values;
+    if ((p.lifted & kMatmulO) != 0 || (!p.folds_v && poisoned(begin, end))) return Product::values;
     const bool leads = p.lists.listed != nullptr && has_bit(p, p.lists.leading, s, head, q0, begin);
     return leads ? Product::leading : Product::codes;
   }
 
   /// Largest exponent of each of the thread's rows over the keys of a tile. `held` is the block
   /// whose logits are left in x, or -1.
-  __device__ void measure(int begin, int end, bool folds, Fragment<float>& x, int& held,
-                          float (&top)[2]) {
+  __device__ void measure(int begin, int end, Fragment<float>& x, int& held, float (&top)[2]) {
     const Position at;
     top[0] = top[1] = -INFINITY;
     held = -1;
     for (int k0 = begin; k0 < end; k0 += kBlock) {
       if (!overlaps(seen, k0)) continue;
-      logits_of(pair(k0), folds, x);
+      logits_of(pair(k0), x);
       held = k0;
       const Spans spans(shared);
       for_elements(x, [&](float& logit, int r, int, int col) {
@@ -147,12 +143,12 @@ struct Block {
     int held;
     float tile_top[2];
     const Product product = product_of(begin, end);
-    const bool folds = p.folds_v && product != Product::values;
-    measure(begin, end, folds, x, held, tile_top);
+    measure(begin, end, x, held, tile_top);
     if (held < 0) return;
 
     // What is left to multiply where the scale of V is one for the tile.
-    const float v_scale = folds || product == Product::values ? 1.0f : p.v.scale[pair(begin).k_at];
+    const float v_scale =
+        p.folds_v || product == Product::values ? 1.0f : p.v.scale[pair(begin).k_at];
     float alpha[2], beta[2], factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -174,7 +170,7 @@ struct Block {
     for (int k0 = begin + (end - begin - 1) / kBlock * kBlock; k0 >= begin; k0 -= kBlock) {
       if (!overlaps(seen, k0)) continue;
       const Pair here = pair(k0);
-      if (k0 != held) logits_of(here, folds, x);
+      if (k0 != held) logits_of(here, x);
       const Spans spans(shared);
       for_elements(x, [&](float& y, int r, int, int col) {
         y = spans.sees(r, col) ? exp2f(y + shared.v_log2[col] - tile_top[r]) : 0.0f;
@@ -214,7 +210,7 @@ struct Block {
   __device__ void find_marked(bool (&marked)[2]) const {
     const Position at;
     marked[0] = marked[1] = false;
-    for (int step = 0; step < walk.steps && p.marks_rows; ++step) {
+    for (int step = 0; step < walk.steps && p.folds_v; ++step) {
       const int begin = walk.tile(step) * p.tile_k, end = min(begin + p.tile_k, s.nk);
       if (!is_listed(begin) || !poisoned(begin, end)) continue;
       for (int r = 0; r < 2; ++r) {
@@ -247,15 +243,12 @@ struct Block {
       sum[r] = shared.part[0][line] + shared.part[1][line];
       logit[r] = larger(shared.part[2][line], shared.part[3][line]);
     }
-    const float* mean = p.v_mean == nullptr
-                            ? nullptr
-                            : p.v_mean + (static_cast<int64_t>(s.index) * p.hk + kv) * p.value_d;
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
       for_elements(result[part], [&](float& o, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.value_d) return;
-        float value = row[r].seen ? o / sum[r] + (mean == nullptr ? 0.0f : mean[c]) : 0.0f;
+        float value = row[r].seen ? o / sum[r] : 0.0f;
         if (marked[r]) value = NAN;
         if (p.batch.dtype == Dtype::f16) value = numerics::within_f16(value);
         write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);

@@ -33,12 +33,12 @@ struct Batch {
 struct Operand {
   int8_t* codes;  // [heads, tokens, its pitch]
   float* scale;   // [heads, tokens]: of the codes; NaN for a token that holds NaN or Inf
-  float* values;  // [heads, tokens, its pitch]: FP32, K and (in the forward) V without their mean,
-                  // where that is of the whole sequence; null where no product needs it
+  float* values;  // [heads, tokens, its pitch]: FP32, in `paper` K without its mean; null where no
+                  // product needs it
   int* poisoned;  // [heads, blocks]: whether the block's values hold NaN or Inf
 };
 
-/// The centres of K in recipe `tokenwise` (numerics/octaves.h). They lie as in the saved codes: a
+/// The centres of K in recipe `vectorwise` (numerics/octaves.h). They lie as in the saved codes: a
 /// row per block of kKeysPerScale keys, of which the first block of an octave has the octave's
 /// centre.
 struct Centres {
@@ -65,22 +65,21 @@ struct Params {
   numerics::Softcap cap;
   float p_levels;     // of the codes of P
   bool exact_inputs;  // values of V and dO have 11 significant bits or fewer
-  bool folds_v;       // V has a scale per token, which is folded into P; dP is made from its codes
-  Operand q, k, v;    // v in the backward: codes if folds_v, else values
+  // V has a scale per token, which is folded into P, and dP is made from its codes. A value that
+  // holds NaN or Inf has codes 0, and the rows that see it become NaN. Elsewhere its tile runs in
+  // floating point.
+  bool folds_v;
+  Operand q, k, v;      // v in the backward: codes if folds_v, else values
   const float* q_mean;  // [h, q blocks, d] of the block's tile; null: no Q-smoothing
-  // What logits of codes lack. [h, tq]: scale·q·mean(K); null in `tokenwise`.
+  // What logits of codes lack. [h, tq]: scale·q·mean(K); null in `vectorwise`.
   const float* mean_logit;
-  // [octaves, h, tq]: what the centre of a key's octave adds, in log2 units; null elsewhere and
+  // [octaves, h, tq]: what the centre of a key's octave adds, in log2 units; null in `paper` and
   // where S is lifted.
   const float* centre_logit;
   ListBits lists;  // listed null: none
 };
 
 struct ForwardParams : Params {
-  // Whether a value of V that holds NaN or Inf has codes like any other, and the rows that see it
-  // become NaN. Else its tile runs in floating point.
-  bool marks_rows;
-  const float* v_mean;  // [sequences, hk, value_d]; null: no V-smoothing
   Strided o;
   StridedStats lse;
   float* block_max;  // [h, q blocks]: largest logit
@@ -89,10 +88,10 @@ struct ForwardParams : Params {
 struct BackwardParams : Params {
   Operand dout;
   const float* lse2;         // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
-  const float* delta;        // [h, tq]: D - dLSE, without dO·mean(V) if folds_v
+  const float* delta;        // [h, tq]: D - dLSE
   const float* turned_mean;  // q_mean rotated as the codes of Q are
-  // K as dQ takes it: the codes of S, or in `tokenwise` others that are made from them
-  // (dq_keys.h); and what it lacks, [sequences, hk, d], null: nothing.
+  // K as dQ takes it: in `paper` the codes of S, in `vectorwise` others that are made from them
+  // (centres.h); and what it lacks, [sequences, hk, d], null: nothing.
   Operand dq_k;
   const float* dq_mean;
   // Gradients of rotated Q and K before they are turned back, [heads, tokens, d]; null where the

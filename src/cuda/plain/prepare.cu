@@ -17,14 +17,14 @@ namespace {
 constexpr int kMaxRun = 256;
 static_assert(kMaxDim <= kTokenThreads, "loops over channels give each thread one");
 
-// ---- means
+// ---- the mean key
 
 __global__ void __launch_bounds__(kTokenThreads) mean_part_kernel(MeanJob job) {
   __shared__ bool poisoned[kBlock];
   const TokenBlock b(job.batch, false);
-  const int64_t row0 = tile::offset_of(job.x, b.s, b.head, b.s.k_begin + b.first);
+  const int64_t row0 = tile::offset_of(job.k, b.s, b.head, b.s.k_begin + b.first);
   for (int r = warp(); r < b.rows; r += kTokenWarps) {
-    const bool bad = is_poisoned(job.batch.dtype, job.x, row0 + r * job.x.token, job.d);
+    const bool bad = is_poisoned(job.batch.dtype, job.k, row0 + r * job.k.token, job.d);
     if (lane() == 0) poisoned[r] = bad;
   }
   __syncthreads();
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kTokenThreads) mean_part_kernel(MeanJob job) {
     if (poisoned[r]) continue;
     ++counted;
     if (c < job.d)
-      sum += static_cast<double>(read(job.batch.dtype, job.x, row0 + r * job.x.token + c));
+      sum += static_cast<double>(read(job.batch.dtype, job.k, row0 + r * job.k.token + c));
   }
   if (c < job.d) job.part[b.at * job.d + c] = sum;
   if (c == 0) job.counted[b.at] = counted;
@@ -65,11 +65,9 @@ __device__ float scale_of(ScaleOf of, float amax, float run_amax) {
   switch (of) {
     case ScaleOf::run:
       return numerics::scale_of(run_amax);
-    case ScaleOf::value:
-      return numerics::value_scale(numerics::scale_of(amax), numerics::scale_of(run_amax));
-    case ScaleOf::lone_key:
+    case ScaleOf::key:
       return numerics::key_scale_of(amax);
-    case ScaleOf::lone_value:
+    case ScaleOf::value:
       return numerics::lone_value_scale(amax);
     case ScaleOf::token:
       break;
@@ -174,11 +172,8 @@ __global__ void __launch_bounds__(kTokenThreads) token_kernel(TokenJob job) {
 
 __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
   const TokenBlock b(job.batch, true);
-  const auto mean_of = [&](const float* means, int d) {
-    const int64_t kv = static_cast<int64_t>(b.s.index) * (job.h / job.group) + b.head / job.group;
-    return means == nullptr ? nullptr : means + kv * d;
-  };
-  const float *k_mean = mean_of(job.k_mean, job.d), *v_mean = mean_of(job.v_mean, job.value_d);
+  const int64_t kv = static_cast<int64_t>(b.s.index) * (job.h / job.group) + b.head / job.group;
+  const float* k_mean = job.k_mean == nullptr ? nullptr : job.k_mean + kv * job.d;
   for (int r = warp(); r < b.rows; r += kTokenWarps) {
     const int64_t token = b.s.q_begin + b.first + r;
     const int64_t to = b.place(job.tq, r);
@@ -197,11 +192,9 @@ __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
     const int64_t o = tile::offset_of(job.o, b.s, b.head, token),
                   dout = tile::offset_of(job.dout, b.s, b.head, token);
     double delta = 0;
-    for (int c = lane(); c < job.value_d; c += 32) {
-      double value = static_cast<double>(read(job.batch.dtype, job.o, o + c));
-      if (v_mean != nullptr) value -= static_cast<double>(v_mean[c]);
-      delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) * value;
-    }
+    for (int c = lane(); c < job.value_d; c += 32)
+      delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) *
+               static_cast<double>(read(job.batch.dtype, job.o, o + c));
     delta = warp_sum(delta);
     if (lane() != 0) continue;
     const float lse = *tile::stat_of(job.lse, b.s, b.head, token);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the caller's tensors to the arrays of params.h: means, codes with their scales, FP32 copies,
-// and what each query carries.
+// From the caller's tensors to the arrays of params.h: the mean key, codes with their scales, FP32
+// copies, and what each query carries.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,11 +9,11 @@
 
 namespace sagebwd::cuda::plain {
 
-/// Mean over the keys of each sequence. Tokens that hold NaN or Inf are left out.
+/// The mean key of each sequence (`paper`). Keys that hold NaN or Inf are left out.
 struct MeanJob {
   Batch batch;
   int heads, d;
-  Strided x;
+  Strided k;
   double* part;  // [heads, k blocks, d]
   int* counted;  // [heads, k blocks]: tokens in each part
   float* mean;   // [sequences, heads, d]
@@ -22,11 +22,10 @@ void launch_mean(const MeanJob& job, cudaStream_t stream);
 
 /// Which tokens share a scale.
 enum class ScaleOf {
-  token,  // none
   run,    // those of a run
-  value,  // none, but a scale stays near the largest of its run: V, whose scales are folded into P
-  lone_key,    // none: K in `tokenwise`
-  lone_value,  // none, and no scale depends on its neighbours: V in `tokenwise`
+  token,  // none
+  key,    // none: K in `vectorwise`, rounded up
+  value,  // none: V in `vectorwise`, with a floor
 };
 
 /// Codes, scales and copies of one tensor. Whatever is null is not made.
@@ -36,7 +35,7 @@ struct TokenJob {
   int heads, d, pitch;
   int64_t tokens;
   Strided x;
-  const float* mean;  // [sequences, heads, d]: subtracted first
+  const float* mean;  // [sequences, heads, d]: subtracted first; null: none
   Centres centres;    // codes null: none; subtracted last, after the rotation
   int run;            // tokens that share a mean or a scale: a multiple of kBlock up to 256
   ScaleOf scale_of;
@@ -53,13 +52,11 @@ struct RowJob {
   int64_t tq;
   float scale;
   bool capped;          // logits have the mean key's, and lse2 too
-  Strided q;            // data null: mean_logit is given, or there is none
+  Strided q;            // data null: there is no mean_logit
   const float* k_mean;  // [sequences, h / group, d] or null
   float* mean_logit;    // null: logits lack nothing
   // Backward only: lse2 is null in the forward.
   float *lse2, *delta;
-  // [sequences, h / group, value_d] or null: dP lacks dO·mean(V), and so must D.
-  const float* v_mean;
   StridedStats lse, dlse;
   Strided o, dout;
 };

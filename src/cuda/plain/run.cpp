@@ -9,7 +9,6 @@
 #include "base/math.h"
 #include "cuda/host/arena.h"
 #include "cuda/host/blocks.h"
-#include "cuda/host/check.h"
 #include "cuda/host/documents.h"
 #include "cuda/host/views.h"
 #include "cuda/lists/job.h"
@@ -42,35 +41,30 @@ struct Space {
   Space(const Problem& p, void* base, void* codes)
       : arena(base),
         blocks(p, kBlock),
-        scale_blocks(p, kKeysPerScale),
+        centre_blocks(p, kKeysPerScale),
         saved(p, codes),
         has_codes(p.has_codes),
         forward(p.direction == spec::Direction::forward) {
     tq = p.b * p.nq, tk = p.b * p.nk;
     const Recipe& r = p.recipe;
-    const bool tokenwise = r.scheme == Scheme::tokenwise;
+    const bool paper = r.scheme == Scheme::paper;
     if (p.packed()) documents = arena.take<DocumentStart>(p.documents.count + 1);
-    if (p.packed() && (has_codes || tokenwise))
-      scale_documents = arena.take<DocumentStart>(p.documents.count + 1);
-    const bool mean_k = r.smooth_k && !tokenwise,
-               mean_v = r.smooth_v && (forward || spec::folds_v(r));
-    if ((mean_k || mean_v) && !reads_codes()) {
-      mean_part = arena.take<double>(p.hk * blocks.k * std::max(p.d, p.dv));
-      mean_counted = arena.take<int>(p.hk * blocks.k);
-    }
+    if (p.packed() && !paper) centre_documents = arena.take<DocumentStart>(p.documents.count + 1);
     const int64_t means = p.num_sequences() * p.hk;
-    if (mean_k) k_mean = take_saved<float>(saved.layout.k_mean, means * p.d);
-    if (mean_v) v_mean = take_saved<float>(saved.layout.v_mean, means * p.dv);
+    if (paper && r.smooth_k) {
+      mean_part = arena.take<double>(p.hk * blocks.k * p.d);
+      mean_counted = arena.take<int>(p.hk * blocks.k);
+      k_mean = arena.take<float>(means * p.d);
+    }
     if (r.smooth_q) q_mean = arena.take<float>(p.h * blocks.q * p.d);
-    if (!tokenwise) mean_logit = take_saved<float>(saved.layout.mean_logit, p.h * tq);
+    if (paper) mean_logit = arena.take<float>(p.h * tq);
     const bool lifted_s = p.lifted(forward ? kMatmulS : kMatmulSRecompute);
     q = operand(p.h, tq, p.d, blocks.q, true, lifted_s || (!forward && p.lifted(kMatmulDK)));
     q.scale = take_saved<float>(saved.layout.q_scale, p.h * tq);
     k = operand(p.hk, tk, p.d, blocks.k, true,
                 lifted_s || r.smooth_q || (!forward && p.lifted(kMatmulDQ)));
-    k.scale = tokenwise ? take_saved<float>(saved.layout.k_scale, p.hk * tk)
-                        : arena.take<float>(p.hk * tk);
-    if (tokenwise) {
+    k.scale = take_saved<float>(saved.layout.k_scale, p.hk * tk);
+    if (!paper) {
       const int64_t rows = p.hk * saved.layout.key_blocks;
       centres.key_blocks = saved.layout.key_blocks;
       centres.codes = take_saved<int8_t>(saved.layout.centre8, rows * p.d);
@@ -78,8 +72,8 @@ struct Space {
       if (!lifted_s) centre_logit = arena.take<float>(octaves_of(p) * p.h * tq);
     }
     const bool v_codes = forward ? !p.lifted(kMatmulO) : spec::folds_v(r);
-    // A tile of V that holds NaN or Inf is taken as it is, but in `tokenwise` it marks its rows.
-    v = operand(p.hk, tk, p.dv, blocks.k, v_codes, (forward && !tokenwise) || !v_codes);
+    // In `paper` a tile of V that holds NaN or Inf is taken as it is.
+    v = operand(p.hk, tk, p.dv, blocks.k, v_codes, (forward && paper) || !v_codes);
     if (v_codes) v.scale = take_saved<float>(saved.layout.v_scale, p.hk * tk);
     if (p.has_lists()) {
       lists.words = ceil_div(blocks.k, int64_t{32});
@@ -95,7 +89,7 @@ struct Space {
     lse2 = arena.take<float>(p.h * tq);
     delta = arena.take<float>(p.h * tq);
     dq_k = k, dq_mean = k_mean;
-    if (tokenwise && !p.lifted(kMatmulDQ)) {
+    if (!paper && !p.lifted(kMatmulDQ)) {
       dq_k = {.codes = arena.take<int8_t>(p.hk * tk * pitch_of(p.d)),
               .scale = arena.take<float>(p.hk * tk),
               .values = nullptr,
@@ -130,14 +124,14 @@ struct Space {
   }
 
   Arena arena;
-  Blocks blocks, scale_blocks;
+  Blocks blocks, centre_blocks;
   spec::CodesView saved;
   bool has_codes, forward;
   int64_t tq, tk;
-  DocumentStart *documents = nullptr, *scale_documents = nullptr;
+  DocumentStart *documents = nullptr, *centre_documents = nullptr;
   double* mean_part = nullptr;
   int* mean_counted = nullptr;
-  float *k_mean = nullptr, *v_mean = nullptr, *q_mean = nullptr, *turned_mean = nullptr;
+  float *k_mean = nullptr, *q_mean = nullptr, *turned_mean = nullptr;
   float *mean_logit = nullptr, *centre_logit = nullptr;
   Centres centres{};
   Operand q{}, k{}, v{}, dout{}, dq_k{};
@@ -157,31 +151,29 @@ struct Call {
         stream(static_cast<cudaStream_t>(a.stream)) {
     batch = {ws.blocks.sequences(p, ws.documents), ws.blocks.q, ws.blocks.k, p.dtype};
     write_documents(p, ws.blocks, ws.documents, stream);
-    if (ws.scale_documents != nullptr)
-      write_documents(p, ws.scale_blocks, ws.scale_documents, stream);
-    ws.centres.blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
+    if (ws.centre_documents != nullptr)
+      write_documents(p, ws.centre_blocks, ws.centre_documents, stream);
+    ws.centres.blocks = ws.centre_blocks.sequences(p, ws.centre_documents);
     if (p.has_lists())
       launch_list_bits(
           list_job(p, batch.seq, ws.blocks.q * kBlock, ws.blocks.k * kBlock, kBlock, kBlock),
           ws.lists, stream);
   }
 
-  /// Mean of K or V, where `to` asks for it.
-  void mean(const TensorView& x, float* to) const {
-    if (to == nullptr) return;
+  void mean_keys() const {
+    if (ws.k_mean == nullptr) return;
     launch_mean({.batch = batch,
                  .heads = static_cast<int>(p.hk),
-                 .d = static_cast<int>(x.shape[3]),
-                 .x = input(x),
+                 .d = static_cast<int>(p.d),
+                 .k = input(args.k),
                  .part = ws.mean_part,
                  .counted = ws.mean_counted,
-                 .mean = to},
+                 .mean = ws.k_mean},
                 stream);
   }
 
   /// Codes of Q or dO, with one scale per token or per tile.
   TokenJob queries(const TensorView& x, const Operand& to) const {
-    const bool by_tile = p.recipe.scheme == Scheme::paper;
     return {.batch = batch,
             .queries = true,
             .heads = static_cast<int>(p.h),
@@ -191,43 +183,39 @@ struct Call {
             .x = input(x),
             .mean = nullptr,
             .centres = {},
-            .run = by_tile ? tiles.q : kBlock,
-            .scale_of = by_tile ? ScaleOf::run : ScaleOf::token,
+            .run = paper() ? tiles.q : kBlock,
+            .scale_of = paper() ? ScaleOf::run : ScaleOf::token,
             .run_mean = nullptr,
             .rotate = false,
             .turned_mean = nullptr,
             .to = to};
   }
-  /// Codes of K or V, without their mean. `run`: the keys that share a scale, or that know of one
-  /// another's.
-  TokenJob keys(const TensorView& x, const float* mean, int run, ScaleOf scale_of,
-                const Operand& to) const {
+  /// Codes of K or V, with a scale as `scale_of` says or, in `paper`, one per tile.
+  TokenJob keys(const TensorView& x, ScaleOf scale_of, const Operand& to) const {
     TokenJob job = queries(x, to);
     job.queries = false;
     job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
-    job.mean = mean;
-    job.run = run, job.scale_of = scale_of;
+    if (paper())
+      job.run = tiles.k;
+    else
+      job.scale_of = scale_of;
     return job;
   }
 
   void quantize() const {
-    mean(args.k, ws.k_mean);
-    mean(args.v, ws.v_mean);
+    mean_keys();
     TokenJob q = queries(args.q, ws.q);
     q.run_mean = ws.q_mean, q.turned_mean = ws.turned_mean;
     if (ws.q_mean != nullptr) q.run = tiles.q;
-    TokenJob k = tokenwise() ? keys(args.k, nullptr, kBlock, ScaleOf::lone_key, ws.k)
-                             : keys(args.k, ws.k_mean, spec::keys_per_scale(p.recipe, tiles.k),
-                                    ScaleOf::run, ws.k);
-    if (tokenwise()) {
+    TokenJob k = keys(args.k, ScaleOf::key, ws.k);
+    k.mean = ws.k_mean;
+    if (!paper()) {
       centres();
       k.centres = ws.centres;
     }
     q.rotate = k.rotate = p.recipe.rotate;
-    TokenJob v = !spec::folds_v(p.recipe) ? keys(args.v, ws.v_mean, tiles.k, ScaleOf::run, ws.v)
-                 : tokenwise()            ? keys(args.v, nullptr, kBlock, ScaleOf::lone_value, ws.v)
-                               : keys(args.v, ws.v_mean, kKeysPerScale, ScaleOf::value, ws.v);
-    for (const TokenJob& job : {q, k, v}) launch_tokens(job, stream);
+    for (const TokenJob& job : {q, k, keys(args.v, ScaleOf::value, ws.v)})
+      launch_tokens(job, stream);
   }
 
   void centres() const {
@@ -237,7 +225,7 @@ struct Call {
                     .k = input(args.k),
                     .smooth = p.recipe.smooth_k,
                     .rotate = p.recipe.rotate,
-                    .blocks = ws.scale_blocks.k,
+                    .blocks = ws.centre_blocks.k,
                     .to = ws.centres},
                    stream);
   }
@@ -276,28 +264,16 @@ struct Call {
   void for_saved(void (*copy)(const SavedCodesJob&, cudaStream_t)) const {
     SavedCodesJob job{};
     job.batch = batch;
-    job.key_blocks = ws.saved.layout.key_blocks;
-    job.scale_blocks = ws.scale_blocks.sequences(p, ws.scale_documents);
     job.queries = true, job.heads = static_cast<int>(p.h), job.tokens = ws.tq;
-    job.x = ws.q, job.saved = ws.saved.q8();
+    job.codes = ws.q.codes, job.saved = ws.saved.q8();
     job.d = static_cast<int>(p.d), job.pitch = pitch_of(p.d);
     copy(job, stream);
     job.queries = false, job.heads = static_cast<int>(p.hk), job.tokens = ws.tk;
-    job.x = ws.k, job.saved = ws.saved.k8();
-    job.k_scale = tokenwise() ? nullptr : ws.saved.k_scale();
+    job.codes = ws.k.codes, job.saved = ws.saved.k8();
     copy(job, stream);
-    job.x = ws.v, job.saved = ws.saved.v8(), job.k_scale = nullptr;
+    job.codes = ws.v.codes, job.saved = ws.saved.v8();
     job.d = static_cast<int>(p.dv), job.pitch = pitch_of(p.dv);
     copy(job, stream);
-  }
-  void save_codes() const {
-    for_saved(launch_save);
-    if (tokenwise()) return;
-    const size_t means = static_cast<size_t>(p.num_sequences() * p.hk) * sizeof(float);
-    if (ws.k_mean == nullptr)
-      SAGE_CUDA(cudaMemsetAsync(ws.saved.k_mean(), 0, means * static_cast<size_t>(p.d), stream));
-    if (ws.v_mean == nullptr)
-      SAGE_CUDA(cudaMemsetAsync(ws.saved.v_mean(), 0, means * static_cast<size_t>(p.dv), stream));
   }
 
   RowJob rows() const {
@@ -308,7 +284,7 @@ struct Call {
     job.group = group();
     job.tq = ws.tq;
     job.scale = p.scale, job.capped = p.capped();
-    if (!ws.reads_codes() && ws.mean_logit != nullptr) job.q = input(args.q);
+    if (ws.mean_logit != nullptr) job.q = input(args.q);
     job.k_mean = ws.k_mean;
     job.mean_logit = ws.mean_logit;
     return job;
@@ -347,7 +323,7 @@ struct Call {
             .lists = ws.lists};
   }
 
-  bool tokenwise() const { return p.recipe.scheme == Scheme::tokenwise; }
+  bool paper() const { return p.recipe.scheme == Scheme::paper; }
   int group() const { return p.hk > 0 ? static_cast<int>(p.group()) : 1; }
 
   const Problem& p;
@@ -372,12 +348,10 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
   call.quantize();
   call.centre_logits();
   if (ws.mean_logit != nullptr) launch_rows(call.rows(), call.stream);
-  if (ws.writes_codes()) call.save_codes();
+  if (ws.writes_codes()) call.for_saved(launch_save);
 
   ForwardParams params{};
   static_cast<Params&>(params) = call.params();
-  params.marks_rows = call.tokenwise() && spec::folds_v(p.recipe);
-  params.v_mean = ws.v_mean;
   params.o = output(args.o);
   params.lse = stats(args.lse);
   params.block_max = ws.block_max;
@@ -402,7 +376,7 @@ void backward(const Problem& p, const BackwardArgs& args, void* workspace) {
   call.dq_keys();
 
   RowJob rows = call.rows();
-  rows.lse2 = ws.lse2, rows.delta = ws.delta, rows.v_mean = ws.v_mean;
+  rows.lse2 = ws.lse2, rows.delta = ws.delta;
   rows.lse = stats(args.lse), rows.dlse = stats(args.dlse);
   rows.o = input(args.o), rows.dout = input(args.dout);
   launch_rows(rows, call.stream);

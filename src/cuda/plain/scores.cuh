@@ -164,8 +164,8 @@ __device__ inline void key_logits(const Pair& x, bool lifted, Shared& shared, Fr
   const Params& p = x.p;
   if (lifted) {
     const float factor = p.scale * numerics::kLog2e;
-    // In `tokenwise` one token's NaN may not change how the others are multiplied.
-    const bool poisoned = p.scheme != Scheme::tokenwise &&
+    // In `vectorwise` one token's NaN may not change how the others are multiplied.
+    const bool poisoned = p.scheme == Scheme::paper &&
                           (p.q.poisoned[x.q_block()] != 0 || p.k.poisoned[x.k_block()] != 0);
     channel_product<false>(x.queries(p.q.values), x.keys(p.k.values), poisoned, shared, s);
     for_elements(s, [&](float& to, int, int, int) { to *= factor; });

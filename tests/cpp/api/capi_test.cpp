@@ -43,8 +43,7 @@ static_assert(SAGEBWD_CPU == static_cast<int>(Device::cpu) &&
 static_assert(SAGEBWD_BOTTOM_RIGHT == static_cast<int>(Align::bottom_right) &&
               SAGEBWD_TOP_LEFT == static_cast<int>(Align::top_left));
 static_assert(SAGEBWD_SCHEME_PAPER == static_cast<int>(Scheme::paper) &&
-              SAGEBWD_SCHEME_VECTORWISE == static_cast<int>(Scheme::vectorwise) &&
-              SAGEBWD_SCHEME_TOKENWISE == static_cast<int>(Scheme::tokenwise));
+              SAGEBWD_SCHEME_VECTORWISE == static_cast<int>(Scheme::vectorwise));
 static_assert(SAGEBWD_ROUND_NEAREST == static_cast<int>(Rounding::nearest) &&
               SAGEBWD_ROUND_DITHER == static_cast<int>(Rounding::dither));
 constexpr bool same(int c, uint32_t cpp) { return static_cast<uint32_t>(c) == cpp; }
@@ -63,7 +62,7 @@ static_assert(same(SAGEBWD_MATMUL_S, kMatmulS) && same(SAGEBWD_MATMUL_O, kMatmul
 TEST(CApi, VersionIsTheHeaders) { EXPECT_STREQ(sagebwd_version(), SAGEBWD_VERSION_STRING); }
 
 TEST(CApi, RecipeInitFillsThePresets) {
-  for (const char* name : {"paper", "vectorwise", "tokenwise"}) {
+  for (const char* name : {"paper", "vectorwise"}) {
     sagebwd_recipe c;
     ASSERT_EQ(sagebwd_recipe_init(&c, sizeof c, name), SAGEBWD_OK);
     const Recipe r = parse_recipe(name);
@@ -74,7 +73,7 @@ TEST(CApi, RecipeInitFillsThePresets) {
     EXPECT_EQ(c.tile_k, r.tile_k);
     EXPECT_EQ(c.smooth_k, r.smooth_k);
     EXPECT_EQ(c.smooth_q, r.smooth_q);
-    EXPECT_EQ(c.smooth_v, r.smooth_v);
+    EXPECT_EQ(c.reserved_4, 0);
     EXPECT_EQ(c.rounding, static_cast<int>(r.rounding));
     EXPECT_EQ(c.seed, r.seed);
     EXPECT_EQ(c.reserved, 0);
@@ -86,7 +85,7 @@ TEST(CApi, RecipeInitFillsThePresets) {
   }
   sagebwd_recipe c;
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, "papper"), SAGEBWD_INVALID_ARGUMENT);
-  EXPECT_TRUE(has(sagebwd_last_error(), {"tokenwise or paper", "papper"}));
+  EXPECT_TRUE(has(sagebwd_last_error(), {"vectorwise or paper", "papper"}));
   EXPECT_EQ(sagebwd_recipe_init(&c, sizeof c, nullptr), SAGEBWD_INVALID_ARGUMENT);
   EXPECT_EQ(sagebwd_recipe_init(nullptr, sizeof c, "paper"), SAGEBWD_INVALID_ARGUMENT);
 }
@@ -230,13 +229,23 @@ TEST(CApi, ShorterStructTakesDefaults) {
 /// Switches of the previews that no longer exist: whoever sets one is told.
 TEST(CApi, ReservedFieldsOfARecipeStayZero) {
   for (int32_t sagebwd_recipe::*field :
-       {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2, &sagebwd_recipe::reserved_3}) {
+       {&sagebwd_recipe::reserved, &sagebwd_recipe::reserved_2, &sagebwd_recipe::reserved_3,
+        &sagebwd_recipe::reserved_4}) {
     SmallProblem p;
     CForward a(p.forward_args());
     a.recipe.*field = -1;
     EXPECT_EQ(sagebwd_forward(&a.args), SAGEBWD_INVALID_ARGUMENT);
     EXPECT_TRUE(has(sagebwd_last_error(), {"recipe.reserved", "-1"}));
   }
+}
+
+/// So is whoever asks for the scheme of the previews that `vectorwise` has taken the place of.
+TEST(CApi, SchemeTwoIsRefused) {
+  SmallProblem p;
+  CForward a(p.forward_args());
+  a.recipe.scheme = 2;
+  EXPECT_EQ(sagebwd_forward(&a.args), SAGEBWD_INVALID_ARGUMENT);
+  EXPECT_TRUE(has(sagebwd_last_error(), {"recipe.scheme", "0 (paper) or 1 (vectorwise)", "2"}));
 }
 
 /// The recipe of a caller who was compiled before rotation existed: it takes the default of its
@@ -418,7 +427,7 @@ TEST(CApi, ALongMessageIsCutNotOverrun) {
   const std::string name(10000, 'x');
   EXPECT_EQ(sagebwd_recipe_init(&r, sizeof r, name.c_str()), SAGEBWD_INVALID_ARGUMENT);
   EXPECT_LT(std::strlen(sagebwd_last_error()), 2048u);
-  EXPECT_TRUE(has(sagebwd_last_error(), {"tokenwise or paper", "xxxx"}));
+  EXPECT_TRUE(has(sagebwd_last_error(), {"vectorwise or paper", "xxxx"}));
 }
 
 /// The caller's threads are the ones that run, for every item exactly once.

@@ -169,7 +169,7 @@ void shared_to_c(const AttentionArgs& a, C& c, sagebwd_recipe& r, sagebwd_block_
   sagebwd_recipe_init(&r, sizeof r, "vectorwise");
   r.scheme = static_cast<int>(a.recipe.scheme);
   r.tile_q = a.recipe.tile_q, r.tile_k = a.recipe.tile_k;
-  r.smooth_k = a.recipe.smooth_k, r.smooth_q = a.recipe.smooth_q, r.smooth_v = a.recipe.smooth_v;
+  r.smooth_k = a.recipe.smooth_k, r.smooth_q = a.recipe.smooth_q;
   r.rounding = static_cast<int>(a.recipe.rounding);
   r.seed = a.recipe.seed;
   r.high_precision = a.recipe.high_precision;

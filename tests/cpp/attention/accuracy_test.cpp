@@ -2,10 +2,10 @@
 // How far forward and backward are from FP64 and from the straight-through gradient of the
 // quantised forward, and whether any single row is left behind.
 //
-// Budgets of `vectorwise` are about one and a half to two times what it measures on these inputs (O
-// .015, dQ .021, dK .017, dV .013): rounding passes, a wrong scale or a lost tile does not. `paper`
-// has one dS scale per tile and cannot meet them; its budgets are 1.3 times what the recipe
-// measures (O .020, dQ and dK .060, dV .060).
+// Budgets of `vectorwise` are about 1.3 times the most that it measures on these inputs (O .0193,
+// dQ .0233, dK .0187, dV .0169 with 127 levels of P; O .0143, dV .0135 with 255): rounding passes,
+// a wrong scale or a lost tile does not. `paper` has one dS scale per tile and cannot meet them;
+// its budgets are 1.3 times what the recipe measures (O .020, dQ and dK .060, dV .060).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "numerics/octaves.h"
 #include "numerics/rotate.h"
 #include "support/attention_problem.h"
 #include "support/compare.h"
@@ -24,7 +25,7 @@ namespace {
 using trace::InputKind;
 
 constexpr Budgets kVectorwise{
-    .o = 0.03, .dq = 0.03, .dk = 0.04, .dv = 0.03, .one_minus_cosine = 1e-3};
+    .o = 0.025, .dq = 0.03, .dk = 0.025, .dv = 0.022, .one_minus_cosine = 1e-3};
 constexpr Budgets kPaper{
     .o = 0.026, .dq = 0.078, .dk = 0.078, .dv = 0.078, .one_minus_cosine = 4e-3};
 
@@ -99,15 +100,16 @@ INSTANTIATE_TEST_SUITE_P(, Accuracy,
 
 /// Exact attention on the values that the codes of Q, K and V stand for: the gradient of what
 /// the forward computed. With key tiles of 128 the per-query scale of dS spans twice the keys, and
-/// dQ is .018 instead of .014.
+/// dQ is .0186 instead of .0154. The others are at most O .0163, dK .0134, dV .0138, with 127
+/// levels of P.
 TEST(StraightThrough, GradientsMatchTheQuantisedForward) {
   struct Case {
     const char* text;
     double dq;
   };
   for (const Case& c :
-       {Case{"n512 d64 bf16 tile=64x64", 0.015}, Case{"n512 d64 bf16 causal tile=64x64", 0.015},
-        Case{"n512 d64 bf16", 0.020}, Case{"n512 d128 bf16", 0.020}}) {
+       {Case{"n512 d64 bf16 tile=64x64", 0.017}, Case{"n512 d64 bf16 causal tile=64x64", 0.017},
+        Case{"n512 d64 bf16", 0.021}, Case{"n512 d128 bf16", 0.021}}) {
     const AttentionProblem p = make_problem(c.text);
     const OneHead one = one_head(reference(), p, 0, 0);
     const ref::RecipeInputs in = ref::recipe_forward(one.head).inputs;
@@ -116,8 +118,11 @@ TEST(StraightThrough, GradientsMatchTheQuantisedForward) {
     for (int64_t i = 0; i < p.c.nq * d; ++i)
       quantised.in.q[i] = static_cast<float>(in.q8[i]) * in.q_scale[i / d];
     for (int64_t i = 0; i < p.c.nk * d; ++i) {
-      quantised.in.k[i] = static_cast<float>(in.k8[i]) * in.k_scale[i / d];
-      quantised.in.v[i] = static_cast<float>(in.v8[i]) * in.v_scale[i / d] + in.mu_v[i % d];
+      const int octave = numerics::octave_of_block(i / d / kKeysPerScale);
+      quantised.in.k[i] =
+          static_cast<float>(in.k8[i]) * in.k_scale[i / d] +
+          static_cast<float>(in.centre8[octave * d + i % d]) * in.centre_scale[octave];
+      quantised.in.v[i] = static_cast<float>(in.v8[i]) * in.v_scale[i / d];
     }
     for (int64_t i = 0; i < p.c.nq; ++i) {
       numerics::rotate_back(&quantised.in.q[i * d], static_cast<int>(d));
@@ -126,7 +131,7 @@ TEST(StraightThrough, GradientsMatchTheQuantisedForward) {
     const Exact want = exact(quantised);
     for (const dispatch::Implementation* impl : available_production())
       EXPECT_TRUE(
-          accurate(run(*impl, p), want, {.o = 0.02, .dq = c.dq, .dk = 0.025, .dv = 0.025}, p))
+          accurate(run(*impl, p), want, {.o = 0.018, .dq = c.dq, .dk = 0.016, .dv = 0.016}, p))
           << impl->name;
   }
 }

@@ -233,8 +233,8 @@ struct Quantised {
   const ref::RecipeInputs* centres = nullptr;  // of keys, removed after the rotation
 };
 
-/// The same codes and scales through the kernels: magnitudes, then scale(amax, count, top) for each
-/// run of `tokens`, then codes.
+/// The same codes and scales through the kernels: magnitudes, then scale(amax, count) for each run
+/// of `tokens`, then codes.
 template <typename Scale>
 void check_rows(const Kernels& kernels, int64_t d, int64_t tokens, const Quantised& t,
                 Scale scale) {
@@ -258,7 +258,7 @@ void check_rows(const Kernels& kernels, int64_t d, int64_t tokens, const Quantis
             static_cast<float>(t.centres->centre8[static_cast<size_t>(octave * d + c)]);
     }
     kernels.row_magnitudes(padded.data(), ld, rows, scales.data());
-    scale(scales.data(), rows, cpu::largest_finite(scales.data(), rows));
+    scale(scales.data(), rows);
     kernels.encode_rows(padded.data(), ld, rows, scales.data(), got.data(), ld);
     for (int r = 0; r < rows; ++r) {
       ASSERT_EQ(scales[r], t.scales[first + r]) << t.name << " token " << first + r;
@@ -277,10 +277,10 @@ const char* const kCases[] = {
     "n400 d64 rounding=dither seed3",
     "n400 d64 paper rounding=dither window=100,20 seed4",
     "nq300 nk300 d64 tile=128x64",
-    "nq300 nk300 d24 tile=64x256 smooth_k=off smooth_v=off",
-    "n400 d96 tokenwise rounding=dither:dQ",
-    "nq300 nk450 d64 tokenwise tile=64x64 causal",
-    "n300 d80 f32 tokenwise smooth_k=off rotate=off",
+    "nq300 nk300 d24 tile=64x256 paper smooth_k=off",
+    "n400 d96 rounding=dither:dQ",
+    "nq300 nk450 d64 tile=64x64 causal",
+    "n300 d80 f32 smooth_k=off rotate=off",
     "n300 d64 paper rotate=on",
 };
 
@@ -298,35 +298,23 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
   for (const char* text : kCases)
     for (bool smooth_q : {false, true}) {
       AttentionProblem p = make_problem(text);
-      const bool tokenwise = p.c.recipe.scheme == Scheme::tokenwise;
-      p.c.recipe.smooth_q = smooth_q && !tokenwise;
+      const bool paper = p.c.recipe.scheme == Scheme::paper;
+      p.c.recipe.smooth_q = smooth_q && paper;
       SCOPED_TRACE(p.describe());
       const Oracle x(p);
       const ref::RecipeHead& h = x.one.head;
       const ref::RecipeInputs& in = x.inputs();
       const Recipe& r = h.recipe;
-      const bool per_token = r.scheme != Scheme::paper;
-      const int64_t q_tokens = per_token ? 1 : r.tile_q;
+      const int64_t q_tokens = paper ? r.tile_q : 1, k_tokens = paper ? r.tile_k : 1;
       check_rows(kernels(), h.d, q_tokens,
                  {"Q", x.one.q, in.q8, in.q_scale, in.mu_q.data(), r.tile_q, r.rotate},
                  cpu::scale_together);
-      const auto lone_keys = [](float* amax, int count, float) {
-        cpu::scale_lone_keys(amax, count);
-      };
-      const auto lone_values = [](float* amax, int count, float) {
-        cpu::scale_lone_values(amax, count);
-      };
-      const Quantised k{
-          "K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate, tokenwise ? &in : nullptr};
-      const Quantised v{"V", x.one.v, in.v8, in.v_scale, in.mu_v.data()};
-      if (tokenwise) {
-        check_rows(kernels(), h.d, 1, k, lone_keys);
-        check_rows(kernels(), h.d, 1, v, lone_values);
-      } else {
-        check_rows(kernels(), h.d, spec::keys_per_scale(r, r.tile_k), k, cpu::scale_together);
-        check_rows(kernels(), h.d, per_token ? kKeysPerScale : r.tile_k, v,
-                   per_token ? cpu::scale_values : cpu::scale_together);
-      }
+      check_rows(
+          kernels(), h.d, k_tokens,
+          {"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate, paper ? nullptr : &in},
+          paper ? cpu::scale_together : cpu::scale_lone_keys);
+      check_rows(kernels(), h.d, k_tokens, {"V", x.one.v, in.v8, in.v_scale},
+                 paper ? cpu::scale_together : cpu::scale_lone_values);
       check_rows(kernels(), h.d, q_tokens, {"dO", x.one.dout, x.backward.do8, x.backward.do_scale},
                  cpu::scale_together);
       if (HasFatalFailure()) return;

@@ -20,7 +20,8 @@ const char* const kCases[] = {
     "b2 h4 hk2 nq300 nk500 d64 bf16 causal",
     "h1 n700 d64 bf16",
     "h2 n300 d40 f32 paper window=100,10",
-    "h2 n300 d64 f32 rounding=dither smooth_q=on causal",
+    "h2 n300 d64 f32 rounding=dither causal",
+    "h2 n300 d64 f32 paper rounding=dither smooth_q=on",
     "b2 h4 hk2 nq300 nk500 d64 bf16 keep=0.4 lists=skewed",
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs that are hard on a quantiser: sinks anywhere, outlier channels, heavy tails, sharp heads,
-// delimiters. Budgets are those that the default recipe is there to keep; saturated heads, where
-// the exact gradient nearly cancels, are judged beside 16-bit attention.
+// delimiters. Budgets are 1.1 to 1.3 times the most that the default recipe measures, with 255
+// levels of P; saturated heads, where the exact gradient nearly cancels, are judged beside 16-bit
+// attention.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -50,24 +51,32 @@ TEST_P(Families, StayWithinTheirBudgets) {
   }
 }
 
-constexpr Budgets kSink{.o = 0.025, .dq = 0.035, .dk = 0.035, .dv = 0.02};
-// Four tiles have a key that is a hundred times stronger than the others, and few codes for them:
-// dQ .036 at this length and .045 at 2048.
-constexpr Budgets kFourSinks{.o = 0.025, .dq = 0.042, .dk = 0.035, .dv = 0.02};
-// What is left of the gradient beside such a sink is small: .11 at this length and .08 at 2048.
-constexpr Budgets kStrongSink{.o = 0.02, .dq = 0.13, .dk = 0.15, .dv = 0.02};
-// The gradient of the sink's own key is one row, and most of dK: .040 here, .028 at 2048.
-constexpr Budgets kLastSink{.o = 0.025, .dq = 0.035, .dk = 0.045, .dv = 0.02};
+// O .0173, dQ .0343, dK .0292, dV .0090.
+constexpr Budgets kSink{.o = 0.022, .dq = 0.039, .dk = 0.035, .dv = 0.012};
+// The sink is in the first block, whose centre is key 0: O .0202, dQ .0355, dK .0259, dV .0112.
+constexpr Budgets kFirstBlockSink{.o = 0.025, .dq = 0.041, .dk = 0.032, .dv = 0.015};
+// Four tiles have a key that is a hundred times stronger than the others, and few codes for them: O
+// .0161, dQ .0381, dK .0182, dV .0107.
+constexpr Budgets kFourSinks{.o = 0.021, .dq = 0.042, .dk = 0.023, .dv = 0.014};
+// What is left of the gradient beside such a sink is small: O .0136, dQ .115, dK .128, dV .0074.
+constexpr Budgets kStrongSink{.o = 0.018, .dq = 0.13, .dk = 0.145, .dv = 0.01};
+// The gradient of the sink's own key is one row, and most of dK: O .0164, dQ .0337, dK .0344, dV
+// .0135.
+constexpr Budgets kLastSink{.o = 0.021, .dq = 0.039, .dk = 0.04, .dv = 0.017};
+// O .0187, dQ .0294, dK .0232, dV .0188.
+constexpr Budgets kChannels{.o = 0.024, .dq = 0.036, .dk = 0.029, .dv = 0.024};
+// O .0341, dQ .0322, dK .0287, dV .0133.
+constexpr Budgets kValueChannel{.o = 0.041, .dq = 0.038, .dk = 0.035, .dv = 0.017};
+// O .0146, dQ .0381, dK .0340, dV .0146.
+constexpr Budgets kHeavy{.o = 0.019, .dq = 0.046, .dk = 0.042, .dv = 0.019};
 INSTANTIATE_TEST_SUITE_P(
     , Families,
     ::testing::Values(
-        FamilyCase{InputKind::sink, kSink}, FamilyCase{InputKind::sink_127, kSink},
+        FamilyCase{InputKind::sink, kSink}, FamilyCase{InputKind::sink_127, kFirstBlockSink},
         FamilyCase{InputKind::sink_128, kSink}, FamilyCase{InputKind::sink_middle, kSink},
         FamilyCase{InputKind::sink_last, kLastSink}, FamilyCase{InputKind::sinks, kFourSinks},
-        FamilyCase{InputKind::strong_sink, kStrongSink},
-        FamilyCase{InputKind::channels, {.o = 0.03, .dq = 0.04, .dk = 0.04, .dv = 0.03}},
-        FamilyCase{InputKind::value_channel, {.o = 0.042, .dq = 0.04, .dk = 0.04, .dv = 0.03}},
-        FamilyCase{InputKind::heavy, {.o = 0.03, .dq = 0.05, .dk = 0.05, .dv = 0.03}}),
+        FamilyCase{InputKind::strong_sink, kStrongSink}, FamilyCase{InputKind::channels, kChannels},
+        FamilyCase{InputKind::value_channel, kValueChannel}, FamilyCase{InputKind::heavy, kHeavy}),
     [](const auto& c) { return std::string(trace::input_name(c.param.kind)); });
 
 /// The rounding of O to 16 bit is most of what is left, and 16-bit attention has that too. Rows of
@@ -92,9 +101,8 @@ TEST(SharpHeads, AreNearTo16BitAttention) {
     }
 }
 
-/// A dominant key in every tile. One scale of K per block, or a dQ operand of one scale in
-/// `tokenwise`, keeps its length out of dS, and dither of dQ's codes keeps what is smaller than
-/// half a code.
+/// A dominant key in every tile. The dQ operand has one scale for a tile of keys, which keeps their
+/// length out of dS, and dither of dQ's codes keeps what is smaller than half a code.
 TEST(Delimiters, KeepTheGradientOfTheTail) {
   for (const char* text : {"h2 n1024 d64 bf16", "h2 n1024 d128 bf16"}) {
     const auto dq = [&](InputKind kind, const std::string& options) {
@@ -102,18 +110,16 @@ TEST(Delimiters, KeepTheGradientOfTheTail) {
       const Exact want = exact(p);
       return error_stats(measure(p, want, kind).dq, want.dq, p.q_shape());
     };
-    EXPECT_LE(dq(InputKind::delimiters6, "").rel_l2, 0.02) << text;
+    EXPECT_LE(dq(InputKind::delimiters6, "").rel_l2, 0.014) << text;  // .0112
     EXPECT_LE(dq(InputKind::delimiters7, "").rel_l2, 0.033) << text;
     EXPECT_LE(dq(InputKind::delimiters7, " rounding=dither:dQ").rel_l2, 0.02) << text;
     const trace::ErrorStats nearest = dq(InputKind::delimiters8, ""),
-                            dithered = dq(InputKind::delimiters8, " rounding=dither:dQ"),
-                            token = dq(InputKind::delimiters8, " tokenwise");
+                            dithered = dq(InputKind::delimiters8, " rounding=dither:dQ");
     // What dither leaves is the error of D: O is a sum of values that nearly cancel, and the codes
     // of P that belong to the tail are about one.
     EXPECT_LT(dithered.rel_l2, 0.5 * nearest.rel_l2) << text;
     EXPECT_LT(std::fabs(dithered.projection), 0.03) << text;
     EXPECT_LT(nearest.projection, -0.08) << text;
-    EXPECT_LT(token.rel_l2, 1.15 * nearest.rel_l2) << text;
   }
 }
 

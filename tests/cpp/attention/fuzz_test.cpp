@@ -49,17 +49,14 @@ std::vector<int32_t> random_cuts(Random& r, int64_t n, int64_t documents) {
 
 /// `lead`: of block lists, for problems that have some.
 Recipe random_recipe(Random& r, int& lead) {
-  Recipe recipe = r.chance(0.3)   ? Recipe::paper()
-                  : r.chance(0.5) ? Recipe::vectorwise()
-                                  : Recipe::tokenwise();
-  const bool tokenwise = recipe.scheme == Scheme::tokenwise;
+  Recipe recipe = r.chance(0.4) ? Recipe::paper() : Recipe::vectorwise();
+  const bool paper = recipe.scheme == Scheme::paper;
   if (r.chance(0.4)) {
     recipe.tile_q = 64 * static_cast<int>(r.integer(1, 4));
-    recipe.tile_k = 64 * static_cast<int>(r.integer(1, tokenwise ? 2 : 4));
+    recipe.tile_k = 64 * static_cast<int>(r.integer(1, paper ? 4 : 2));
   }
   if (r.chance(0.2)) recipe.smooth_k = !recipe.smooth_k;
-  if (r.chance(0.2) && !tokenwise) recipe.smooth_v = !recipe.smooth_v;
-  recipe.smooth_q = r.chance(0.25) && !tokenwise;
+  recipe.smooth_q = r.chance(0.3) && paper;
   recipe.rounding = r.chance(0.25) ? Rounding::dither : Rounding::nearest;
   lead = r.chance(0.3) ? static_cast<int>(r.integer(-1, 2)) : 0;
   if (r.chance(0.25)) recipe.high_precision = static_cast<uint32_t>(r.integer(1, kMatmulAll));

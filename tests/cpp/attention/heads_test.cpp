@@ -57,8 +57,8 @@ AttentionProblem packed(const std::string& text) {
 
 TEST_P(Heads, DocumentsEqualSeparateCalls) {
   for (const char* text : {"h4 hk2 nq400 nk500 d32 f32 causal", "h2 nq400 nk500 d64 f32 paper",
-                           "h2 nq400 nk500 d64 f32 tokenwise causal",
-                           "h2 nq400 nk500 d24 f32 window=30,7 align=top_left smooth_q=on"}) {
+                           "h2 nq400 nk500 d64 f32 causal",
+                           "h2 nq400 nk500 d24 f32 window=30,7 align=top_left paper smooth_q=on"}) {
     AttentionProblem p = packed(text);
     p.dlse = random_rows(p, 4);
     const spec::AttnCase& c = p.c;
@@ -87,7 +87,7 @@ TEST_P(Heads, DocumentsEqualSeparateCalls) {
 
 /// Means and scales are taken per document: another document's content changes no bit.
 TEST_P(Heads, DocumentsDoNotSeeEachOther) {
-  const AttentionProblem p = packed("h2 nq400 nk500 d32 f32 causal paper smooth_q=on smooth_v=on");
+  const AttentionProblem p = packed("h2 nq400 nk500 d32 f32 causal paper smooth_q=on");
   AttentionProblem q = p;
   for (int64_t h = 0; h < 2; ++h) {
     for (int64_t i = 131 * 32; i < 250 * 32; ++i) q.in.q[h * 400 * 32 + i] = 50.0f;

@@ -46,8 +46,9 @@ class Lists : public PerImplementation {};
 
 TEST_P(Lists, OfAllBlocksAreDenseAttention) {
   for (const char* text :
-       {"b2 h4 hk2 nq300 nk500 d64 tile=64x64", "h2 n333 d64 f32 causal tile=64x64 smooth_q=on",
-        "h2 n333 d40 f16 paper window=100,20", "h1 n300 d64 tile=64x64 rounding=dither seed3"}) {
+       {"b2 h4 hk2 nq300 nk500 d64 tile=64x64", "h2 n333 d64 f32 causal tile=64x64",
+        "h2 n333 d64 f32 tile=64x64 paper smooth_q=on", "h2 n333 d40 f16 paper window=100,20",
+        "h1 n300 d64 tile=64x64 rounding=dither seed3"}) {
     const AttentionProblem dense = make_problem(text);
     const int64_t rows = (dense.c.nq + 127) / 128, blocks = (dense.c.nk + 63) / 64;
     const std::vector<std::vector<int32_t>> all(static_cast<size_t>(rows), first_blocks(blocks));
@@ -159,10 +160,10 @@ TEST_P(Lists, IgnoreWhatLiesBehindTheEnd) {
   }
 }
 
-/// Keys outside the lists may hold anything, but their mean takes part in smoothing.
+/// Keys outside the lists may hold anything, but their means take part in smoothing.
 TEST_P(Lists, DoNotLookAtOtherBlocks) {
-  AttentionProblem p = with_rows(make_problem("h1 nq128 nk300 d16 f32 smooth_k=off smooth_v=off"),
-                                 {{3, 0}}, 128, 64, 1);
+  AttentionProblem p =
+      with_rows(make_problem("h1 nq128 nk300 d16 f32 smooth_k=off"), {{3, 0}}, 128, 64, 1);
   const Results clean = run(impl(), p);
   std::fill_n(p.in.k.begin() + 100 * 16, 16, std::numeric_limits<float>::quiet_NaN());
   std::fill_n(p.in.v.begin() + 70 * 16, 16, kInf);

@@ -19,9 +19,9 @@ namespace {
 const char* const kCases[] = {
     "h4 hk2 nq130 nk200 d64 bf16",
     "h2 nq130 nk200 d40 f32 causal paper",
-    "h2 nq200 nk70 d72 f16 smooth_q=on rounding=dither",
+    "h2 nq200 nk70 d72 f16 paper smooth_q=on rounding=dither",
     "h2 n150 d64 f32 causal lift=S,O,S',dV,dP,dQ,dK",
-    "h2 n150 d64 f32 lift=O window=40,3 smooth_k=off smooth_v=off",
+    "h2 n150 d64 f32 lift=O window=40,3 smooth_k=off",
 };
 
 AttentionProblem problem_of(const char* text, bool packed) {

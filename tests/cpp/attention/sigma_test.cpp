@@ -2,13 +2,12 @@
 // The published table over the deviation of Q and K (arXiv 2603.02170, table 1; its shapes are
 // not stated).
 //
-// `vectorwise` must not be worse than the published figures at deviations from 3 up. At 1 its dQ,
-// with one scale of K per 128 keys, is .0199 in tiles of 64 keys; the budget is a tenth more than
-// the .0188 of docs/numerics.md. With key tiles of 128 it is .0221, since the per-query scale of dS
-// spans twice the keys; the budget of the default tiles at that one place is therefore .0225. With
-// one scale of K per token, as finely as the published figure must have been made, it is .0176.
-// `paper` follows the method's text, one scale per tile, which cannot give the published .0184 at
-// deviation 1 (docs/results.md); from 3 up it must be within 10 % of the published figures.
+// `vectorwise` must not be worse than the published figures, but for dQ at deviation 1: K is
+// rounded twice for it, which makes .0196 in tiles of 64 keys instead of .0184. With key tiles of
+// 128 it is .0222, since the per-query scale of dS spans twice the keys. The other three are 15 to
+// 25 % better than the published figures at every deviation. `paper` follows the method's text, one
+// scale per tile, which cannot give the published .0184 at deviation 1 (docs/results.md); from 3 up
+// it must be within 10 % of the published figures.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -56,23 +55,24 @@ TEST_P(Sigma, FullTableAt4096) {
   const AttentionProblem p = problem("h1 n4096 d64 bf16");
   const Exact want = exact(p);
   const Figures wide = measure(p, want);
-  EXPECT_LE(wide.dq, row().sigma == 1 ? 0.0225 : row().dq);
-  EXPECT_LE(wide.dk, row().dk);
+  EXPECT_LE(wide.dq, row().sigma == 1 ? 0.023 : row().dq);
   const Figures narrow = measure(problem("h1 n4096 d64 bf16 tile=64x64"), want);
-  EXPECT_LE(narrow.dq, row().sigma == 1 ? 1.1 * 0.0188 : row().dq);
-  EXPECT_LE(narrow.dk, row().dk);
+  EXPECT_LE(narrow.dq, row().sigma == 1 ? 0.0205 : row().dq);
+  for (const Figures& f : {wide, narrow}) {
+    EXPECT_LE(f.o, row().o);
+    EXPECT_LE(f.dk, row().dk);
+    EXPECT_LE(f.dv, row().dv);
+  }
   const Figures paper = measure(problem("h1 n4096 d64 bf16 paper"), want);
   EXPECT_LE(paper.dq, row().sigma == 1 ? 0.065 : 1.1 * row().dq);
   EXPECT_LE(paper.dk, row().sigma == 1 ? 0.065 : 1.1 * row().dk);
-  for (const Figures& f : {wide, narrow, paper}) {
-    EXPECT_LE(f.o, 1.3 * row().o);
-    EXPECT_LE(f.dv, row().sigma == 1 ? 0.058 : 1.25 * row().dv);
-  }
+  EXPECT_LE(paper.o, 1.3 * row().o);
+  EXPECT_LE(paper.dv, row().sigma == 1 ? 0.058 : 1.25 * row().dv);
 }
 
 /// A shorter sequence on every implementation, so that none is left out.
 TEST_P(Sigma, ShortSequenceOnEveryImplementation) {
-  const AttentionProblem p = problem("h1 n768 d64 bf16 tokenwise tile=64x64");
+  const AttentionProblem p = problem("h1 n768 d64 bf16 tile=64x64");
   // K is rounded twice for dQ: 1.9 to 2.0 % where the table's lowest row has 1.84.
   const double dq = std::max(row().dq, 0.021);
   const Exact want = exact(p);

@@ -45,10 +45,8 @@ TEST_P(Softcap, OfLiftedMatmulsIsExact) {
 }
 
 TEST_P(Softcap, IsAsAccurateAsNoCap) {
-  for (const char* text :
-       {"h2 n300 d64 bf16 causal softcap=5", "h2 n300 d64 bf16 causal tokenwise softcap=5",
-        "h4 hk2 nq150 nk250 d64 softcap=20", "h2 n300 d128 f16 softcap=50",
-        "h2 n300 d64 f32 paper softcap=10"}) {
+  for (const char* text : {"h2 n300 d64 bf16 causal softcap=5", "h4 hk2 nq150 nk250 d64 softcap=20",
+                           "h2 n300 d128 f16 softcap=50", "h2 n300 d64 f32 paper softcap=10"}) {
     AttentionProblem p = capped_problem(text);
     const double gate = p.c.recipe.scheme == Scheme::paper ? 0.08 : 0.04;
     EXPECT_TRUE(
@@ -58,9 +56,8 @@ TEST_P(Softcap, IsAsAccurateAsNoCap) {
 
 /// Without the row sums of dS the mean key would be missing in dQ: this large one shows it.
 TEST_P(Softcap, GivesTheMeanKeyBackToQueries) {
-  for (const char* text :
-       {"h2 n200 d64 f32 softcap=8", "h2 n200 d64 f32 tokenwise softcap=8",
-        "h2 n200 d64 f32 softcap=8 rotate=off", "h2 n200 d64 f32 softcap=8 paper smooth_q=on"}) {
+  for (const char* text : {"h2 n200 d64 f32 softcap=8", "h2 n200 d64 f32 softcap=8 rotate=off",
+                           "h2 n200 d64 f32 softcap=8 paper smooth_q=on"}) {
     AttentionProblem p = capped_problem(text, 10.0f);
     const double gate = p.c.recipe.scheme == Scheme::paper ? 0.08 : 0.04;
     EXPECT_TRUE(close("dQ", run(impl(), p).dq, exact(p).dq, p.q_shape(), {.rel_l2 = gate}, p));

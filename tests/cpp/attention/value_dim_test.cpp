@@ -30,7 +30,7 @@ TEST_P(ValueDim, GivesWhatPaddingGives) {
   for (const char* text :
        {"h4 hk2 nq130 nk200 d96 dv=64 f32 causal", "h2 nq130 nk200 d192 dv=128 bf16",
         "b2 h2 n150 d72 dv=8 f16 bshd", "h2 n150 d64 dv=40 f32 paper lift=O,dV",
-        "h2 n150 d64 dv=24 f32 tokenwise rounding=dither"}) {
+        "h2 n150 d64 dv=24 f32 rounding=dither"}) {
     AttentionProblem p = make_problem(text);
     SCOPED_TRACE(p.describe());
     p.dlse = random_rows(p, 3);
@@ -88,9 +88,8 @@ std::vector<float> run_saved(const dispatch::Implementation& impl, const Attenti
 }
 
 TEST_P(ValueDim, SavedCodesGiveTheSameBits) {
-  for (const char* text :
-       {"b2 h4 hk2 n140 d192 dv=128 f32 causal", "h2 nq70 nk300 d24 dv=40 f32 tokenwise",
-        "h4 hk2 nq400 nk500 d40 dv=8 f32 smooth_v=off"}) {
+  for (const char* text : {"b2 h4 hk2 n140 d192 dv=128 f32 causal", "h2 nq70 nk300 d24 dv=40 f32",
+                           "h4 hk2 nq400 nk500 d40 dv=8 f32 smooth_k=off"}) {
     AttentionProblem p = make_problem(text);
     if (p.c.b == 1) {  // documents, some of them empty
       const int32_t nq = static_cast<int32_t>(p.c.nq), nk = static_cast<int32_t>(p.c.nk);
@@ -115,8 +114,8 @@ TEST(ValueDimMemory, CodesCountTheBytesOfV) {
   const auto bytes = [](const char* text) {
     return static_cast<int64_t>(codes_size(forward_of(spec::AttnCase::parse(text))));
   };
-  // 64 channels of two key heads and 2 * 512 tokens, and of their means.
-  const int64_t fewer = 2 * 2 * 512 * 64 + 4 * 2 * 2 * 64;
+  // 64 channels of two key heads and 2 * 512 tokens.
+  const int64_t fewer = 2 * 2 * 512 * 64;
   EXPECT_EQ(bytes("b2 h4 hk2 n512 d192") - bytes("b2 h4 hk2 n512 d192 dv=128"), fewer);
   EXPECT_EQ(bytes("b2 h4 hk2 n512 d192 dv=256") - bytes("b2 h4 hk2 n512 d192"), fewer);
 }
@@ -131,12 +130,11 @@ TEST(ValueDimMemory, LayoutOfOneHeadDimIsThatOfBefore) {
     EXPECT_EQ(at.k8, 4 * 300 * 72);
     EXPECT_EQ(at.v8, at.k8 + 2 * 500 * 72);
     EXPECT_EQ(at.q_scale, at.v8 + 2 * 500 * 72);
-    EXPECT_EQ(at.mean_logit, at.q_scale + 4 * 300 * 4);
-    EXPECT_EQ(at.v_scale, at.mean_logit + 4 * 300 * 4);
+    EXPECT_EQ(at.v_scale, at.q_scale + 4 * 300 * 4);
     EXPECT_EQ(at.k_scale, at.v_scale + 2 * 500 * 4);
-    EXPECT_EQ(at.k_mean, at.k_scale + 2 * 6 * 4);
-    EXPECT_EQ(at.v_mean, at.k_mean + 3 * 2 * 72 * 4);
-    EXPECT_EQ(at.bytes, at.v_mean + 3 * 2 * 72 * 4);
+    EXPECT_EQ(at.centre8, at.k_scale + 2 * 500 * 4);
+    EXPECT_EQ(at.centre_scale, at.centre8 + 2 * 6 * 72);
+    EXPECT_EQ(at.bytes, at.centre_scale + 2 * 6 * 4);
   }
 }
 

@@ -37,7 +37,7 @@ Bytes bytes_of(const std::string& text) {
 
 TEST(WorkspaceSize, SixtyFourThousandTokensFitIntoAGigabyte) {
   for (const char* text : {"n65536 d64 bf16", "n65536 d64 bf16 causal", "n65536 d64 f32 paper",
-                           "n65536 d64 bf16 smooth_q=on"}) {
+                           "n65536 d64 bf16 paper smooth_q=on"}) {
     const Bytes bytes = bytes_of(text);
     std::printf("%s: forward %.1f MiB, backward %.1f MiB, tensors %.1f MiB\n", text,
                 static_cast<double>(bytes.forward) / 0x1p20,
@@ -49,14 +49,19 @@ TEST(WorkspaceSize, SixtyFourThousandTokensFitIntoAGigabyte) {
 
 TEST(WorkspaceSize, GrowsLinearly) {
   for (const char* rest :
-       {" d64 bf16", " d128 f32 paper", " d64 smooth_q=on lift=S,O,S',dV,dQ,dK"}) {
+       {" d64 bf16", " d128 f32 paper", " d64 paper smooth_q=on lift=S,O,S',dV,dQ,dK"}) {
     const auto at = [&](int64_t n) { return bytes_of("n" + std::to_string(n) + rest); };
     const Bytes a = at(65536), b = at(131072), c = at(262144);
-    // Equal steps in the number of tokens cost equal steps in memory, twice as many twice as much.
-    EXPECT_EQ(2 * (b.forward - a.forward), c.forward - b.forward) << rest;
-    EXPECT_EQ(2 * (b.backward - a.backward), c.backward - b.backward) << rest;
-    EXPECT_LE(b.forward, 2 * a.forward) << rest;
-    EXPECT_LE(b.backward, 2 * a.backward) << rest;
+    // Equal steps in the number of tokens cost equal steps in memory, twice as many twice as much;
+    // `vectorwise` has a number more per query for each octave of keys, one of which is new.
+    const auto nearly_equal = [&](size_t x, size_t y) {
+      EXPECT_NEAR(static_cast<double>(x), static_cast<double>(y), 3e-3 * static_cast<double>(y))
+          << rest;
+    };
+    nearly_equal(2 * (b.forward - a.forward), c.forward - b.forward);
+    nearly_equal(2 * (b.backward - a.backward), c.backward - b.backward);
+    EXPECT_LE(b.forward, 2.003 * static_cast<double>(a.forward)) << rest;
+    EXPECT_LE(b.backward, 2.003 * static_cast<double>(a.backward)) << rest;
   }
 }
 

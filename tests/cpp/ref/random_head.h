@@ -114,11 +114,6 @@ inline Recipe vectorwise_recipe() {
   r.tile_q = 64, r.tile_k = 128;
   return r;
 }
-inline Recipe tokenwise_recipe() {
-  Recipe r = Recipe::tokenwise();
-  r.tile_q = 64, r.tile_k = 128;
-  return r;
-}
 
 /// |value - reference| / |reference|
 template <typename T, typename S>

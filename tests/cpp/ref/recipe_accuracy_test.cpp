@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of the recipe oracle against reference figures: an independent emulation of both recipes
-// and, for `paper` from deviation 3 on, the published table. Those figures have N = 4096 (docs/
-// results.md); here N = 1024, whose errors are 0 to 6 % smaller over 16 heads.
+// Errors of the recipe oracle. `paper` against an independent emulation and, from deviation 3 on,
+// the published table, which have N = 4096 (docs/results.md); here N = 1024, whose errors are 0 to
+// 6 % smaller over 16 heads. `vectorwise` against what it measured here once: limits are 6 % above
+// that.
 #include <gtest/gtest.h>
 
 #include "base/parallel.h"
@@ -70,18 +71,17 @@ TEST(RecipeAccuracy, PaperMatchesThePublishedTableAtEight) {
 }
 
 TEST(RecipeAccuracy, VectorwiseAtUnitDeviation) {
-  // Within a tenth of the table's row, which has tiles of 128 x 64.
   const HeadErrors narrow = errors("h4 n1024 d64 bf16 tile=128x64", InputKind::gaussian, 1.0);
-  EXPECT_LT(narrow.o.rel_l2, 1.1 * 0.0176);
-  EXPECT_LT(narrow.dq.rel_l2, 1.1 * 0.0188);
-  EXPECT_LT(narrow.dk.rel_l2, 1.1 * 0.0211);
-  EXPECT_LT(narrow.dv.rel_l2, 1.1 * 0.0192);
-  // With 128 keys a tile the per-query scale of dS spans twice the keys: dQ is .0221.
+  EXPECT_LT(narrow.o.rel_l2, 1.06 * 0.0126);
+  EXPECT_LT(narrow.dq.rel_l2, 1.06 * 0.0197);
+  EXPECT_LT(narrow.dk.rel_l2, 1.06 * 0.0210);
+  EXPECT_LT(narrow.dv.rel_l2, 1.06 * 0.0131);
+  // With 128 keys a tile the per-query scale of dS spans twice the keys.
   const HeadErrors e = errors("h4 n1024 d64 bf16", InputKind::gaussian, 1.0);
-  EXPECT_LT(e.o.rel_l2, 0.020);
-  EXPECT_LT(e.dq.rel_l2, 0.0225);
-  EXPECT_LT(e.dk.rel_l2, 0.022);
-  EXPECT_LT(e.dv.rel_l2, 0.022);
+  EXPECT_LT(e.o.rel_l2, 1.06 * 0.0134);
+  EXPECT_LT(e.dq.rel_l2, 1.06 * 0.0222);
+  EXPECT_LT(e.dk.rel_l2, 1.06 * 0.0181);
+  EXPECT_LT(e.dv.rel_l2, 1.06 * 0.0123);
   for (const trace::ErrorStats* s : {&e.dq, &e.dk, &e.dv}) {
     EXPECT_LT(std::abs(s->projection), 0.002);
     EXPECT_GT(s->cosine, 0.999);
@@ -89,25 +89,18 @@ TEST(RecipeAccuracy, VectorwiseAtUnitDeviation) {
   }
   // dP itself is not quantised: its error is that of the codes of V, a third of a per cent of the
   // largest value of a token.
-  EXPECT_LT(e.dp.rel_l2, 0.008);
+  EXPECT_LT(e.dp.rel_l2, 0.007);
   EXPECT_GT(e.dp.rel_l2, 0.004);
   const HeadErrors lifted = errors("h4 n1024 d64 bf16 lift=O", InputKind::gaussian, 1.0);
   EXPECT_LT(lifted.dp.rel_l2, 1e-6) << "without codes of V";
 }
 
-/// The rows with one scale per key token and with one per block, at 64 x 128.
 TEST(RecipeAccuracy, VectorwiseAtThree) {
-  const HeadErrors e = errors("h4 n1024 d64 bf16 tokenwise", InputKind::gaussian, 3.0);
-  EXPECT_LT(e.o.rel_l2, 1.06 * 0.0303);
-  EXPECT_LT(e.dq.rel_l2, 1.06 * 0.0546);
-  EXPECT_LT(e.dk.rel_l2, 1.06 * 0.0537);
-  EXPECT_LT(e.dv.rel_l2, 1.06 * 0.0295);
-  const HeadErrors block = errors("h4 n1024 d64 bf16", InputKind::gaussian, 3.0);
-  EXPECT_LT(block.o.rel_l2, 1.06 * 0.0362);
-  EXPECT_LT(block.dq.rel_l2, 1.06 * 0.0647);
-  EXPECT_LT(block.dk.rel_l2, 1.06 * 0.0643);
-  EXPECT_LT(block.dv.rel_l2, 1.06 * 0.0358);
-  EXPECT_GT(block.o.rel_l2, 1.1 * e.o.rel_l2) << "a scale per token is finer";
+  const HeadErrors e = errors("h4 n1024 d64 bf16", InputKind::gaussian, 3.0);
+  EXPECT_LT(e.o.rel_l2, 1.06 * 0.0283);
+  EXPECT_LT(e.dq.rel_l2, 1.06 * 0.0519);
+  EXPECT_LT(e.dk.rel_l2, 1.06 * 0.0515);
+  EXPECT_LT(e.dv.rel_l2, 1.06 * 0.0283);
 }
 
 /// One key takes 0.65 of each row: `paper` loses the rest of its tile, hence D, hence dQ and dK. In
@@ -118,8 +111,8 @@ TEST(RecipeAccuracy, AttentionSink) {
   EXPECT_GT(coarse.dq.rel_l2, 0.10);
   EXPECT_GT(coarse.dk.rel_l2, 0.10);
   const HeadErrors fine = errors("h2 n1024 d64 bf16", InputKind::sink, 1.0);
-  EXPECT_LT(fine.dq.rel_l2, 0.035);
-  EXPECT_LT(fine.dk.rel_l2, 0.035);
+  EXPECT_LT(fine.dq.rel_l2, 1.06 * 0.0313);
+  EXPECT_LT(fine.dk.rel_l2, 1.06 * 0.0168);
   EXPECT_LT(std::abs(fine.dq.projection), 0.005);
   EXPECT_LT(std::abs(fine.dk.projection), 0.005);
 }

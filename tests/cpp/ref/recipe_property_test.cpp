@@ -17,7 +17,6 @@ using testing::paper_recipe;
 using testing::RandomHead;
 using testing::RecipeAnswer;
 using testing::rel_l2;
-using testing::tokenwise_recipe;
 using testing::vectorwise_recipe;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -27,56 +26,54 @@ void add_offset(std::vector<float>& x, float offset) {
   for (float& y : x) y += offset;
 }
 
-TEST(RecipeProperty, OffsetOfKChangesNothing) {
+TEST(RecipeProperty, OffsetOfKCostsNothing) {
   const RandomHead plain(256, 256, 64);
   RandomHead shifted = plain;
   add_offset(shifted.k, 10.0f);
+  const ExactAnswer exact(shifted), before(plain);
   for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()}) {
     const RecipeAnswer a(plain, recipe), b(shifted, recipe);
-    // k + 10 - mean differs from k - mean by the rounding of k + 10, so few codes move.
-    EXPECT_LT(rel_l2(b.forward.o, a.forward.o), 2e-3);
-    EXPECT_LT(rel_l2(b.backward.dq, a.backward.dq), 2e-3);
-    EXPECT_LT(rel_l2(b.backward.dk, a.backward.dk), 2e-3);
-    EXPECT_LT(rel_l2(b.backward.dv, a.backward.dv), 2e-3);
-    // LSE and the largest logit are of the true logits.
-    const ExactAnswer exact(shifted);
+    const auto costs_nothing = [](const auto& got, const auto& want, const auto& plain_got,
+                                  const auto& plain_want) {
+      EXPECT_LT(rel_l2(got, want), 1.1 * rel_l2(plain_got, plain_want));
+    };
+    costs_nothing(b.forward.o, exact.result.o, a.forward.o, before.result.o);
+    costs_nothing(b.backward.dq, exact.result.dq, a.backward.dq, before.result.dq);
+    costs_nothing(b.backward.dk, exact.result.dk, a.backward.dk, before.result.dk);
+    costs_nothing(b.backward.dv, exact.result.dv, a.backward.dv, before.result.dv);
+    // k + 10 - mean differs from k - mean by the rounding of k + 10, so few codes move. Centres of
+    // `vectorwise` have codes of their own, and their logits the error of the codes of Q.
+    const bool paper = recipe.scheme == Scheme::paper;
+    if (paper) {
+      EXPECT_LT(rel_l2(b.forward.o, a.forward.o), 2e-3);
+      EXPECT_LT(rel_l2(b.backward.dq, a.backward.dq), 2e-3);
+    }
+    // LSE and the largest logit are of the true logits, which are up to 28 here.
     for (int64_t i = 0; i < 256; ++i)
-      ASSERT_NEAR(static_cast<double>(b.forward.lse[i]), exact.result.lse[i], 0.01) << i;
-    EXPECT_NEAR(static_cast<double>(b.forward.max_logit), exact.result.max_logit, 0.1);
+      ASSERT_NEAR(static_cast<double>(b.forward.lse[i]), exact.result.lse[i], paper ? 0.01 : 0.3)
+          << i;
+    EXPECT_NEAR(static_cast<double>(b.forward.max_logit), exact.result.max_logit, 0.3);
 
     Recipe rough = recipe;
     rough.smooth_k = false;
     const RecipeAnswer c(shifted, rough);
-    EXPECT_GT(rel_l2(c.backward.dq, exact.result.dq), 0.1)
+    EXPECT_GT(rel_l2(c.backward.dq, exact.result.dq), paper ? 0.1 : 0.05)
         << "without smoothing the offset eats the codes";
   }
-}
-
-TEST(RecipeProperty, OffsetOfVNeedsSmoothing) {
-  RandomHead h(256, 256, 64);
-  add_offset(h.v, 10.0f);
-  Recipe recipe = vectorwise_recipe();
-  const ExactAnswer exact(h);
-  const double smooth = rel_l2(RecipeAnswer(h, recipe).forward.o, exact.result.o);
-  recipe.smooth_v = false;
-  const double rough = rel_l2(RecipeAnswer(h, recipe).forward.o, exact.result.o);
-  EXPECT_LT(smooth, 3e-4);
-  EXPECT_GT(rough, 5 * smooth);
 }
 
 TEST(RecipeProperty, OffsetOfQNeedsSmoothing) {
   RandomHead h(256, 256, 64);
   add_offset(h.q, 10.0f);
   const ExactAnswer exact(h);
-  for (Recipe recipe : {paper_recipe(), vectorwise_recipe()}) {
-    const RecipeAnswer rough(h, recipe);
-    recipe.smooth_q = true;
-    const RecipeAnswer smooth(h, recipe);
-    EXPECT_LT(rel_l2(smooth.backward.dq, exact.result.dq),
-              0.5 * rel_l2(rough.backward.dq, exact.result.dq));
-    // dK holds the mean query times the column sums of dS, which only the unquantised term carries.
-    EXPECT_LT(rel_l2(smooth.backward.dk, exact.result.dk), 0.02);
-  }
+  Recipe recipe = paper_recipe();
+  const RecipeAnswer rough(h, recipe);
+  recipe.smooth_q = true;
+  const RecipeAnswer smooth(h, recipe);
+  EXPECT_LT(rel_l2(smooth.backward.dq, exact.result.dq),
+            0.5 * rel_l2(rough.backward.dq, exact.result.dq));
+  // dK holds the mean query times the column sums of dS, which only the unquantised term carries.
+  EXPECT_LT(rel_l2(smooth.backward.dk, exact.result.dk), 0.02);
 }
 
 /// dLSE adds a rank-one term c·dLSE·mean(K) to dQ that the centred codes cannot show.
@@ -85,11 +82,11 @@ TEST(RecipeProperty, LseGradientWithALargeKeyMean) {
   add_offset(h.k, 10.0f);
   h.dlse = testing::normal_values(h.nq, 1.0, 21);
   const ExactAnswer exact(h);
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe(), tokenwise_recipe()}) {
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()}) {
     const RecipeAnswer a(h, recipe);
     EXPECT_LT(rel_l2(a.backward.dq, exact.result.dq), 0.01);
     EXPECT_LT(rel_l2(a.backward.dk, exact.result.dk), 0.07);
-    if (recipe.scheme == Scheme::tokenwise) continue;  // its mean key is nowhere to be seen
+    if (recipe.scheme == Scheme::vectorwise) continue;  // its mean key is nowhere to be seen
     std::vector<float> without = a.backward.dq;
     for (int64_t i = 0; i < h.nq; ++i)
       for (int64_t c = 0; c < h.d; ++c)
@@ -105,7 +102,7 @@ TEST(RecipeProperty, TwoChunksOfKeysAddUpToTheWhole) {
   for (int64_t n = 100 * 64; n < 256 * 64; ++n)
     h.k[n] -= 4.0f;  // the chunks have means of their own
   const ExactAnswer exact(h);
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe(), tokenwise_recipe()}) {
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()}) {
     RandomHead part[2] = {h, h};
     const int64_t cut = 100;
     part[0].nk = cut, part[1].nk = 256 - cut;
@@ -236,7 +233,7 @@ std::vector<int64_t> spoilt_rows(const std::vector<double>& x, int64_t d) {
 /// One bad token: rows of every output go bad exactly where exact maths says so. Its tile
 /// neighbours stay sound.
 TEST(RecipeProperty, NanSpreadsAsInExactMaths) {
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe(), tokenwise_recipe()})
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()})
     for (int tensor = 0; tensor < 4; ++tensor)
       for (int64_t token : {0, 70, 199}) {
         RandomHead h = RandomHead(200, 200, 32).window(20, 5);
@@ -259,7 +256,7 @@ TEST(RecipeProperty, NanSpreadsAsInExactMaths) {
 
 /// A bad token does not change the accuracy of the tokens beside it.
 TEST(RecipeProperty, NeighboursOfABadTokenKeepTheirAccuracy) {
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe(), tokenwise_recipe()})
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()})
     for (bool bad_value : {false, true}) {
       RandomHead h = RandomHead(200, 200, 32).window(20, 5);
       const ExactAnswer clean(h);
@@ -278,7 +275,7 @@ TEST(RecipeProperty, NeighboursOfABadTokenKeepTheirAccuracy) {
 
 /// Infinities never become finite codes: wherever exact maths is not finite, neither is the recipe.
 TEST(RecipeProperty, InfinityIsNeverLost) {
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe(), tokenwise_recipe()})
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()})
     for (int tensor = 0; tensor < 4; ++tensor) {
       RandomHead h = RandomHead(130, 130, 32).causal();
       std::vector<float>* x[4] = {&h.q, &h.k, &h.v, &h.dout};
@@ -303,7 +300,7 @@ TEST(RecipeProperty, InfinityIsNeverLost) {
 /// Gradients are linear in dO over the whole range of scales, and exact zeros below the threshold.
 TEST(RecipeProperty, GradientsAreLinearInTheOutputGradient) {
   const RandomHead h(128, 128, 64);
-  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe(), tokenwise_recipe()}) {
+  for (const Recipe& recipe : {paper_recipe(), vectorwise_recipe()}) {
     const RecipeAnswer one(h, recipe);
     for (int power : {-60, -20, 30}) {
       RandomHead scaled = h;

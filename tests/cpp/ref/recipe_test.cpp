@@ -17,7 +17,6 @@ using testing::paper_recipe;
 using testing::RandomHead;
 using testing::RecipeAnswer;
 using testing::rel_l2;
-using testing::tokenwise_recipe;
 using testing::vectorwise_recipe;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -26,15 +25,12 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 class RecipeScheme : public ::testing::TestWithParam<Scheme> {
  protected:
   static Recipe recipe(uint32_t lifted = 0) {
-    Recipe r = GetParam() == Scheme::paper        ? paper_recipe()
-               : GetParam() == Scheme::vectorwise ? vectorwise_recipe()
-                                                  : tokenwise_recipe();
+    Recipe r = GetParam() == Scheme::paper ? paper_recipe() : vectorwise_recipe();
     r.high_precision = lifted;
     return r;
   }
 };
-INSTANTIATE_TEST_SUITE_P(, RecipeScheme,
-                         ::testing::Values(Scheme::paper, Scheme::vectorwise, Scheme::tokenwise),
+INSTANTIATE_TEST_SUITE_P(, RecipeScheme, ::testing::Values(Scheme::paper, Scheme::vectorwise),
                          [](const auto& scheme) { return scheme_name(scheme.param); });
 
 void expect_exact(const RandomHead& h, const Recipe& recipe) {
@@ -64,9 +60,9 @@ TEST_P(RecipeScheme, AllMatmulsLiftedIsExact) {
 }
 
 TEST_P(RecipeScheme, SmoothingIsExact) {
-  for (int bits = 0; bits < 8; ++bits) {
+  for (int bits = 0; bits < (GetParam() == Scheme::paper ? 4 : 2); ++bits) {
     Recipe r = recipe(kMatmulAll);
-    r.smooth_k = (bits & 1) != 0, r.smooth_q = (bits & 2) != 0, r.smooth_v = (bits & 4) != 0;
+    r.smooth_k = (bits & 1) != 0, r.smooth_q = (bits & 2) != 0;
     expect_exact(RandomHead(150, 150, 32).causal(), r);
   }
 }
@@ -113,7 +109,7 @@ TEST_P(RecipeScheme, BackwardSeesTheForwardsCodes) {
 TEST_P(RecipeScheme, InputScalesCoverBlocksOrTokens) {
   RandomHead h(200, 200, 32);
   Recipe r = recipe();
-  r.smooth_k = r.smooth_v = r.rotate = false;
+  r.smooth_k = r.rotate = false;
   const RecipeAnswer a(h, r);
   const bool paper = GetParam() == Scheme::paper;
   const auto check = [&](const std::vector<float>& x, const std::vector<int8_t>& codes,
@@ -130,8 +126,7 @@ TEST_P(RecipeScheme, InputScalesCoverBlocksOrTokens) {
     }
   };
   check(h.q, a.forward.inputs.q8, a.forward.inputs.q_scale, paper ? r.tile_q : 1);
-  if (r.scheme != Scheme::tokenwise)  // where codes are of what the centre leaves
-    check(h.k, a.forward.inputs.k8, a.forward.inputs.k_scale, paper ? r.tile_k : 128);
+  if (paper) check(h.k, a.forward.inputs.k8, a.forward.inputs.k_scale, r.tile_k);
   check(h.v, a.forward.inputs.v8, a.forward.inputs.v_scale, paper ? r.tile_k : 1);
   check(h.dout, a.backward.do8, a.backward.do_scale, paper ? r.tile_q : 1);
 }
@@ -285,7 +280,7 @@ RandomHead lossless_head() {
 TEST_P(RecipeScheme, LosslessInputsStayExact) {
   const RandomHead h = lossless_head();
   Recipe r = recipe();
-  r.smooth_k = r.smooth_v = r.rotate = false;
+  r.smooth_k = r.rotate = false;
   const RecipeAnswer got(h, r);
   const ExactAnswer want(h);
   for (size_t n = 0; n < h.q.size(); ++n)

@@ -43,11 +43,11 @@ TEST(AttnCase, LeavesDefaultsAndLetsHkFollowH) {
 
 TEST(AttnCase, OrderDoesNotMatter) {
   // Switches refine the preset even when they stand before it.
-  const auto a = AttnCase::parse("lift=O smooth_v=on paper d32 h4 bf16");
-  const auto b = AttnCase::parse("  h4\td32 paper bf16 smooth_v=on\nlift=O ");
+  const auto a = AttnCase::parse("lift=O smooth_q=on paper d32 h4 bf16");
+  const auto b = AttnCase::parse("  h4\td32 paper bf16 smooth_q=on\nlift=O ");
   EXPECT_EQ(a.to_string(), b.to_string());
   EXPECT_EQ(a.recipe.high_precision, kMatmulO);
-  EXPECT_TRUE(a.recipe.smooth_v);
+  EXPECT_TRUE(a.recipe.smooth_q);
 }
 
 TEST(AttnCase, RoundTrips) {
@@ -57,10 +57,9 @@ TEST(AttnCase, RoundTrips) {
            "b3 h5 hk1 nq17 nk129 d256 full align=top_left window=64,-1 f32 paper bshd "
            "seed18446744073709551615",
            "b2 h2 hk2 nq64 nk64 d64 full bf16 vectorwise bhsd seed0 tile=128x64 smooth_k=off "
-           "smooth_q=on "
-           "smooth_v=off rounding=dither lift=S,S',dK",
-           "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_v=on "
-           "lift=O,dP",
+           "rotate=off rounding=dither lift=S,S',dK",
+           "b1 h1 hk1 nq64 nk64 d64 full bf16 paper bhsd seed1 tile=64x64 smooth_k=off "
+           "smooth_q=on lift=O,dP",
            "b0 h1 hk1 nq0 nk0 d8 causal window=0,5 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 f16 vectorwise bhsd seed1",
            "b1 h1 hk1 nq64 nk64 d64 full scale=-0.1 softcap=0.5 f16 vectorwise bhsd seed1",

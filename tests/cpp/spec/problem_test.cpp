@@ -176,7 +176,6 @@ TEST(Names, OfEnums) {
   EXPECT_STREQ(dtype_name(Dtype::f16), "f16");
   EXPECT_STREQ(scheme_name(Scheme::paper), "paper");
   EXPECT_STREQ(scheme_name(Scheme::vectorwise), "vectorwise");
-  EXPECT_STREQ(scheme_name(Scheme::tokenwise), "tokenwise");
   std::string all;
   for (uint32_t bit = 1; bit <= kMatmulAll; bit <<= 1) all += std::string(matmul_name(bit)) + " ";
   EXPECT_EQ(all, "S O S' dV dP dQ dK ");

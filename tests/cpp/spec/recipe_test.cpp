@@ -32,19 +32,17 @@ TEST(ParseMatmuls, ReadsListsAndTheQuoteFreeAlias) {
 TEST(RecipeText, NamesThePresetAndWhatDiffers) {
   EXPECT_EQ(recipe_text(Recipe::vectorwise()), "vectorwise");
   EXPECT_EQ(recipe_text(Recipe::paper()), "paper");
-  EXPECT_EQ(recipe_text(Recipe::tokenwise()), "tokenwise");
-  const Recipe r = parse_recipe("smooth_v=on paper\ttile=64x128 rounding=dither:dQ lift=dQ,S2 ");
+  const Recipe r = parse_recipe("smooth_q=on paper\ttile=64x128 rounding=dither:dQ lift=dQ,S2 ");
   EXPECT_EQ(r.scheme, Scheme::paper);
-  EXPECT_TRUE(r.smooth_v);
+  EXPECT_TRUE(r.smooth_q);
   EXPECT_FALSE(r.rotate);
   EXPECT_EQ(r.tile_q, 64);
   EXPECT_EQ(r.tile_k, 128);
   EXPECT_EQ(r.dithered, kMatmulDQ);
   EXPECT_EQ(r.high_precision, kMatmulDQ | kMatmulSRecompute);
-  EXPECT_EQ(recipe_text(r), "paper tile=64x128 smooth_v=on rounding=dither:dQ lift=S',dQ");
+  EXPECT_EQ(recipe_text(r), "paper tile=64x128 smooth_q=on rounding=dither:dQ lift=S',dQ");
   // What is the preset's own may be said.
   EXPECT_EQ(recipe_text(parse_recipe("vectorwise smooth_k=on")), "vectorwise");
-  EXPECT_EQ(recipe_text(parse_recipe("tokenwise smooth_v=off")), "tokenwise");
   EXPECT_EQ(recipe_text(parse_recipe("rotate=off")), "vectorwise rotate=off");
 }
 
@@ -64,10 +62,11 @@ TEST(RecipeText, RefusesWhatItDoesNotKnow) {
   says("paper rounding=diter", "did you mean \"dither\"?");
   says("paper rounding=dither:S", "expected dither of O, dV, dQ or dK");
   says("paper lift=dv", "did you mean \"dV\"?");
+  says("vectorwise smooth_v=off", "got \"smooth_v=off\"");
 }
 
 /// What would let a later token change an earlier one.
-TEST(CheckRecipe, TokenwiseRefusesWhatLooksAhead) {
+TEST(CheckRecipe, VectorwiseRefusesWhatLooksAhead) {
   const auto refusal = [](const char* text) -> std::string {
     try {
       check_recipe(parse_recipe(text));
@@ -76,11 +75,11 @@ TEST(CheckRecipe, TokenwiseRefusesWhatLooksAhead) {
     }
     return "";
   };
-  EXPECT_EQ(refusal("tokenwise"), "");
-  EXPECT_EQ(refusal("tokenwise smooth_k=off rotate=off tile=256x64"), "");
-  EXPECT_NE(refusal("tokenwise smooth_q=on").find("recipe.smooth_q"), std::string::npos);
-  EXPECT_NE(refusal("tokenwise smooth_v=on").find("recipe.smooth_v"), std::string::npos);
-  for (const char* tile : {"tokenwise tile=64x192", "tokenwise tile=64x256"})
+  EXPECT_EQ(refusal("vectorwise"), "");
+  EXPECT_EQ(refusal("vectorwise smooth_k=off rotate=off tile=256x64"), "");
+  EXPECT_NE(refusal("vectorwise smooth_q=on").find("Recipe paper takes it"), std::string::npos);
+  EXPECT_EQ(refusal("paper smooth_q=on tile=64x256"), "");
+  for (const char* tile : {"vectorwise tile=64x192", "vectorwise tile=64x256"})
     EXPECT_NE(refusal(tile).find("expected 0, 64 or 128"), std::string::npos);
 }
 
@@ -96,6 +95,7 @@ TEST(RecipeText, RoundTrips) {
       r.*field.member = static_cast<T>(std::is_same_v<T, uint32_t> ? value & field.most : value);
     });
     if (r.rounding == Rounding::nearest || r.dithered == 0) r.dithered = kMatmulDitherable;
+    if (r.scheme == Scheme::vectorwise) r.smooth_q = false, r.tile_k %= 192;
     check_recipe(r);
     const Recipe again = parse_recipe(recipe_text(r));
     for_each_recipe_field([&](const auto& field) {

@@ -46,7 +46,7 @@ inline DigestCase digest_case(int64_t number) {
   out.text += r.chance(0.5) ? " causal" : " full";
   if (r.chance(0.15)) out.text += word("window=", r.integer(0, 150)) + ",-1";
   out.text += r.chance(0.7) ? " bf16" : r.chance(0.7) ? " f16" : " f32";
-  out.text += r.chance(0.25) ? " paper" : " vectorwise";
+  out.text += r.chance(0.3) ? (r.chance(0.25) ? " paper smooth_q=on" : " paper") : " vectorwise";
   out.text += r.chance(0.5) ? " bshd" : " bhsd";
   out.text += word("seed", number);
   if (r.chance(0.1)) out.text += " softcap=10";

@@ -236,16 +236,16 @@ TEST_P(Prepare, ArithmeticOnRows) {
   kernels().subtract_row(less.data(), ld, rows, row.data());
   kernels().add_values(y.data(), n, sum.data());
   std::vector<double> apart(rows), alike(rows);
-  kernels().row_dots(x.data(), ld, rows, y.data(), ld, row.data(), apart.data());
-  kernels().row_dots(x.data(), ld, rows, y.data(), 0, row.data(), alike.data());
+  kernels().row_dots(x.data(), ld, rows, y.data(), ld, apart.data());
+  kernels().row_dots(x.data(), ld, rows, y.data(), 0, alike.data());
   for (int r = 0; r < rows; ++r) {
     double want_apart = 0, want_alike = 0;
     for (int c = 0; c < ld; ++c) {
       const int i = r * ld + c;
       ASSERT_EQ(less[i], x[i] - row[c]);
       ASSERT_EQ(sum[i], x[i] + y[i]);
-      want_apart += static_cast<double>(x[i]) * (static_cast<double>(y[i]) - row[c]);
-      want_alike += static_cast<double>(x[i]) * (static_cast<double>(y[c]) - row[c]);
+      want_apart += static_cast<double>(x[i]) * y[i];
+      want_alike += static_cast<double>(x[i]) * y[c];
     }
     EXPECT_NEAR(apart[r], want_apart, 1e-12);
     EXPECT_NEAR(alike[r], want_alike, 1e-12);
