@@ -20,7 +20,6 @@ enum class Scheme : int {
   // token depends on earlier tokens alone, so that under a causal mask later tokens change no bit
   // of earlier outputs.
   vectorwise = 1,
-  tokenwise = 2,  // no recipe's: a tag of kernels
 };
 
 /// Keys that share a centre of K in `vectorwise`, counted from the first key of a document.

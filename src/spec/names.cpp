@@ -23,8 +23,6 @@ const char* scheme_name(Scheme s) {
       return "paper";
     case Scheme::vectorwise:
       return "vectorwise";
-    case Scheme::tokenwise:
-      break;
   }
   return "unknown";
 }

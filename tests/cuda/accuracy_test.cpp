@@ -121,8 +121,7 @@ TEST(GpuAccuracy, AgainstExact) {
   for (const char* text : {"h4 n512 d64", "h4 n1024 d64", "h4 n2048 d64 causal", "h4 n1024 d128",
                            "h4 n2048 d128 causal", "h4 n1024 d64 f16 causal", "h4 n1024 d128 f16",
                            "h4 n799 d64", "h4 n1023 d128 causal", "h4 n1025 d64 causal",
-                           "h1 n4097 d64 causal", "h4 n1024 d64 tokenwise",
-                           "h4 n1025 d128 causal tokenwise", "h1 n4097 d64 causal tokenwise"})
+                           "h1 n4097 d64 causal", "h4 n1025 d128 causal"})
     for (const bool qk_norm : {false, true}) {
       const DeviceCase dc(text);
       if (qk_norm && dc.c.nq > 1024) continue;
@@ -145,8 +144,7 @@ TEST(GpuAccuracy, AgainstExact) {
 TEST(GpuAccuracy, ManyKeys) {
   NEED_DEVICE();
   // cuda-sm90 adds dQ up in half precision over 32768 keys, and in FP32 over more.
-  for (const char* text : {"h1 nq192 nk32768 d128", "h1 nq192 nk32768 d64", "h1 nq192 nk33000 d64",
-                           "h1 nq192 nk32768 d128 tokenwise", "h1 nq192 nk33000 d64 tokenwise"})
+  for (const char* text : {"h1 nq192 nk32768 d128", "h1 nq192 nk32768 d64", "h1 nq192 nk33000 d64"})
     for (const InputKind kind : {InputKind::gaussian, InputKind::sink}) {
       DeviceCase dc(text);
       dc.kind = kind;
@@ -163,7 +161,7 @@ TEST(GpuAccuracy, ManyKeys) {
 TEST(GpuAccuracy, LittleGradientBesideMuch) {
   NEED_DEVICE();
   for (const char* text :
-       {"h2 n1024 d64", "h2 n1024 d128 causal", "h1 n4096 d128", "h2 n1024 d64 causal tokenwise"}) {
+       {"h2 n1024 d64", "h2 n1024 d128 causal", "h1 n4096 d128", "h2 n1024 d64 causal"}) {
     const DeviceCase dc(text);
     SCOPED_TRACE(text);
     CaseInputs in = make_case_inputs(dc);
@@ -238,8 +236,7 @@ void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* 
 
 TEST(GpuAccuracy, AgainstTheGradientOfTheQuantisedForward) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h4 n512 d64", "h4 n512 d64 causal", "h4 n512 d128", "h4 n512 d64 causal tokenwise"}) {
+  for (const char* text : {"h4 n512 d64", "h4 n512 d64 causal", "h4 n512 d128"}) {
     const DeviceCase dc(text);
     SCOPED_TRACE(text);
     const CaseInputs in = make_case_inputs(dc);
@@ -274,8 +271,7 @@ double bias_budget(InputKind kind) {
 
 TEST(GpuAccuracy, BiasIsSmallAndNoRowIsLeftBehind) {
   NEED_DEVICE();
-  for (const char* text : {"b4 h8 n512 d64", "b4 h8 n512 d64 causal", "b4 h8 n512 d128 causal",
-                           "b4 h8 n512 d64 causal tokenwise"})
+  for (const char* text : {"b4 h8 n512 d64", "b4 h8 n512 d64 causal", "b4 h8 n512 d128 causal"})
     for (const InputKind kind : {InputKind::gaussian, InputKind::sink, InputKind::long_rows}) {
       DeviceCase dc(text);
       dc.kind = kind;

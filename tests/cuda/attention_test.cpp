@@ -58,7 +58,7 @@ std::vector<std::string> tuned_shapes() {
   std::vector<std::string> all;
   for (const char* d : {"d64", "d128"})
     for (const char* type : {"bf16", "f16"})
-      for (const char* recipe : {"tokenwise", "paper"})
+      for (const char* recipe : {"vectorwise", "paper"})
         for (const char* mask : {"full", "causal"})
           all.push_back(std::string("b2 h2 n448 ") + d + " " + mask + " " + type + " " + recipe +
                         " seed3");
@@ -69,8 +69,8 @@ INSTANTIATE_TEST_SUITE_P(Tuned, GpuCase, testing::ValuesIn(tuned_shapes()));
 std::vector<std::string> lengths() {
   std::vector<std::string> all;
   for (int n : {1, 2, 3, 15, 16, 17, 63, 64, 65, 97, 127, 128, 129, 203, 257})
-    for (const char* rest : {"full d64 tokenwise", "causal d64 tokenwise", "causal d128 tokenwise",
-                             "full d64 paper", "full d128 tokenwise"})
+    for (const char* rest :
+         {"full d64", "causal d64", "causal d128", "full d64 paper", "full d128"})
       all.push_back("h2 n" + std::to_string(n) + " " + rest);
   return all;
 }
@@ -90,35 +90,30 @@ INSTANTIATE_TEST_SUITE_P(
                     "h2 n700 d64 window=100,0", "h2 n700 d64 window=65,130",
                     "h2 n500 d128 window=-1,37", "h2 nq333 nk650 d64 window=10,20 align=top_left",
                     "h2 n600 d64 paper window=130,3", "h6 hk3 nq129 nk700 d128 paper causal",
-                    "h2 nq700 nk129 d128 paper causal", "h4 hk2 nq300 nk500 d64 causal tokenwise",
-                    "h4 hk1 nq500 nk300 d128 causal tokenwise",
-                    "h2 n700 d64 window=65,130 tokenwise",
-                    "h2 nq333 nk650 d128 window=10,20 align=top_left tokenwise"));
+                    "h2 nq700 nk129 d128 paper causal", "h4 hk1 nq500 nk300 d128 causal",
+                    "h2 nq333 nk650 d128 window=10,20 align=top_left"));
 
 INSTANTIATE_TEST_SUITE_P(Switches, GpuCase,
                          testing::Values("h2 n500 d64", "h2 n500 d64 lift=O",
                                          "h2 n500 d128 causal lift=O", "h2 n300 d64 smooth_k=off",
                                          "h2 n300 d64 paper lift=O",
                                          "h2 n300 d64 paper smooth_k=off", "h2 n300 d64 lift=O",
-                                         "h2 n300 d64 tokenwise lift=O",
-                                         "h2 n300 d128 tokenwise smooth_k=off",
-                                         "h2 n300 d64 tokenwise rotate=off causal"));
+                                         "h2 n300 d128 smooth_k=off",
+                                         "h2 n300 d64 rotate=off causal"));
 
 // Few and small: tools/gpu_check runs them under every tool of compute-sanitizer.
 INSTANTIATE_TEST_SUITE_P(Sanitized, GpuCase,
                          testing::Values("h2 n130 d64 causal", "h2 nq70 nk200 d128",
                                          "h2 n130 d64 paper causal", "h2 hk1 n140 d128 paper",
                                          "h2 n130 d64 rounding=dither:dQ",
-                                         "h2 n150 d72 f16 window=20,10",
-                                         "h2 n140 d64 causal tokenwise",
-                                         "h2 hk1 nq70 nk300 d128 tokenwise"));
+                                         "h2 n150 d72 f16 window=20,10", "h2 n140 d64 causal",
+                                         "h2 hk1 nq70 nk300 d128"));
 
 // Every kernel in f16, one head of keys for two of queries: what the emulator has time for.
 std::vector<std::string> small() {
   std::vector<std::string> all;
   for (const char* d : {"d64", "d128", "d40"})
-    for (const char* rest :
-         {"full tokenwise", "causal paper", "window=40,9 tokenwise", "causal tokenwise"})
+    for (const char* rest : {"full", "causal paper", "window=40,9", "causal"})
       all.push_back(std::string("h2 hk1 n140 f16 ") + d + " " + rest);
   return all;
 }
@@ -177,9 +172,8 @@ TEST(GpuDithered, ReplaysFromItsSeed) {
 
 TEST(GpuSanitized, DeterministicPackedWithLseGradient) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 nq150 nk140 d64 causal", "h2 nq150 nk140 d128", "h2 nq150 nk140 d64 paper causal",
-        "h2 nq150 nk140 d128 paper", "h2 nq150 nk140 d64 tokenwise causal"}) {
+  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 nq150 nk140 d128",
+                           "h2 nq150 nk140 d64 paper causal", "h2 nq150 nk140 d128 paper"}) {
     DeviceCase dc(text);
     dc.cu_q = {0, 0, 70, 150}, dc.cu_k = {0, 9, 9, 140};
     dc.deterministic = dc.dlse = true;
@@ -189,8 +183,7 @@ TEST(GpuSanitized, DeterministicPackedWithLseGradient) {
 
 TEST(GpuSanitized, PartialKeys) {
   NEED_DEVICE();
-  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 hk1 nq70 nk200 d128",
-                           "h2 nq150 nk140 d64 causal tokenwise"})
+  for (const char* text : {"h2 nq150 nk140 d64 causal", "h2 hk1 nq70 nk200 d128"})
     for (bool deterministic : {false, true}) {
       DeviceCase dc(text);
       dc.partial_kv = true, dc.deterministic = deterministic;
@@ -225,7 +218,7 @@ TEST(GpuParity, Documents) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 nq700 nk650 d64 causal", "h4 hk2 nq700 nk650 d128", "h2 nq700 nk650 d64 paper causal",
-        "h4 hk2 nq700 nk650 d64 tokenwise causal", "h2 nq700 nk650 d128 tokenwise"}) {
+        "h4 hk2 nq700 nk650 d64 causal", "h2 nq700 nk650 d128"}) {
     DeviceCase dc(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
     dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
@@ -239,8 +232,8 @@ TEST(GpuParity, Documents) {
 
 TEST(GpuParity, LseGradientAndPartialKeys) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n300 d64 causal", "h2 n300 d128", "h2 n300 d64 paper",
-                           "h2 n300 d64 tokenwise causal", "h2 n300 d128 tokenwise smooth_k=off"})
+  for (const char* text :
+       {"h2 n300 d64 causal", "h2 n300 d128", "h2 n300 d64 paper", "h2 n300 d128 smooth_k=off"})
     for (bool dlse : {true, false})
       for (bool partial : {true, false}) {
         DeviceCase dc(text);
@@ -256,7 +249,7 @@ TEST(GpuParity, LargerValuesElsewhere) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 n300 d64 causal", "h4 hk2 n300 d128", "h2 nq200 nk1 d64", "h2 n300 d64 paper",
-        "h2 nq70 nk200 d128 f16", "h2 n300 d64 tokenwise", "h2 nq200 nk1 d128 tokenwise"})
+        "h2 nq70 nk200 d128 f16", "h2 n300 d64", "h2 nq200 nk1 d128"})
     for (bool deterministic : {false, true}) {
       DeviceCase dc(text);
       dc.partial_kv = true, dc.deterministic = deterministic;
@@ -297,8 +290,7 @@ TEST(GpuParity, TilesOfQueries) {
 
 TEST(GpuParity, HardInputs) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n512 d64 causal", "h2 n512 d128", "h2 n512 d64 paper",
-                           "h2 n512 d64 causal tokenwise", "h2 n512 d128 tokenwise"})
+  for (const char* text : {"h2 n512 d64 causal", "h2 n512 d128", "h2 n512 d64 paper"})
     for (auto kind :
          {trace::InputKind::outlier, trace::InputKind::sink, trace::InputKind::long_rows}) {
       DeviceCase dc(text);

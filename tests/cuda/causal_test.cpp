@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recipe `tokenwise` on GPUs: under a causal mask no later token changes a bit of an earlier
+// On GPUs, in `vectorwise`: under a causal mask no later token changes a bit of an earlier
 // output, and a query's row depends on nothing but the query and the keys up to those it sees. O
 // and LSE only: gradients flow back in time. tests/cpp/attention/causality_test.cpp is the same for
 // CPUs.
@@ -200,16 +200,15 @@ TEST_P(Causality, APrefixHasTheBitsOfTheWhole) {
     }
   };
   for_each_call(
-      {"h2 hk1 n520 d64 bf16 causal tokenwise", "h1 n150 d128 f16 causal tokenwise window=70,-1",
-       "h1 n1030 d16 bf16 causal tokenwise", "h1 n200 d96 bf16 causal tokenwise smooth_k=off",
-       "h1 n200 d64 bf16 causal tokenwise softcap=5", "h1 n200 d64 causal tokenwise rotate=off",
-       "h1 n260 d64 f32 causal tokenwise tile=128x64 rounding=dither seed5",
-       "h1 n140 d40 dv=24 f32 causal tokenwise", "h1 n140 d256 f32 causal tokenwise",
-       "h1 n200 d40 f32 causal tokenwise lift=S"},
+      {"h2 hk1 n520 d64 bf16 causal", "h1 n150 d128 f16 causal window=70,-1",
+       "h1 n1030 d16 bf16 causal", "h1 n200 d96 bf16 causal smooth_k=off",
+       "h1 n200 d64 bf16 causal softcap=5", "h1 n200 d64 causal rotate=off",
+       "h1 n260 d64 f32 causal tile=128x64 rounding=dither seed5", "h1 n140 d40 dv=24 f32 causal",
+       "h1 n140 d256 f32 causal", "h1 n200 d40 f32 causal lift=S"},
       check);
   // Keys that have something in common, and logits whose exponents differ a lot.
-  for_each_call({"h1 n300 d64 bf16 causal tokenwise"}, check, trace::InputKind::offset);
-  for_each_call({"h1 n300 d128 bf16 causal tokenwise"}, check, trace::InputKind::gaussian, 6.0);
+  for_each_call({"h1 n300 d64 bf16 causal"}, check, trace::InputKind::offset);
+  for_each_call({"h1 n300 d128 bf16 causal"}, check, trace::InputKind::gaussian, 6.0);
 }
 
 TEST_P(Causality, LaterTokensChangeNoBit) {
@@ -228,14 +227,13 @@ TEST_P(Causality, LaterTokensChangeNoBit) {
           expect_same_rows(call, before, 0, cut, other, forward_of(other), 0);
         }
   };
-  for_each_call({"h1 n200 d64 bf16 causal tokenwise"}, [&](const Call& call) {
+  for_each_call({"h1 n200 d64 bf16 causal"}, [&](const Call& call) {
     check(call, {1, 5, 64, 100, 128, 190}, {"q", "k", "v", "qkv"});
   });
-  for_each_call({"h1 n300 d128 f16 causal tokenwise", "h1 n140 d72 dv=40 f32 causal tokenwise"},
-                [&](const Call& call) {
-                  check(call, {70, 128}, {"qkv"});
-                });
-  for_each_call({"h1 n530 d64 bf16 causal tokenwise"}, [&](const Call& call) {
+  for_each_call({"h1 n300 d128 f16 causal", "h1 n140 d72 dv=40 f32 causal"}, [&](const Call& call) {
+    check(call, {70, 128}, {"qkv"});
+  });
+  for_each_call({"h1 n530 d64 bf16 causal"}, [&](const Call& call) {
     check(call, {256, 511, 512}, {"qkv"});
   });
 }
@@ -257,7 +255,7 @@ TEST_P(Causality, SmallValuesSurviveLargeLaterOnes) {
     float early, late;
     int64_t at;
   };
-  for_each_call({"h1 n128 d128 bf16 causal tokenwise"}, [](Call call) {
+  for_each_call({"h1 n128 d128 bf16 causal"}, [](Call call) {
     for (const Case& c : {Case{0x1p-20f, 1.0f, 16}, Case{0x1p-10f, 1024.0f, 64},
                           Case{0x1p-24f, 1.0f, 8}, Case{0x1p-30f, 0x1p20f, 100}}) {
       SCOPED_TRACE(testing::Message() << c.early << " before " << c.late);
@@ -278,7 +276,7 @@ TEST_P(Causality, SmallValuesSurviveLargeLaterOnes) {
 
 // Rows of V that are zero have a scale all the same, which the rows behind them may not set.
 TEST_P(Causality, ZeroValuesStayZeroBeforeLargeOnes) {
-  for_each_call({"h1 n200 d64 bf16 causal tokenwise"}, [](const Call& call) {
+  for_each_call({"h1 n200 d64 bf16 causal"}, [](const Call& call) {
     for (int64_t cut : {20, 64, 140}) {
       Call zeros = call;
       std::fill_n(zeros.v.begin(), cut * call.c.d, 0.0f);
@@ -293,80 +291,74 @@ TEST_P(Causality, ZeroValuesStayZeroBeforeLargeOnes) {
 
 // NaN and Inf in V reach the rows that see them, whole rows, and not LSE.
 TEST_P(Causality, ValuesThatAreNotFiniteMarkTheRowsThatSeeThem) {
-  for_each_call(
-      {"h1 n200 d40 bf16 causal tokenwise", "h1 n200 d128 f16 causal tokenwise"}, [](Call call) {
-        call.v[static_cast<size_t>(150 * call.c.d + 7)] = INFINITY;
-        const Outputs r = forward_of(call);
-        for (int64_t i = 0; i < 200; ++i) {
-          EXPECT_TRUE(std::isfinite(r.lse[static_cast<size_t>(i)])) << i;
-          for (int64_t c = 0; c < call.c.d; ++c)
-            ASSERT_EQ(std::isnan(r.o[static_cast<size_t>(i * call.c.d + c)]), i >= 150) << i;
-        }
-      });
+  for_each_call({"h1 n200 d40 bf16 causal", "h1 n200 d128 f16 causal"}, [](Call call) {
+    call.v[static_cast<size_t>(150 * call.c.d + 7)] = INFINITY;
+    const Outputs r = forward_of(call);
+    for (int64_t i = 0; i < 200; ++i) {
+      EXPECT_TRUE(std::isfinite(r.lse[static_cast<size_t>(i)])) << i;
+      for (int64_t c = 0; c < call.c.d; ++c)
+        ASSERT_EQ(std::isnan(r.o[static_cast<size_t>(i * call.c.d + c)]), i >= 150) << i;
+    }
+  });
 }
 
 // Logits that grow along the keys move the reference of a row again and again, those of a long
 // query most of all. That may not move its neighbours'.
 TEST_P(Causality, AQueryChangesItsOwnRowAlone) {
-  for_each_call({"h1 n150 d64 bf16 tokenwise", "h1 nq130 nk300 d128 f16 tokenwise",
-                 "h1 n140 d72 f32 tokenwise"},
-                [](Call call) {
-                  for (size_t at = 0; at < call.k.size(); ++at)
-                    call.k[at] *=
-                        1.0f + 0.02f * static_cast<float>(at / static_cast<size_t>(call.c.d));
-                  const Outputs before = forward_of(call);
-                  for (int64_t row : {0, 9, 63, 64, 100})
-                    for (float factor : {0.0f, -3.0f, 50.0f, INFINITY}) {
-                      SCOPED_TRACE(testing::Message() << "query " << row << " times " << factor);
-                      Call other = call;
-                      for (int64_t c = 0; c < call.c.d; ++c)
-                        other.q[static_cast<size_t>(row * call.c.d + c)] *= factor;
-                      const Outputs after = forward_of(other);
-                      expect_same_rows(call, before, 0, row, other, after, 0);
-                      expect_same_rows(call, before, row + 1, call.c.nq, other, after, row + 1);
-                    }
-                });
+  for_each_call({"h1 n150 d64 bf16", "h1 nq130 nk300 d128 f16", "h1 n140 d72 f32"}, [](Call call) {
+    for (size_t at = 0; at < call.k.size(); ++at)
+      call.k[at] *= 1.0f + 0.02f * static_cast<float>(at / static_cast<size_t>(call.c.d));
+    const Outputs before = forward_of(call);
+    for (int64_t row : {0, 9, 63, 64, 100})
+      for (float factor : {0.0f, -3.0f, 50.0f, INFINITY}) {
+        SCOPED_TRACE(testing::Message() << "query " << row << " times " << factor);
+        Call other = call;
+        for (int64_t c = 0; c < call.c.d; ++c)
+          other.q[static_cast<size_t>(row * call.c.d + c)] *= factor;
+        const Outputs after = forward_of(other);
+        expect_same_rows(call, before, 0, row, other, after, 0);
+        expect_same_rows(call, before, row + 1, call.c.nq, other, after, row + 1);
+      }
+  });
 }
 
 TEST_P(Causality, TheLastQueriesHaveTheBitsOfTheWhole) {
-  for_each_call({"h4 hk2 n300 d64 bf16 causal tokenwise",
-                 "h1 n300 d128 f16 causal tokenwise window=100,-1", "h1 n200 d40 f32 tokenwise"},
-                [](const Call& whole) {
-                  const Outputs all = forward_of(whole);
-                  const int64_t n = whole.c.nq;
-                  for (int64_t first : {1, 37, 64, 100, 128, 255, 256, 299}) {
-                    if (first >= n) continue;
-                    SCOPED_TRACE(testing::Message() << "from " << first << " on");
-                    const Call last = part_of(whole, first, n, 0, n);
-                    expect_same_rows(whole, all, first, n, last, forward_of(last), 0);
-                  }
-                });
+  for_each_call(
+      {"h4 hk2 n300 d64 bf16 causal", "h1 n300 d128 f16 causal window=100,-1", "h1 n200 d40 f32"},
+      [](const Call& whole) {
+        const Outputs all = forward_of(whole);
+        const int64_t n = whole.c.nq;
+        for (int64_t first : {1, 37, 64, 100, 128, 255, 256, 299}) {
+          if (first >= n) continue;
+          SCOPED_TRACE(testing::Message() << "from " << first << " on");
+          const Call last = part_of(whole, first, n, 0, n);
+          expect_same_rows(whole, all, first, n, last, forward_of(last), 0);
+        }
+      });
 }
 
 TEST_P(Causality, ADocumentHasTheBitsOfThePack) {
-  for_each_call({"h2 hk1 n500 d64 bf16 causal tokenwise", "h1 n500 d40 f32 causal tokenwise"},
-                [](Call pack) {
-                  pack.cu_q = {0, 1, 130, 131, 300, 300, 500};
-                  for (const std::vector<int32_t>& cu_k :
-                       {pack.cu_q, std::vector<int32_t>{0, 5, 140, 140, 310, 330, 500}}) {
-                    pack.cu_k = cu_k;
-                    const Outputs all = forward_of(pack);
-                    for (size_t t = 0; t + 1 < pack.cu_q.size(); ++t) {
-                      const int64_t begin = pack.cu_q[t], end = pack.cu_q[t + 1];
-                      if (begin == end || pack.cu_k[t] == pack.cu_k[t + 1]) continue;
-                      SCOPED_TRACE(testing::Message() << "document " << t);
-                      const Call one = part_of(pack, begin, end, pack.cu_k[t], pack.cu_k[t + 1]);
-                      expect_same_rows(pack, all, begin, end, one, forward_of(one), 0);
-                    }
-                  }
-                });
+  for_each_call({"h2 hk1 n500 d64 bf16 causal", "h1 n500 d40 f32 causal"}, [](Call pack) {
+    pack.cu_q = {0, 1, 130, 131, 300, 300, 500};
+    for (const std::vector<int32_t>& cu_k :
+         {pack.cu_q, std::vector<int32_t>{0, 5, 140, 140, 310, 330, 500}}) {
+      pack.cu_k = cu_k;
+      const Outputs all = forward_of(pack);
+      for (size_t t = 0; t + 1 < pack.cu_q.size(); ++t) {
+        const int64_t begin = pack.cu_q[t], end = pack.cu_q[t + 1];
+        if (begin == end || pack.cu_k[t] == pack.cu_k[t + 1]) continue;
+        SCOPED_TRACE(testing::Message() << "document " << t);
+        const Call one = part_of(pack, begin, end, pack.cu_k[t], pack.cu_k[t + 1]);
+        expect_same_rows(pack, all, begin, end, one, forward_of(one), 0);
+      }
+    }
+  });
 }
 
 // A batch entry, and a head of queries with its head of keys.
 TEST_P(Causality, OneHeadHasTheBitsOfAll) {
   for_each_call(
-      {"b2 h4 hk2 n150 d64 bf16 causal tokenwise", "b2 h2 hk1 n140 d72 f32 causal tokenwise"},
-      [](const Call& call) {
+      {"b2 h4 hk2 n150 d64 bf16 causal", "b2 h2 hk1 n140 d72 f32 causal"}, [](const Call& call) {
         const spec::AttnCase& c = call.c;
         const Outputs all = forward_of(call);
         const auto head = [](const std::vector<float>& x, int64_t heads, int64_t index) {
@@ -390,8 +382,7 @@ TEST_P(Causality, OneHeadHasTheBitsOfAll) {
 // of the whole.
 TEST_P(Causality, CodesOfAPrefixAreTheFirstRows) {
   for_each_call(
-      {"h1 n600 d64 bf16 causal tokenwise", "h1 n300 d128 f16 causal tokenwise",
-       "h1 n300 d40 f32 causal tokenwise"},
+      {"h1 n600 d64 bf16 causal", "h1 n300 d128 f16 causal", "h1 n300 d40 f32 causal"},
       [](const Call& whole) {
         const std::vector<std::byte> all = forward_of(whole, true).codes;
         for (int64_t t : {1, 100, 127, 128, 129, 256, 300, 513}) {
@@ -426,7 +417,7 @@ std::string random_problem(Random& r) {
   std::string text = "h" + std::to_string(hk * r.integer(1, 2)) + " hk" + std::to_string(hk) +
                      " nq" + std::to_string(nq) + " nk" + std::to_string(nq + past) + " d" +
                      std::to_string(kDims[r.integer(0, 7)]) + (r.chance(0.5) ? " f16" : " bf16") +
-                     " causal tokenwise seed" + std::to_string(r.integer(0, 1 << 20));
+                     " causal seed" + std::to_string(r.integer(0, 1 << 20));
   if (r.chance(0.2)) text += " window=" + std::to_string(r.integer(0, 300)) + ",-1";
   if (r.chance(0.2)) text += " smooth_k=off";
   return text;

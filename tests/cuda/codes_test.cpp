@@ -357,11 +357,11 @@ TEST(GpuCodes, EqualTheOracles) {
                            "h2 n200 d96 paper causal",
                            "h2 n300 d64 smooth_k=off",
                            "h2 n300 d128 f16 paper smooth_k=off",
-                           "h2 n300 d64 tokenwise",
-                           "b2 h4 hk2 nq65 nk1100 d128 tokenwise causal",
-                           "h2 n300 d40 f16 tokenwise lift=O",
-                           "h2 n300 d128 f16 tokenwise smooth_k=off",
-                           "h2 n300 d96 tokenwise rotate=off",
+                           "h2 n300 d64",
+                           "b2 h4 hk2 nq65 nk1100 d128 causal",
+                           "h2 n300 d40 f16 lift=O",
+                           "h2 n300 d128 f16 smooth_k=off",
+                           "h2 n300 d96 rotate=off",
                            "h2 n300 d128 rotate=off",
                            "h2 n200 d80 paper rotate=on",
                            "h2 n300 d64 lift=O"}) {
@@ -373,8 +373,8 @@ TEST(GpuCodes, EqualTheOracles) {
 
 TEST(GpuCodes, EqualTheOraclesWhereverTheInputsLie) {
   NEED_DEVICE();
-  for (const char* text : {"b2 h3 n200 d64", "b2 h4 hk2 n131 d128 f16", "b2 h2 n200 d72 paper",
-                           "b2 h2 n200 d72 tokenwise"}) {
+  for (const char* text :
+       {"b2 h3 n200 d64", "b2 h4 hk2 n131 d128 f16", "b2 h2 n200 d72 paper", "b2 h2 n200 d72"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;
     dc.placement = Placement::gaps;
@@ -387,7 +387,7 @@ TEST(GpuCodes, EqualTheOraclesWhereverTheInputsLie) {
 TEST(GpuCodes, EqualTheOraclesInDocuments) {
   NEED_DEVICE();
   for (const char* text : {"h2 nq1700 nk1650 d64", "h4 hk2 nq1700 nk1650 d128 f16",
-                           "h2 nq1700 nk1650 d128 paper", "h4 hk2 nq1700 nk1650 d64 tokenwise"}) {
+                           "h2 nq1700 nk1650 d128 paper", "h4 hk2 nq1700 nk1650 d64"}) {
     DeviceCase dc(text);
     dc.kind = trace::InputKind::offset;
     dc.dlse = dc.deterministic = true;
@@ -400,9 +400,8 @@ TEST(GpuCodes, EqualTheOraclesInDocuments) {
 // Tokens with NaN or Inf keep out of means and of other tokens' scales; huge ones do not.
 TEST(GpuCodes, EqualTheOraclesWithPoisonAndExtremes) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n600 d64", "h2 n600 d128", "h2 n600 d64 paper", "h2 n600 d128 f16 paper",
-        "h2 n600 d64 tokenwise", "h2 n600 d128 f16 tokenwise"})
+  for (const char* text : {"h2 n600 d64", "h2 n600 d128", "h2 n600 d64 paper",
+                           "h2 n600 d128 f16 paper", "h2 n600 d128 f16"})
     for (float value : {NAN, INFINITY, 3e38f, 0.0f}) {
       DeviceCase dc(text);
       dc.deterministic = true;

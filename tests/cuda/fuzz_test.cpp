@@ -37,7 +37,7 @@ std::vector<int32_t> random_cuts(Random& r, int64_t n, int64_t documents) {
 }
 
 Recipe random_recipe(Random& r, uint64_t seed) {
-  Recipe recipe = r.chance(0.4) ? Recipe::paper() : Recipe::tokenwise();
+  Recipe recipe = r.chance(0.4) ? Recipe::paper() : Recipe::vectorwise();
   if (r.chance(0.2)) {
     recipe.tile_q = 64 * static_cast<int>(r.integer(1, 4));
     recipe.tile_k = 64 * static_cast<int>(r.integer(1, 4));

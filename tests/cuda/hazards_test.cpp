@@ -16,7 +16,7 @@ namespace {
 TEST(GpuHazards, PoisonedMemory) {
   NEED_DEVICE();
   for (const char* text : {"b2 h2 n300 d64 causal", "h3 nq200 nk333 d128 paper", "h2 n150 d96",
-                           "h2 n300 d64 tokenwise", "h2 n150 d96 tokenwise causal"}) {
+                           "h2 n300 d64", "h2 n150 d96 causal"}) {
     DeviceCase a(text), b(text), c(text);
     a.poison = 0x7f, b.poison = 0x80, c.poison = 0x00;
     for (DeviceCase* dc : {&a, &b, &c}) dc->deterministic = true;
@@ -43,7 +43,7 @@ TEST(GpuHazards, SameBitsEveryTime) {
 TEST(GpuHazards, SameBitsInAnyCompany) {
   NEED_DEVICE();
   for (const char* text : {"b3 h2 hk1 n330 d64", "b3 h2 hk1 n270 d128 window=90,100",
-                           "b3 h2 n200 d64 paper causal", "b3 h2 hk1 n270 d64 tokenwise causal"})
+                           "b3 h2 n200 d64 paper causal", "b3 h2 hk1 n270 d64 causal"})
     for (bool partial : {false, true}) {
       DeviceCase dc(text);
       dc.deterministic = true, dc.partial_kv = partial;
@@ -63,7 +63,7 @@ TEST(GpuHazards, SameBitsInAnyCompany) {
 TEST(GpuHazards, OnlyDqDependsOnTheOrder) {
   NEED_DEVICE();
   for (const char* text :
-       {"b2 h2 n512 d64 causal", "b2 h2 n512 d128", "h2 n300 d96 paper", "h2 n300 d64 tokenwise"}) {
+       {"b2 h2 n512 d64 causal", "b2 h2 n512 d128", "h2 n300 d96 paper", "h2 n300 d64"}) {
     DeviceCase a(text), b(text);
     a.poison = 0x7f, b.poison = 0x80;
     const CaseInputs in = make_case_inputs(a);
@@ -87,9 +87,8 @@ void expect_bad_rows(const std::vector<float>& got, const std::vector<float>& wa
 
 TEST(GpuHazards, NanAndInfGoWhereTheyBelong) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal", "h2 n200 d128 paper",
-        "h2 n200 d64 window=20,10", "h2 n200 d64 tokenwise causal", "h2 n200 d128 tokenwise"})
+  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128", "h2 n200 d64 paper causal",
+                           "h2 n200 d128 paper", "h2 n200 d64 window=20,10"})
     for (int tensor = 0; tensor < kTensors; ++tensor)
       for (float bad : {NAN, INFINITY})
         for (bool deterministic : {false, true}) {
@@ -129,13 +128,13 @@ TEST(GpuHazards, LogitsFarFromTheirCentres) {
     float factor, offset;
   };
   for (const Keys& keys : {
-           Keys{"h1 n700 d64 causal window=60,-1 tokenwise", 128, 512, 1.0f, 40.0f},
-           Keys{"h1 n700 d128 window=60,20 tokenwise", 128, 256, 1.0f, -40.0f},
-           Keys{"h1 n300 d128 causal smooth_k=off tokenwise", 0, 300, 1.0f, 30.0f},
-           Keys{"h1 n300 d64 smooth_k=off tokenwise", 0, 300, 1.0f, -30.0f},
-           Keys{"h1 n300 d64 causal tokenwise", 0, 1, 300.0f, 0.0f},
-           Keys{"h1 n300 d128 causal tokenwise", 0, 1, 2000.0f, 0.0f},
-           Keys{"h1 n300 d128 tokenwise", 1, 300, 30.0f, 0.0f},
+           Keys{"h1 n700 d64 causal window=60,-1", 128, 512, 1.0f, 40.0f},
+           Keys{"h1 n700 d128 window=60,20", 128, 256, 1.0f, -40.0f},
+           Keys{"h1 n300 d128 causal smooth_k=off", 0, 300, 1.0f, 30.0f},
+           Keys{"h1 n300 d64 smooth_k=off", 0, 300, 1.0f, -30.0f},
+           Keys{"h1 n300 d64 causal", 0, 1, 300.0f, 0.0f},
+           Keys{"h1 n300 d128 causal", 0, 1, 2000.0f, 0.0f},
+           Keys{"h1 n300 d128", 1, 300, 30.0f, 0.0f},
        }) {
     const DeviceCase dc(keys.text);
     CaseInputs in = make_case_inputs(dc);
@@ -153,8 +152,8 @@ TEST(GpuHazards, LogitsFarFromTheirCentres) {
 // Nothing but NaN, or NaN beside zeros: blocks of V whose largest finite magnitude is zero.
 TEST(GpuHazards, NanAmongZeros) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64",
-                           "h2 n200 d64 tokenwise", "h1 nq5 nk1 d128 tokenwise"})
+  for (const char* text :
+       {"h2 n200 d64", "h2 nq70 nk129 d128", "h1 nq5 nk1 d64", "h1 nq5 nk1 d128"})
     for (bool zeros : {false, true}) {
       SCOPED_TRACE(std::string(text) + (zeros ? " zeros" : ""));
       const DeviceCase dc(text);
@@ -172,8 +171,7 @@ TEST(GpuHazards, NanAmongZeros) {
 
 TEST(GpuHazards, ZerosStayZeros) {
   NEED_DEVICE();
-  for (const char* text :
-       {"h2 n200 d64 causal", "h2 n200 d128 paper", "h2 n200 d64 causal tokenwise"})
+  for (const char* text : {"h2 n200 d64 causal", "h2 n200 d128 paper"})
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const DeviceCase dc(text);
       CaseInputs in = make_case_inputs(dc);
@@ -193,8 +191,8 @@ TEST(GpuHazards, ZeroChannelsStayZero) {
   NEED_DEVICE();
   // Rotation mixes the channels of Q and K, so a zero channel comes back from rounded codes as
   // noise. `paper` does not rotate.
-  for (const char* text : {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off",
-                           "h2 n300 d128 paper", "h2 n700 d64 causal tokenwise rotate=off"}) {
+  for (const char* text :
+       {"h2 n700 d64 causal rotate=off", "h1 n1100 d128 rotate=off", "h2 n300 d128 paper"}) {
     const DeviceCase dc(text);
     CaseInputs in = make_case_inputs(dc);
     const auto d = static_cast<size_t>(dc.c.d);
@@ -210,7 +208,7 @@ TEST(GpuHazards, ZeroChannelsStayZero) {
 
 TEST(GpuHazards, GradientsAreLinearInDout) {
   NEED_DEVICE();
-  for (const char* text : {"h2 n300 d64 causal", "h2 n300 d64 causal tokenwise"}) {
+  for (const char* text : {"h2 n300 d64 causal"}) {
     const DeviceCase dc(text);
     const CaseInputs in = make_case_inputs(dc);
     const Results one = run_on_device(dc, in);
@@ -231,8 +229,7 @@ TEST(GpuHazards, GradientsAreLinearInDout) {
 // not tell a row how many tiles its neighbours visit. Queries alone lie in other thread blocks.
 TEST(GpuHazards, SameRowsBesideOtherQueries) {
   NEED_DEVICE();
-  for (const char* rest :
-       {" nk1500 d64 causal tokenwise", " nk1500 d128 window=1200,0 tokenwise"}) {
+  for (const char* rest : {" nk1500 d64 causal", " nk1500 d128 window=1200,0"}) {
     const DeviceCase whole("h1 nq1500" + std::string(rest));
     const CaseInputs in = make_case_inputs(whole);
     const Results all = run_on_device(whole, in);
@@ -253,7 +250,7 @@ TEST(GpuHazards, SameRowsBesideOtherQueries) {
 // Logits of 4e5, whose references are rounded to many units: the softmax must come to an end.
 TEST(GpuHazards, HugeLogits) {
   NEED_DEVICE();
-  for (const char* text : {"h1 n300 d64 causal", "h1 n300 d128", "h1 n300 d128 causal tokenwise"}) {
+  for (const char* text : {"h1 n300 d64 causal", "h1 n300 d128", "h1 n300 d128 causal"}) {
     DeviceCase dc(text);
     dc.sigma = 300.0;
     const CaseInputs in = make_case_inputs(dc);
@@ -271,7 +268,7 @@ TEST(GpuHazards, DeclinesWithAReason) {
                            "h1 n64 d64 paper rounding=dither", "h1 n64 d64 lift=dQ",
                            "h1 n64 d64 lift=dK", "h1 n64 d64 tile=256x128"})
     EXPECT_NE(device_candidate(DeviceCase(text), true).reason, "") << text;
-  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper", "h1 n64 d64 tokenwise"})
+  for (const char* text : {"h1 n64 d64", "h1 n64 d64 paper"})
     for (bool backward : {false, true}) {
       const Candidate fine = device_candidate(DeviceCase(text), backward);
       EXPECT_EQ(fine.reason, "") << text;

@@ -320,11 +320,10 @@ TEST(GpuLists, KeysOfManyOctaves) {
 TEST(GpuLists, HiddenTokensChangeNoBit) {
   NEED_DEVICE();
   constexpr int64_t kCuts[] = {1, 100, 150, 200, 320};
-  for (const char* text : {"h1 n330 d128 keep=0.7 causal tokenwise",
-                           "h1 n330 d128 keep=1 blocks=128x128 lead=0 causal tokenwise f16",
-                           "h1 n330 d128 keep=0.8 window=90,0 lead=all tokenwise",
-                           "h1 n600 d64 keep=0.7 causal lead=0 tokenwise",
-                           "h1 n400 d64 keep=0.7 blocks=64x64 causal lead=all tokenwise"}) {
+  for (const char* text :
+       {"h1 n330 d128 keep=0.7 causal", "h1 n330 d128 keep=1 blocks=128x128 lead=0 causal f16",
+        "h1 n330 d128 keep=0.8 window=90,0 lead=all", "h1 n600 d64 keep=0.7 causal lead=0",
+        "h1 n400 d64 keep=0.7 blocks=64x64 causal lead=all"}) {
     const DeviceCase dc(text);
     const CaseInputs in = make_case_inputs(dc);
     const Results before = run_on_device(dc, in);
@@ -479,7 +478,7 @@ TEST(Plain, Lists) {
   NEED_DEVICE();
   for (const char* text :
        {"h2 hk1 nq200 nk300 d64 keep=0.3 f32", "h1 n300 d64 keep=0.4 paper causal f16",
-        "h1 nq200 nk300 d40 keep=0.5 blocks=64x64 tokenwise lists=mass f16 lead=0",
+        "h1 nq200 nk300 d40 keep=0.5 blocks=64x64 lists=mass f16 lead=0",
         "h1 nq200 nk300 d160 keep=0.5 blocks=192x128 rounding=dither lead=all"}) {
     DeviceCase dc(text);
     dc.impl = "cuda-plain";

@@ -44,8 +44,8 @@ TEST(GpuSaved, Codes) {
   NEED_DEVICE();
   for (const char* text :
        {"b2 h2 hk1 n140 d40 bf16 causal", "b2 h2 hk1 n256 d64 bf16 causal", "h1 n256 d128 f16",
-        "h2 nq128 nk200 d64 f16 tokenwise", "b2 h2 hk1 n256 d128 tokenwise causal",
-        "h2 nq140 nk300 d40 f16 tokenwise smooth_k=off", "h1 nq200 nk128 d96 bf16 rotate=off",
+        "h2 nq128 nk200 d64 f16", "b2 h2 hk1 n256 d128 causal",
+        "h2 nq140 nk300 d40 f16 smooth_k=off", "h1 nq200 nk128 d96 bf16 rotate=off",
         "h1 n130 d128 bf16 smooth_k=off rotate=off"})
     expect_saved_codes(DeviceCase(text));
 }
@@ -70,8 +70,8 @@ TEST(GpuSaved, CodesOfInputsWithGapsAndOtherRows) {
 TEST(GpuSaved, CodesOfDocuments) {
   NEED_DEVICE();
   for (bool on_device : {false, true})
-    for (const char* text : {"h4 hk2 nq700 nk650 d40 bf16 causal",
-                             "h2 nq700 nk650 d64 bf16 tokenwise", "h1 nq700 nk650 d128 f16"}) {
+    for (const char* text : {"h4 hk2 nq700 nk650 d40 bf16 causal", "h2 nq700 nk650 d64 bf16",
+                             "h1 nq700 nk650 d128 f16"}) {
       DeviceCase dc(text);
       dc.cu_q = {0, 0, 130, 131, 131, 400, 700};
       dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
@@ -82,8 +82,7 @@ TEST(GpuSaved, CodesOfDocuments) {
 
 TEST(GpuSaved, CodesOfNanAndInf) {
   NEED_DEVICE();
-  for (const char* text : {"h1 n300 d40 bf16 causal", "h1 n384 d64 bf16 causal",
-                           "h1 n300 d40 bf16 causal tokenwise", "h1 n384 d64 tokenwise"})
+  for (const char* text : {"h1 n300 d40 bf16 causal", "h1 n384 d64 bf16 causal", "h1 n384 d64"})
     for (int tensor = 0; tensor < 3; ++tensor) {
       DeviceCase dc(text);
       dc.deterministic = true;

@@ -108,18 +108,16 @@ TEST_P(HopperCodes, AreTheOracles) {
   expect_parity(dc, gpu::make_case_inputs(dc));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Every, HopperCodes,
-    testing::Values("b2 h4 hk2 n256 d64 bf16 tokenwise", "b2 h2 hk1 n256 d128 f16 tokenwise",
-                    "h2 hk1 nq140 nk300 d128 bf16 tokenwise", "h1 nq300 nk140 d64 f16 tokenwise",
-                    "b3 h1 nq64 nk300 d128 bf16 tokenwise", "h1 nq140 nk1300 d128 bf16 tokenwise",
-                    "b2 h1 nq64 nk600 d64 f16 tokenwise", "h2 n256 d128 bf16 tokenwise rotate=off",
-                    "h2 n300 d64 f16 tokenwise smooth_k=off"));
+INSTANTIATE_TEST_SUITE_P(Every, HopperCodes,
+                         testing::Values("b2 h4 hk2 n256 d64 bf16", "b2 h2 hk1 n256 d128 f16",
+                                         "h2 hk1 nq140 nk300 d128 bf16", "h1 nq300 nk140 d64 f16",
+                                         "b3 h1 nq64 nk300 d128 bf16", "h1 nq140 nk1300 d128 bf16",
+                                         "b2 h1 nq64 nk600 d64 f16", "h2 n256 d128 bf16 rotate=off",
+                                         "h2 n300 d64 f16 smooth_k=off"));
 
 // A backward without saved codes makes them, and nothing else.
 TEST(HopperOperands, CodesAlone) {
-  for (const char* text :
-       {"b2 h4 hk2 nq130 nk300 d64 bf16 tokenwise", "h2 n256 d128 f16 tokenwise rotate=off"}) {
+  for (const char* text : {"b2 h4 hk2 nq130 nk300 d64 bf16", "h2 n256 d128 f16 rotate=off"}) {
     SCOPED_TRACE(text);
     const DeviceCase dc(text);
     const CaseInputs in = gpu::make_case_inputs(dc);
@@ -134,7 +132,7 @@ TEST(HopperOperands, CodesAlone) {
 
 // The forward looks for poison of V in the scales, also where all other tokens are zero.
 TEST(HopperOperands, PoisonAmongZeros) {
-  const DeviceCase dc("h1 nq64 nk300 d64 bf16 tokenwise");
+  const DeviceCase dc("h1 nq64 nk300 d64 bf16");
   CaseInputs in = gpu::make_case_inputs(dc);
   std::fill(in.x.v.begin(), in.x.v.end(), 0.0f);
   const size_t bad = 150;
@@ -153,8 +151,7 @@ TEST(HopperOperands, PoisonAmongZeros) {
 }
 
 TEST(HopperOperands, CodesOfDocuments) {
-  for (const char* text :
-       {"h2 hk1 nq700 nk650 d64 bf16 tokenwise", "h1 nq700 nk650 d128 f16 tokenwise"}) {
+  for (const char* text : {"h2 hk1 nq700 nk650 d64 bf16", "h1 nq700 nk650 d128 f16"}) {
     DeviceCase dc(text);
     dc.cu_q = {0, 0, 130, 131, 131, 400, 700}, dc.cu_k = {0, 5, 200, 200, 207, 500, 650};
     expect_parity(dc, gpu::make_case_inputs(dc));
@@ -164,7 +161,7 @@ TEST(HopperOperands, CodesOfDocuments) {
 TEST(HopperOperands, CodesOfNanAndInf) {
   for (int tensor = 0; tensor < 3; ++tensor) {
     SCOPED_TRACE(tensor);
-    const DeviceCase dc("h1 n384 d128 bf16 tokenwise");
+    const DeviceCase dc("h1 n384 d128 bf16");
     CaseInputs in = gpu::make_case_inputs(dc);
     std::vector<float>& x = gpu::tensor_of(in, tensor);
     x[static_cast<size_t>(150 * dc.c.d + 5)] = NAN;

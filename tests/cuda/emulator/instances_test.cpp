@@ -67,7 +67,7 @@ std::vector<std::string> all() {
   std::vector<std::string> all;
   for (const char* d : {"d64 ", "d128 "})
     for (const char* type : {"bf16 ", "f16 "})
-      for (const char* recipe : {"tokenwise", "paper"})
+      for (const char* recipe : {"vectorwise", "paper"})
         all.push_back(std::string(d) + type + recipe);
   return all;
 }
