@@ -17,8 +17,6 @@ namespace sagebwd {
 /// The version of the layout below. 3: every key has a scale, and the means of K and V went.
 inline constexpr int kCodesVersion = 3;
 
-inline constexpr int8_t kPoisonedCode = -128;  // in no code
-
 struct CodesShape {
   int64_t h, hk;
   int64_t d, dv = 0;      // head dim of q and k; of v, 0: the same

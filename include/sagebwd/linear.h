@@ -32,7 +32,6 @@ struct LinearArgs {
   bool mean_free_keys = true;  // false: φ gets K as it is
   /// Optional, and for a GPU only: the means of K and V over the sequence where the caller has
   /// them, FP32 [b, hk, d], aligned to 16, without tokens that hold NaN or Inf. Both or neither.
-  /// They lie in the codes (CodesLayout) of recipes that smooth K and V.
   const float *k_mean = nullptr, *v_mean = nullptr;
 
   Device device = Device::cpu;

@@ -42,14 +42,6 @@ SAGE_INLINE float within_f16(float x) {
   return x > 0.0f ? kMost : -kMost;
 }
 
-/// Scale of a token of V that is folded into P: `scale` is the token's own, `top` the largest of
-/// its block of 128. It stays within 2^-20 of that, because its logarithm and its inverse are used.
-SAGE_INLINE float value_scale(float scale, float top) {
-  if (!(top > 0.0f)) return 1.0f;  // all codes of the block are zero
-  const float least = 0x1p-20f * top;
-  return scale < least ? least : scale;
-}
-
 /// Scale of a key of its own, in `vectorwise`: rounded up to 22 bits, so that its product with
 /// 1.5·2^23 is exact and codes stay within 127.
 SAGE_INLINE float key_scale_of(float amax) {

@@ -48,9 +48,6 @@ struct CodesView {
   int8_t* k8() const { return reinterpret_cast<int8_t*>(base + layout.k8); }
   int8_t* v8() const { return reinterpret_cast<int8_t*>(base + layout.v8); }
   float* q_scale() const { return floats(layout.q_scale); }
-  float* mean_logit() const { return nullptr; }
-  float* k_mean() const { return nullptr; }
-  float* v_mean() const { return nullptr; }
   float* v_scale() const { return floats(layout.v_scale); }
   float* k_scale() const { return floats(layout.k_scale); }
   int8_t* centre8() const { return reinterpret_cast<int8_t*>(base + layout.centre8); }

@@ -62,10 +62,8 @@ struct Call {
             .k8 = saved.k8(),
             .v8 = saved.v8(),
             .q_scale = saved.q_scale(),
-            .mean_logit = saved.mean_logit(),
             .k_scale = saved.k_scale(),
-            .v_scale = saved.v_scale(),
-            .v_mean = saved.v_mean()};
+            .v_scale = saved.v_scale()};
   }
 
   /// The centres of K; not in `paper`.

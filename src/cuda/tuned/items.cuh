@@ -25,7 +25,7 @@
 
 namespace sagebwd::cuda::tuned {
 
-enum class Kind { none, k_mean, v_mean, keys, values, queries };
+enum class Kind { none, k_mean, keys, values, queries };
 
 struct alignas(16) Item {
   Kind kind;

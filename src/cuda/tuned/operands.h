@@ -42,18 +42,15 @@ struct MeanJob {
   // As mean, with the signs of the rotation; null: unwanted. For sm90 it is rotated, without the
   // factor 1/√D.
   float* turned = nullptr;
-  float* saved = nullptr;  // [sequences, hk, d]: another copy for the caller; null: unwanted
 };
 
 /// Codes in the caller's memory (sagebwd/codes.h), without padding.
 struct SavedCodes {
   int64_t queries, keys, key_blocks;
-  int8_t* q8 = nullptr;         // [h, queries, d]; null: there are no saved codes
-  int8_t *k8, *v8;              // [hk, keys, d]
-  float *q_scale, *mean_logit;  // [h, queries]
-  float* k_scale;               // [hk, keys]
-  float* v_scale;               // [hk, keys]
-  float* v_mean;                // [sequences, hk, d]
+  int8_t* q8 = nullptr;      // [h, queries, d]; null: there are no saved codes
+  int8_t *k8, *v8;           // [hk, keys, d]
+  float* q_scale;            // [h, queries]
+  float *k_scale, *v_scale;  // [hk, keys]
 };
 
 /// Pieces of memory that are set to zero.
@@ -93,7 +90,7 @@ struct OperandJob {
       saved;  // the forward writes them; the backward takes them instead of q, k, v and means
 
   Strided q, k, v;
-  MeanJob k_mean, v_mean;
+  MeanJob k_mean;
   Centres centres;  // not in `paper`
   float logit_scale;
   int8_t* q8 = nullptr;           // [h, tq, D]

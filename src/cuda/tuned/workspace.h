@@ -52,7 +52,7 @@ struct SharedSpace {
   std::byte* zeros;  // zero_bytes bytes that a call sets to zero: next … row_sum
   size_t zero_bytes;
   uint32_t *next, *k_arrived = nullptr;
-  float *k_mean = nullptr, *k_turned = nullptr, *v_mean = nullptr;
+  float *k_mean = nullptr, *k_turned = nullptr;
   uint32_t* max_logit = nullptr;
   uint32_t *tickets, *turns = nullptr;
   float* row_sum = nullptr;

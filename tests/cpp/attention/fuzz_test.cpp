@@ -153,6 +153,9 @@ FuzzCase make_case(int64_t number) {
   }
   c.seed = static_cast<uint64_t>(number);
   c.recipe = random_recipe(r, c.lead);
+  // Where S or S' alone is lifted, P need not sum to one, and a gradient may leave FP16.
+  const uint32_t logits = kMatmulS | kMatmulSRecompute, lifted = c.recipe.high_precision & logits;
+  if (c.dtype == Dtype::f16 && lifted != 0 && lifted != logits) c.dtype = Dtype::bf16;
   if (number % 2 == 0) p.levels_of_p = 127;
   c.recipe.seed = c.seed;
   const InputKind kind =

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Saved codes of K and V with padding, for sequences that do not end with a whole block and for
-// packed ones. Marks of poisoned keys (kPoisonedCode) are copied as well: the LSE of queries that
-// see such a key is NaN, so it does not matter what its codes are.
+// packed ones.
 #pragma once
 
 #include "cuda/arch/kernel_order.cuh"
