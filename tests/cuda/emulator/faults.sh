@@ -12,10 +12,9 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 dense=Faults.Dense  # forward: blocks of 512 threads; backward: of 384
-tokenwise=Faults.Tokenwise  # the same
 listed=Faults.Listed  # forward: of 384
 missed=0
-for filter in $dense $tokenwise $listed; do
+for filter in $dense $listed; do
   tests "" "$filter" || { echo "$filter fails without a fault"; cat "$log"; exit 1; }
 done
 # Barriers, in the order of init_barriers. Dense forward: full and empty of three stages, then of two slots. Backward:
@@ -38,16 +37,12 @@ try() {
   done
 }
 if [ "$2" = few ]; then
-  try $dense 512 swizzle a_place pending commit wait:1 parity:1 bytes:0
-  try $dense 384 copy_place b_place product_wait fence wait:2 parity:5 arrivals:5
-  try $tokenwise 512 wait:1 bytes:0 bytes:6
-  try $tokenwise 384 b_place bytes:0 bytes:1
+  try $dense 512 swizzle a_place pending commit wait:1 parity:1 bytes:0 bytes:6
+  try $dense 384 copy_place b_place product_wait fence wait:2 parity:5 bytes:0 bytes:1 arrivals:5
   try $listed 384 wait:0 parity:1 bytes:8
   exit $((missed > 0))
 fi
 try $dense 512 $anywhere $forward
 try $dense 384 $anywhere $backward
-try $tokenwise 512 $anywhere $forward
-try $tokenwise 384 $anywhere $backward
 try $listed 384 $anywhere $list
 exit $((missed > 0))

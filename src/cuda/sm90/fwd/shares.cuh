@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// P times V's shares, and the codes of that. A share is a key's scale of V divided by the largest of
-// some keys: by that of all 128 where each row sees them, else of each row by that of the keys that
-// it sees. Codes need the largest product of the row, which packed instructions find.
+// P times V's shares, and the codes of that. A share is a key's scale of V divided by the largest
+// of some keys: by that of all 128 where each row sees them, else of each row by that of the keys
+// that it sees. Codes need the largest product of the row, which packed instructions find.
 #pragma once
 
 #include <cstdint>
