@@ -38,7 +38,7 @@ try() {
 }
 if [ "$2" = few ]; then
   try $dense 512 swizzle a_place pending commit wait:1 parity:1 bytes:0 bytes:6
-  try $dense 384 copy_place b_place product_wait fence wait:2 parity:5 bytes:1 arrivals:5
+  try $dense 384 copy_place b_place product_wait fence wait:2 parity:5 bytes:0 bytes:1 arrivals:5
   try $listed 384 wait:0 parity:1 bytes:8
   exit $((missed > 0))
 fi
