@@ -673,12 +673,12 @@ def summary():
             f"{worst('paper'):+.4f}",
         ),
         (
-            "speed on an H200 ÷ cuDNN (under sustained load) ¹",
+            "speed on an H200 ÷ cuDNN (under sustained load)",
             f"{against(CUDNN, 'vectorwise')} ({sustained})",
             against(CUDNN, "paper"),
         ),
         (
-            "speed on an H200 ÷ FlashAttention-2 ¹",
+            "speed on an H200 ÷ FlashAttention-2",
             against(FA2, "vectorwise"),
             against(FA2, "paper"),
         ),
