@@ -69,7 +69,8 @@ TEST(GpuSoftcap, PlainParity) {
        {"h2 hk1 n140 d64 f32 causal softcap=5", "n140 d256 bf16 softcap=50",
         "n140 d64 f32 paper smooth_q=on softcap=5", "n140 d64 bf16 softcap=0.3",
         "n140 d64 f32 rounding=dither softcap=10", "n192 d64 bf16 keep=0.6 softcap=5",
-        "n140 d64 f32 lift=S,O,S2,dV,dP,dQ,dK softcap=0.001"})
+        // A smaller cap magnifies the rounding of logits, which keys with a large mean have.
+        "n140 d64 f32 lift=S,O,S2,dV,dP,dQ,dK softcap=0.01"})
     expect_parity(offset_case(text, "cuda-plain"));
   DeviceCase dc = offset_case("h2 hk1 nq150 nk140 d40 f32 causal softcap=4", "cuda-plain");
   dc.cu_q = {0, 0, 70, 150}, dc.cu_k = {0, 9, 9, 140};
