@@ -14,8 +14,8 @@
 
 namespace sagebwd {
 
-/// The version of the layout below. 3: every key has a scale, and the means of K and V went.
-inline constexpr int kCodesVersion = 3;
+/// The version of the layout below. 4: V has centres, too.
+inline constexpr int kCodesVersion = 4;
 
 struct CodesShape {
   int64_t h, hk;
@@ -35,20 +35,21 @@ struct CodesShape {
 /// Where each part starts, in bytes from the start of the memory.
 struct CodesLayout {
   explicit CodesLayout(const CodesShape& s) : key_blocks(s.key_blocks()) {
-    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys;
-    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * (s.dv == 0 ? s.d : s.dv));
+    const int64_t queries = s.h * s.queries, keys = s.hk * s.keys, dv = s.dv == 0 ? s.d : s.dv;
+    q8 = take(queries * s.d), k8 = take(keys * s.d), v8 = take(keys * dv);
     q_scale = take(queries * 4), v_scale = take(keys * 4), k_scale = take(keys * 4);
     centre8 = take(s.hk * key_blocks * s.d), centre_scale = take(s.hk * key_blocks * 4);
+    v_centre8 = take(s.hk * key_blocks * dv), v_centre_scale = take(s.hk * key_blocks * 4);
   }
   int64_t key_blocks;
   int64_t bytes = 0;
   int64_t q8, k8, v8;        // INT8: [h][queries][d], [hk][keys][d], [hk][keys][dv]
   int64_t q_scale;           // FP32: [h][queries]
   int64_t v_scale, k_scale;  // FP32: [hk][keys]; NaN for a token that holds NaN or Inf
-  // What is subtracted from the keys of an octave (numerics/octaves.h), in the row of the octave's
-  // first block; the other rows are not written. INT8: [hk][key_blocks][d], and its scale, FP32:
-  // [hk][key_blocks].
-  int64_t centre8, centre_scale;
+  // What is subtracted from K and V of an octave (numerics/octaves.h), in the row of the octave's
+  // first block; the other rows are not written. INT8: [hk][key_blocks][d] and [hk][key_blocks][dv],
+  // and their scales, FP32: [hk][key_blocks].
+  int64_t centre8, centre_scale, v_centre8, v_centre_scale;
 
  private:
   int64_t take(int64_t size) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Centres of K in recipe `vectorwise`. Blocks of 128 keys of a document lie in octaves: block 0,
-// block 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a
-// sample of the octave before it, those of block 0 by key 0; so a centre depends on earlier keys
-// alone, or on the first key of all.
+// Centres of K and V in recipe `vectorwise`. Blocks of 128 keys of a document lie in octaves: block
+// 0, block 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a
+// sample of the octave before it; so a centre depends on earlier keys alone. In block 0 K is
+// centred by key 0, because keys often share a large offset. V there has no centre: the first value
+// is often unlike all others, and would make their codes coarse.
 //
 // The mean is summed in FP64 over the sample's tokens as given, in order, leaving out those that
-// hold NaN or Inf; rounded to FP32, rotated, and then quantised with one scale: what is subtracted
-// from keys is scale·code, and the logits of it are an integer product of codes.
+// hold NaN or Inf; rounded to FP32, rotated if it is of K, and then quantised with one scale: what
+// is subtracted is scale·code. So the logits of a centre of K are an integer product of codes. The
+// centre of V comes back as the row sum of P over the octave times the centre.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +48,9 @@ struct Sample {
     return at < end ? at : end - 1;
   }
 };
+
+/// The first octave whose values have a centre.
+inline constexpr int kFirstValueCentre = 1;
 
 /// The keys whose mean centres an octave. They do not depend on the length of the document.
 SAGE_INLINE Sample centre_sample(int octave) {

@@ -135,6 +135,7 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
     unit /= levels;
   }
 
+  const std::vector<float> centre = value_centre(head, x.inputs, t.k0);
   for (int64_t i = 0; i < t.rows; ++i) {
     if (t.seen[i].empty()) continue;
     float tile_sum = 0.0f;
@@ -145,7 +146,8 @@ KeptTile forward_tile(const RecipeHead& head, const RecipeOperands& x, Tile tile
     const float beta = std::exp2(tile_top[i] - top);
     block.sum[i] = block.sum[i] * alpha + tile_sum * beta;
     for (int64_t c = 0; c < dv; ++c)
-      block.acc[i * dv + c] = block.acc[i * dv + c] * alpha + part[i * dv + c] * (beta * unit);
+      block.acc[i * dv + c] = block.acc[i * dv + c] * alpha + part[i * dv + c] * (beta * unit) +
+                              centre[c] * (beta * tile_sum);
     block.top[i] = top;
     block.seen[i] = true;
   }
@@ -257,10 +259,14 @@ void backward_tile(const RecipeHead& head, const RecipeOperands& x, const Recipe
   std::vector<float> p_fold(t.size(), 0.0f), ds_fold_q(t.size(), 0.0f), ds_fold_k(t.size(), 0.0f);
   matmul_add(t.rows, t.cols, dv, in.dout + t.q0 * dv, dv, 1, &x.v_t[t.k0], head.nk, dp.data(),
              t.cols);
+  const std::vector<float> centre = value_centre(head, inputs, t.k0);
+  std::vector<float> centre_dp;  // dO·centre
+  for (int64_t i = t.q0; i < t.q0 + t.rows; ++i)
+    centre_dp.push_back(static_cast<float>(dot(in.dout + i * dv, centre.data(), dv)));
   t.for_visible([&](int64_t r, int64_t c, int64_t at) {
     const int64_t i = t.q0 + r, j = t.k0 + c;
     p[at] = std::exp2(s2[at] - s.log2_lse[i]);
-    if (spec::folds_v(head.recipe)) dp[at] *= inputs.v_scale[j];
+    if (spec::folds_v(head.recipe)) dp[at] = dp[at] * inputs.v_scale[j] + centre_dp[r];
     const float before_cap = p[at] * (dp[at] - out.delta[i]);
     ds[at] = before_cap * slope[at];
     // A scale along the contraction index cannot leave the integer sum; it goes into the other

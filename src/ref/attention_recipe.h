@@ -24,9 +24,10 @@ struct RecipeInputs {
   std::vector<float> mu_k;        // [d]
   std::vector<float> mu_q;        // [query tiles, d]
   std::vector<float> mean_logit;  // [nq]: what K-smoothing takes out of the logits of a row
-  // `vectorwise` alone, of each octave of keys (numerics/octaves.h): codes [octaves, d] and scales.
-  std::vector<int8_t> centre8;
-  std::vector<float> centre_scale;
+  // `vectorwise` alone, of each octave of keys (numerics/octaves.h), of K and of V: codes
+  // [octaves, d] and [octaves, dv], and scales.
+  std::vector<int8_t> centre8, v_centre8;
+  std::vector<float> centre_scale, v_centre_scale;
 };
 
 struct RecipeHead {

@@ -65,25 +65,25 @@ std::vector<float> rotated(std::vector<float> x, int64_t d) {
   return x;
 }
 
-/// The centres of K in `vectorwise`; zeros where it is not smoothed.
-void make_centres(const RecipeHead& head, RecipeInputs& in) {
-  const int64_t d = head.d;
+/// The centres of K or V, x [nk, d], in `vectorwise`, from octave `first` on; zeros before it, and
+/// everywhere where nothing is smoothed.
+TokenCodes make_centres(const RecipeHead& head, const float* x, int64_t d, int first, bool rotate) {
   const int octaves = numerics::octaves_of(head.nk);
-  in.centre8.assign(size(octaves * d), 0), in.centre_scale.assign(size(octaves), 0.0f);
-  if (!head.recipe.smooth_k) return;
-  for (int octave = 0; octave < octaves; ++octave) {
+  TokenCodes out{std::vector<int8_t>(size(octaves * d), 0), std::vector<float>(size(octaves))};
+  for (int octave = head.recipe.smooth_k ? first : octaves; octave < octaves; ++octave) {
     const numerics::Sample sample = numerics::centre_sample(octave);
     std::vector<float> rows;
     for (int n = 0; n < sample.count; ++n) {
-      const float* key = head.k + sample.key(n) * d;
-      rows.insert(rows.end(), key, key + d);
+      const float* token = x + sample.key(n) * d;
+      rows.insert(rows.end(), token, token + d);
     }
     std::vector<float> mean = mean_of(rows.data(), static_cast<int64_t>(rows.size()) / d, d);
-    if (head.recipe.rotate) mean = rotated(std::move(mean), d);
+    if (rotate) mean = rotated(std::move(mean), d);
     TokenCodes centre = quantize_tokens(mean.data(), 1, d, 1);
-    std::copy(centre.codes.begin(), centre.codes.end(), &in.centre8[size(octave * d)]);
-    in.centre_scale[octave] = centre.scale[0];
+    std::copy(centre.codes.begin(), centre.codes.end(), &out.codes[size(octave * d)]);
+    out.scale[octave] = centre.scale[0];
   }
+  return out;
 }
 
 int octave_of_key(int64_t key) { return numerics::octave_of_block(key / kKeysPerScale); }
@@ -96,7 +96,8 @@ float centre_of(const RecipeInputs& in, int64_t key, int64_t c, int64_t d) {
 /// Codes and scales of K in `vectorwise`.
 void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
   const int64_t nk = head.nk, d = head.d;
-  make_centres(head, in);
+  TokenCodes centres = make_centres(head, head.k, d, 0, head.recipe.rotate);
+  in.centre8 = std::move(centres.codes), in.centre_scale = std::move(centres.scale);
   std::vector<float> x(head.k, head.k + nk * d);
   if (head.recipe.rotate) x = rotated(std::move(x), d);
   const std::vector<bool> poisoned = poisoned_tokens(head.k, nk, d);
@@ -116,18 +117,21 @@ void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
 
 /// The same of V, where its scale is folded into P: that takes the logarithm of the scale, so a
 /// token that is zero has a small one.
-TokenCodes quantize_lone_values(const float* x, int64_t n, int64_t d) {
-  TokenCodes out{std::vector<int8_t>(size(n * d), 0), quantize_tokens(x, n, d, 1).scale};
+void quantize_lone_values(const RecipeHead& head, RecipeInputs& in) {
+  const int64_t n = head.nk, d = head.value_dim();
+  TokenCodes centres = make_centres(head, head.v, d, numerics::kFirstValueCentre, false);
+  in.v_centre8 = std::move(centres.codes), in.v_centre_scale = std::move(centres.scale);
+  in.v8.assign(size(n * d), 0), in.v_scale = quantize_tokens(head.v, n, d, 1).scale;
   for (int64_t i = 0; i < n; ++i) {
-    if (std::isnan(out.scale[i])) continue;
+    if (std::isnan(in.v_scale[i])) continue;
+    const std::vector<float> centre = value_centre(head, in, i);
+    std::vector<float> x(head.v + i * d, head.v + (i + 1) * d);
     float amax = 0.0f;
-    for (int64_t c = 0; c < d; ++c) amax = std::max(amax, std::fabs(x[i * d + c]));
-    out.scale[i] = numerics::lone_value_scale(amax);
+    for (int64_t c = 0; c < d; ++c) x[c] -= centre[c], amax = std::max(amax, std::fabs(x[c]));
+    in.v_scale[i] = numerics::lone_value_scale(amax);
     for (int64_t c = 0; c < d; ++c)
-      out.codes[i * d + c] =
-          static_cast<int8_t>(code_nearest(x[i * d + c], inverse_of(out.scale[i])));
+      in.v8[i * d + c] = static_cast<int8_t>(code_nearest(x[c], inverse_of(in.v_scale[i])));
   }
-  return out;
 }
 
 /// The operand of dQ in `vectorwise`, from the codes of K.
@@ -155,6 +159,16 @@ void make_dq_operand(const RecipeHead& head, RecipeOperands& x) {
 }
 
 }  // namespace
+
+std::vector<float> value_centre(const RecipeHead& head, const RecipeInputs& in, int64_t key) {
+  std::vector<float> centre(size(head.value_dim()), 0.0f);
+  if (!spec::folds_v(head.recipe)) return centre;
+  const int octave = octave_of_key(key);
+  for (size_t c = 0; c < centre.size(); ++c)
+    centre[c] = in.v_centre_scale[octave] *
+                static_cast<float>(in.v_centre8[static_cast<size_t>(octave) * centre.size() + c]);
+  return centre;
+}
 
 std::vector<float> as_floats(const std::vector<int8_t>& codes) {
   return std::vector<float>(codes.begin(), codes.end());
@@ -214,9 +228,12 @@ void quantize_inputs(const RecipeHead& head, RecipeOperands& x) {
   TokenCodes q = quantize_tokens(turned(q_smooth).data(), nq, d, paper ? recipe.tile_q : 1);
   in.q8 = std::move(q.codes), in.q_scale = std::move(q.scale);
 
-  TokenCodes v =
-      paper ? quantize_tokens(head.v, nk, dv, recipe.tile_k) : quantize_lone_values(head.v, nk, dv);
-  in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
+  if (paper) {
+    TokenCodes v = quantize_tokens(head.v, nk, dv, recipe.tile_k);
+    in.v8 = std::move(v.codes), in.v_scale = std::move(v.scale);
+  } else {
+    quantize_lone_values(head, in);
+  }
 
   for (int64_t i = 0; i < nq; ++i) {
     double dot = 0;

@@ -36,6 +36,10 @@ RecipeOperands make_operands(const RecipeHead& head);
 /// What the centre of a tile's keys adds to the logits of query i, in log2 units: 0 in `paper`.
 float centre_logit(const RecipeHead& head, const RecipeInputs& in, int64_t i, int64_t first_key);
 
+/// What was subtracted from the value of a key, and of all others of its tile: zeros where V has no
+/// codes that are folded into P.
+std::vector<float> value_centre(const RecipeHead& head, const RecipeInputs& in, int64_t key);
+
 std::vector<float> as_floats(const std::vector<int8_t>& codes);
 
 }  // namespace sagebwd::ref

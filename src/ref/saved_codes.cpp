@@ -44,6 +44,9 @@ void write_codes(const spec::Problem& p, void* codes, int64_t t, int64_t h,
     std::copy_n(&in.centre8[static_cast<size_t>(octave * p.d)], p.d,
                 at.view.centre8() + at.centre(octave) * p.d);
     at.view.centre_scale()[at.centre(octave)] = in.centre_scale[static_cast<size_t>(octave)];
+    std::copy_n(&in.v_centre8[static_cast<size_t>(octave * p.dv)], p.dv,
+                at.view.v_centre8() + at.centre(octave) * p.dv);
+    at.view.v_centre_scale()[at.centre(octave)] = in.v_centre_scale[static_cast<size_t>(octave)];
   }
 }
 
@@ -63,6 +66,9 @@ RecipeInputs read_codes(const spec::Problem& p, void* codes, int64_t t, int64_t 
     const int8_t* centre = at.view.centre8() + at.centre(octave) * p.d;
     in.centre8.insert(in.centre8.end(), centre, centre + p.d);
     in.centre_scale.push_back(at.view.centre_scale()[at.centre(octave)]);
+    const int8_t* v_centre = at.view.v_centre8() + at.centre(octave) * p.dv;
+    in.v_centre8.insert(in.v_centre8.end(), v_centre, v_centre + p.dv);
+    in.v_centre_scale.push_back(at.view.v_centre_scale()[at.centre(octave)]);
   }
   in.mean_logit.assign(static_cast<size_t>(at.s.nq), 0.0f);
   in.mu_k.assign(static_cast<size_t>(p.d), 0.0f);

@@ -52,6 +52,8 @@ struct CodesView {
   float* k_scale() const { return floats(layout.k_scale); }
   int8_t* centre8() const { return reinterpret_cast<int8_t*>(base + layout.centre8); }
   float* centre_scale() const { return floats(layout.centre_scale); }
+  int8_t* v_centre8() const { return reinterpret_cast<int8_t*>(base + layout.v_centre8); }
+  float* v_centre_scale() const { return floats(layout.v_centre_scale); }
 
   CodesLayout layout;
   char* base;
