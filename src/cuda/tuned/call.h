@@ -66,10 +66,14 @@ struct Call {
             .v_scale = saved.v_scale()};
   }
 
-  /// The centres of K; not in `paper`.
+  /// The centres of K, and of V; not in `paper`.
   Centres centres(const SharedSpace& ws) const {
     return p.has_codes ? Centres{saved.centre8(), saved.centre_scale(), saved.layout.key_blocks}
                        : ws.centres;
+  }
+  Centres value_centres(const SharedSpace& ws) const {
+    return p.has_codes ? Centres{saved.v_centre8(), saved.v_centre_scale(), saved.layout.key_blocks}
+                       : ws.value_centres;
   }
   /// Makes them, unless the forward has.
   void make_centres(const SharedSpace& ws) const {
@@ -81,7 +85,9 @@ struct Call {
                     .rotation = rotation(),
                     .zero = !p.recipe.smooth_k,
                     .k = input(args.k),
-                    .to = centres(ws)},
+                    .v = input(args.v),
+                    .of_k = centres(ws),
+                    .of_v = value_centres(ws)},
                    p.dtype, plan.padded_d, stream);
   }
 
@@ -105,7 +111,7 @@ struct Call {
     if (p.has_codes) job.saved = codes();
     if (!reads_codes()) job.k = input(args.k), job.v = input(args.v), job.q = input(args.q);
     if (p.recipe.scheme != Scheme::paper)
-      job.centres = centres(ws);
+      job.centres = centres(ws), job.value_centres = value_centres(ws);
     else if (p.recipe.smooth_k)
       job.k_mean = {ws.k_mean, ws.k_part, ws.k_part_tokens, ws.k_arrived, ws.k_turned};
   }

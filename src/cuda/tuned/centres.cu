@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The centres of K: a thread block makes that of one octave, from 128 keys at most. Each depends on
-// the sampled keys alone, added up in an order that nothing else changes: it is rounded to codes,
-// and one bit of a sum might become one of a code.
+// The centres of K and V: a thread block makes one, of an octave, from 128 tokens at most. Each
+// depends on the sampled tokens alone, added up in an order that nothing else changes: it is
+// rounded to codes, and one bit of a sum might become one of a code.
 #include "cuda/arch/kernel_order.cuh"
 #include "cuda/host/instance.h"
 #include "cuda/host/launch.h"
@@ -47,10 +47,10 @@ __device__ Chunk<T> chunk_at(const T* from, bool vector) {
   return chunk;
 }
 
-/// The mean key of a sample, in the channel that is the thread's index. Keys that hold NaN or Inf
-/// are left out; it is zero if there are no others, and in channels behind the last.
+/// The mean of a sample of K or V, in the channel that is the thread's index. Tokens that hold NaN
+/// or Inf are left out; it is zero if there are no others, and in channels behind the last.
 template <typename T, int D>
-__device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head,
+__device__ float mean_of(const Strided& from, int d, const tile::Sequence& s, int head,
                          const numerics::Sample& sample, Shared<D>& shared) {
   using S = Shape<D>;
   const int thread = static_cast<int>(threadIdx.x), slot = thread / S::kLanes,
@@ -59,9 +59,9 @@ __device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head
     const int n = step * S::kSlots + slot;
     Chunk<T> chunk;
     chunk.bits = make_uint4(0, 0, 0, 0);
-    if (n < sample.count && channel < job.d)
-      chunk = chunk_at(tile::row_of<const T>(job.k, s, head, s.k_begin + sample.key(n)) + channel,
-                       job.k.vector);
+    if (n < sample.count && channel < d)
+      chunk = chunk_at(tile::row_of<const T>(from, s, head, s.k_begin + sample.key(n)) + channel,
+                       from.vector);
     return chunk;
   };
   LongSum sum[8];
@@ -110,20 +110,39 @@ __device__ float mean_of(const CentreJob& job, const tile::Sequence& s, int head
   return keys > 0 ? static_cast<float>(all / static_cast<double>(keys)) : 0.0f;
 }
 
+/// Zeros for a channel of V, and for a scale, of octaves without a centre.
+template <typename T>
+__device__ void clear_columns(T* row, float* scale, int channel, int octaves) {
+#pragma unroll 1
+  for (int octave = 0; octave < kCentreRows; ++octave) {
+    if (octave >= numerics::kFirstValueCentre && octave < octaves) continue;
+    row[octave] = static_cast<T>(0.0f);
+    if (channel == 0) scale[octave] = 0.0f;
+  }
+}
+
 /// The centre of an octave of a head of a sequence.
-template <typename T, int D>
+template <typename T, int D, bool kOfV>
 __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   const int index = static_cast<int>(blockIdx.x) / job.octaves,
             octave = static_cast<int>(blockIdx.x) - index * job.octaves,
             head = static_cast<int>(blockIdx.y), channel = static_cast<int>(threadIdx.x);
   const tile::Sequence s = tile::sequence_at<kBlock>(job.seq, index);
-  if (octave >= numerics::octaves_of(s.nk)) return;
-  const int64_t row = job.to.row(head, s.k_pad / kBlock, numerics::first_block_of(octave));
+  const int octaves = numerics::octaves_of(s.nk);
+  const int64_t of_head = (static_cast<int64_t>(index) * job.hk + head) * kCentreRows;
+  T* columns = reinterpret_cast<T*>(job.columns.codes);
+  if (columns != nullptr) columns += of_head * D + static_cast<int64_t>(channel) * kCentreRows;
+  if (kOfV && octave == 0 && columns != nullptr && channel < D)
+    clear_columns(columns, job.columns.scale + of_head, channel, octaves);
+  if (octave >= octaves) return;
+  const Centres& to = kOfV ? job.of_v : job.of_k;
+  const int64_t row = to.row(head, s.k_pad / kBlock, numerics::first_block_of(octave));
   const bool real = channel < job.d;
   float x = 0.0f;
-  if (!job.zero) {
-    x = mean_of<T, D>(job, s, head, numerics::centre_sample(octave), shared);
-    if (job.rotation > 0)
+  if (!job.zero && !(kOfV && octave < numerics::kFirstValueCentre)) {
+    x = mean_of<T, D>(kOfV ? job.v : job.k, job.d, s, head, numerics::centre_sample(octave),
+                      shared);
+    if (!kOfV && job.rotation > 0)
       x = hadamard_row(shared.row, flipped(x, channel), channel, job.rotation, real);
   }
   if (channel < D) {
@@ -137,12 +156,17 @@ __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   for (uint32_t most : shared.tops) top = max(top, most);
   const float scale = numerics::scale_of(__uint_as_float(top));
   const auto code = static_cast<int8_t>(numerics::code_nearest(x, numerics::inverse_of(scale)));
-  job.to.codes[row * job.d + channel] = code;
-  if (channel == 0) job.to.scale[row] = scale;
-  if (job.rows.codes == nullptr) return;
-  const int64_t again = (static_cast<int64_t>(index) * job.hk + head) * kCentreRows + octave;
-  job.rows.codes[again * D + channel] = code;
-  if (channel == 0) job.rows.scale[again] = scale;
+  to.codes[row * job.d + channel] = code;
+  if (channel == 0) to.scale[row] = scale;
+  if constexpr (kOfV) {
+    if (columns == nullptr || octave < numerics::kFirstValueCentre) return;
+    columns[octave] = static_cast<T>(static_cast<float>(code));
+    if (channel == 0) job.columns.scale[of_head + octave] = scale;
+  } else {
+    if (job.rows.codes == nullptr) return;
+    job.rows.codes[(of_head + octave) * D + channel] = code;
+    if (channel == 0) job.rows.scale[of_head + octave] = scale;
+  }
 }
 
 /// Many thread blocks share a multiprocessor, because each mostly waits: for its keys, and for its
@@ -152,7 +176,10 @@ __global__ void __launch_bounds__(kThreads, 6)
     centre_kernel(const __grid_constant__ CentreJob job) {
   __shared__ Shared<D> shared;
   arch::let_next_kernel_start();
-  make_centre<T, D>(job, shared);
+  if (blockIdx.z == 0)
+    make_centre<T, D, false>(job, shared);
+  else
+    make_centre<T, D, true>(job, shared);
   arch::wait_for_earlier_kernels();  // for whoever waits for this one
 }
 
@@ -160,8 +187,8 @@ __global__ void __launch_bounds__(kThreads, 6)
 
 void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream,
                     Start start) {
-  const dim3 grid(static_cast<unsigned>(job.seq.count * job.octaves),
-                  static_cast<unsigned>(job.hk));
+  const dim3 grid(static_cast<unsigned>(job.seq.count * job.octaves), static_cast<unsigned>(job.hk),
+                  2);
   with_instance(dtype, padded_d, [&]<typename T, int D>() {
     launch(centre_kernel<T, D>, grid, kThreads, 0, job, stream, start);
   });

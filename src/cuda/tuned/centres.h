@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The centres of K, in every recipe but `paper`.
+// The centres of K and V, in every recipe but `paper`.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@
 
 namespace sagebwd::cuda::tuned {
 
-/// What is subtracted from the keys of each octave (numerics/octaves.h), as in the caller's memory
+/// What is subtracted from K or V of each octave (numerics/octaves.h), as in the caller's memory
 /// (sagebwd/codes.h): in the row of the octave's first block.
 struct Centres {
   int8_t* codes = nullptr;  // [hk, blocks, d]
@@ -33,20 +33,27 @@ struct CentreRows {
   int8_t* codes = nullptr;  // [sequences, hk, kCentreRows, D]; null: nobody needs them
   float* scale = nullptr;   // [sequences, hk, kCentreRows]
 };
+/// Those of V once more, as an operand whose contraction index is the octave. Zeros where there is
+/// none.
+struct CentreColumns {
+  uint16_t* codes = nullptr;  // [sequences, hk, D, kCentreRows], in the call's type; null: unneeded
+  float* scale = nullptr;     // [sequences, hk, kCentreRows]
+};
 
 struct CentreJob {
   Sequences seq;
   int d, hk;
   int octaves;   // of the longest sequence
   int rotation;  // channels that the rotation of K mixes; 0: none
-  bool zero;     // K is not smoothed: all are zero
-  Strided k;
-  Centres to;
+  bool zero;     // the recipe has no centres: all are zero
+  Strided k, v;
+  Centres of_k, of_v;
   CentreRows rows = {};
+  CentreColumns columns = {};
 };
 
-/// Makes them from the keys as the caller has them. Start::early: the kernel before this one has
-/// waited for all others, and has nothing that this one reads.
+/// Makes them from keys and values as the caller has them. Start::early: the kernel before this one
+/// has waited for all others, and has nothing that this one reads.
 void launch_centres(const CentreJob& job, Dtype dtype, int padded_d, cudaStream_t stream,
                     Start start = Start::behind);
 

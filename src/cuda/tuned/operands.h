@@ -91,7 +91,7 @@ struct OperandJob {
 
   Strided q, k, v;
   MeanJob k_mean;
-  Centres centres;  // not in `paper`
+  Centres centres, value_centres;  // of K and V; not in `paper`
   float logit_scale;
   int8_t* q8 = nullptr;           // [h, tq, D]
   int8_t* k8 = nullptr;           // [hk, tk, D]

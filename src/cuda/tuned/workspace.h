@@ -14,7 +14,7 @@
 
 namespace sagebwd::cuda::tuned {
 
-/// Saved codes (sagebwd/codes.h) take the place of some pieces: of the centres of K, and of
+/// Saved codes (sagebwd/codes.h) take the place of some pieces: of the centres, and of
 /// row-major codes where those have the same layout.
 struct SharedSpace {
   /// `turns`: counters of a backward that adds to dQ in turn.
@@ -42,9 +42,11 @@ struct SharedSpace {
     if (paper)
       k_part = arena.take<double>(parts * plan.padded_d), k_part_tokens = arena.take<int>(parts);
     if (!paper && !p.has_codes) {
-      centres.blocks = plan.k_blocks;
-      centres.codes = arena.take<int8_t>(p.hk * centres.blocks * p.d);
-      centres.scale = arena.take<float>(p.hk * centres.blocks);
+      for (Centres* each : {&centres, &value_centres}) {
+        each->blocks = plan.k_blocks;
+        each->codes = arena.take<int8_t>(p.hk * plan.k_blocks * p.d);
+        each->scale = arena.take<float>(p.hk * plan.k_blocks);
+      }
     }
     if (!plan.q8_is_saved) q8 = arena.take<int8_t>(p.h * plan.tq * plan.padded_d);
     if (!plan.k8_is_saved) k8 = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
@@ -59,7 +61,7 @@ struct SharedSpace {
   DocumentStart* documents;
   double* k_part = nullptr;
   int* k_part_tokens = nullptr;
-  Centres centres;
+  Centres centres, value_centres;
   int8_t *q8 = nullptr, *k8 = nullptr;
 };
 
