@@ -101,28 +101,30 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t offset) {
                  : "l"(a), "l"(b), "r"(static_cast<int>(add)));                             \
   }
 // A in registers.
-#define SAGE_WGMMA_RS(name, columns, count, kind, a_names, b_name, add_name)                      \
-  __device__ __forceinline__ void name(int(&c)[count], const uint32_t* a, uint64_t b, bool add) { \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_name                                      \
-                 ", 0;\n"                                                                         \
-                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count         \
-                 "}, {" a_names "}, %" b_name ", p; }"                                            \
-                 : SAGE_SUMS_##count("+r", c, 0)                                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                            \
-                   "r"(static_cast<int>(add)));                                                   \
+#define SAGE_WGMMA_RS(name, columns, count, kind, how, type, a_names, b_name, add_name, tail)      \
+  __device__ __forceinline__ void name(type(&c)[count], const uint32_t* a, uint64_t b, bool add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_name                                       \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" columns kind " {" SAGE_NAMES_##count          \
+                 "}, {" a_names "}, %" b_name ", p" tail "; }"                                     \
+                 : SAGE_SUMS_##count(how, c, 0)                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
+                   "r"(static_cast<int>(add)));                                                    \
   }
 
 /// c = A·B, or c += A·B if `add`. INT8, 32 contraction indices.
 SAGE_WGMMA_SS(wgmma_8, "128", 64, "k32.s32.s8.s8", "+r", int, "64", "65", "66", "")
 SAGE_WGMMA_SS(wgmma_8, "64", 32, "k32.s32.s8.s8", "+r", int, "32", "33", "34", "")
 /// The same with A in registers: codes of P (unsigned) or of dS (signed).
-SAGE_WGMMA_RS(wgmma_u8, "64", 32, "k32.s32.u8.s8", "%32,%33,%34,%35", "36", "37")
-SAGE_WGMMA_RS(wgmma_s8, "64", 32, "k32.s32.s8.s8", "%32,%33,%34,%35", "36", "37")
-SAGE_WGMMA_RS(wgmma_s8, "32", 16, "k32.s32.s8.s8", "%16,%17,%18,%19", "20", "21")
+SAGE_WGMMA_RS(wgmma_u8, "64", 32, "k32.s32.u8.s8", "+r", int, "%32,%33,%34,%35", "36", "37", "")
+SAGE_WGMMA_RS(wgmma_s8, "64", 32, "k32.s32.s8.s8", "+r", int, "%32,%33,%34,%35", "36", "37", "")
+SAGE_WGMMA_RS(wgmma_s8, "32", 16, "k32.s32.s8.s8", "+r", int, "%16,%17,%18,%19", "20", "21", "")
 /// In 16 bit, 16 contraction indices.
 SAGE_WGMMA_SS(wgmma_bf16, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34",
               ", 1, 1, 0, 0")
 SAGE_WGMMA_SS(wgmma_f16, "64", 32, "k16.f32.f16.f16", "+f", float, "32", "33", "34", ", 1, 1, 0, 0")
+SAGE_WGMMA_RS(wgmma_bf16, "64", 32, "k16.f32.bf16.bf16", "+f", float, "%32,%33,%34,%35", "36", "37",
+              ", 1, 1, 0")
 /// The same with -A.
 SAGE_WGMMA_SS(wgmma_bf16_minus, "64", 32, "k16.f32.bf16.bf16", "+f", float, "32", "33", "34",
               ", -1, 1, 0, 0")

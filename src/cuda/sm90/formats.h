@@ -11,6 +11,9 @@ namespace sagebwd::cuda::sm90 {
 
 using tuned::kCentreRows, tuned::QueryRow;
 
+/// Octaves of 2^30 keys, the most that these kernels take.
+inline constexpr int kMostOctaves = 24;
+
 /// What a block of kBlock keys has for the forward, in one copy. Numbers of the keys are in the
 /// order of tile::permuted, 16 at a time. Keys behind the end have some, too.
 struct KeyNumbers {
@@ -37,15 +40,19 @@ constexpr int backward_queries(int d) { return d == 64 ? 128 : 64; }
 /// queries are in the order of tile::permuted, 16 at a time. With the scores x times the scales of
 /// their keys,
 ///   2^15·P·φ/φ̂ = 2^(factor·x + exponent)      2^15·σ·dS·L/L̂ = that·(slope·dP + offset)
-/// where L is the logit factor, φ the scale of the codes of dO, hats are maxima over the tile, and
-/// σ keeps slope·dP + offset below 2. Queries without keys and after the end have exponent -inf and
-/// slope 0. Every octave of keys has exponents of its own, with the logits of its centre. They are
-/// not here, because a thread block needs those of its keys alone.
+/// where L is the logit factor, φ the scale of the codes of dO, dP that of codes of V, hats are
+/// maxima over the tile, and σ keeps slope·dP + offset below 2. Queries without keys and after the
+/// end have exponent -inf, slope 0 and offset 0.
 struct QueryStats {
-  float factor[64], slope[64], offset[64];
+  float factor[64], slope[64];
   float dv_unit;  // φ̂/2^15
   float ds_unit;  // L̂/(2^15·σ)
   float unused[2];
+};
+/// What they have for the keys of an octave: the exponent has the logit of the centre of K, and the
+/// offset dO times the centre of V. A thread block needs those of one octave alone.
+struct OctaveStats {
+  float exponent[64], offset[64];
 };
 
 /// The sums of dQ are those of 2^15·σ·dS·L/L̂ and of codes of K, in units of the largest scale of K

@@ -31,6 +31,9 @@ struct ForwardParams {
   const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
   CUtensorMap centre8;        // [sequences·hk·kCentreRows, D]
   const float* centre_scale;  // [sequences, hk, kCentreRows]
+  // Centres of V: bf16, [sequences·hk·D, kCentreRows], and [sequences, hk, kCentreRows].
+  CUtensorMap value_centres;
+  const float* value_centre_scale;
   const KeyNumbers* numbers;  // [hk, tk / kBlock]
   Strided o;
   bool o_chunks;  // rows of O start at multiples of 16 bytes
@@ -76,10 +79,10 @@ struct BackwardParams {
                               // 0 at the start; null: they add in any order
   float* part_sums;           // [parted, parts, keys, D]: dV and dK (bwd/parts.cuh)
   uint32_t* parts_done;       // [parted, parts, consumers], 0 at the start
-  float* row_sum;         // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
-                          // null: unwanted
-  const float* exponent;  // [octaves, h, tq]; the stride of an octave is below
-  int64_t queries;        // of all heads: h·tq
+  float* row_sum;  // [h, tq]: row sums of dS in the units of dQ (kDqUnit), 0 at the start;
+                   // null: unwanted
+  const OctaveStats* octave_stats;  // [octaves, h, tq / kSlab]; the stride of an octave is below
+  int64_t slabs;                    // of all heads: h·tq / kSlab
   // Centres as they are saved, in the rows of the octaves' first blocks.
   const int8_t* centre8;      // [hk, key_blocks, D]
   const float* centre_scale;  // [hk, key_blocks]

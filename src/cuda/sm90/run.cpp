@@ -89,6 +89,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
     launch_key_lists(list_job(p, job.seq, plan.tq, plan.tk, kBlock, listed_keys(p)), ws.lists,
                      call.stream);
   job.v8t = ws.v8t, job.numbers = ws.numbers, job.logit_factor = ws.logit_factor;
+  job.value_columns = ws.value_columns;
   launch_codes(job, p.dtype, call.stream);
 
   const int d = plan.padded_d, queries = p.has_lists() ? kListedForwardQueries : kForwardQueries,
@@ -109,6 +110,9 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
       .centre8 = byte_matrix(ws.centre_rows.codes, plan.num_sequences * p.hk * kCentreRows, d,
                              kCentreRows),
       .centre_scale = ws.centre_rows.scale,
+      .value_centres =
+          byte_matrix(ws.value_columns.codes, plan.num_sequences * p.hk * d, kCentreRows * 2, d),
+      .value_centre_scale = ws.value_columns.scale,
       .numbers = ws.numbers,
       .o = output(args.o),
       .o_chunks = input(args.o).vector,
@@ -174,10 +178,12 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                         .dq_halves = ws.dq_halves,
                         .centre8 = call.saved.centre8(),
                         .centre_scale = call.saved.centre_scale(),
+                        .v_centre8 = call.saved.v_centre8(),
+                        .v_centre_scale = call.saved.v_centre_scale(),
                         .dq_mean = ws.dq_mean,
                         .dq_mean_back = ws.dq_mean_back,
                         .rotation = call.rotation(),
-                        .exponent = ws.exponent};
+                        .octave_stats = ws.octave_stats};
   launch_operands(job, p.dtype, call.stream);
 
   const int d = job.d;
@@ -216,8 +222,8 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                               .part_sums = ws.part_sums,
                               .parts_done = ws.parts_done,
                               .row_sum = ws.row_sum,
-                              .exponent = ws.exponent,
-                              .queries = queries,
+                              .octave_stats = ws.octave_stats,
+                              .slabs = queries / kSlab,
                               .centre8 = call.saved.centre8(),
                               .centre_scale = call.saved.centre_scale(),
                               .key_blocks = call.saved.layout.key_blocks,

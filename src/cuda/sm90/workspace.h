@@ -25,9 +25,16 @@ inline CentreRows take_centre_rows(const spec::Problem& p, const Plan& plan, Are
   return {arena.take<int8_t>(rows * plan.padded_d), arena.take<float>(rows)};
 }
 
+inline CentreColumns take_centre_columns(const spec::Problem& p, const Plan& plan, Arena& arena) {
+  const int64_t columns = plan.num_sequences * p.hk * kCentreRows;
+  return {arena.take<uint16_t>(columns * plan.padded_d), arena.take<float>(columns)};
+}
+
 struct ForwardSpace : tuned::SharedSpace {
   ForwardSpace(const spec::Problem& p, const Plan& plan, Arena& arena)
-      : tuned::SharedSpace(p, plan, arena), centre_rows(take_centre_rows(p, plan, arena)) {
+      : tuned::SharedSpace(p, plan, arena),
+        centre_rows(take_centre_rows(p, plan, arena)),
+        value_columns(take_centre_columns(p, plan, arena)) {
     items = tuned::take_items(p, plan, arena);
     v8t = arena.take<int8_t>(p.hk * plan.tk * plan.padded_d);
     logit_factor = arena.take<float>(p.h * plan.tq);
@@ -35,6 +42,7 @@ struct ForwardSpace : tuned::SharedSpace {
     if (p.has_lists()) lists = tuned::take_key_lists(p, plan, arena, kBlock, listed_keys(p));
   }
   CentreRows centre_rows;
+  CentreColumns value_columns;
   tuned::Item* items;
   int8_t* v8t;
   float* logit_factor;
@@ -101,7 +109,7 @@ struct BackwardSpace : tuned::SharedSpace {
     }
     row = arena.take<QueryRow>(p.h * plan.tq);
     stats = arena.take<QueryStats>(p.h * plan.tq / kSlab);
-    exponent = arena.take<float>(numerics::octaves_of(p.nk) * p.h * plan.tq);
+    octave_stats = arena.take<OctaveStats>(numerics::octaves_of(p.nk) * p.h * plan.tq / kSlab);
     dq_mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
     dq_mean_back = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
     dq_lift = arena.take<float>(p.h * plan.tq);
@@ -117,7 +125,8 @@ struct BackwardSpace : tuned::SharedSpace {
   float *k_scale = nullptr, *v_scale = nullptr;
   QueryRow* row;
   QueryStats* stats;
-  float *exponent, *dq_mean, *dq_mean_back;
+  OctaveStats* octave_stats;
+  float *dq_mean, *dq_mean_back;
   float* dq_lift;
   bool dq_halves;
   void* dq_sum;

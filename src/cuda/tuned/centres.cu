@@ -111,12 +111,11 @@ __device__ float mean_of(const Strided& from, int d, const tile::Sequence& s, in
 }
 
 /// Zeros for a channel of V, and for a scale, of octaves without a centre.
-template <typename T>
-__device__ void clear_columns(T* row, float* scale, int channel, int octaves) {
+__device__ void clear_columns(__nv_bfloat16* row, float* scale, int channel, int octaves) {
 #pragma unroll 1
   for (int octave = 0; octave < kCentreRows; ++octave) {
     if (octave >= numerics::kFirstValueCentre && octave < octaves) continue;
-    row[octave] = static_cast<T>(0.0f);
+    row[octave] = __nv_bfloat16(0.0f);
     if (channel == 0) scale[octave] = 0.0f;
   }
 }
@@ -130,7 +129,7 @@ __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   const tile::Sequence s = tile::sequence_at<kBlock>(job.seq, index);
   const int octaves = numerics::octaves_of(s.nk);
   const int64_t of_head = (static_cast<int64_t>(index) * job.hk + head) * kCentreRows;
-  T* columns = reinterpret_cast<T*>(job.columns.codes);
+  auto* columns = reinterpret_cast<__nv_bfloat16*>(job.columns.codes);
   if (columns != nullptr) columns += of_head * D + static_cast<int64_t>(channel) * kCentreRows;
   if (kOfV && octave == 0 && columns != nullptr && channel < D)
     clear_columns(columns, job.columns.scale + of_head, channel, octaves);
@@ -160,7 +159,7 @@ __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   if (channel == 0) to.scale[row] = scale;
   if constexpr (kOfV) {
     if (columns == nullptr || octave < numerics::kFirstValueCentre) return;
-    columns[octave] = static_cast<T>(static_cast<float>(code));
+    columns[octave] = __nv_bfloat16(static_cast<float>(code));
     if (channel == 0) job.columns.scale[of_head + octave] = scale;
   } else {
     if (job.rows.codes == nullptr) return;

@@ -36,7 +36,7 @@ struct CentreRows {
 /// Those of V once more, as an operand whose contraction index is the octave. Zeros where there is
 /// none.
 struct CentreColumns {
-  uint16_t* codes = nullptr;  // [sequences, hk, D, kCentreRows], in the call's type; null: unneeded
+  uint16_t* codes = nullptr;  // bf16: [sequences, hk, D, kCentreRows]; null: nobody needs them
   float* scale = nullptr;     // [sequences, hk, kCentreRows]
 };
 

@@ -69,7 +69,9 @@ struct Inputs {
         k8(keys(c) * static_cast<size_t>(c.d)),
         v8(k8),
         centre8(keys(c) / kBlock * static_cast<size_t>(c.d)),
-        centre_scale(keys(c) / kBlock) {
+        v_centre8(centre8),
+        centre_scale(keys(c) / kBlock),
+        v_centre_scale(centre_scale) {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = INFINITY;
     const auto put = [&](Bytes& to, size_t i, float x) {
       to.as<uint16_t>()[i] =
@@ -97,9 +99,10 @@ struct Inputs {
       x = random.below(32) == 0 ? nan : random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
     for (float& x : k_scale)
       x = random.below(8) == 0 ? nan : random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
-    for (float& x : centre_scale) x = random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
+    for (auto* scales : {&centre_scale, &v_centre_scale})
+      for (float& x : *scales) x = random.below(4) == 0 ? 0.0f : std::fabs(random.normal());
     for (size_t i = 0; i < centre_scale.size() * static_cast<size_t>(c.d); ++i)
-      centre8.as<int8_t>()[i] = code();
+      centre8.as<int8_t>()[i] = code(), v_centre8.as<int8_t>()[i] = code();
     for (size_t i = 0; i < keys(c) * static_cast<size_t>(c.d); ++i)
       k8.as<int8_t>()[i] = code(), v8.as<int8_t>()[i] = code();
     // Rows one element further than they should be.
@@ -114,8 +117,8 @@ struct Inputs {
   Random random;
   Bytes dout, o, dout_aside, o_aside, q8;
   std::vector<float> q_scale, lse, dlse, v_scale, k_scale;
-  Bytes k8, v8, centre8;
-  std::vector<float> centre_scale;
+  Bytes k8, v8, centre8, v_centre8;
+  std::vector<float> centre_scale, v_centre_scale;
 };
 
 struct Outputs {
@@ -129,7 +132,8 @@ struct Outputs {
         dq_sum(tokens * static_cast<size_t>(c.d) * (c.halves ? 2 : 4)),
         row(tokens * sizeof(QueryRow)),
         stats(tokens / kSlab * sizeof(QueryStats)),
-        exponent(static_cast<size_t>(numerics::octaves_of(c.nk)) * tokens * sizeof(float)),
+        octave_stats(static_cast<size_t>(numerics::octaves_of(c.nk)) * tokens / kSlab *
+                     sizeof(OctaveStats)),
         dq_mean(heads * static_cast<size_t>(c.d) * sizeof(float)),
         dq_mean_back(dq_mean),
         dq_lift(tokens * sizeof(float)),
@@ -142,8 +146,8 @@ struct Outputs {
         v_scale(Inputs::keys(c) * 4) {}
   static constexpr size_t kZeros = 1000;
   size_t tokens, heads;
-  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, exponent, dq_mean, dq_mean_back, dq_lift, v_top,
-      k_top, zeros;
+  Bytes q8t, do8t, q8, do16, dq_sum, row, stats, octave_stats, dq_mean, dq_mean_back, dq_lift,
+      v_top, k_top, zeros;
   Bytes k8, v8, k_scale, v_scale;
   std::vector<DocumentStart> documents;
 };
@@ -206,10 +210,12 @@ BackwardJob job_of(const Call& c, Inputs& in, Outputs& out, Form form) {
           .dq_halves = c.halves,
           .centre8 = in.centre8.as<int8_t>(),
           .centre_scale = in.centre_scale.data(),
+          .v_centre8 = in.v_centre8.as<int8_t>(),
+          .v_centre_scale = in.v_centre_scale.data(),
           .dq_mean = out.dq_mean.as<float>(),
           .dq_mean_back = out.dq_mean_back.as<float>(),
           .rotation = c.d,
-          .exponent = out.exponent.as<float>()};
+          .octave_stats = out.octave_stats.as<OctaveStats>()};
 }
 
 /// Where the i-th of 16 queries is (tile::place_of).
@@ -233,7 +239,7 @@ TEST_P(ReadQueries, SameBitsInEveryForm) {
     EXPECT_TRUE(got.dq_sum == want.dq_sum);
     EXPECT_TRUE(got.row == want.row);
     EXPECT_TRUE(got.stats == want.stats);
-    EXPECT_TRUE(got.exponent == want.exponent);
+    EXPECT_TRUE(got.octave_stats == want.octave_stats);
     EXPECT_TRUE(got.dq_mean == want.dq_mean);
     EXPECT_TRUE(got.dq_mean_back == want.dq_mean_back);
     EXPECT_TRUE(got.dq_lift == want.dq_lift);
@@ -266,19 +272,22 @@ INSTANTIATE_TEST_SUITE_P(Every, ReadQueries,
                                          Call{Dtype::bf16, 64, 3, 2, 2, 100, 256, false, false}));
 
 /// Numbers of a query and an octave, as FP64 finds them from codes.
-TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
+TEST(HopperOperands, StatsOfAnOctaveHaveItsCentres) {
   for (int d : {64, 128}) {
     const Call c{Dtype::bf16, d, 2, 2, 1, 200, 1152, false, true};
     Inputs in(c);
     Outputs out(c);
     launch_operands(job_of(c, in, out, Form::regular), c.dtype, nullptr);
     const auto* stats = out.stats.as<QueryStats>();
-    const auto* exponent = out.exponent.as<float>();
+    const auto* of_octaves = out.octave_stats.as<OctaveStats>();
     const int padded = 256, octaves = numerics::octaves_of(c.nk);
+    const auto place = [&](int query) { return query % kSlab / 16 * 16 + place_of(query % 16); };
+    const auto stats_at = [&](int octave, int query) -> const OctaveStats& {
+      return of_octaves[(static_cast<size_t>(octave) * out.tokens + static_cast<size_t>(query)) /
+                        kSlab];
+    };
     const auto at = [&](int octave, int query) {
-      return exponent[static_cast<size_t>(octave) * out.tokens +
-                      static_cast<size_t>(query / 16 * 16) +
-                      static_cast<size_t>(place_of(query % 16))];
+      return stats_at(octave, query).exponent[place(query)];
     };
     for (int head = 0; head < c.h; ++head)
       for (int sequence = 0; sequence < c.b; ++sequence)
@@ -291,8 +300,7 @@ TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
             int dot = 0;
             for (int e = 0; e < d; ++e)
               dot += in.q8.as<int8_t>()[from * d + e] * in.centre8.as<int8_t>()[block * d + e];
-            const float factor =
-                stats[row / kSlab].factor[row % kSlab / 16 * 16 + place_of(row % 16)];
+            const float factor = stats[row / kSlab].factor[place(row)];
             return static_cast<double>(dot) *
                    static_cast<double>(in.centre_scale[static_cast<size_t>(block)]) *
                    static_cast<double>(factor);
@@ -302,6 +310,25 @@ TEST(HopperOperands, ExponentsHaveTheLogitsOfCentres) {
             ASSERT_NEAR(static_cast<double>(at(octave, row)) - static_cast<double>(at(0, row)),
                         logit(octave) - logit(0),
                         1e-5 * (1.0 + std::fabs(logit(octave)) + std::fabs(logit(0))));
+          // The offset: the slope times dO·centre, the same but for that in all octaves.
+          const double slope = static_cast<double>(stats[row / kSlab].slope[place(row)]);
+          const auto product = [&](int octave) {
+            const int block =
+                sequence * (c.nk / kBlock) + static_cast<int>(numerics::first_block_of(octave));
+            double dot = 0;
+            for (int e = 0; e < d; ++e) {
+              bf16 x;
+              x.bits = in.dout.as<uint16_t>()[((sequence * c.nq + i) * c.h + head) * d + e];
+              dot += static_cast<double>(to_float(x)) * in.v_centre8.as<int8_t>()[block * d + e];
+            }
+            return slope * dot * static_cast<double>(in.v_centre_scale[static_cast<size_t>(block)]);
+          };
+          const auto offset = [&](int octave) {
+            return static_cast<double>(stats_at(octave, row).offset[place(row)]);
+          };
+          for (int octave = 1; octave < octaves && std::isfinite(offset(0)); ++octave)
+            ASSERT_NEAR(offset(octave) - offset(0), product(octave) - product(0),
+                        1e-5 * (1.0 + std::fabs(offset(octave)) + std::fabs(offset(0))));
         }
   }
 }

@@ -64,8 +64,8 @@ struct Consumer {
   __device__ const QueryStats& stats_of(int slab) const {
     return shared.front[tile.place()].stats[slab];
   }
-  __device__ const float* exponents_of(int slab) const {
-    return shared.front[tile.place()].exponent + slab * kSlab;
+  __device__ const OctaveStats& octave_stats_of(int slab) const {
+    return shared.front[tile.place()].octave[slab];
   }
   __device__ int first_key() const {
     return warpgroup * 64 + static_cast<int>(warp * 16 + lane / 4);
@@ -116,7 +116,7 @@ struct Consumer {
   template <bool kMasked>
   __device__ __forceinline__ void exponentials(Halves& h, const Scores& s, int slab,
                                                int query) const {
-    const float *factors = stats_of(slab).factor, *exponents = exponents_of(slab);
+    const float *factors = stats_of(slab).factor, *exponents = octave_stats_of(slab).exponent;
     // Nothing of this is worked out earlier: registers would not suffice.
     __syncwarp();
 #pragma unroll
@@ -161,12 +161,12 @@ struct Consumer {
 
   /// dS = P·(dP - D) as halves, in the place of P.
   __device__ __forceinline__ void differentiate(Halves& h, const Gradients& dp,
-                                                const QueryStats& stats,
+                                                const QueryStats& stats, const OctaveStats& octave,
                                                 const float (&v_scale)[2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // 16 queries
       const float4 slope = *reinterpret_cast<const float4*>(stats.slope + 16 * i + lane % 4 * 4),
-                   offset = *reinterpret_cast<const float4*>(stats.offset + 16 * i + lane % 4 * 4);
+                   offset = *reinterpret_cast<const float4*>(octave.offset + 16 * i + lane % 4 * 4);
       const float a[4] = {slope.x, slope.y, slope.z, slope.w},
                   b[4] = {offset.x, offset.y, offset.z, offset.w};
 #pragma unroll
@@ -295,7 +295,7 @@ struct Consumer {
       const float v[2] = {kKeepsValueScales ? v_scale[0] : value_scale_of(0),
                           kKeepsValueScales ? v_scale[1] : value_scale_of(1)};
       // 3. dS = P·(dP - D).
-      differentiate(h[slab], dp, stats_of(slab), v);
+      differentiate(h[slab], dp, stats_of(slab), octave_stats_of(slab), v);
       if constexpr (kMasked) hide(h[slab], query + slab * kSlab);  // again: 0·NaN is not 0
       if (slab == 0) {  // all slabs of a tile have the same units
         const float dv_unit = stats_of(0).dv_unit;

@@ -26,14 +26,15 @@ struct Copies {
   Plan& shared;
   Step<kQueries<D>> front, back;  // the next tile of each ring
   int front_place = 0, back_place = 0;
-  const float* exponents;  // of the octave of the keys
+  const OctaveStats* octave_stats;  // of the octave of the keys
 
   __device__ Copies(const BackwardParams& params, Plan& plan)
       : p(params),
         shared(plan),
         front(plan.walk),
         back(plan.walk),
-        exponents(p.exponent + numerics::octave_of_block(plan.walk.key0 / kKeys) * p.queries) {}
+        octave_stats(p.octave_stats + numerics::octave_of_block(plan.walk.key0 / kKeys) * p.slabs) {
+  }
 
   __device__ void load_keys() {
     const Walk& w = shared.walk;
@@ -60,11 +61,11 @@ struct Copies {
   }
   /// The rest of a front. Whose bytes come first does not matter: load_front says how many there
   /// are, and the barrier waits for that.
-  __device__ void load_exponents() {
+  __device__ void load_octave() {
     if (front.left == 0) return;
     auto& to = shared.front[front_place];
-    arch::copy_bulk(arch::shared_address(to.exponent), exponents + front.row, sizeof(to.exponent),
-                    arch::shared_address(&shared.front_full[front_place]));
+    arch::copy_bulk(arch::shared_address(to.octave), octave_stats + front.row / kSlab,
+                    sizeof(to.octave), arch::shared_address(&shared.front_full[front_place]));
     front.advance(), front_place ^= 1;
   }
   __device__ void load_back() {
@@ -177,13 +178,13 @@ struct DqMaker {
     // Three threads share the copies, so that none keeps its warp waiting for long.
     Copies<D> copies(p, shared);
     const bool loads_front = warp == 0 && lane == 0, loads_back = warp == 1 && lane == 0,
-               loads_exponents = warp == 2 && lane == 0;
+               loads_octave = warp == 2 && lane == 0;
     if (loads_front) {
       copies.load_keys();
       copies.load_front(), copies.load_front();
     }
     if (loads_back) copies.load_back(), copies.load_back();
-    if (loads_exponents) copies.load_exponents(), copies.load_exponents();
+    if (loads_octave) copies.load_octave(), copies.load_octave();
     typename Plan::Slab slab;
     arch::barrier_wait(arch::shared_address(&shared.keys_full), 0);
     const float scale = make_keys();
@@ -215,7 +216,7 @@ struct DqMaker {
       if (slab.number % kSlabs<D> == kSlabs<D> - 1) {  // the last of its tile
         if (loads_front) copies.load_front();
         if (loads_back && slab.number >= kSlabs<D>) copies.load_back();
-        if (loads_exponents) copies.load_exponents();
+        if (loads_octave) copies.load_octave();
       }
       uint32_t codes[16];
       const RowScales scales = quantize(codes, slab, totals);

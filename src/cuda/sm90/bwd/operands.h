@@ -26,7 +26,8 @@ struct BackwardJob {
   float logit_scale;
 
   // Of keys.
-  uint32_t *v_top, *k_top;  // [sequences, hk]: bits of the largest scales of V and K
+  // [sequences, hk]: bits of the largest scales of V with its centre, and of K.
+  uint32_t *v_top, *k_top;
   // The codes of K and V serve where they are saved, and need no copies: nothing is packed, and no
   // token is padding.
   bool keys_are_ready;
@@ -46,10 +47,12 @@ struct BackwardJob {
   // Of centres and means.
   const int8_t* centre8;      // saved: [hk, key_blocks, D]
   const float* centre_scale;  // saved: [hk, key_blocks]
+  const int8_t* v_centre8;    // the same of V
+  const float* v_centre_scale;
   float* dq_mean;             // [sequences, hk, D]: what the operand of dQ lacks
   float* dq_mean_back;        // the same, with the rotation turned back
   int rotation;               // channels that the rotation of Q and K mixes; 0: none
-  float* exponent;            // [octaves, h, tq], in the order of tile::permuted, 16 at a time
+  OctaveStats* octave_stats;  // [octaves, h, tq / kSlab]
 };
 
 void launch_operands(const BackwardJob& job, Dtype dtype, cudaStream_t stream);

@@ -16,11 +16,13 @@
 
 #include "cuda/arch/convert.cuh"
 #include "cuda/arch/kernel_order.cuh"
+#include "cuda/arch/mma_sync.cuh"
 #include "cuda/arch/shared_memory.cuh"
 #include "cuda/arch/target.cuh"
 #include "cuda/sm90/bwd/operands.h"
 #include "cuda/sm90/bwd/query_numbers.cuh"
 #include "cuda/tile/codes.cuh"
+#include "cuda/tile/convert.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tuned/exact_scale.cuh"
 #include "cuda/tuned/rows.cuh"
@@ -55,7 +57,8 @@ struct QueryPiece {
       uint4 out[kTokens * kChunksOfRow];
       uint32_t codes[2][kTokens * D / 4];  // of Q and of dO
     };
-    float factor[kTokens], exponent[kTokens];
+    float factor[kTokens];
+    QueryNumbers::Common common[kTokens];
     alignas(16) uint32_t top[2][kWarps];  // bits of largest numbers
   };
   static constexpr int kResident = 6;
@@ -340,7 +343,7 @@ struct QueryPiece {
       const int slab_token = token % kSlab,
                 place = (slab_token & ~15) + tile::place_of(slab_token % 16);
       shared.factor[token] = query.logit_factor;
-      shared.exponent[token] =
+      shared.common[token] =
           query.write(stats, place, job.dq_lift[row], job.row[row], ratio, bound, of);
     }
     if (thread % kSlabThreads == 0) QueryNumbers::write_units(stats, of);
@@ -348,6 +351,7 @@ struct QueryPiece {
     tuned::write_transposed<D, false>(job.q8t, row0, shared.codes[0], thread);
     tuned::write_transposed<D, false>(job.do8t, row0, shared.codes[1], thread);
     write_exponents();
+    write_offsets();
   }
 
   /// The exponents of all octaves of keys: those of the queries, and the logits of the centres.
@@ -359,16 +363,17 @@ struct QueryPiece {
     const uint32_t row = part.row_of(static_cast<int>(part.piece % kRows)),
                    place = (row & ~15u) +
                            static_cast<uint32_t>(tile::place_of(static_cast<int>(row % 16)));
-    const float factor = shared.factor[row], own = shared.exponent[row];
+    const float factor = shared.factor[row], own = shared.common[row].exponent;
     int q8[kRows][4];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       *reinterpret_cast<uint4*>(q8[i]) = *reinterpret_cast<const uint4*>(
           shared.codes[0] + word_at<D>(part.row_of(i), part.piece * 4));
     const int64_t first = kv_head * job.saved.key_blocks + s.k_pad / kBlock;
-    float* to = job.exponent + row0 + place;
+    OctaveStats* to = job.octave_stats + (row0 + row) / kSlab;
 #pragma unroll 1
-    for (int octave = 0; octave < numerics::octaves_of(s.nk); ++octave, to += job.h * job.tq) {
+    for (int octave = 0; octave < numerics::octaves_of(s.nk);
+         ++octave, to += job.h * job.tq / kSlab) {
       const int64_t centre = first + numerics::first_block_of(octave);
       const int4 m = __ldcg(reinterpret_cast<const int4*>(job.centre8 + centre * D) + part.piece);
       float dots[kRows];  // integers, and exact
@@ -378,8 +383,56 @@ struct QueryPiece {
             q8[i][0], m.x, __dp4a(q8[i][1], m.y, __dp4a(q8[i][2], m.z, __dp4a(q8[i][3], m.w, 0)))));
       const float dot =
           tuned::scatter_reduce<kPieces>(dots, part.piece, [](float a, float b) { return a + b; });
-      if (part.piece < kRows) *to = own + dot * __ldcg(job.centre_scale + centre) * factor;
+      if (part.piece < kRows)
+        to->exponent[place % kSlab] = own + dot * __ldcg(job.centre_scale + centre) * factor;
     }
+  }
+
+  /// The offsets of all octaves of keys, with dO times the centres of V: products of the 16-bit dO
+  /// with eight octaves at once. A warp has 16 queries.
+  __device__ void write_offsets() const {
+    const uint32_t lane = thread % 32, g = lane / 4, t = lane % 4;
+    const int octaves = numerics::octaves_of(s.nk);
+    const int64_t first_block = kv_head * job.saved.key_blocks + s.k_pad / kBlock;
+#pragma unroll 1
+    for (uint32_t token0 = thread / 32 * 16; token0 < kTokens; token0 += kWarps * 16)
+#pragma unroll 1
+      for (int octave0 = 0; octave0 < octaves; octave0 += 8) {
+        float sums[4] = {};
+        const int mine = min(octave0 + static_cast<int>(g), octaves - 1);
+        const int8_t* codes =
+            job.v_centre8 + (first_block + numerics::first_block_of(mine)) * D + 2 * t;
+#pragma unroll
+        for (uint32_t channel = 0; channel < D; channel += 16) {
+          uint32_t a[4], b[2];
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i)
+            a[i] = reinterpret_cast<const uint32_t*>(
+                shared.dout + chunk_at(token0 + g + i % 2 * 8, channel / 8 + i / 2))[t];
+#pragma unroll
+          for (uint32_t i = 0; i < 2; ++i) {
+            const auto pair = __ldcg(reinterpret_cast<const short*>(codes + channel + 8 * i));
+            b[i] = tile::pack_16<T>(static_cast<float>(static_cast<int8_t>(pair & 0xff)),
+                                    static_cast<float>(pair >> 8));
+          }
+          arch::mma_16<T>(sums, a, b[0], b[1]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          const int octave = octave0 + static_cast<int>(2 * t + i % 2);
+          const uint32_t token = token0 + g + i / 2 * 8;
+          if (octave >= octaves) continue;
+          const float scale =
+              __ldcg(job.v_centre_scale + first_block + numerics::first_block_of(octave));
+          const QueryNumbers::Common& common = shared.common[token];
+          const uint32_t place =
+              (token & ~15u) + static_cast<uint32_t>(tile::place_of(static_cast<int>(token % 16)));
+          job.octave_stats[octave * (job.h * job.tq / kSlab) + (row0 + token) / kSlab]
+              .offset[place % kSlab] = common.slope == 0.0f
+                                           ? common.offset
+                                           : fmaf(common.slope, sums[i] * scale, common.offset);
+        }
+      }
   }
 };
 

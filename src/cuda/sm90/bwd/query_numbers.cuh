@@ -53,19 +53,25 @@ struct QueryNumbers {
     __device__ float reference() const { return phi > 0.0f ? phi : 1.0f; }
   };
 
-  /// `place`: the query's in the slab. `lift` and `row` are the query's own. Returns its exponent
-  /// without the logit of a centre.
-  __device__ float write(QueryStats& stats, int place, float& lift, QueryRow& row, float ratio,
-                         float bound, const Largest& of) const {
+  /// What octaves have in common: the exponent and the offset without what centres add, and the
+  /// slope, which is 0 where dP must not count, whatever it is.
+  struct Common {
+    float exponent, slope, offset;
+  };
+  /// `place`: the query's in the slab. `lift` and `row` are the query's own.
+  __device__ Common write(QueryStats& stats, int place, float& lift, QueryRow& row, float ratio,
+                          float bound, const Largest& of) const {
     const bool poisoned = sees() && scale != scale;
     const float slope = poisoned ? scale : of.bound > 0.0f ? ratio / of.bound : 0.0f;
     stats.factor[place] = logit_factor;
-    stats.slope[place] = slope, stats.offset[place] = counts() || poisoned ? -delta * slope : 0.0f;
+    stats.slope[place] = slope;
     // Queries with less dO than the largest have smaller sums. These are lifted, so that half
     // precision holds them all.
     lift = bound > 0.0f ? exp2f(floorf(fminf(log2f(of.bound / bound), 60.0f))) : 1.0f;
     row = {logit_factor * lift / (of.reference() * of.bound * kDqUnit), lse2};
-    return poisoned ? scale : counts() ? 15.0f - lse2 + log2f(scale / of.reference()) : -INFINITY;
+    if (poisoned) return {scale, scale, scale};
+    if (!counts()) return {-INFINITY, 0.0f, 0.0f};
+    return {15.0f - lse2 + log2f(scale / of.reference()), slope, -delta * slope};
   }
   __device__ static void write_units(QueryStats& stats, const Largest& of) {
     stats.dv_unit = of.reference() * 0x1p-15f, stats.ds_unit = of.reference() * of.bound * 0x1p-15f;

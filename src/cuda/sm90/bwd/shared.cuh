@@ -28,7 +28,7 @@ struct SharedPlan {
     alignas(1024) uint8_t q8[kQueries<D> * D];
     uint8_t do16[2 * kQueries<D> * D];
     alignas(1024) QueryStats stats[kSlabs<D>];
-    alignas(16) float exponent[kQueries<D>];  // for the octave of the keys
+    alignas(16) OctaveStats octave[kSlabs<D>];  // for that of the keys
   };
   struct Back {  // what dK and dV need
     alignas(1024) uint8_t q8t[kQueries<D> * D];
@@ -58,7 +58,7 @@ struct SharedPlan {
   uint64_t ds_full[kSlabPlaces], ds_empty[kSlabPlaces];
 
   static constexpr uint32_t kFrontBytes =
-      3 * kQueries<D> * D + sizeof(Front::stats) + sizeof(Front::exponent);
+      3 * kQueries<D> * D + sizeof(Front::stats) + sizeof(Front::octave);
   static constexpr uint32_t kBackBytes = 2 * kQueries<D> * D;
   static constexpr uint32_t kKeyBytes = sizeof(k8) + sizeof(v_scale) + sizeof(k_scale);
 };

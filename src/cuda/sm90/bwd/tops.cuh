@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first kernel of a backward: the largest scale of V of each sequence, the mean of a sample of
-// its keys, which the operand of dQ lacks, a bound of that operand's scales, and zeros where the
-// call needs them.
+// The first kernel of a backward: the largest scale of V of each sequence with its centre, the mean
+// of a sample of its keys, which the operand of dQ lacks, a bound of that operand's scales, and
+// zeros where the call needs them.
 //
 // Keys are made again from their codes. They are rotated, and so is the mean.
 #pragma once
@@ -54,7 +54,8 @@ struct KeySummary {
     float sum[kTopThreads / 32][kMostD];
     int tokens[kTopThreads / 32];
     float mean[kMostD], x[kMostD];
-    float reach[kCentreRows];  // the largest magnitude of a centre without the mean
+    float reach[kCentreRows];       // the largest magnitude of a centre of K without the mean
+    float value_unit[kCentreRows];  // the scale of a centre of V
   };
 
   const BackwardJob& job;
@@ -161,7 +162,10 @@ struct KeySummary {
       for (int channel = thread % 32; channel < job.d; channel += 32)
         most = fmaxf(most, fabsf(centre(octave, channel) - shared.mean[channel]));
       const uint32_t bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
-      if (thread % 32 == 0) shared.reach[octave] = __uint_as_float(bits);
+      if (thread % 32 != 0) continue;
+      shared.reach[octave] = __uint_as_float(bits);
+      shared.value_unit[octave] =
+          job.v_centre_scale[first_block + numerics::first_block_of(octave)];
     }
     __syncthreads();
   }
@@ -172,9 +176,11 @@ struct KeySummary {
     float k_most = 0.0f;
 #pragma unroll 4
     for (int i = thread; i < s.nk; i += kTopThreads) {
-      v_most = max(v_most, bits_of_finite(v_scale[i]));
-      // No number of the key made again, without the mean, is larger than 127 of these.
-      const float reach = shared.reach[numerics::octave_of_block(i / kBlock)];
+      // No number of the value or the key made again, without the mean, is larger than 127 of
+      // these.
+      const int octave = numerics::octave_of_block(i / kBlock);
+      const float reach = shared.reach[octave];
+      v_most = max(v_most, bits_of_finite(v_scale[i] + shared.value_unit[octave]));
       k_most = fmaxf(k_most, fmaf(reach, 1.0f / numerics::kLevels, k_scale[i]));  // not NaN
     }
     write_tops(job, place, v_most, bits_of_finite(k_most));

@@ -190,7 +190,10 @@ struct Consumer {
       if constexpr (kMasked) hide(x, tile);
       PerRow tops;
       largest_logits(tops, x, of_keys.k, row_logits(logit_factor, tile), lane);
-      raise(sums, references, tops, outgrown, lane);
+      raise(sums, references, tops, outgrown, lane, [&](int r, float shrink) {
+        for (int octave = 0; octave < numerics::octave_of_block(tile); ++octave)
+          shared.centre_logit[octave][first_row() + 8 * r] *= shrink;
+      });
       make_p.template operator()<true>();
       limit(halves, sum, outgrown);
       make_p8();
@@ -246,20 +249,53 @@ struct Consumer {
 
   /// Adds all tiles that the warpgroup sees, from `tile` on. Masked tiles before and behind whole
   /// ones have the same loop, because they have the most code. Whole ones have another: a loop with
-  /// a branch between masked and whole tiles would move the sums from register to register.
+  /// a branch between masked and whole tiles would move the sums from register to register. No loop
+  /// goes on behind the end of an octave.
   __device__ __forceinline__ void sweep(Sums<D>& sums, const PerRow& logit_factor, int& tile,
                                         const Seen& seen) {
 #pragma unroll 1
     while (tile < seen.end) {
+      const int octave_end =
+          static_cast<int>(numerics::first_block_of(numerics::octave_of_block(tile) + 1));
       if (tile >= seen.whole_begin && tile < seen.whole_end) {
+        const int end = min(seen.whole_end, octave_end);
 #pragma unroll 1
-        for (; tile < seen.whole_end; ++tile) visit<false>(sums, logit_factor, tile);
+        for (; tile < end; ++tile) visit<false>(sums, logit_factor, tile);
       } else {
-        const int end = tile < seen.whole_begin ? seen.whole_begin : seen.end;
+        const int end = min(tile < seen.whole_begin ? seen.whole_begin : seen.end, octave_end);
 #pragma unroll 1
         for (; tile < end; ++tile) visit<true>(sums, logit_factor, tile);
       }
+      note_row_sums(sums, tile, seen.end);
     }
+  }
+
+  /// Notes the row sums behind the last tile of an octave. `tile`: the next one.
+  __device__ __forceinline__ void note_row_sums(const Sums<D>& sums, int tile, int end) const {
+    const int octave = numerics::octave_of_block(tile - 1);
+    if (tile != end && numerics::octave_of_block(tile) == octave) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = tile::quad_sum(sums.sum[r]);
+      if (lane % 4 == 0) shared.centre_logit[octave][first_row() + 8 * r] = sum;
+    }
+    __syncwarp();
+  }
+  /// Adds what the centres of V have been taken out of.
+  __device__ __forceinline__ void add_centres(Sums<D>& sums, const Seen& seen) const {
+    if (seen.end <= max(seen.begin, 1)) return;
+    const int first = numerics::octave_of_block(seen.begin),
+              last = numerics::octave_of_block(seen.end - 1);
+    const float* const scale = shared.value_centre_scale[slot.place()];
+    const auto sum_up_to = [&](int octave, int r) {
+      return octave < first ? 0.0f : shared.centre_logit[min(octave, last)][first_row() + 8 * r];
+    };
+    const Operand<64> centres{
+        place + static_cast<uint32_t>(slot.place()) * arch::places(sizeof(shared.value_centres[0])),
+        offsetof(Plan, value_centres)};
+    add_value_centres(sums, centres, last + 1, lane, [&](int octave, int r) {
+      return (sum_up_to(octave, r) - sum_up_to(octave - 1, r)) * scale[octave];
+    });
   }
 
   __device__ void run() {
@@ -267,7 +303,7 @@ struct Consumer {
       wait_for(shared.slot_full, slot);
       const Work& w = shared.work[slot.place()];
       if (w.last) return;
-      const Seen seen = shared.seen[slot.place()][warpgroup];
+      const Seen& seen = shared.seen[slot.place()][warpgroup];
       const PerRow logit_factor = {logit_factor_of(0), logit_factor_of(1)};
       if (p.max_logit != nullptr && lane % 4 == 0)
 #pragma unroll
@@ -279,6 +315,7 @@ struct Consumer {
       int tile = w.walk.first;
       for (; tile < seen.begin; ++tile) skip();
       sweep(sums, logit_factor, tile, seen);
+      add_centres(sums, seen);
       for (; tile < w.walk.first + w.walk.steps; ++tile) skip();
       if (w.q0 + warpgroup * 64 < w.end)
         store<T>(sums, p, w, shared.reference, shared.logit_top, first_row(), lane);

@@ -69,6 +69,10 @@ struct Producer {
                       full);
       copy(shared.centre_scale[slot.place()], p.centre_scale + centres,
            sizeof(shared.centre_scale[0]));
+      arch::copy_rows(arch::shared_address(shared.value_centres[slot.place()]), p.value_centres, 0,
+                      centres / kCentreRows * D, full);
+      copy(shared.value_centre_scale[slot.place()], p.value_centre_scale + centres,
+           sizeof(shared.centre_scale[0]));
     }
   }
 

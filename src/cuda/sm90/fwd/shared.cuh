@@ -33,14 +33,16 @@ struct SharedPlan {
   };
   Slot slot[kSlots];
   Stage stage[kStages];
-  alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];  // swizzled
-  alignas(16) float centre_scale[kSlots][kCentreRows];
+  alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];            // swizzled
+  alignas(1024) uint8_t value_centres[kSlots][kCentreRows * 2 * D];  // bf16, a row per channel
+  alignas(16) float centre_scale[kSlots][kCentreRows], value_centre_scale[kSlots][kCentreRows];
   alignas(16) KeyNumbers keys[kStages];
   tile::Band band[kSlots];
   // The last tile whose logits a consumer looks at before their exponentials: all if the call wants
   // the largest logits; with a window that in which its last query sees its first key; else -1.
   int last_look[kSlots][kConsumers];
-  float centre_logit[kCentreRows][kQueries];  // of each octave and query
+  // Of each octave and query; behind an octave the row sum up to its end takes the place.
+  float centre_logit[kCentreRows][kQueries];
   // In tiles that the mask cuts: the largest scale of V up to a key, which each warp finds for
   // itself, and up to the last key that a query sees.
   alignas(16) float value_prefix[4 * kConsumers][kKeys];
@@ -56,8 +58,8 @@ struct SharedPlan {
   uint64_t slot_full[kSlots], slot_empty[kSlots];
 
   // And those of its rows.
-  static constexpr uint32_t kSlotBytes =
-      sizeof(Slot::q8) + sizeof(centre8[0]) + sizeof(centre_scale[0]);
+  static constexpr uint32_t kSlotBytes = sizeof(Slot::q8) + sizeof(centre8[0]) +
+                                         sizeof(value_centres[0]) + 2 * sizeof(centre_scale[0]);
   static constexpr uint32_t kStageBytes =
       sizeof(Stage::k8) + sizeof(Stage::v8t) + sizeof(KeyNumbers);
 };

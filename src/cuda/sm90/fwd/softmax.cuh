@@ -138,16 +138,17 @@ struct Outgrown {
 
 /// Raises the references of these rows to the largest logits of the tile. The other rows of the
 /// warp repeat their numbers with the references that they have. references: that of the first row.
-template <int D>
+/// shrink_others(r, factor): shrinks what else the row has, by one lane.
+template <int D, typename Shrink>
 __device__ void raise(Sums<D>& sums, float* references, const PerRow& tops,
-                      const Outgrown& outgrown, uint32_t lane) {
+                      const Outgrown& outgrown, uint32_t lane, Shrink shrink_others) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float before = references[8 * r];
     __syncwarp();
     if (!outgrown.row[r]) continue;
     const float now = tops[r] > before ? tops[r] : before, shrink = arch::exp2_approx(before - now);
-    if (lane % 4 == 0) references[8 * r] = now;
+    if (lane % 4 == 0) references[8 * r] = now, shrink_others(r, shrink);
     sums.sum[r] = __fmul_rn(sums.sum[r], shrink);
 #pragma unroll
     for (int i = 0; i < D / 2; ++i)

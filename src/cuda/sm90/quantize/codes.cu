@@ -24,8 +24,11 @@ void run(CodesJob& job, Dtype dtype, cudaStream_t stream) {
                          .rotation = job.rotation,
                          .zero = job.centres_are_zero,
                          .k = job.k,
-                         .to = job.centres,
-                         .rows = job.centre_rows},
+                         .v = job.v,
+                         .of_k = job.centres,
+                         .of_v = job.value_centres,
+                         .rows = job.centre_rows,
+                         .columns = job.value_columns},
                         dtype, D, stream, Start::early);
   job.q_mapped = token_map(job.q_map, job.q, b, job.h, job.seq.nq, D, kBlock);
   job.k_mapped = token_map(job.k_map, job.k, b, job.hk, job.seq.nk, D, kBlock);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The consumers: codes of a block of tokens, from the largest magnitude of each.
 //
-//   rows in shared memory → product → values, of K - centre → scales → codes → rows in the
+//   rows in shared memory → product → values, of K and V - centre → scales → codes → rows in the
 //   workspace and in the caller's memory; those of V transposed, through shared memory
 #pragma once
 
@@ -149,6 +149,7 @@ struct Consumer {
 
   __device__ void values(Block& b) const {
     const Place<D>& place = b.place;
+    b.subtract(shared.centre[slot.place()], 1.0f);
     const uint32_t row = place.own_row();
     const bool real = static_cast<int>(row) < piece().left;
     const float found = b.own_top(), top = real ? found : 0.0f;

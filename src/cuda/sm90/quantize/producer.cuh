@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer: one warp that takes pieces of work (tuned/items.cuh) and brings their tokens, and
-// the centre that keys need.
+// the centre that keys and values need.
 #pragma once
 
 #include "cuda/arch/mbarrier.cuh"
@@ -134,17 +134,17 @@ struct Producer {
     arch::shared_writes_done();
   }
 
-  /// That of the keys of the piece before.
+  /// That of the piece before.
   __device__ void bring_centre() const {
     const int before = (slot.place() + kSlots - 1) % kSlots;
     const Piece& piece = shared.piece[before];
-    if (piece.kind == Kind::keys && lane < D / 4) {
+    if (piece.kind != Kind::queries && lane < D / 4) {
+      const tuned::Centres& from = piece.kind == Kind::keys ? job.centres : job.value_centres;
+      const int octave = numerics::octave_of_block(piece.first / kBlock);
       const int64_t row =
-          (static_cast<int64_t>(piece.s.index) * job.hk + piece.head) * kCentreRows +
-          numerics::octave_of_block(piece.first / kBlock);
-      const uint32_t codes =
-          reinterpret_cast<const uint32_t*>(job.centre_rows.codes + row * D)[lane];
-      const float scale = job.centre_rows.scale[row];
+          from.row(piece.head, piece.s.k_pad / kBlock, numerics::first_block_of(octave));
+      const uint32_t codes = reinterpret_cast<const uint32_t*>(from.codes + row * D)[lane];
+      const float scale = from.scale[row];
       const auto value = [&](int i) {
         return __fmul_rn(scale, static_cast<int8_t>(codes >> 8 * i & 0xff));
       };

@@ -55,7 +55,7 @@ struct SharedPlan {
   };
   Stage stage[kStages];
   Matrices<T, D> matrices;
-  alignas(16) float centre[kSlots][D];  // of the keys of a piece
+  alignas(16) float centre[kSlots][D];  // of the keys or values of a piece
   Piece piece[kSlots];
   // Bits of largest magnitudes, of each warp, in two rounds. A piece has its own, because a
   // warpgroup may be done with it while the other one still reads them.

@@ -14,6 +14,7 @@
 #include "cuda/sm90/fwd/rows.cuh"
 #include "cuda/sm90/fwd/shares.cuh"
 #include "cuda/sm90/operand.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm90::fwd::listed {
 
@@ -152,6 +153,53 @@ struct Consumer {
     }
   }
 
+  /// Adds the row sums that are not counted yet to those of their octave.
+  __device__ void count_rows(const Sums<D>& sums, int octave) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = tile::quad_sum(sums.sum[r]);
+      const int row = first_row() + 8 * r;
+      if (lane % 4 != 0) continue;
+      shared.octave_sum[octave][row] += sum - shared.counted[row];
+      shared.counted[row] = sum;
+    }
+    __syncwarp();
+  }
+  /// The same before a stage whose P is not in the sums, where its tiles are in another octave.
+  /// Lists may have any order.
+  __device__ void count_octaves(const Sums<D>& sums, const Halves& p,
+                                const StageNumbers& numbers) const {
+    int& octave = shared.counted_octave[warpgroup * 4 + static_cast<int>(warp)];
+    if (octave == numbers.octave[0] && octave == numbers.octave[1]) return;
+    count_rows(sums, octave);
+    if (numbers.octave[0] != numbers.octave[1]) {  // what follows belongs to the second tile
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum += arch::half2_sum(p[2 * j + r]);
+        sum = tile::quad_sum(sum);
+        const int row = first_row() + 8 * r;
+        if (lane % 4 != 0) continue;
+        shared.octave_sum[numbers.octave[0]][row] += sum, shared.counted[row] += sum;
+      }
+    }
+    __syncwarp();
+    if (lane == 0) octave = numbers.octave[1];
+    __syncwarp();
+  }
+  /// Adds what the centres of V have been taken out of.
+  __device__ __forceinline__ void add_centres(Sums<D>& sums, const Work& w) const {
+    count_rows(sums, shared.counted_octave[warpgroup * 4 + static_cast<int>(warp)]);
+    const float* const scale = shared.value_centre_scale[slot()];
+    const Operand<64> centres{place + slot() * arch::places(sizeof(shared.value_centres[0])),
+                              offsetof(Plan, value_centres)};
+    add_value_centres(sums, centres, numerics::octaves_of(w.s.nk), lane, [&](int octave, int r) {
+      return octave < kMostOctaves ? shared.octave_sum[octave][first_row() + 8 * r] * scale[octave]
+                                   : 0.0f;
+    });
+  }
+
   /// Adds a stage, whose scores are there, to the sums, and makes the scores of the next one, if
   /// there are more; else it makes some that nobody needs.
   template <bool kLeading>
@@ -180,10 +228,15 @@ struct Consumer {
       if (cut) hide(x, numbers);
       PerRow tops;
       largest_logits(tops, x, numbers.k, row_logits(numbers), lane);
-      raise(sums, references(), tops, outgrown, lane);
+      raise(sums, references(), tops, outgrown, lane, [&](int r, float shrink) {
+        for (int octave = 0; octave < kMostOctaves; ++octave)
+          shared.octave_sum[octave][first_row() + 8 * r] *= shrink;
+        shared.counted[first_row() + 8 * r] *= shrink;
+      });
       make_p.template operator()<true>();
       limit(halves, sum, outgrown);
     }
+    count_octaves(sums, halves, numbers);
     if (cut) multiply_by_own_shares(halves, value_tops(), numbers.v, lane);
     spread_poison(sums, numbers);
     stage = stage.next();
@@ -250,7 +303,13 @@ struct Consumer {
     if (lane % 4 == 0)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        references()[8 * r] = shared.logit_top[first_row() + 8 * r] = kNoReference;
+        references()[8 * r] = shared.logit_top[first_row() + 8 * r] = kNoReference,
+                         shared.counted[first_row() + 8 * r] = 0.0f;
+#pragma unroll 1
+    for (int octave = static_cast<int>(lane % 4); octave < kMostOctaves; octave += 4)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) shared.octave_sum[octave][first_row() + 8 * r] = 0.0f;
+    if (lane == 0) shared.counted_octave[warpgroup * 4 + static_cast<int>(warp)] = 0;
     __syncwarp();
   }
 
@@ -263,6 +322,7 @@ struct Consumer {
         start_rows();
         Sums<D> sums;
         walk(sums, w);
+        add_centres(sums, w);
         store<T>(sums, p, w, shared.reference, shared.logit_top, first_row(), lane);
       } else {
         for (int step = 0; step < w.steps; ++step) skip();

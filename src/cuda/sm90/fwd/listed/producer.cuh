@@ -51,6 +51,10 @@ struct Producer {
       arch::copy_rows(arch::shared_address(shared.centre8[at]), p.centre8, 0, centres, full);
       arch::copy_bulk(arch::shared_address(shared.centre_scale[at]), p.centre_scale + centres,
                       sizeof(shared.centre_scale[0]), full);
+      arch::copy_rows(arch::shared_address(shared.value_centres[at]), p.value_centres, 0,
+                      centres / kCentreRows * D, full);
+      arch::copy_bulk(arch::shared_address(shared.value_centre_scale[at]),
+                      p.value_centre_scale + centres, sizeof(shared.centre_scale[0]), full);
       arch::copy_bulk(arch::shared_address(shared.logit_factor[at]), p.logit_factor + w.row,
                       sizeof(shared.logit_factor[0]), full);
     }

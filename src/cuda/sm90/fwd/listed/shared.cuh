@@ -41,12 +41,16 @@ struct SharedPlan {
   };
   Slot slot[kSlots];
   Stage stage[kStages];
-  alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];  // swizzled
-  alignas(16) float centre_scale[kSlots][kCentreRows];
+  alignas(1024) uint8_t centre8[kSlots][kCentreRows * D];            // swizzled
+  alignas(1024) uint8_t value_centres[kSlots][kCentreRows * 2 * D];  // bf16, a row per channel
+  alignas(16) float centre_scale[kSlots][kCentreRows], value_centre_scale[kSlots][kCentreRows];
   StageNumbers numbers[kStages];
   alignas(16) float logit_factor[kSlots][kQueries];
   tile::Band band[kSlots];
-  float centre_logit[kCentreRows][kQueries];  // of each octave and query
+  // Of each octave and query: the logit of the centre, and the sum of P.
+  float centre_logit[kCentreRows][kQueries], octave_sum[kMostOctaves][kQueries];
+  float counted[kQueries];             // the part of a query's row sum that is in them
+  int counted_octave[4 * kConsumers];  // of each warp: the octave of what is not
   // Of each warp, in a stage: where the mask cuts it the largest scale of V up to a key of a tile,
   // else the keys' shares of V.
   union {
@@ -62,8 +66,9 @@ struct SharedPlan {
   alignas(8) uint64_t stage_full[kStages], stage_empty[kStages];
   uint64_t slot_full[kSlots], slot_empty[kSlots];
 
-  static constexpr uint32_t kSlotBytes =
-      sizeof(Slot::q8) + sizeof(centre8[0]) + sizeof(centre_scale[0]) + sizeof(logit_factor[0]);
+  static constexpr uint32_t kSlotBytes = sizeof(Slot::q8) + sizeof(centre8[0]) +
+                                         sizeof(value_centres[0]) + 2 * sizeof(centre_scale[0]) +
+                                         sizeof(logit_factor[0]);
   static constexpr uint32_t kStageBytes = sizeof(Stage) + sizeof(StageNumbers::k) +
                                           sizeof(StageNumbers::v) + sizeof(StageNumbers::block);
 };

@@ -56,6 +56,9 @@ void wgmma_16_minus(float (&c)[32], uint64_t a, uint64_t b, bool add) {
   emulator::issue({c, 32, nullptr, a, b, add, kElementOf<T>, true});
 }
 // A in registers.
+inline void wgmma_bf16(float (&c)[32], const uint32_t* a, uint64_t b, bool add) {
+  emulator::issue({c, 32, a, 0, b, add, emulator::Element::bf16, false});
+}
 inline void wgmma_u8(int (&c)[32], const uint32_t* a, uint64_t b, bool add) {
   emulator::issue({c, 32, a, 0, b, add, emulator::Element::u8, false});
 }
