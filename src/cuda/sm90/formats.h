@@ -26,7 +26,11 @@ struct KeyNumbers {
   // many at least.
   struct OfBlock {
     float v;
-    int k_poisoned, v_poisoned, unused;
+    uint32_t v_poisoned;
+    uint32_t k_poisoned[2];  // parts of it from each warp that made codes
+    __device__ bool is_poisoned() const {
+      return (v_poisoned | k_poisoned[0] | k_poisoned[1]) != 0;
+    }
   } block;
 };
 /// No key has it, because scales end at 2^-100 / 127.

@@ -119,7 +119,7 @@ struct Consumer {
       arch::settle(acc);
       if (part == kParts - 1) {
         arch::settle(codes);
-        if ((of_block.k_poisoned | of_block.v_poisoned) != 0) spread_poison(sums, tile);
+        if (of_block.is_poisoned()) spread_poison(sums, tile);
         release();
       }
       add_product(sums, part, acc, unit);

@@ -5,6 +5,8 @@
 //   workspace and in the caller's memory; those of V transposed, through shared memory
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/codes.cuh"
 #include "cuda/sm90/quantize/job.h"
 #include "cuda/sm90/quantize/values.cuh"
@@ -129,6 +131,14 @@ struct Consumer {
     return (row & ~15u) + static_cast<uint32_t>(tile::place_of(static_cast<int>(row % 16)));
   }
 
+  /// Whether a key of this warp is poisoned. Each warp has a part of its own, so that none waits.
+  __device__ static void note_poison(uint32_t (&poisoned)[2], bool mine) {
+    using Part = std::conditional_t<S::kWarps == 8, uint8_t, uint16_t>;
+    static_assert(S::kWarps * sizeof(Part) == sizeof(poisoned));
+    const bool any = __any_sync(0xffffffffu, mine);
+    const uint32_t thread = arch::thread_index();
+    if (thread % 32 == 0) reinterpret_cast<Part*>(poisoned)[thread / 32] = any;
+  }
   __device__ void keys(Block& b) const {
     const Place<D>& place = b.place;
     b.subtract(shared.centre[slot.place()], job.rotation > 0 ? numerics::rotation_unit(D) : 1.0f);
@@ -136,10 +146,9 @@ struct Consumer {
     const bool real = static_cast<int>(row) < piece().left;
     const float found = b.own_top(), scale = numerics::key_scale_of(real ? found : 0.0f);
     const bool poisoned = scale != scale;
-    const bool any_poisoned = share_top(0, poisoned ? scale : 0.0f) != 0.0f;
     if (job.numbers != nullptr) {
       KeyNumbers& to = job.numbers[piece().row / kBlock];
-      if (arch::thread_index() == 0) to.block.k_poisoned = any_poisoned;
+      note_poison(to.block.k_poisoned, poisoned);
       if (place.owns())
         to.k[permuted_place(row)] = poisoned ? kPoisonedScale : scale == 0.0f ? kZeroScale : scale;
     }

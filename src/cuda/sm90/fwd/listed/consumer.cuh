@@ -121,7 +121,7 @@ struct Consumer {
   __device__ __forceinline__ void spread_poison(Sums<D>& sums, const StageNumbers& numbers) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      if ((numbers.block[half].k_poisoned | numbers.block[half].v_poisoned) != 0)
+      if (numbers.block[half].is_poisoned())
         fwd::spread_poison<kHalf>(sums, shared.band[slot()], shared.work[slot()].s.nk,
                                   corner(numbers.tile[half]), numbers.k + half * kHalf,
                                   numbers.v + half * kHalf);
