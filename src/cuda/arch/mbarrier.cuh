@@ -77,10 +77,19 @@ __device__ __forceinline__ void copy_panels(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
-/// Copies tokens of a head, in panels of channels (host/tensor_map.h). In the second-level cache
-/// they are the first to make room: nobody reads them again.
+/// Copies tokens of a head, in panels of channels (host/tensor_map.h).
 __device__ __forceinline__ void copy_tokens(uint32_t to, const CUtensorMap& map, int token,
                                             int head, int batch, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+      "l"(&map), "r"(0), "r"(token), "r"(0), "r"(head), "r"(batch), "r"(barrier)
+      : "memory");
+}
+/// The same for tokens that nobody reads again. In the second-level cache they are the first to
+/// make room.
+__device__ __forceinline__ void copy_tokens_once(uint32_t to, const CUtensorMap& map, int token,
+                                                 int head, int batch, uint32_t barrier) {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(

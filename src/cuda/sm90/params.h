@@ -15,6 +15,7 @@
 #include "cuda/tile/layout.h"
 #include "cuda/tile/sequences.h"
 #include "cuda/tile/views.h"
+#include "cuda/tuned/divisor.h"
 
 namespace sagebwd::cuda::sm90 {
 
@@ -49,11 +50,14 @@ struct ListedParams : ForwardParams {
 };
 
 struct BackwardParams {
-  CUtensorMap q8;    // [h·tq, D]
-  CUtensorMap q8t;   // [h·tq / kSlab·D, kSlab]
-  CUtensorMap do16;  // [h·tq, D] in 16 bit
-  CUtensorMap do8t;  // [h·tq / kSlab·D, kSlab]
-  CUtensorMap k8;    // [hk·tk, D]
+  CUtensorMap q8;   // [h·tq, D]
+  CUtensorMap q8t;  // [h·tq / kSlab·D, kSlab]
+  // dO in 16 bit: the caller's, by tokens of a head, or a copy, [h·tq, D].
+  CUtensorMap do16;
+  bool do16_is_given;
+  tuned::Divisor heads_of_rows;  // by tq: from a row of the workspace to its head
+  CUtensorMap do8t;              // [h·tq / kSlab·D, kSlab]
+  CUtensorMap k8;                // [hk·tk, D]
   Sequences seq;
   MaskParams mask;
   int hk, group;

@@ -145,6 +145,17 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
   if (made != nullptr) make_codes(making_codes(p), args, *made);
   call.start(ws);
   const Parts& parts = ws.parts;
+  // Where tokens of a head lie side by side dO needs no copy. In packed sequences others lie behind
+  // the last query, and they might hold NaN.
+  const Strided dout = input(args.dout);
+  CUtensorMap do16;
+  const bool is_given = !p.packed() && dout.token == p.d && dout.head > 0 &&
+                        (p.b == 1 || dout.batch > 0) &&
+                        token_map(do16, dout, p.b, p.h, p.nq, static_cast<int>(p.d),
+                                  backward_queries(static_cast<int>(p.d)));
+  if (!is_given)
+    do16 = panel_matrix(ws.do16, p.h * plan.tq, static_cast<int>(p.d),
+                        backward_queries(static_cast<int>(p.d)));
   const BackwardJob job{.seq = call.sequences(ws),
                         .d = static_cast<int>(p.d),
                         .h = static_cast<int>(p.h),
@@ -156,7 +167,7 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                         .zeros = call.zeros(ws, {ws.parts_done, parts.done_words()}),
                         .saved = call.codes(),
                         .o = input(args.o),
-                        .dout = input(args.dout),
+                        .dout = dout,
                         .lse = stats(args.lse),
                         .dlse = stats(args.dlse),
                         .logit_scale = p.scale,
@@ -170,7 +181,7 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
                         .q8 = ws.q8,
                         .q8t = ws.q8t,
                         .do8t = ws.do8t,
-                        .do16 = ws.do16,
+                        .do16 = is_given ? nullptr : ws.do16,
                         .row = ws.row,
                         .stats = ws.stats,
                         .dq_lift = ws.dq_lift,
@@ -191,7 +202,9 @@ void backward_of_codes(const Problem& p, const BackwardArgs& args, Arena& arena,
   const int tile = backward_queries(d), slab_rows = tile / kSlab * d;
   const BackwardParams params{.q8 = byte_matrix(call.q8(ws), queries, d, tile),
                               .q8t = byte_matrix(ws.q8t, queries / kSlab * d, kSlab, slab_rows),
-                              .do16 = panel_matrix(ws.do16, queries, d, tile),
+                              .do16 = do16,
+                              .do16_is_given = is_given,
+                              .heads_of_rows = tuned::Divisor(plan.tq),
                               .do8t = byte_matrix(ws.do8t, queries / kSlab * d, kSlab, slab_rows),
                               .k8 = byte_matrix(call.k8(ws), keys, d, kBackwardKeys),
                               .seq = job.seq,

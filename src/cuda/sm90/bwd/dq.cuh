@@ -54,7 +54,11 @@ struct Copies {
     const int row = static_cast<int>(front.row);
     arch::barrier_expect(full, Plan::kFrontBytes);
     arch::copy_rows(arch::shared_address(to.q8), p.q8, 0, row, full);
-    arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
+    if (p.do16_is_given)
+      arch::copy_tokens(arch::shared_address(to.do16), p.do16, front.query,
+                        p.heads_of_rows.divide(row), static_cast<int>(shared.walk.s.batch), full);
+    else
+      arch::copy_panels(arch::shared_address(to.do16), p.do16, row, full);
     arch::copy_bulk(arch::shared_address(to.stats), p.stats + front.row / kSlab, sizeof(to.stats),
                     full);
     front.advance(), front_place ^= 1;

@@ -37,7 +37,7 @@ struct BackwardJob {
   // Of queries.
   int8_t* q8;          // [h, tq, D]; null: the saved codes serve
   int8_t *q8t, *do8t;  // [h, tq / kSlab, D, kSlab]
-  void* do16;          // [h, tq, D]
+  void* do16;          // [h, tq, D]; null: unwanted
   QueryRow* row;       // [h, tq]
   QueryStats* stats;   // [h, tq / kSlab]
   float* dq_lift;      // [h, tq]: what the sums of dQ are multiplied by, a power of two

@@ -310,7 +310,7 @@ struct QueryPiece {
     uint32_t v_top = __ldcg(job.v_top + static_cast<int64_t>(s.index) * job.hk + kv_head);
     arch::keep(v_top);  // asked for here, not when it is needed
     arch::cp_async_wait<0>();
-    write_dout();
+    if (job.do16 != nullptr) write_dout();
     if (job.q8 != nullptr) write_codes(q8);
     __syncthreads();
 

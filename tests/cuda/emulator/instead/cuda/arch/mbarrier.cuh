@@ -43,5 +43,9 @@ inline void copy_tokens(uint32_t to, const CUtensorMap& map, int token, int head
                         uint32_t barrier) {
   emulator::copy_box(to, map, {0, token, 0, head, batch}, barrier);
 }
+inline void copy_tokens_once(uint32_t to, const CUtensorMap& map, int token, int head, int batch,
+                             uint32_t barrier) {
+  copy_tokens(to, map, token, head, batch, barrier);
+}
 
 }  // namespace sagebwd::cuda::arch
