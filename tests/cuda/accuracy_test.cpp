@@ -213,7 +213,7 @@ TEST(GpuAccuracy, GradientsThatGrowAndShrink) {
 // --- against the straight-through gradient of the quantised forward
 
 /// q, k and v become what their codes stand for: Q and K turned back, K without its mean, which
-/// softmax does not see. In `vectorwise` K has the centres of its octaves.
+/// softmax does not see. In `vectorwise` K and V have the centres of their octaves.
 void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* k, float* v) {
   for (int64_t i = 0; i < n; ++i) {
     const auto size = static_cast<size_t>(i);
@@ -221,13 +221,12 @@ void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* 
       const auto at = static_cast<size_t>(i * d + c);
       q[at] = static_cast<float>(in.q8[at]) * in.q_scale[size];
       k[at] = static_cast<float>(in.k8[at]) * in.k_scale[size];
-      if (!in.centre8.empty()) {
-        const auto octave = static_cast<size_t>(numerics::octave_of_block(i / kKeysPerScale));
-        k[at] += in.centre_scale[octave] *
-                 static_cast<float>(
-                     in.centre8[octave * static_cast<size_t>(d) + static_cast<size_t>(c)]);
-      }
       v[at] = static_cast<float>(in.v8[at]) * in.v_scale[size];
+      if (in.centre8.empty()) continue;
+      const auto octave = static_cast<size_t>(numerics::octave_of_block(i / kKeysPerScale)),
+                 of_octave = octave * static_cast<size_t>(d) + static_cast<size_t>(c);
+      k[at] += in.centre_scale[octave] * static_cast<float>(in.centre8[of_octave]);
+      v[at] += in.v_centre_scale[octave] * static_cast<float>(in.v_centre8[of_octave]);
     }
     numerics::rotate_back(q + i * d, static_cast<int>(d));
     numerics::rotate_back(k + i * d, static_cast<int>(d));
