@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/dispatch_dtype.h"
 #include "base/hash.h"
 #include "device_case.h"
 #include "numerics/octaves.h"
@@ -42,10 +41,6 @@ Compared compare(const DeviceCase& dc, const Results& got, const Results& want) 
   std::printf("exact  %-60s o %.4f dq %.4f dk %.4f dv %.4f\n", dc.c.to_string().c_str(), e.o.rel_l2,
               e.dq.rel_l2, e.dk.rel_l2, e.dv.rel_l2);
   return e;
-}
-
-float rounded(float x, Dtype dtype) {
-  return with_dtype(dtype, [&](auto type) { return to_float(from_float<decltype(type)>(x)); });
 }
 
 /// Divides every vector by its RMS, as a model with QK-norm does.
