@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/dispatch_dtype.h"
 #include "base/hash.h"
 #include "device_case.h"
 #include "numerics/octaves.h"
@@ -42,10 +41,6 @@ Compared compare(const DeviceCase& dc, const Results& got, const Results& want) 
   std::printf("exact  %-60s o %.4f dq %.4f dk %.4f dv %.4f\n", dc.c.to_string().c_str(), e.o.rel_l2,
               e.dq.rel_l2, e.dk.rel_l2, e.dv.rel_l2);
   return e;
-}
-
-float rounded(float x, Dtype dtype) {
-  return with_dtype(dtype, [&](auto type) { return to_float(from_float<decltype(type)>(x)); });
 }
 
 /// Divides every vector by its RMS, as a model with QK-norm does.
@@ -224,9 +219,9 @@ void decode(const ref::RecipeInputs& in, int64_t n, int64_t d, float* q, float* 
       v[at] = static_cast<float>(in.v8[at]) * in.v_scale[size];
       if (in.centre8.empty()) continue;
       const auto octave = static_cast<size_t>(numerics::octave_of_block(i / kKeysPerScale)),
-                 of_centre = octave * static_cast<size_t>(d) + static_cast<size_t>(c);
-      k[at] += in.centre_scale[octave] * static_cast<float>(in.centre8[of_centre]);
-      v[at] += in.v_centre_scale[octave] * static_cast<float>(in.v_centre8[of_centre]);
+                 of_octave = octave * static_cast<size_t>(d) + static_cast<size_t>(c);
+      k[at] += in.centre_scale[octave] * static_cast<float>(in.centre8[of_octave]);
+      v[at] += in.v_centre_scale[octave] * static_cast<float>(in.v_centre8[of_octave]);
     }
     numerics::rotate_back(q + i * d, static_cast<int>(d));
     numerics::rotate_back(k + i * d, static_cast<int>(d));

@@ -288,6 +288,26 @@ TEST(GpuParity, TilesOfQueries) {
     }
 }
 
+// Values share a large offset, which their centres take out from the second octave on.
+TEST(GpuParity, OffsetOfV) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h4 hk2 n600 d64 causal", "h2 nq140 nk600 d128 f16", "h2 nq300 nk600 d128 window=290,20",
+        "h2 nq140 nk600 d64 keep=0.5 blocks=64x64 lists=random lead=2", "nq140 nk600 d64 softcap=9",
+        "nq140 nk600 d72 smooth_k=off", "nq140 nk600 d64 lift=O"}) {
+    DeviceCase dc(text);
+    dc.v_offset = 20.0f;
+    expect_parity(dc);
+  }
+  DeviceCase documents("h2 hk1 nq400 nk700 d64 causal");
+  documents.cu_q = {0, 0, 130, 400}, documents.cu_k = {0, 5, 300, 700};
+  documents.v_offset = 20.0f, documents.codes = documents.dlse = true;
+  expect_parity(documents);
+  DeviceCase part("h2 nq140 nk600 d128");
+  part.v_offset = 20.0f, part.partial_kv = part.deterministic = true;
+  expect_parity(part, 0.4f);
+}
+
 TEST(GpuParity, HardInputs) {
   NEED_DEVICE();
   for (const char* text : {"h2 n512 d64 causal", "h2 n512 d128", "h2 n512 d64 paper"})

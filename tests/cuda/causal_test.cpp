@@ -402,7 +402,9 @@ TEST_P(Causality, CodesOfAPrefixAreTheFirstRows) {
           for (int octave = 0; octave < numerics::octaves_of(t); ++octave) {
             const int64_t row = numerics::first_block_of(octave);
             EXPECT_TRUE(same(at.centre8 + row * d, from.centre8 + row * d, d) &&
-                        same(at.centre_scale + 4 * row, from.centre_scale + 4 * row, 4))
+                        same(at.centre_scale + 4 * row, from.centre_scale + 4 * row, 4) &&
+                        same(at.v_centre8 + row * d, from.v_centre8 + row * d, d) &&
+                        same(at.v_centre_scale + 4 * row, from.v_centre_scale + 4 * row, 4))
                 << "octave " << octave;
           }
         }

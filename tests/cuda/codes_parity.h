@@ -40,6 +40,7 @@ inline std::vector<CodesPart> codes_parts(const CodesLayout& at) {
   };
   add("q_scale", at.q_scale), add("v_scale", at.v_scale), add("k_scale", at.k_scale);
   add("centre8", at.centre8, true), add("centre_scale", at.centre_scale);
+  add("v_centre8", at.v_centre8, true), add("v_centre_scale", at.v_centre_scale);
   for (size_t i = 0; i < parts.size(); ++i)
     parts[i].end = i + 1 < parts.size() ? parts[i + 1].at : at.bytes;
   return parts;

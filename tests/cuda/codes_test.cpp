@@ -131,16 +131,23 @@ struct Inside {
       diff.expect(same_mean(ws.k_mean[(t * p.hk + head) * D() + c],
                             c < p.d ? want.mu_k[static_cast<size_t>(c)] : 0.0f),
                   "k_mean", head, t, c);
-    for (int octave = 0; octave < numerics::octaves_of(s.nk) && !paper(); ++octave) {
-      const int64_t row = ws.centres.row(static_cast<int>(head), k_pad(t) / cuda::kBlock,
-                                         numerics::first_block_of(octave));
-      const auto at = static_cast<size_t>(octave);
-      diff.expect(same(ws.centres.scale[row], want.centre_scale[at]), "centre scale", head, octave,
-                  0);
-      for (int64_t c = 0; c < p.d; ++c)
-        diff.expect(ws.centres.codes[row * p.d + c] ==
-                        want.centre8[at * static_cast<size_t>(p.d) + static_cast<size_t>(c)],
-                    "centre", head, octave, c);
+    const auto centres_equal = [&](const cuda::tuned::Centres& got,
+                                   const std::vector<int8_t>& codes,
+                                   const std::vector<float>& scales) {
+      for (int octave = 0; octave < numerics::octaves_of(s.nk); ++octave) {
+        const int64_t row = got.row(static_cast<int>(head), k_pad(t) / cuda::kBlock,
+                                    numerics::first_block_of(octave));
+        const auto at = static_cast<size_t>(octave);
+        diff.expect(same(got.scale[row], scales[at]), "centre scale", head, octave, 0);
+        for (int64_t c = 0; c < p.d; ++c)
+          diff.expect(got.codes[row * p.d + c] ==
+                          codes[at * static_cast<size_t>(p.d) + static_cast<size_t>(c)],
+                      "centre", head, octave, c);
+      }
+    };
+    if (!paper()) {
+      centres_equal(ws.centres, want.centre8, want.centre_scale);
+      centres_equal(ws.value_centres, want.v_centre8, want.v_centre_scale);
     }
     rows_equal("k8", ws.k8, row0, want.k8, s.nk, head);
     for (int64_t i = 0; i < s.nk; ++i) {
@@ -294,8 +301,8 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
         if (lse == -INFINITY) delta = 0;
         const float scale = want_do.scale[static_cast<size_t>(i)];
         const float phi = scale == 0.0f ? 0x1p-90f : scale, slope = logit_factor / phi;
-        const int octaves = x.paper() ? 1 : numerics::octaves_of(s.nk);
-        for (int octave = 0; octave < octaves; ++octave) {
+        const int octaves = numerics::octaves_of(s.nk);
+        for (int octave = 0; octave < (x.paper() ? 1 : octaves); ++octave) {
           const cuda::sm80::QueryExponent& exponent =
               ws.exponent[octave * p.h * x.plan.tq + q0 + i];
           const float centre = x.centre_logit(operands, i, octave);
@@ -303,12 +310,23 @@ void check_backward(const DeviceCase& dc, const Workspaces& w, const CaseInputs&
                           near(exponent.lse2, lse2 - std::log2(phi) - centre, 1.0f),
                       "exponent", head, i, octave);
         }
-        const cuda::sm80::QueryGradient gradient = ws.gradient[q0 + i];
-        diff.expect(same(gradient.slope, slope), "gradient.slope", head, i, 0);
-        diff.expect(
-            !std::isfinite(delta) || std::isnan(slope) ||
-                near(-gradient.offset / slope, static_cast<float>(delta), static_cast<float>(size)),
-            "gradient.offset", head, i, 0);
+        for (int octave = 0; octave < (folds ? octaves : 1); ++octave) {
+          const cuda::sm80::QueryGradient gradient = ws.gradient[octave * p.h * x.plan.tq + q0 + i];
+          double added = 0, of_centre = 0;  // what the centre of V adds to dP
+          for (int64_t c = 0; c < p.d && folds; ++c) {
+            const size_t at = static_cast<size_t>(octave * p.d + c);
+            const double product =
+                static_cast<double>(dout[i * p.d + c]) *
+                static_cast<double>(want.v_centre_scale[static_cast<size_t>(octave)] *
+                                    static_cast<float>(want.v_centre8[at]));
+            added += product, of_centre += std::fabs(product);
+          }
+          diff.expect(same(gradient.slope, slope), "gradient.slope", head, i, octave);
+          diff.expect(!std::isfinite(delta) || std::isnan(slope) ||
+                          near(-gradient.offset / slope, static_cast<float>(delta - added),
+                               static_cast<float>(size + of_centre)),
+                      "gradient.offset", head, i, octave);
+        }
       }
       if (head % p.group() != 0) continue;
       x.keys_equal(ws, want, t, kv);

@@ -224,11 +224,18 @@ const char* no_device() {
   return count > 0 ? nullptr : "no CUDA device";
 }
 
+float rounded(float x, Dtype dtype) {
+  return with_dtype(dtype, [&](auto type) { return to_float(from_float<decltype(type)>(x)); });
+}
+
 CaseInputs make_case_inputs(const DeviceCase& dc) {
   CaseInputs in{trace::make_inputs(dc.c, dc.kind, dc.sigma), {}, {}};
   if (dc.dlse)
     for (int64_t i = 0; i < dc.c.b * dc.c.h * dc.c.nq; ++i)
       in.dlse.push_back(unit_float(hash64({dc.c.seed, 77, static_cast<uint64_t>(i)})) - 0.5f);
+  const auto dim = static_cast<size_t>(dc.c.value_dim());
+  for (size_t i = 0; i < in.x.v.size() && dc.v_offset != 0.0f; ++i)
+    in.x.v[i] = rounded(in.x.v[i] + (i % dim % 3 == 0 ? -dc.v_offset : dc.v_offset), dc.c.dtype);
   repeat(dc, dc.c.h, in.x.q), repeat(dc, dc.c.h, in.x.dout);
   repeat(dc, dc.c.hk, in.x.k), repeat(dc, dc.c.hk, in.x.v);
   in.lists = trace::make_lists(dc.c, in.x, documents_of(dc));

@@ -41,7 +41,8 @@ struct DeviceCase {
   Placement placement = Placement::plain;
   trace::InputKind kind = trace::InputKind::gaussian;
   double sigma = 1.0;
-  float scale = 0.0f;  // of the logits; 0: the default
+  float v_offset = 0.0f;  // what the values share, of either sign in turn
+  float scale = 0.0f;     // of the logits; 0: the default
   bool dlse = false, partial_kv = false, deterministic = false;
   float o_elsewhere = 0.0f;  // partial_kv: what keys elsewhere add to every number of O
   bool codes = false;        // the forward saves codes, and the backward gets no q, k and v
@@ -65,6 +66,9 @@ struct CaseInputs {
   trace::Lists lists;  // of the case
 };
 CaseInputs make_case_inputs(const DeviceCase& dc);
+
+/// The number of the type that is nearest.
+float rounded(float x, Dtype dtype);
 
 /// Q, K, V, dO.
 inline constexpr int kTensors = 4;

@@ -15,6 +15,7 @@
 #include "cuda/plain/centres.h"
 #include "cuda/plain/prepare.h"
 #include "device_array.h"
+#include "numerics/octaves.h"
 #include "plain_case.h"
 #include "ref/recipe_inputs.h"
 #include "sagebwd/codes.h"
@@ -119,15 +120,14 @@ TEST(Plain, CodesEqualTheOracles) {
       const bool paper = r.scheme == Scheme::paper;
       QuantizedTokens t(x, d);
       Array<float> k_mean(want.mu_k);
-      if (paper) {  // keys of vectorwise have centres: the next test
+      if (paper) {  // keys and values of vectorwise have centres: the next test
         t.job.rotate = r.rotate;
         t.job.mean = r.smooth_k ? k_mean.data : nullptr;
         t.job.run = r.tile_k, t.job.scale_of = ScaleOf::run;
         t.expect(want.k8, want.k_scale);
       }
       t.job.rotate = false, t.job.mean = nullptr;
-      t.job.run = paper ? r.tile_k : 64, t.job.scale_of = paper ? ScaleOf::run : ScaleOf::value;
-      t.expect(want.v8, want.v_scale);
+      if (paper) t.expect(want.v8, want.v_scale);
 
       t.job.rotate = r.rotate, t.job.queries = true;
       t.job.run = paper ? r.tile_q : 64, t.job.scale_of = paper ? ScaleOf::run : ScaleOf::token;
@@ -141,7 +141,7 @@ TEST(Plain, CodesEqualTheOracles) {
     }
 }
 
-TEST(Plain, KeyCodesEqualTheOracles) {
+TEST(Plain, KeyAndValueCodesEqualTheOracles) {
   NEED_DEVICE();
   using cuda::plain::ScaleOf;
   for (int d : {8, 40, 72, 96, 256})
@@ -157,33 +157,42 @@ TEST(Plain, KeyCodesEqualTheOracles) {
       QuantizedTokens t(x, d);
       t.job.rotate = head.recipe.rotate;
 
-      Array<int8_t> centre8(std::vector<int8_t>(key_blocks * dim, 0x5a));
+      Array<int8_t> centre8(key_blocks * dim);
       Array<float> centre_scale(key_blocks);
       cuda::plain::Centres centres{.codes = centre8.data,
                                    .scale = centre_scale.data,
                                    .key_blocks = static_cast<int64_t>(key_blocks),
                                    .blocks = t.job.batch.seq};
       centres.blocks.q_blocks = centres.blocks.k_blocks = static_cast<int>(key_blocks);
-      cuda::plain::launch_centres({.batch = t.job.batch,
-                                   .heads = 1,
-                                   .d = d,
-                                   .k = t.job.x,
-                                   .smooth = head.recipe.smooth_k,
-                                   .rotate = head.recipe.rotate,
-                                   .blocks = static_cast<int64_t>(key_blocks),
-                                   .to = centres},
-                                  nullptr);
-      const std::vector<int8_t> got8 = centre8.read();
-      const std::vector<float> got_scale = centre_scale.read();
-      for (size_t octave = 0; octave < octaves; ++octave) {
-        const size_t row = octave == 0 ? 0 : size_t{1} << (octave - 1);
-        EXPECT_EQ(got_scale[row], want.centre_scale[octave]) << octave;
-        for (size_t c = 0; c < dim; ++c)
-          ASSERT_EQ(got8[row * dim + c], want.centre8[octave * dim + c]) << octave << " " << c;
-      }
-      for (size_t c = 0; c < dim; ++c) ASSERT_EQ(got8[3 * dim + c], 0x5a);  // no octave starts
+      const auto expect_centres = [&](int first, const std::vector<int8_t>& codes,
+                                      const std::vector<float>& scales) {
+        centre8.write(std::vector<int8_t>(key_blocks * dim, 0x5a), 0);
+        cuda::plain::launch_centres({.batch = t.job.batch,
+                                     .heads = 1,
+                                     .d = d,
+                                     .x = t.job.x,
+                                     .first = first,
+                                     .smooth = head.recipe.smooth_k,
+                                     .rotate = t.job.rotate,
+                                     .blocks = static_cast<int64_t>(key_blocks),
+                                     .to = centres},
+                                    nullptr);
+        const std::vector<int8_t> got8 = centre8.read();
+        const std::vector<float> got_scale = centre_scale.read();
+        for (size_t octave = 0; octave < octaves; ++octave) {
+          const size_t row = octave == 0 ? 0 : size_t{1} << (octave - 1);
+          EXPECT_EQ(got_scale[row], scales[octave]) << octave;
+          for (size_t c = 0; c < dim; ++c)
+            ASSERT_EQ(got8[row * dim + c], codes[octave * dim + c]) << octave << " " << c;
+        }
+        for (size_t c = 0; c < dim; ++c) ASSERT_EQ(got8[3 * dim + c], 0x5a);  // no octave starts
+      };
+      t.job.centres = centres, t.job.scale_of = ScaleOf::value, t.job.rotate = false;
+      expect_centres(numerics::kFirstValueCentre, want.v_centre8, want.v_centre_scale);
+      t.expect(want.v8, want.v_scale);
 
-      t.job.centres = centres, t.job.scale_of = ScaleOf::key;
+      t.job.scale_of = ScaleOf::key, t.job.rotate = head.recipe.rotate;
+      expect_centres(0, want.centre8, want.centre_scale);
       t.expect(want.k8, want.k_scale);
 
       // K of dQ, from what was just made.

@@ -252,6 +252,23 @@ TEST(Plain, HardInputs) {
     }
 }
 
+// Values share a large offset, which their centres take out from the second octave on.
+TEST(Plain, OffsetOfV) {
+  NEED_DEVICE();
+  for (const char* text :
+       {"h4 hk2 n600 d40 f32 causal", "nq150 nk600 d72 dv=160 f32 tile=64x64",
+        "nq150 nk600 d64 f16", "nq150 nk600 d64 f32 keep=0.5 blocks=64x64 lists=random lead=2",
+        "nq150 nk600 d64 f32 softcap=9", "nq150 nk600 d64 f32 lift=O"}) {
+    DeviceCase dc = plain_case(text);
+    dc.v_offset = 20.0f;
+    expect_parity(dc);
+  }
+  DeviceCase documents = plain_case("h2 hk1 nq400 nk700 d40 dv=24 f32 causal");
+  documents.cu_q = {0, 0, 130, 400}, documents.cu_k = {0, 5, 300, 700};
+  documents.v_offset = 20.0f, documents.codes = documents.dlse = documents.partial_kv = true;
+  expect_parity(documents, 0.4f);
+}
+
 /// V has a scale per token that goes through P: rows of any size, zeros, and whole blocks of zeros.
 TEST(Plain, UnevenValues) {
   NEED_DEVICE();

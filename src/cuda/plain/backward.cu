@@ -101,7 +101,9 @@ struct Block {
       const int row = static_cast<int>(threadIdx.x) % kBlock;
       if (row < here.rows) {
         const int64_t i = here.q_at + row;
-        shared.lse2[row] = p.lse2[i], shared.delta[row] = p.delta[i];
+        const int octave = p.v_centres.codes != nullptr ? octave_of_key(here.k0) : 0;
+        shared.lse2[row] = p.lse2[i];
+        shared.delta[row] = p.delta[octave * (p.h * p.tq) + i];
         if (!kByQuery)
           shared.fold[row] = kGradient == Gradient::dv ? p.dout.scale[i] : p.q.scale[i];
       }

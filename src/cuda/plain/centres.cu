@@ -23,13 +23,13 @@ __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
   if (numerics::first_block_of(octave) != own) return;
 
   if (c < job.d) row[c] = 0.0f;
-  if (job.smooth) {
+  if (job.smooth && octave >= job.first) {
     const numerics::Sample sample = numerics::centre_sample(octave);
     const auto sampled = [&](int n) {
-      return tile::offset_of(job.k, s, head, s.k_begin + sample.key(n));
+      return tile::offset_of(job.x, s, head, s.k_begin + sample.key(n));
     };
     for (int n = warp(); n < sample.count; n += kTokenWarps) {
-      const bool bad = is_poisoned(job.batch.dtype, job.k, sampled(n), job.d);
+      const bool bad = is_poisoned(job.batch.dtype, job.x, sampled(n), job.d);
       if (lane() == 0) poisoned[n] = bad;
     }
     __syncthreads();
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
       for (int n = 0; n < sample.count; ++n) {
         if (poisoned[n]) continue;
         ++counted;
-        sum += static_cast<double>(read(job.batch.dtype, job.k, sampled(n) + c));
+        sum += static_cast<double>(read(job.batch.dtype, job.x, sampled(n) + c));
       }
       if (counted > 0) row[c] = static_cast<float>(sum / counted);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a key's centre lies.
+// Where the centre of a key or a value lies.
 #pragma once
 
 #include "cuda/plain/sequence.cuh"
@@ -19,7 +19,7 @@ __device__ inline int64_t centre_row(const Centres& x, const tile::Sequence& s, 
   return head * x.key_blocks + in_blocks.k_pad / kKeysPerScale + numerics::first_block_of(octave);
 }
 
-/// What is subtracted from a channel of the keys.
+/// What is subtracted from a channel of the keys, or of their values.
 __device__ inline float centre_value(const Centres& x, int d, int64_t row, int channel) {
   return x.scale[row] * static_cast<float>(x.codes[row * d + channel]);
 }

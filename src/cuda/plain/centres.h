@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rounds the keys of recipe `vectorwise` and knows more than one key: the centres, their part
-// of the logits, and the keys that dQ takes.
+// What rounds keys and values of recipe `vectorwise` and knows more than one key: the centres,
+// their part of the logits, and the keys that dQ takes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,11 +9,12 @@
 
 namespace sagebwd::cuda::plain {
 
-/// Codes and scales of the centres.
+/// Codes and scales of the centres of K or V.
 struct CentreJob {
   Batch batch;
   int heads, d;
-  Strided k;
+  Strided x;
+  int first;            // octaves before this one have none: theirs are zero
   bool smooth, rotate;  // smooth: else all of them are zero
   int64_t blocks;       // of kKeysPerScale keys, of all sequences
   Centres to;

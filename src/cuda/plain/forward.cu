@@ -9,6 +9,9 @@
 // Where V has a scale per token, the exponent of a key is its logit plus the logarithm of that
 // scale: P·s_V has the running maximum and the codes, and the row sum takes the scale out again.
 //
+// V lacks the centre of its octave there. O gets it back when the walk leaves the octave: P's row
+// sum over those keys, times the centre.
+//
 // Nothing here lets one row change another: rows share tiles, but no number of a row is made from
 // another one's, and adding the zeros of a masked block changes no bit. Recipe `vectorwise`
 // promises that.
@@ -38,7 +41,8 @@ __device__ float quad_larger(float x) {
 /// What a row carries from tile to tile.
 struct RowState {
   float top = -INFINITY;    // running maximum of the exponents; drops NaN
-  float sum = 0.0f;         // this thread's share of Σ 2^(logit - top)
+  float sum = 0.0f;         // this thread's share of Σ 2^(logit - top), over keys of the octave
+  float before = 0.0f;      // all of it, over those of octaves that the walk has left
   bool seen = false;        // whether the row had a visible key
   float logit = -INFINITY;  // this thread's share of the largest logit; NaN if one is
 };
@@ -61,6 +65,7 @@ struct Block {
   tile::Range seen;  // keys that any of the queries sees
   tile::Walk walk;   // the tiles that hold them
   RowState row[2];
+  int octave = 0;  // whose keys are summed up
   Result result = {};
 
   __device__ Block(const ForwardParams& params, Shared& memory)
@@ -143,6 +148,10 @@ struct Block {
     int held;
     float tile_top[2];
     const Product product = product_of(begin, end);
+    if (p.v_centres.codes != nullptr && octave_of_key(begin) != octave) {
+      leave_octave();
+      octave = octave_of_key(begin);
+    }
     measure(begin, end, x, held, tile_top);
     if (held < 0) return;
 
@@ -162,7 +171,7 @@ struct Block {
       factor[r] = beta[r] * v_scale;
       if (product == Product::codes) factor[r] /= p.p_levels;
       row[r].top = top, row[r].seen = true;
-      row[r].sum *= alpha[r];
+      row[r].sum *= alpha[r], row[r].before *= alpha[r];
     }
 #pragma unroll
     for (auto& part : result) for_elements(part, [&](float& o, int r, int, int) { o *= alpha[r]; });
@@ -206,6 +215,32 @@ struct Block {
     add_product<arch::Bytes::u8>(here.values(p.v.codes), factor, channel, shared, result);
   }
 
+  /// Ends the sums over the keys of an octave. A row that sees none of them stays what it is.
+  __device__ void leave_octave() {
+    const Position at;
+    float sum[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = quad_sum(row[r].sum);
+      if (at.t == 0) shared.part[at.warp_col][at.row(r)] = sum[r];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = shared.part[0][at.row(r)] + shared.part[1][at.row(r)];
+      row[r].before += sum[r], row[r].sum = 0.0f;
+    }
+    __syncthreads();
+    if (p.v_centres.codes == nullptr || octave < numerics::kFirstValueCentre) return;
+    const int64_t centre = centre_row(p.v_centres, s, kv, octave);
+#pragma unroll
+    for (int part = 0; part < kResultChannels / kChannels; ++part)
+      for_elements(result[part], [&](float& o, int r, int, int col) {
+        const int c = channel + part * kChannels + col;
+        if (c < p.value_d) o += sum[r] * centre_value(p.v_centres, p.value_d, centre, c);
+      });
+  }
+
   /// Finds the rows that see a value which holds NaN or Inf.
   __device__ void find_marked(bool (&marked)[2]) const {
     const Position at;
@@ -226,29 +261,23 @@ struct Block {
     const Position at;
     bool marked[2];
     find_marked(marked);
-    float sum[2], logit[2];
+    leave_octave();
+    float logit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum[r] = quad_sum(row[r].sum);
       logit[r] = quad_larger(row[r].logit);
-      if (at.t == 0) {
-        shared.part[at.warp_col][at.row(r)] = sum[r];
-        shared.part[2 + at.warp_col][at.row(r)] = logit[r];
-      }
+      if (at.t == 0) shared.part[at.warp_col][at.row(r)] = logit[r];
     }
     __syncthreads();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int line = at.row(r);
-      sum[r] = shared.part[0][line] + shared.part[1][line];
-      logit[r] = larger(shared.part[2][line], shared.part[3][line]);
-    }
+    for (int r = 0; r < 2; ++r)
+      logit[r] = larger(shared.part[0][at.row(r)], shared.part[1][at.row(r)]);
 #pragma unroll
     for (int part = 0; part < kResultChannels / kChannels; ++part)
       for_elements(result[part], [&](float& o, int r, int line, int col) {
         const int c = channel + part * kChannels + col;
         if (q0 + line >= s.nq || c >= p.value_d) return;
-        float value = row[r].seen ? o / sum[r] : 0.0f;
+        float value = row[r].seen ? o / row[r].before : 0.0f;
         if (marked[r]) value = NAN;
         if (p.batch.dtype == Dtype::f16) value = numerics::within_f16(value);
         write(p.batch.dtype, p.o, tile::offset_of(p.o, s, head, s.q_begin + q0 + line) + c, value);
@@ -268,8 +297,8 @@ struct Block {
                                ? 0.0
                                : static_cast<double>(p.mean_logit[head * p.tq + s.q_first + i]),
                        top = static_cast<double>(row[r].top);
-          lse = static_cast<float>(numerics::kLn2 * (top + log2(static_cast<double>(sum[r]))) +
-                                   mean_logit);
+          lse = static_cast<float>(
+              numerics::kLn2 * (top + log2(static_cast<double>(row[r].before))) + mean_logit);
           true_logit =
               static_cast<float>(numerics::kLn2 * static_cast<double>(logit[r]) + mean_logit);
         }

@@ -38,11 +38,11 @@ struct Operand {
   int* poisoned;  // [heads, blocks]: whether the block's values hold NaN or Inf
 };
 
-/// The centres of K in recipe `vectorwise` (numerics/octaves.h). They lie as in the saved codes: a
-/// row per block of kKeysPerScale keys, of which the first block of an octave has the octave's
-/// centre.
+/// The centres of K or V in recipe `vectorwise` (numerics/octaves.h). They lie as in the saved
+/// codes: a row per block of kKeysPerScale keys, of which the first block of an octave has the
+/// octave's centre.
 struct Centres {
-  int8_t* codes;       // [hk, key_blocks, d]
+  int8_t* codes;       // [hk, key_blocks, d]; null: there are none
   float* scale;        // [hk, key_blocks]
   int64_t key_blocks;  // of all sequences, or more
   Sequences blocks;    // the sequences cut into such blocks
@@ -70,6 +70,7 @@ struct Params {
   // floating point.
   bool folds_v;
   Operand q, k, v;      // v in the backward: codes if folds_v, else values
+  Centres v_centres;    // what codes of V lack
   const float* q_mean;  // [h, q blocks, d] of the block's tile; null: no Q-smoothing
   // What logits of codes lack. [h, tq]: scale·q·mean(K); null in `vectorwise`.
   const float* mean_logit;
@@ -87,8 +88,10 @@ struct ForwardParams : Params {
 
 struct BackwardParams : Params {
   Operand dout;
-  const float* lse2;         // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
-  const float* delta;        // [h, tq]: D - dLSE
+  const float* lse2;  // [h, tq]: log2 of Σ 2^logit over keys; -inf: the row has no keys
+  // [h, tq]: D - dLSE. Where V has centres [octaves, h, tq], less what that of a key's octave adds
+  // to dP.
+  const float* delta;
   const float* turned_mean;  // q_mean rotated as the codes of Q are
   // K as dQ takes it: in `paper` the codes of S, in `vectorwise` others that are made from them
   // (centres.h); and what it lacks, [sequences, hk, d], null: nothing.

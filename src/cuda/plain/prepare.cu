@@ -196,7 +196,6 @@ __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
       delta += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) *
                static_cast<double>(read(job.batch.dtype, job.o, o + c));
     delta = warp_sum(delta);
-    if (lane() != 0) continue;
     const float lse = *tile::stat_of(job.lse, b.s, b.head, token);
     const bool active = lse != -INFINITY;
     if (job.dlse.data != nullptr)
@@ -204,8 +203,21 @@ __global__ void __launch_bounds__(kTokenThreads) row_kernel(RowJob job) {
     const bool lacks = !job.capped && job.mean_logit != nullptr;
     const double mean_logit = lacks ? static_cast<double>(job.mean_logit[to]) : 0.0,
                  smooth_lse = static_cast<double>(lse) - mean_logit;
-    job.lse2[to] = active ? static_cast<float>(smooth_lse * (1.0 / numerics::kLn2)) : -INFINITY;
-    job.delta[to] = active ? static_cast<float>(delta) : 0.0f;
+    if (lane() == 0)
+      job.lse2[to] = active ? static_cast<float>(smooth_lse * (1.0 / numerics::kLn2)) : -INFINITY;
+    const bool centred = job.v_centres.codes != nullptr;
+    for (int octave = 0; octave < (centred ? numerics::octaves_of(b.s.nk) : 1); ++octave) {
+      double dot = 0;  // of dO and the centre
+      if (centred) {
+        const int64_t row = centre_row(job.v_centres, b.s, b.head / job.group, octave);
+        for (int c = lane(); c < job.value_d; c += 32)
+          dot += static_cast<double>(read(job.batch.dtype, job.dout, dout + c)) *
+                 static_cast<double>(centre_value(job.v_centres, job.value_d, row, c));
+        dot = warp_sum(dot);
+      }
+      if (lane() == 0)
+        job.delta[octave * (job.h * job.tq) + to] = active ? static_cast<float>(delta - dot) : 0.0f;
+    }
   }
 }
 

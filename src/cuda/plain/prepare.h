@@ -36,7 +36,7 @@ struct TokenJob {
   int64_t tokens;
   Strided x;
   const float* mean;  // [sequences, heads, d]: subtracted first; null: none
-  Centres centres;    // codes null: none; subtracted last, after the rotation
+  Centres centres;    // subtracted last, after the rotation
   int run;            // tokens that share a mean or a scale: a multiple of kBlock up to 256
   ScaleOf scale_of;
   float* run_mean;     // [heads, blocks, d]: mean of the run, subtracted before quantisation
@@ -56,7 +56,8 @@ struct RowJob {
   const float* k_mean;  // [sequences, h / group, d] or null
   float* mean_logit;    // null: logits lack nothing
   // Backward only: lse2 is null in the forward.
-  float *lse2, *delta;
+  float *lse2, *delta;  // delta: [octaves, h, tq] where V has centres
+  Centres v_centres;
   StridedStats lse, dlse;
   Strided o, dout;
 };

@@ -71,6 +71,12 @@ struct Space {
       centres.scale = take_saved<float>(saved.layout.centre_scale, rows);
       if (!lifted_s) centre_logit = arena.take<float>(octaves_of(p) * p.h * tq);
     }
+    if (spec::folds_v(r)) {
+      const int64_t rows = p.hk * saved.layout.key_blocks;
+      v_centres.key_blocks = saved.layout.key_blocks;
+      v_centres.codes = take_saved<int8_t>(saved.layout.v_centre8, rows * p.dv);
+      v_centres.scale = take_saved<float>(saved.layout.v_centre_scale, rows);
+    }
     const bool v_codes = forward ? !p.lifted(kMatmulO) : spec::folds_v(r);
     // In `paper` a tile of V that holds NaN or Inf is taken as it is.
     v = operand(p.hk, tk, p.dv, blocks.k, v_codes, (forward && paper) || !v_codes);
@@ -87,7 +93,7 @@ struct Space {
     dout = operand(p.h, tq, p.dv, blocks.q, true, true);
     dout.scale = arena.take<float>(p.h * tq);
     lse2 = arena.take<float>(p.h * tq);
-    delta = arena.take<float>(p.h * tq);
+    delta = arena.take<float>((spec::folds_v(r) ? octaves_of(p) : 1) * p.h * tq);
     dq_k = k, dq_mean = k_mean;
     if (!paper && !p.lifted(kMatmulDQ)) {
       dq_k = {.codes = arena.take<int8_t>(p.hk * tk * pitch_of(p.d)),
@@ -133,7 +139,7 @@ struct Space {
   int* mean_counted = nullptr;
   float *k_mean = nullptr, *q_mean = nullptr, *turned_mean = nullptr;
   float *mean_logit = nullptr, *centre_logit = nullptr;
-  Centres centres{};
+  Centres centres{}, v_centres{};
   Operand q{}, k{}, v{}, dout{}, dq_k{};
   float *dq_mean = nullptr, *turned_dq_mean = nullptr;
   float *block_max = nullptr, *lse2 = nullptr, *delta = nullptr;
@@ -153,7 +159,7 @@ struct Call {
     write_documents(p, ws.blocks, ws.documents, stream);
     if (ws.centre_documents != nullptr)
       write_documents(p, ws.centre_blocks, ws.centre_documents, stream);
-    ws.centres.blocks = ws.centre_blocks.sequences(p, ws.centre_documents);
+    ws.centres.blocks = ws.v_centres.blocks = ws.centre_blocks.sequences(p, ws.centre_documents);
     if (p.has_lists())
       launch_list_bits(
           list_job(p, batch.seq, ws.blocks.q * kBlock, ws.blocks.k * kBlock, kBlock, kBlock),
@@ -209,24 +215,27 @@ struct Call {
     if (ws.q_mean != nullptr) q.run = tiles.q;
     TokenJob k = keys(args.k, ScaleOf::key, ws.k);
     k.mean = ws.k_mean;
-    if (!paper()) {
-      centres();
-      k.centres = ws.centres;
-    }
+    TokenJob v = keys(args.v, ScaleOf::value, ws.v);
     q.rotate = k.rotate = p.recipe.rotate;
-    for (const TokenJob& job : {q, k, keys(args.v, ScaleOf::value, ws.v)})
-      launch_tokens(job, stream);
+    for (TokenJob* job : {&k, &v}) {
+      job->centres = job == &k ? ws.centres : ws.v_centres;
+      if (job->centres.codes != nullptr)
+        make_centres(*job, job == &k ? 0 : numerics::kFirstValueCentre);
+    }
+    for (const TokenJob& job : {q, k, v}) launch_tokens(job, stream);
   }
 
-  void centres() const {
+  /// Those of a tensor, from octave `first` on.
+  void make_centres(const TokenJob& job, int first) const {
     launch_centres({.batch = batch,
-                    .heads = static_cast<int>(p.hk),
-                    .d = static_cast<int>(p.d),
-                    .k = input(args.k),
+                    .heads = job.heads,
+                    .d = job.d,
+                    .x = job.x,
+                    .first = first,
                     .smooth = p.recipe.smooth_k,
-                    .rotate = p.recipe.rotate,
+                    .rotate = job.rotate,
                     .blocks = ws.centre_blocks.k,
-                    .to = ws.centres},
+                    .to = job.centres},
                    stream);
   }
   void centre_logits() const {
@@ -287,6 +296,7 @@ struct Call {
     if (ws.mean_logit != nullptr) job.q = input(args.q);
     job.k_mean = ws.k_mean;
     job.mean_logit = ws.mean_logit;
+    job.v_centres = ws.v_centres;
     return job;
   }
 
@@ -317,6 +327,7 @@ struct Call {
             .q = ws.q,
             .k = ws.k,
             .v = ws.v,
+            .v_centres = ws.v_centres,
             .q_mean = ws.q_mean,
             .mean_logit = ws.mean_logit,
             .centre_logit = ws.centre_logit,

@@ -20,8 +20,9 @@ struct FoldedScales {
 
 /// What dK and dV need of a query. φ, the scale of its codes of dO, is part of the exponent of P:
 ///   φ·P = 2^(logit_factor·x - lse2)     φ·P·(dP·slope + offset) = dS·logit_factor
-/// where x is the integer logit times the key's scale. Both factors are divided out again later, so
-/// neither may be 0: φ is tiny where dO = 0, and logit_factor is tiny where Q = 0.
+/// where x is the integer logit times the key's scale, and dP lacks what the centre of V adds to
+/// it. Both factors are divided out again later, so neither may be 0: φ is tiny where dO = 0, and
+/// logit_factor is tiny where Q = 0.
 struct QueryExponent {
   float logit_factor, lse2;
 };

@@ -23,13 +23,14 @@ struct ForwardParams {
   MaskParams mask;
   int d, group;
   int64_t tq, tk;
-  const int8_t* q8;           // [h, tq, D]
-  const float* logit_factor;  // [h, tq]: scale of Q times c·log2e
-  const float* q_mean_logit;  // [h, tq]: c·q·mean(K); `paper`
-  const int8_t* k8;           // [hk, tk, D]
-  const KeyScale* k_scale;    // [hk, tk]
-  tuned::Centres centres;     // not in `paper`
-  const int8_t* v8t;          // [hk, tk / kSlab, D, kSlab]
+  const int8_t* q8;              // [h, tq, D]
+  const float* logit_factor;     // [h, tq]: scale of Q times c·log2e
+  const float* q_mean_logit;     // [h, tq]: c·q·mean(K); `paper`
+  const int8_t* k8;              // [hk, tk, D]
+  const KeyScale* k_scale;       // [hk, tk]
+  tuned::Centres centres;        // not in `paper`
+  tuned::Centres value_centres;  // what codes of V lack; codes null: nothing
+  const int8_t* v8t;             // [hk, tk / kSlab, D, kSlab]
   // [hk, tk / tile_k]: scales of V in `paper`; else [hk, tk / kBlock]: 1. NaN if V is poisoned.
   const float* v_tile_scale;
   const FoldedScales* folded;  // [hk, tk / kBlock]; not in `paper`
@@ -54,7 +55,7 @@ struct BackwardParams {
   const int8_t* q8t;  // [h, tq / kSlab, D, kSlab]
   // [octaves, h, tq]; in `paper` and with a cap [h, tq]
   const QueryExponent* q_exponent;
-  const QueryGradient* q_gradient;  // [h, tq]
+  const QueryGradient* q_gradient;  // [octaves, h, tq]; where V has no codes [h, tq]
   const int8_t* k8;                 // [hk, tk, D]
   const int8_t* k8t;                // [hk, tk / kSlab, D, kSlab]
   const KeyScale* k_scale;          // [hk, tk]

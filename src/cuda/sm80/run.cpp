@@ -85,6 +85,7 @@ void forward(const Problem& p, const ForwardArgs& args, void* workspace) {
                              .k8 = call.k8(ws),
                              .k_scale = ws.k_scale,
                              .centres = job.centres,
+                             .value_centres = job.folds_v ? job.value_centres : tuned::Centres{},
                              .v8t = ws.v8t,
                              .v_tile_scale = ws.v_tile_scale,
                              .folded = ws.folded,

@@ -71,7 +71,7 @@ struct BackwardSpace : SharedSpace {
       dq_keys.turned = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
       dq_keys.mean = arena.take<float>(plan.num_sequences * p.hk * plan.padded_d);
     }
-    gradient = arena.take<QueryGradient>(p.h * plan.tq);
+    gradient = arena.take<QueryGradient>((spec::folds_v(p.recipe) ? octaves : 1) * p.h * plan.tq);
     dq_sum = arena.take<float>(p.h * plan.tq * plan.padded_d);
     if (p.capped()) centre_logit = arena.take<float>(octaves * p.h * plan.tq);
     if (p.has_lists()) {

@@ -24,7 +24,7 @@
 // many keys there are. So nothing may follow from the end of a walk, and a poisoned tile stays in
 // INT8, because it would round otherwise in 16 bit. (Lists have no such promise for the number of
 // keys.) Keys lack the centre of their octave; a tile lies in one, so the centre's logit is one
-// number per row.
+// number per row. So do codes of V; what they lack comes to O when the walk leaves the octave.
 //
 // config.cuh has the instances, work.cuh the queries and keys of a thread block, shared.cuh the
 // shared memory.
@@ -64,7 +64,9 @@ template <Config kConfig>
 __device__ __forceinline__ void enter(State<kConfig>& state, int tile) {
   if constexpr (kConfig.has_centres()) {
     const int octave = numerics::octave_of_block(tile / (kBlock / kConfig.tile_k));
-    if (octave != state.queries.octave) enter_octave(state.queries, state.me, octave);
+    if (octave == state.queries.octave) return;
+    leave_octave(state.sums, state.me, state.queries.octave);
+    enter_octave(state.queries, state.me, octave);
   }
 }
 
@@ -91,7 +93,7 @@ __device__ __forceinline__ void visit(State<kConfig>& state, int stage, int tile
   tile::quantize_rows<tile::Bytes::u8, kConfig.key_blocks()>(codes, x, 1.0f, 1.0f);
   // The branch in here keeps the compiler from mixing codes and products, which would take more
   // registers than there are.
-  sums.template carry_over<Product::int8>(rows);
+  sums.template carry_over<Product::int8>(rows, me);
   sums.add_mass(rows);
   multiply_int8(sums, me, codes, rows, stage);
 }
@@ -109,7 +111,7 @@ __device__ __forceinline__ void visit_16(State<kConfig>& state, int stage, int t
   arch::cp_async_commit();
   multiply_qk(x, me, queries, stage);
   softmax(x, rows, me, queries, stage, tile);
-  sums.template carry_over<Product::floating>(rows);
+  sums.template carry_over<Product::floating>(rows, me);
   if (leading) sums.add_mass(rows);
   wait_for_copies();
   if (poisoned) {
@@ -167,6 +169,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
     arch::cp_async_commit();
     wait_for_copies();
   }
+  if constexpr (kConfig.has_centres()) leave_octave(sums, me, queries.octave);
   if constexpr (!kConfig.paper)
     if (me.any_poisoned() != 0) mark_rows(sums, me);
   store<T>(sums, me);

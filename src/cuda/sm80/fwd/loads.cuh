@@ -20,8 +20,10 @@ __device__ void share_work(const Thread<kConfig>& me, const Work<kConfig>& w) {
   using Plan = SharedPlan<kConfig>;
   if (me.index == 0) at<Work<kConfig>>(me.shared + offsetof(Plan, work)) = w, me.any_poisoned() = 0;
   static_assert(kConfig.queries() <= kConfig.threads());
-  if (me.index < kConfig.queries())
+  if (me.index < kConfig.queries()) {
     at<float>(me.shared + offsetof(Plan, logit_top) + me.index * 4) = -INFINITY;
+    at<float>(me.shared + offsetof(Plan, sum_before) + me.index * 4) = 0.0f;
+  }
 }
 
 /// A tile of K8 and V8 with their scales. `row`: its first key in the workspace.

@@ -82,6 +82,36 @@ __device__ void multiply_16(Accumulators<kConfig>& sums, const Thread<kConfig>& 
   }
 }
 
+/// Behind the tiles of an octave: what its V lacks goes to O, P's row sum times the centre. Rows
+/// that see none of them stay what they are.
+template <Config kConfig>
+__device__ void leave_octave(Accumulators<kConfig>& sums, const Thread<kConfig>& me, int octave) {
+  const tuned::Centres& centres = me.p.value_centres;
+  sums.settle();
+  PerRow sum;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = tile::quad_sum(sums.sum[r]);
+    sums.sum[r] = 0.0f;
+    if (me.t() == 0) me.sum_before(r) += sum[r];
+    sum[r] *= me.p.p_unit;
+  }
+  if (centres.codes == nullptr || octave < numerics::kFirstValueCentre) return;
+  const Work<kConfig>& w = me.work();
+  const int64_t row =
+      centres.row(w.head / me.p.group, w.s.k_pad / kBlock, numerics::first_block_of(octave));
+  const float scale = centres.scale[row];
+#pragma unroll
+  for (int c = 0; c < kConfig.channel_blocks(); ++c) {
+    const int channel = c * 8 + static_cast<int>(2 * me.t());
+    if (channel >= me.p.d) break;
+    const int8_t* code = centres.codes + row * me.p.d + channel;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      sums.o[c][e] = fmaf(sum[e >> 1], scale * static_cast<float>(code[e & 1]), sums.o[c][e]);
+  }
+}
+
 /// Makes NaN of the rows that see a poisoned value, but in `paper`. No other row learns of it.
 template <Config kConfig>
 __device__ void mark_rows(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {

@@ -49,9 +49,11 @@ template <typename T, Config kConfig>
 __device__ void store(Accumulators<kConfig>& sums, const Thread<kConfig>& me) {
   const ForwardParams& p = me.p;
   uint32_t best = 0;
+  __syncwarp();  // the sums of all rows are there
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    sums.sum[r] = tile::quad_sum(sums.sum[r]) * p.p_unit;
+    sums.sum[r] =
+        (kConfig.has_centres() ? me.sum_before(r) : tile::quad_sum(sums.sum[r])) * p.p_unit;
     if (me.query(r) < me.work().s.nq) best = max(best, store_row<T>(sums, me, r));
   }
   if (p.max_logit == nullptr) return;

@@ -47,6 +47,9 @@ struct SharedPlan {
   Stage stage[2];  // a tile of V in 16 bit takes the place of k8 and v8t
   alignas(16) Work<kConfig> work;
   float logit_top[kConfig.queries()];  // largest logit of each query, if the call wants it
+  // The part of each row sum over keys of octaves that the walk has left; not in `paper`. The loop
+  // has no registers for it.
+  float sum_before[kConfig.queries()];
   int any_poisoned;  // whether the V of a tile that has been multiplied holds NaN or Inf
 };
 
@@ -123,6 +126,10 @@ struct Thread {
   }
   __device__ float& logit_top(int r) const {
     return at<float>(shared + offsetof(Plan, logit_top) + (first_row() + 8 * r) * 4);
+  }
+  /// One lane of the row writes it.
+  __device__ float& sum_before(int r) const {
+    return at<float>(shared + offsetof(Plan, sum_before) + (first_row() + 8 * r) * 4);
   }
   __device__ int& any_poisoned() const { return at<int>(shared + offsetof(Plan, any_poisoned)); }
 };

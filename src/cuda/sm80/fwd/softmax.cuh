@@ -33,7 +33,7 @@ template <Config kConfig>
 struct Accumulators {
   static constexpr int kChannelBlocks = kConfig.channel_blocks();
   PerRow reference;  // exponent that O and the sums are relative to
-  PerRow sum;        // this lane's share of the row sum
+  PerRow sum;        // this lane's share of the row sum, over keys of the octave that is visited
   float o[kChannelBlocks][4];
   PerRow starts;  // what the starts of integer sums have added to O (tile/codes.cuh)
 
@@ -64,7 +64,7 @@ struct Accumulators {
 
   /// Moves the reference exponent of rows that have outgrown it.
   template <Product kProduct>
-  __device__ void rescale(const TileRows& rows) {
+  __device__ void rescale(const TileRows& rows, const Thread<kConfig>& me) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool moves = outgrown(rows, r);
@@ -74,6 +74,8 @@ struct Accumulators {
                                : arch::exp2_approx(reference[r] - rows.top[r]);
       reference[r] = moves ? rows.top[r] : reference[r];
       sum[r] *= shrink;
+      if constexpr (kConfig.has_centres())
+        if (me.t() == 0) me.sum_before(r) *= shrink;
 #pragma unroll
       for (int c = 0; c < kChannelBlocks; ++c) o[c][2 * r] *= shrink, o[c][2 * r + 1] *= shrink;
       if constexpr (kProduct == Product::int8) starts[r] *= shrink;
@@ -83,11 +85,11 @@ struct Accumulators {
   /// Carries a tile over to the reference exponent. Products in INT8 come before those in 16 bit,
   /// and then there are no starts left.
   template <Product kProduct>
-  __device__ void carry_over(TileRows& rows) {
+  __device__ void carry_over(TileRows& rows, const Thread<kConfig>& me) {
     bool move = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) move |= outgrown(rows, r);
-    if (__any_sync(0xffffffffu, move)) rescale<kProduct>(rows);
+    if (__any_sync(0xffffffffu, move)) rescale<kProduct>(rows, me);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.weight[r] =

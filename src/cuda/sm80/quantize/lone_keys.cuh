@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of every recipe but `paper`: without the centre of their octave (numerics/octaves.h), and
-// with a scale of their own; and those keys again as dQ needs them, made from the codes.
+// Keys and values of every recipe but `paper`: without the centre of their octave
+// (numerics/octaves.h), and with a scale of their own; and those keys again as dQ needs them, made
+// from the codes.
 #pragma once
 
 #include "cuda/sm80/quantize/operands.h"
@@ -42,7 +43,7 @@ struct LaneCentre {
   }
 };
 
-/// Takes the centre off what was made of one of the thread's keys.
+/// Takes the centre off what was made of one of the thread's tokens.
 template <typename T, int D>
 __device__ void subtract(TokenBlock<T, D>& b, int step, const LaneCentre<D>& centre) {
 #pragma unroll

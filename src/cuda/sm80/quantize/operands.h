@@ -54,7 +54,7 @@ struct OperandJob : tuned::OperandJob {
   void* do16 = nullptr;           // [h, tq, D]
   QueryRow* row;                  // [h, tq]
   QueryExponent* exponent;        // [octaves, h, tq]; in `paper` and with a cap [h, tq]
-  QueryGradient* gradient;        // [h, tq]
+  QueryGradient* gradient;        // [octaves, h, tq]; where V has no codes [h, tq]
   float* dq_sum = nullptr;        // [h, tq, D], set to zero
   float* centre_logit = nullptr;  // [octaves, h, tq], in log2 units; with a cap, which comes after
 };

@@ -77,16 +77,16 @@ struct QueryWorker : Worker<T, D, kBackward, kPaper> {
     this->template measure<Values::loaded>(b, job.q_tokens);
     float delta = dots(b, [&](int step, int part, float(&y)[8]) { out[part][step].unpack(y); });
     delta = lse2 == INFINITY ? 0.0f : delta - dlse;
+    // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
+    const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale, slope = logit_factor / phi;
     if (b.owns()) {
-      // A query with dO = 0 still has dS if dLSE is given, so its φ is tiny instead of 0.
-      const float phi = b.scale == 0.0f ? 0x1p-90f : b.scale;
-      const float slope = logit_factor / phi;
       job.row[own] = {logit_factor, lse2};
       if constexpr (kPaper) job.exponent[own] = {logit_factor, lse2 - log2f(phi)};
-      job.gradient[own] = {slope, -delta * slope};
+      if (kPaper || !job.folds_v) job.gradient[own] = {slope, -delta * slope};
     }
     if constexpr (!kPaper) {
       octave_exponents(b, own, logit_factor, lse2);
+      if (job.folds_v) octave_gradients(b, slope, delta);
       __syncthreads();  // codes of dO take the place of those of Q
     }
     b.template write_codes<Values::loaded>({.transpose = true});
@@ -135,6 +135,48 @@ struct QueryWorker : Worker<T, D, kBackward, kPaper> {
         job.exponent[octave * queries + own] = {logit_factor, exponent - logit};
     }
     if (b.owns() && job.centre_logit != nullptr) job.exponent[own] = {logit_factor, exponent};
+  }
+
+  /// The same of dP, to which the centre of an octave's values adds dO·centre. Those of eight
+  /// octaves are the columns of one product: the contraction takes the channels in the order in
+  /// which lanes have them, and the thread's tokens are rows g and g + 8.
+  __device__ void octave_gradients(const Block& b, float slope, float delta) const {
+    static_assert(kSteps == 2 && Block::kLanes == 4);
+    float slopes[kSteps], deltas[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      slopes[step] = __shfl_sync(0xffffffffu, slope, step, Block::kLanes);
+      deltas[step] = __shfl_sync(0xffffffffu, delta, step, Block::kLanes);
+    }
+    const auto row_of = [&](int octave) {
+      return job.value_centres.row(item.kv_head, item.s.k_pad / kBlock,
+                                   numerics::first_block_of(octave));
+    };
+    const int octaves = numerics::octaves_of(item.s.nk), lane = static_cast<int>(b.thread % 32);
+#pragma unroll 1
+    for (int first = 0; first < octaves; first += 8) {
+      const LaneCentre<D> centre(job.value_centres, row_of(min(first + lane / 4, octaves - 1)),
+                                 b.channel(0), job.d);
+      float dot[4] = {};
+#pragma unroll
+      for (int part = 0; part < Block::kParts; ++part) {
+        const uint4 low = b.chunk[part][0].bits, high = b.chunk[part][1].bits;
+        const uint2 m[2] = {tile::widened<T>(centre.codes[part].x),
+                            tile::widened<T>(centre.codes[part].y)};
+        const uint32_t first_half[4] = {low.x, high.x, low.y, high.y},
+                       second_half[4] = {low.z, high.z, low.w, high.w};
+        arch::mma_16<T>(dot, first_half, m[0].x, m[0].y);
+        arch::mma_16<T>(dot, second_half, m[1].x, m[1].y);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int octave = first + lane % 4 * 2 + e % 2, step = e / 2;
+        if (octave >= octaves) continue;
+        const float added = job.value_centres.scale[row_of(octave)] * dot[e];
+        job.gradient[octave * (job.h * job.tq) + b.token0() + step] = {
+            slopes[step], (added - deltas[step]) * slopes[step]};
+      }
+    }
   }
 
   /// The dot product of the token that this lane owns with `other`. other(step, part, y) gives y

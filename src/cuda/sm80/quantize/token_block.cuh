@@ -224,8 +224,8 @@ struct TokenBlock {
     share_inverses<Values::made>();
   }
   __device__ void measure_lone_values() {
-    scale = numerics::lone_value_scale(own_top<Values::loaded>());
-    share_inverses();
+    scale = numerics::lone_value_scale(own_top<Values::made>());
+    share_inverses<Values::made>();
   }
 
   /// A scale that several tokens share. Those that hold NaN or Inf are left out, and `poisoned`
@@ -380,18 +380,16 @@ struct TokenBlock {
     tuned::write_transposed<D, kTurned>(to, row0, shared.codes, thread);
   }
 
-  /// Writes codes of what was loaded as 16-bit numbers, which hold them exactly.
+  /// Writes codes of what was made as 16-bit numbers, which hold them exactly.
   __device__ void write_codes_16(void* to) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        float x[8];
-        values<Values::loaded>(step, part, x);
         alignas(16) T code[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          const float scaled = __fmul_rn(x[e], inverse[step]);
+          const float scaled = __fmul_rn(made[step][part][e], inverse[step]);
           // Adding zero makes +0 of -0.
           code[e] = static_cast<T>(inverse[step] == 0.0f ? 0.0f : rintf(scaled) + 0.0f);
         }

@@ -122,15 +122,18 @@ struct Worker {
       lone_keys(b);
   }
 
+  /// The centre of the octave of a block of keys or values.
+  __device__ LaneCentre<D> centre_of(const Block& b, const tuned::Centres& centres) const {
+    const int octave = numerics::octave_of_block(item.first / kBlock);
+    return {centres,
+            centres.row(item.head, item.s.k_pad / kBlock, numerics::first_block_of(octave)),
+            b.channel(0), job.d};
+  }
+
   /// Keys whose codes and scales depend on the key and its centre alone.
   __device__ void lone_keys(Block& b) const {
     const Targets to{.rows = job.k8, .transpose = kBackward};
-    const int64_t block = item.first / kBlock;
-    const LaneCentre<D> centre(
-        job.centres,
-        job.centres.row(item.head, item.s.k_pad / kBlock,
-                        numerics::first_block_of(numerics::octave_of_block(block))),
-        b.channel(0), job.d);
+    const LaneCentre<D> centre = centre_of(b, job.centres);
     typename Block::Words codes;
     if (reads_codes()) {
       b.get_codes(codes);
@@ -212,9 +215,13 @@ struct Worker {
     }
   }
 
-  /// Values with a scale of their own. Poisoned ones have codes 0: rows that see them become NaN in
-  /// the end.
+  /// Values with a scale of their own, which depend on the value and its centre alone. Poisoned
+  /// ones have codes 0: rows that see them become NaN in the end.
   __device__ void lone_values(Block& b) const {
+    b.template make<false>();
+    const LaneCentre<D> centre = centre_of(b, job.value_centres);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) subtract(b, step, centre);
     b.measure_lone_values();
     if constexpr (kBackward) {
       if (b.owns()) job.v_scale[b.token0() + b.own()] = b.scale;
@@ -224,7 +231,7 @@ struct Worker {
         job.saved.v_scale[saved_row(b, false) + b.own()] = b.scale;
       write_folded(b, b.scale == b.scale ? b.scale : 1.0f);
       if (job.leads) b.write_codes_16(job.v16);
-      b.template write_codes<Values::loaded>(
+      b.template write_codes<Values::made>(
           with_saved({.transpose = true}, job.saved.v8, saved_row(b, false)));
       const bool poisoned = __syncthreads_or(b.scale != b.scale);
       if (threadIdx.x == 0)

@@ -21,7 +21,7 @@
 // But in `paper` every key has a scale of K, which only the logits need: dQ is made from other
 // codes of the same keys, whose scale those of a thread block share (sm80/quantize/operands.h,
 // DqKeys). The logits of the centre that keys lack are part of the exponents of a query, of which
-// it has one for each octave of keys.
+// it has one for each octave of keys; dO times the centre of V is part of its gradients likewise.
 //
 // A round of the loop has two barriers. They also protect the query tiles in shared memory: the
 // next one is loaded behind the first barrier, when S and dP of this one are done, and is there at
@@ -96,6 +96,7 @@ __device__ __forceinline__ void fused(const BackwardParams& p, uint8_t* memory) 
         me.of_octave() = p.q_centre_logit + before;
       else
         me.of_octave() = p.q_exponent + before;
+      me.gradients() = p.q_gradient + (p.v_scale != nullptr ? before : 0);
     }
   if constexpr (kChoices.walk_in_shared || kConfig.has_dq_keys()) __syncthreads();
   DqDither<kConfig>::start(me, own_walk);

@@ -95,9 +95,11 @@ struct QueryLoads {
     // Two queries to a chunk: half of the threads that are needed take exponents, half gradients.
     static_assert(offsetof(Front, gradient) == offsetof(Front, exponent) + kTileQ * 8);
     const QueryExponent* exponents = me.p.q_exponent;
+    const QueryGradient* gradients = me.p.q_gradient;
     if constexpr (kConfig.has_dq_keys() && !kConfig.capped()) exponents = me.of_octave();
+    if constexpr (kConfig.has_dq_keys()) gradients = me.gradients();
     const void* from = me.index < kTileQ / 2 ? static_cast<const void*>(exponents)
-                                             : static_cast<const void*>(me.p.q_gradient);
+                                             : static_cast<const void*>(gradients);
     arch::cp_async_16_if(
         me.index < kTileQ, front + offsetof(Front, exponent) + me.index * 16,
         static_cast<const char*>(from) + row * uint64_t{8} + me.index % (kTileQ / 2) * 16);

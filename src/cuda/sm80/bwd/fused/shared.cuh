@@ -93,8 +93,9 @@ struct SharedPlan {
     alignas(16) float query_scale[kTileQ];  // of the queries of a tile, times `scale`
     float scale;                            // of dQ's keys
     // What all queries have for the octave of these keys: exponents, or with a cap the logits of
-    // its centre.
+    // its centre; and gradients.
     std::conditional_t<kConfig.capped(), const float*, const QueryExponent*> of_octave;
+    const QueryGradient* gradients;
   };
   std::conditional_t<kConfig.has_dq_keys(), DqKeys, Nothing> dq_keys;
   // `paper`: the tile's scale of P and its scale of dS, four times each, as a lane reads them.
@@ -218,6 +219,10 @@ struct Thread {
   __device__ auto& of_octave() const {
     using Pointer = std::conditional_t<kConfig.capped(), const float*, const QueryExponent*>;
     return at<Pointer>(shared + static_cast<uint32_t>(offsetof(Plan, dq_keys.of_octave)));
+  }
+  __device__ const QueryGradient*& gradients() const {
+    return at<const QueryGradient*>(shared +
+                                    static_cast<uint32_t>(offsetof(Plan, dq_keys.gradients)));
   }
 
   // Offsets of a stage of the query tiles.
