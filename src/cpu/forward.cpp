@@ -185,8 +185,8 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
 /// that saw no key of the octave has kept its sum to the bit, and O stays as it is.
 void Forward::end_octave(const float* centre, const Scratch& t) const {
   for (int i = 0; i < plan.bq; ++i) t.gained[i] = t.l[i] - t.l_before[i];
-  for (int c = 0; c < plan.vl && centre != nullptr; ++c)
-    for (int i = 0; i < plan.bq; ++i) t.ot[c * plan.bq + i] += t.gained[i] * centre[c];
+  if (centre != nullptr)
+    kernels.add_f32({plan.vl, plan.bq, 1, centre, 1, t.gained, plan.bq}, t.ot, plan.bq);
   std::copy_n(t.l, plan.bq, t.l_before);
 }
 
