@@ -22,7 +22,8 @@ enum class Scheme : int {
   vectorwise = 1,
 };
 
-/// Keys that share a centre of K in `vectorwise`, counted from the first key of a document.
+/// Keys that share a centre of K and one of V in `vectorwise`, counted from the first key of a
+/// document.
 inline constexpr int kKeysPerScale = 128;
 
 enum class Rounding : int {
@@ -49,7 +50,8 @@ struct Recipe {
   Scheme scheme = Scheme::vectorwise;
   int tile_q = 0;  // queries per tile, a multiple of 64 up to 256; 0: the backend's own choice
   int tile_k = 0;  // keys per tile, likewise
-  bool smooth_k = true;  // subtract a mean key (exact): of earlier keys, in `paper` of all
+  bool smooth_k = true;  // subtract a mean key (exact), in `paper` of all keys; in `vectorwise` of
+                         // earlier ones, and a mean of their values from V
   bool smooth_q =
       false;           // `paper`: subtract the mean query of each block (exact; costs a bias row)
   bool rotate = true;  // rotate Q and K before they are quantised (exact; numerics/rotate.h)

@@ -201,7 +201,7 @@ _REMOVED = {
     "pv16_tiles": ((0,), (0,), "high_precision=('O',), or lead= of block lists"),
     "p_levels": ((0,), (0, 127), "the scheme and the backend say how many levels P has"),
     "k_per_token": ((False,), (False,), "recipe vectorwise has a scale for each token of K"),
-    "smooth_v": ((True,), (False,), "leave it out: no recipe subtracts a mean of V"),
+    "smooth_v": ((True,), (False,), "leave it out: in vectorwise smooth_k smooths V, too"),
 }
 
 

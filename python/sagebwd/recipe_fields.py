@@ -40,9 +40,9 @@ class RecipeFields:
         Keys of a tile, in ``vectorwise`` up to 128; 0: the backend's choice.
     smooth_k
         Subtract a mean key before K is quantised. ``vectorwise`` takes means of earlier keys, one
-        for each octave of blocks, and adds their logits again, exactly. ``paper`` takes the mean
-        of the whole sequence: all logits of a row shift alike, so P does not change, and LSE is
-        still that of the true logits.
+        for each octave of blocks, and adds their logits again, exactly; it does the same with V,
+        and adds the means to O again. ``paper`` takes the mean of the whole sequence: all logits
+        of a row shift alike, so P does not change, and LSE is still that of the true logits.
     smooth_q
         In ``paper`` alone, because a block holds later queries: subtract the mean query of each
         block. The bias row c·μ_Q·Kᵀ is added to S, and (Σᵢ dSᵢⱼ)·μ_Q to dK.

@@ -29,15 +29,18 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// The gradient side of the query blocks, [h][q_blocks].
 struct GradientBlock {
-  int8_t* q8_dk = nullptr;                  // quads along queries: [dl/16][bq/4][16][4]
-  int32_t* dk_start = nullptr;              // [dl] accumulator start of dK
-  int8_t* do8 = nullptr;                    // quads along queries
-  float* do_scale = nullptr;                // [bq]
-  float* dot = nullptr;                     // [vl][bq] dOᵀ
-  bf16* dot_bf16 = nullptr;                 // pairs along dv, where plan.dp_bf16
-  float *lse2 = nullptr, *delta = nullptr;  // [bq]
-  float* q_rows = nullptr;                  // [bq][dl] when dK is lifted
-  float* do_rows = nullptr;                 // [bq][vl] when dV is lifted
+  int8_t* q8_dk = nullptr;      // quads along queries: [dl/16][bq/4][16][4]
+  int32_t* dk_start = nullptr;  // [dl] accumulator start of dK
+  int8_t* do8 = nullptr;        // quads along queries
+  float* do_scale = nullptr;    // [bq]
+  float* dot = nullptr;         // [vl][bq] dOᵀ
+  bf16* dot_bf16 = nullptr;     // pairs along dv, where plan.dp_bf16
+  float* lse2 = nullptr;        // [bq]
+  // [bq]: dO·O - dLSE, less dO·centre of V, whose codes dP is made from. Where V has centres, one
+  // for each octave of keys.
+  float* delta = nullptr;
+  float* q_rows = nullptr;   // [bq][dl] when dK is lifted
+  float* do_rows = nullptr;  // [bq][vl] when dV is lifted
 
   void place(Arena& arena, const Plan& plan) {
     const int64_t blocks = plan.p.h * plan.q_blocks;
@@ -52,7 +55,7 @@ struct GradientBlock {
     else
       dot = arena.take<float>(blocks * value_tile);
     lse2 = arena.take<float>(blocks * plan.bq);
-    delta = arena.take<float>(blocks * plan.bq);
+    delta = arena.take<float>(blocks * deltas(plan) * plan.bq);
     if (plan.p.lifted(kMatmulDK)) q_rows = arena.take<float>(blocks * tile);
     if (plan.p.lifted(kMatmulDV)) do_rows = arena.take<float>(blocks * value_tile);
   }
@@ -67,10 +70,16 @@ struct GradientBlock {
     if (dot != nullptr) b.dot += block * value_tile;
     if (dot_bf16 != nullptr) b.dot_bf16 += block * value_tile;
     b.lse2 += block * plan.bq;
-    b.delta += block * plan.bq;
+    b.delta += block * deltas(plan) * plan.bq;
     if (q_rows != nullptr) b.q_rows += block * tile;
     if (do_rows != nullptr) b.do_rows += block * value_tile;
     return b;
+  }
+  static int deltas(const Plan& plan) { return plan.centres_v() ? plan.octaves : 1; }
+  /// That of the octave that these keys lie in.
+  const float* delta_of(const Plan& plan, const Block& keys) const {
+    if (!plan.centres_v()) return delta;
+    return delta + plan.bq * numerics::octave_of_block(keys.first / kKeysPerScale);
   }
 };
 
@@ -209,8 +218,8 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
   load_query_rows(kernels, plan, a.dout, b, h, rows, plan.vl);
   load_query_rows(kernels, plan, a.o, b, h, out, plan.vl);
   std::fill(g.lse2, g.lse2 + plan.bq, kInf);
-  std::fill(g.delta, g.delta + plan.bq, 0.0f);
-  double dot[256];  // bq at most
+  std::fill_n(g.delta, GradientBlock::deltas(plan) * plan.bq, 0.0f);
+  double dot[256], centre_dot[256] = {};  // bq at most
   kernels.row_dots(rows, plan.vl, b.rows, out, plan.vl, dot);
   for (int i = 0; i < b.rows; ++i) {
     const int64_t n = b.seq.q_begin + b.first + i;
@@ -221,7 +230,14 @@ void Backward::prepare_block(int64_t slot, int64_t item) const {
           static_cast<float>((lse - (plan.p.capped() ? 0.0 : scratch.shift[i])) / numerics::kLn2);
     const double dlse =
         plan.p.has_dlse ? static_cast<double>(*stat_at(a.dlse, b.seq.batch, h, n)) : 0.0;
-    g.delta[i] = static_cast<float>(dot[i] - dlse);
+    dot[i] -= dlse;
+  }
+  const int octaves = plan.centres_v() ? numerics::octaves_of(b.seq.nk) : 1;
+  for (int octave = 0; octave < octaves; ++octave) {
+    const float* centre = buffers.keys.v_centre(plan, b.sequence, h / plan.p.group(), octave);
+    if (centre != nullptr) kernels.row_dots(rows, plan.vl, b.rows, centre, 0, centre_dot);
+    for (int i = 0; i < b.rows; ++i)
+      g.delta[octave * plan.bq + i] = static_cast<float>(dot[i] - centre_dot[i]);
   }
   if (plan.dp_bf16) {
     // A pair of BF16 values takes the place of four codes.
@@ -326,7 +342,7 @@ void Backward::tile(const Block& qb, const Block& kb, int64_t h, const QuerySums
       .begin = masked ? t.begin : nullptr,
       .end = masked ? t.end : nullptr,
       .lse2 = g.lse2,
-      .delta = g.delta,
+      .delta = g.delta_of(plan, kb),
       .q_scale = q.scale,
       .do_scale = g.do_scale,
       .k_fold = data.k_fold + key_at * plan.bk,

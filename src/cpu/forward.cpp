@@ -26,8 +26,9 @@ struct Scratch {
   float* ot = nullptr;                                                  // [vl][bq]
   float *m = nullptr, *l = nullptr, *alpha = nullptr, *beta = nullptr;  // [bq]
   float* logit_max = nullptr;                                           // [bq]
-  int32_t *begin = nullptr, *end = nullptr;                             // [bq]
-  float* bias = nullptr;                                                // [bk]
+  float *l_before = nullptr, *gained = nullptr;  // [bq] l where the octave began, and since then
+  int32_t *begin = nullptr, *end = nullptr;      // [bq]
+  float* bias = nullptr;                         // [bk]
 };
 
 struct Buffers {
@@ -46,7 +47,8 @@ struct Buffers {
     t.s = static_cast<float*>(t.s) + slot * tile;
     t.p8 = static_cast<int8_t*>(t.p8) + slot * tile;
     t.ot += slot * plan.vl * plan.bq;
-    for (float** x : {&t.m, &t.l, &t.alpha, &t.beta, &t.logit_max}) *x += slot * plan.bq;
+    for (float** x : {&t.m, &t.l, &t.alpha, &t.beta, &t.logit_max, &t.l_before, &t.gained})
+      *x += slot * plan.bq;
     t.begin += slot * plan.bq;
     t.end += slot * plan.bq;
     t.bias += slot * plan.bk;
@@ -76,7 +78,8 @@ Buffers::Buffers(Plan& plan, Arena& arena) {
   scratch.s = arena.take<float>(plan.slots * tile);
   scratch.p8 = arena.take<int8_t>(plan.slots * tile);
   scratch.ot = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.vl * plan.bq);
-  for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta, &scratch.logit_max})
+  for (float** x : {&scratch.m, &scratch.l, &scratch.alpha, &scratch.beta, &scratch.logit_max,
+                    &scratch.l_before, &scratch.gained})
     *x = arena.take<float>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.begin = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
   scratch.end = arena.take<int32_t>(static_cast<int64_t>(plan.slots) * plan.bq);
@@ -99,6 +102,7 @@ struct Forward {
               const isa::ForwardTile& tile) const;
   void poisoned_values(const Block& qb, const Block& kb, int64_t hk, const Scratch& t) const;
   void mark_rows(const Block& qb, const Block& kb, int64_t key_at, const Scratch& t) const;
+  void end_octave(const float* centre, const Scratch& t) const;
   void finish(const Block& qb, int64_t h, int64_t item, const Scratch& t,
               const QueryScratch& q) const;
 };
@@ -177,6 +181,15 @@ void Forward::values(const Block& qb, const Block& kb, int64_t hk, int64_t key_a
   if (keys.v_poisoned[key_at]) mark_rows(qb, kb, key_at, t);
 }
 
+/// What the octave's codes of V lack of O: its centre, or null, times the sum of P over it. A row
+/// that saw no key of the octave has kept its sum to the bit, and O stays as it is.
+void Forward::end_octave(const float* centre, const Scratch& t) const {
+  for (int i = 0; i < plan.bq; ++i) t.gained[i] = t.l[i] - t.l_before[i];
+  if (centre != nullptr)
+    kernels.add_f32({plan.vl, plan.bq, 1, centre, 1, t.gained, plan.bq}, t.ot, plan.bq);
+  std::copy_n(t.l, plan.bq, t.l_before);
+}
+
 void Forward::query_block(int64_t slot, int64_t item) const {
   const int64_t h = item / plan.q_blocks;
   // Blocks with the most keys first (a causal mask gives the last ones most), so that no thread
@@ -192,13 +205,19 @@ void Forward::query_block(int64_t slot, int64_t item) const {
 
   std::fill(t.m, t.m + plan.bq, -kInf);
   std::fill(t.l, t.l + plan.bq, 0.0f);
+  std::fill(t.l_before, t.l_before + plan.bq, 0.0f);
   std::fill(t.logit_max, t.logit_max + plan.bq, -kInf);
   std::fill(t.ot, t.ot + static_cast<int64_t>(plan.vl) * plan.bq, 0.0f);
   const int64_t unquantised = unquantised_tiles(plan.p);
+  const float* centre = nullptr;  // of V in the octave of the last tile
   walk_keys(plan, h, qb).for_each([&](int64_t tile_k, int64_t place) {
     const int64_t key_block = plan.k_start[qb.sequence] + tile_k;
     const int64_t key_at = hk * plan.k_blocks + key_block;
     const Block kb = plan.key_block(key_block);
+    const float* next = buffers.keys.v_centre(plan, qb.sequence, hk,
+                                              numerics::octave_of_block(kb.first / kKeysPerScale));
+    if (next != centre) end_octave(centre, t);
+    centre = next;
     const int keys = keys_in_use(plan, qb, kb);
     scores(q, key_at, keys, t);
     const bool masked = visible_in_tile(plan, qb, kb, t.begin, t.end);
@@ -233,8 +252,10 @@ void Forward::query_block(int64_t slot, int64_t item) const {
                                                       tile_k, numerics::DitherOperand::p_forward)
                            : 0.0f};
     kernels.forward_tile(tile);
+    for (int i = 0; i < plan.bq; ++i) t.l_before[i] *= t.alpha[i];
     values(qb, kb, hk, key_at, t, tile);
   });
+  end_octave(centre, t);
   finish(qb, h, h * plan.q_blocks + block, t, qs);
 }
 

@@ -38,13 +38,17 @@ struct Preparation {
   void load(const TensorView& x, const Block& b, int64_t hk, int ld, float* rows) const;
   void rotate(float* rows, int count) const;
   SavedCodes saved() const { return {plan, a.codes}; }
+  static int octave_of(const Block& b) {
+    return numerics::octave_of_block(b.first / kKeysPerScale);
+  }
   const float* centre_of(const Block& b, int64_t hk) const {
-    return data.centres(plan, b.sequence, hk).values +
-           static_cast<int64_t>(plan.dl) * numerics::octave_of_block(b.first / kKeysPerScale);
+    return data.centres(plan, b.sequence, hk).values + static_cast<int64_t>(plan.dl) * octave_of(b);
   }
   void mean_key(int64_t sequence, int64_t hk, float* rows, float* mean) const;
-  void make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows, float* mean) const;
+  void make_centre(const TensorView& x, const spec::Sequence& s, int64_t hk, int octave, int ld,
+                   float* rows, float* mean) const;
   void centres(int64_t slot, int64_t sequence, int64_t hk) const;
+  void v_centres(int64_t slot, int64_t sequence, int64_t hk) const;
   void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void finish_k(int64_t at, const int8_t* codes) const;
@@ -109,21 +113,20 @@ void Preparation::mean_key(int64_t sequence, int64_t hk, float* rows, float* mea
     mean[c] = static_cast<float>(sum[c] / static_cast<double>(count));
 }
 
-/// The mean key of an octave's sample, rotated; `rows` has room for the sample.
-void Preparation::make_centre(const spec::Sequence& s, int64_t hk, int octave, float* rows,
-                              float* mean) const {
-  const int d = static_cast<int>(plan.p.d);
+/// The mean of an octave's sample of K or V; `rows` [ld] has room for the sample.
+void Preparation::make_centre(const TensorView& x, const spec::Sequence& s, int64_t hk, int octave,
+                              int ld, float* rows, float* mean) const {
+  const int d = static_cast<int>(x.shape[3]);
   const numerics::Sample sample = numerics::centre_sample(octave);
   for (int n = 0; n < sample.count; ++n)
-    kernels.load_rows(a.k.dtype, row_at(a.k, s.batch, hk, s.k_begin + sample.key(n)), 0, 1, d,
-                      rows + static_cast<int64_t>(n) * plan.dl, plan.dl);
+    kernels.load_rows(x.dtype, row_at(x, s.batch, hk, s.k_begin + sample.key(n)), 0, 1, d,
+                      rows + static_cast<int64_t>(n) * ld, ld);
   double sum[256] = {};
-  const int finite = kernels.sum_rows(rows, plan.dl, sample.count, d, sum);
+  const int finite = kernels.sum_rows(rows, ld, sample.count, d, sum);
   for (int c = 0; c < d && finite > 0; ++c) mean[c] = static_cast<float>(sum[c] / finite);
-  rotate(mean, 1);
 }
 
-/// The centres of one key head of one sequence.
+/// The centres of K of one key head of one sequence.
 void Preparation::centres(int64_t slot, int64_t sequence, int64_t hk) const {
   const spec::Sequence s = plan.p.sequence(sequence);
   const Centres out = data.centres(plan, sequence, hk);
@@ -136,7 +139,8 @@ void Preparation::centres(int64_t slot, int64_t sequence, int64_t hk) const {
       out.scale[octave] = saved().centre_scale(sequence, hk, octave);
     } else {
       alignas(64) float mean[256] = {};
-      if (plan.p.recipe.smooth_k) make_centre(s, hk, octave, rows_of(slot), mean);
+      if (plan.p.recipe.smooth_k) make_centre(a.k, s, hk, octave, plan.dl, rows_of(slot), mean);
+      rotate(mean, 1);
       kernels.row_magnitudes(mean, plan.dl, 1, &out.scale[octave]);
       scale_tokens(&out.scale[octave], 1);
       kernels.encode_rows(mean, plan.dl, 1, &out.scale[octave], codes, plan.dk);
@@ -152,6 +156,32 @@ void Preparation::centres(int64_t slot, int64_t sequence, int64_t hk) const {
       out.values[static_cast<int64_t>(octave) * plan.dl + c] *= out.scale[octave];
   flip_codes(out.codes, static_cast<int64_t>(plan.centre_rows()) * plan.dk, kernels.flip,
              out.codes);
+}
+
+/// The same of V.
+void Preparation::v_centres(int64_t slot, int64_t sequence, int64_t hk) const {
+  const spec::Sequence s = plan.p.sequence(sequence);
+  for (int octave = 0; octave < numerics::octaves_of(s.nk); ++octave) {
+    float* values = data.v_centre(plan, sequence, hk, octave);
+    int8_t codes[256] = {};
+    float scale = 0.0f;
+    if (plan.reads_codes()) {
+      std::copy_n(saved().v_centre8(sequence, hk, octave), plan.p.dv, codes);
+      scale = saved().v_centre_scale(sequence, hk, octave);
+    } else if (values != nullptr) {
+      alignas(64) float mean[256] = {};
+      make_centre(a.v, s, hk, octave, plan.vl, rows_of(slot), mean);
+      kernels.row_magnitudes(mean, plan.vl, 1, &scale);
+      scale_tokens(&scale, 1);
+      kernels.encode_rows(mean, plan.vl, 1, &scale, codes, plan.vk);
+    }
+    if (plan.writes_codes()) {
+      std::copy_n(codes, plan.p.dv, saved().v_centre8(sequence, hk, octave));
+      saved().v_centre_scale(sequence, hk, octave) = scale;
+    }
+    for (int c = 0; c < plan.vl && values != nullptr; ++c)
+      values[c] = scale * static_cast<float>(codes[c]);
+  }
 }
 
 /// The mean key of a sample, from codes: rotated.
@@ -211,11 +241,13 @@ void Preparation::dq_block(int64_t slot, int64_t at) const {
   kernels.transpose_codes(codes, plan.dk, plan.bk, plan.dl, data.k8t + at * tile(), plan.bk);
 }
 
-/// Codes and scales of a block of V. `rows` keeps V.
+/// Codes and scales of a block of V. Without centres `rows` keeps V.
 void Preparation::quantize_v(const Block& b, int64_t hk, int64_t at, float* rows,
                              int8_t* codes) const {
   float* scale = data.v_scale + at * plan.bk;
   load(a.v, b, hk, plan.vl, rows);
+  const float* centre = data.v_centre(plan, b.sequence, hk, octave_of(b));
+  if (centre != nullptr) kernels.subtract_row(rows, plan.vl, b.rows, centre);
   kernels.row_magnitudes(rows, plan.vl, b.rows, scale);
   if (plan.paper())
     scale_together(scale, b.rows);
@@ -256,11 +288,12 @@ void Preparation::finish_v(const Block& b, int64_t hk, int64_t at, float* rows,
     std::copy(rows, rows + value_tile(), data.v_rows + at * value_tile());
 }
 
-/// What is subtracted from the keys of one head of one sequence.
+/// What is subtracted from K and V of one head of one sequence.
 void Preparation::means(int64_t slot, int64_t item) const {
   const int64_t sequence = item / plan.p.hk, hk = item % plan.p.hk;
   if (!plan.paper()) {
     centres(slot, sequence, hk);
+    v_centres(slot, sequence, hk);
     return;
   }
   float* mean = data.mu_k + item * plan.dl;
@@ -308,6 +341,8 @@ void KeyData::place(Arena& arena, const Plan& plan, const KeyNeeds& n) {
     all_centres.scale = arena.take<float>(rows_of_centres);
     all_centres.values = arena.take<float>(rows_of_centres * plan.dl);
   }
+  if (plan.centres_v())
+    v_centres = arena.take<float>(plan.num_sequences * plan.p.hk * plan.octaves * plan.vl);
   if (n.v8t) v8t = arena.take<int8_t>(blocks * value_tile);
   for (float** x : {&v_scale, &v_log2, &v_inverse}) *x = arena.take<float>(blocks * plan.bk);
   v_poisoned = arena.take<uint8_t>(blocks);

@@ -17,7 +17,7 @@ struct KeyNeeds {
   bool vt_rows;  // Vᵀ in FP32, for P·V where P is not quantised
 };
 
-/// The centres of a key head of a sequence (`vectorwise`).
+/// The centres of K of a key head of a sequence (`vectorwise`).
 struct Centres {
   int8_t* codes;  // [centre rows][dk], left operand
   float* scale;   // [centre rows]
@@ -47,13 +47,19 @@ struct KeyData {
   float* rows = nullptr;    // [slots][scratch_rows][longest_l]
   int8_t* codes = nullptr;  // [slots][bk][longest_k]
 
-  Centres all_centres = {};  // [num_sequences][hk] of them
+  Centres all_centres = {};    // [num_sequences][hk] of them
+  float* v_centres = nullptr;  // [num_sequences][hk][octaves][vl], where plan.centres_v()
 
   void place(Arena& arena, const Plan& plan, const KeyNeeds& n);
   Centres centres(const Plan& plan, int64_t sequence, int64_t hk) const {
     const int64_t row = (sequence * plan.p.hk + hk) * plan.centre_rows();
     return {all_centres.codes + row * plan.dk, all_centres.scale + row,
             all_centres.values + row * plan.dl};
+  }
+  /// What is subtracted from V in an octave of keys, [vl]; null: nothing.
+  float* v_centre(const Plan& plan, int64_t sequence, int64_t hk, int octave) const {
+    if (v_centres == nullptr || octave < numerics::kFirstValueCentre) return nullptr;
+    return v_centres + ((sequence * plan.p.hk + hk) * plan.octaves + octave) * plan.vl;
   }
   const float* mean_k(const Plan& plan, int64_t sequence, int64_t hk) const {
     return mu_k + (sequence * plan.p.hk + hk) * plan.dl;

@@ -64,6 +64,8 @@ struct Plan {
   ListTables lists;
 
   bool paper() const { return p.recipe.scheme == Scheme::paper; }
+  /// Whether V has centres, from octave kFirstValueCentre on.
+  bool centres_v() const { return spec::folds_v(p.recipe) && p.recipe.smooth_k; }
   /// Octaves in whole rows of a product.
   int centre_rows() const { return static_cast<int>(round_up(octaves, 4)); }
   /// Of scratch rows that hold either kind.

@@ -24,12 +24,18 @@ class SavedCodes {
   void write_v(const Block& b, int64_t hk, const int8_t* codes, const float* scale) const;
   void read_v(const Block& b, int64_t hk, int8_t* codes, float* scale) const;
 
-  /// The centre of an octave of keys, [d] and its scale.
+  /// The centres of K and V in an octave of keys, [d] and [dv], and their scales.
   int8_t* centre8(int64_t sequence, int64_t hk, int octave) const {
     return view_.centre8() + centre_row(sequence, hk, octave) * plan_.p.d;
   }
   float& centre_scale(int64_t sequence, int64_t hk, int octave) const {
     return view_.centre_scale()[centre_row(sequence, hk, octave)];
+  }
+  int8_t* v_centre8(int64_t sequence, int64_t hk, int octave) const {
+    return view_.v_centre8() + centre_row(sequence, hk, octave) * plan_.p.dv;
+  }
+  float& v_centre_scale(int64_t sequence, int64_t hk, int octave) const {
+    return view_.v_centre_scale()[centre_row(sequence, hk, octave)];
   }
 
  private:

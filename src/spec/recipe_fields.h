@@ -55,9 +55,9 @@ inline constexpr auto kRecipeFields = std::tuple(
     Field{
         "smooth_k", &Recipe::smooth_k, &sagebwd_recipe::smooth_k, Written::alone, 1, 1, "0 or 1",
         "subtract a mean key before K is quantised. `vectorwise` takes means of earlier keys, one "
-        "for each octave of blocks, and adds their logits again, exactly. `paper` takes the mean "
-        "of the whole sequence: all logits of a row shift alike, so P does not change, and LSE is "
-        "still that of the true logits"},
+        "for each octave of blocks, and adds their logits again, exactly; it does the same with V, "
+        "and adds the means to O again. `paper` takes the mean of the whole sequence: all logits "
+        "of a row shift alike, so P does not change, and LSE is still that of the true logits"},
     Field{"smooth_q", &Recipe::smooth_q, &sagebwd_recipe::smooth_q, Written::alone, 1, 1, "0 or 1",
           "in `paper` alone, because a block holds later queries: subtract the mean query of each "
           "block. The bias row c·μ_Q·Kᵀ is added to S, and "

@@ -193,7 +193,7 @@ def codes_bytes(q, k, v, cu_seqlens_q):
         blocks = keys // 128 + cu_seqlens_q.shape[0] - 1
     parts = [h * queries * d, hk * keys * d, hk * keys * dv]
     parts += [4 * h * queries, 4 * hk * keys, 4 * hk * keys]  # scales
-    parts += [hk * blocks * d, 4 * hk * blocks]  # centres
+    parts += [hk * blocks * d, 4 * hk * blocks, hk * blocks * dv, 4 * hk * blocks]  # centres
     return sum((part + 15) // 16 * 16 for part in parts)
 
 

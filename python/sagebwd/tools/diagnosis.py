@@ -269,7 +269,9 @@ def _value_codes(v, recipe):
     the gradient of what the forward computed."""
     if recipe.scheme == "paper" or "O" in recipe.high_precision:
         return v.double()
-    return _codes(v.float(), 1)
+    v = v.float()
+    centres = _centres(v, first=1) if recipe.smooth_k else torch.zeros_like(v)
+    return _codes(v - centres, 1) + centres.double()
 
 
 def _queries_per_scale(recipe):
@@ -280,17 +282,18 @@ def _key_codes(k, recipe, turn):
     """What the codes of K stand for, in float64; ``turn`` rotates."""
     if recipe.scheme == "paper":
         return _codes(turn(k), recipe.tile_k or 64)
-    centres = _centres(k, turn) if recipe.smooth_k else torch.zeros_like(k)
+    centres = _centres(k, 0, turn) if recipe.smooth_k else torch.zeros_like(k)
     return _codes(turn(k) - centres, 1, bits=22) + centres.double()
 
 
-def _centres(k, turn):
-    """What ``vectorwise`` takes out of each key before it is quantised: src/numerics/octaves.h."""
-    centres = torch.zeros_like(k)
-    block = 0  # the first of an octave
-    while 128 * block < k.shape[2]:
+def _centres(x, first, turn=lambda x: x):
+    """What ``vectorwise`` takes out of K or V before it is quantised, from block ``first`` on:
+    src/numerics/octaves.h."""
+    centres = torch.zeros_like(x)
+    block = first  # the first of an octave
+    while 128 * block < x.shape[2]:
         after = max(1, 2 * block)
-        mean = turn(k[:, :, _sampled(block)].double().mean(2, keepdim=True).float())
+        mean = turn(x[:, :, _sampled(block)].double().mean(2, keepdim=True).float())
         centres[:, :, 128 * block : 128 * after] = _codes(mean, 1)
         block = after
     return centres

@@ -93,15 +93,15 @@ struct BackwardTile {
   int tile_q, tile_k;
   void* s;  // [tile_k][tile_q] int32 sums (FP32 if s_is_float) in; P·sdO (P if dv_float) out
   bool s_is_float;
-  float* dp;                     // [tile_k][tile_q] dP / v_scale in; dS out
-  const float* v_scale;          // [tile_k]
-  const float* k_scale;          // [tile_k], for the logits
-  const float* logit_factor;     // [tile_q]
-  const float* bias;             // [tile_k] or null
+  float* dp;                  // [tile_k][tile_q] dP / v_scale in, made from the codes of V; dS out
+  const float* v_scale;       // [tile_k]
+  const float* k_scale;       // [tile_k], for the logits
+  const float* logit_factor;  // [tile_q]
+  const float* bias;          // [tile_k] or null
   const float* shift = nullptr;  // [tile_q] or null, as in the forward
   numerics::Softcap cap = {};
   const int32_t *begin, *end;
-  const float *lse2, *delta;          // [tile_q]
+  const float *lse2, *delta;          // [tile_q] delta: D without what those codes lack of dP
   const float *q_scale, *do_scale;    // [tile_q] folded into dS for dK and into P for dV
   const float* k_fold;                // [tile_k] folded into dS for dQ
   bool per_vector;                    // scales per key and per query; else one per tile

@@ -122,7 +122,9 @@ TEST(StraightThrough, GradientsMatchTheQuantisedForward) {
       quantised.in.k[i] =
           static_cast<float>(in.k8[i]) * in.k_scale[i / d] +
           static_cast<float>(in.centre8[octave * d + i % d]) * in.centre_scale[octave];
-      quantised.in.v[i] = static_cast<float>(in.v8[i]) * in.v_scale[i / d];
+      quantised.in.v[i] =
+          static_cast<float>(in.v8[i]) * in.v_scale[i / d] +
+          static_cast<float>(in.v_centre8[octave * d + i % d]) * in.v_centre_scale[octave];
     }
     for (int64_t i = 0; i < p.c.nq; ++i) {
       numerics::rotate_back(&quantised.in.q[i * d], static_cast<int>(d));

@@ -207,7 +207,7 @@ TEST_P(Causality, ADocumentAloneHasTheBitsOfThePack) {
   }
 }
 
-/// The cause, and not the symptom: codes of K are those of the prefix.
+/// The cause, and not the symptom: codes are those of the prefix.
 TEST_P(Causality, CodesOfAPrefixAreTheFirstRows) {
   const AttentionProblem p = make_problem("h1 n700 d64 f32 causal");
   const OneHead whole = one_head(impl(), p, 0, 0);
@@ -221,6 +221,8 @@ TEST_P(Causality, CodesOfAPrefixAreTheFirstRows) {
     EXPECT_TRUE(starts(all.k8, some.k8) && starts(all.k_scale, some.k_scale)) << t;
     EXPECT_TRUE(starts(all.v8, some.v8) && starts(all.v_scale, some.v_scale)) << t;
     EXPECT_TRUE(starts(all.centre8, some.centre8) && starts(all.centre_scale, some.centre_scale));
+    EXPECT_TRUE(starts(all.v_centre8, some.v_centre8) &&
+                starts(all.v_centre_scale, some.v_centre_scale));
   }
 }
 

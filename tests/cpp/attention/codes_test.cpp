@@ -230,7 +230,9 @@ struct Quantised {
   const float* mean = nullptr;  // removed first; one per mean_tokens tokens
   int64_t mean_tokens = 0;      // 0: one for all
   bool rotated = false;
-  const ref::RecipeInputs* centres = nullptr;  // of keys, removed after the rotation
+  // Of octaves, removed after the rotation.
+  const int8_t* centre8 = nullptr;
+  const float* centre_scale = nullptr;
 };
 
 /// The same codes and scales through the kernels: magnitudes, then scale(amax, count) for each run
@@ -250,12 +252,11 @@ void check_rows(const Kernels& kernels, int64_t d, int64_t tokens, const Quantis
         padded[r * ld + c] =
             t.x[(first + r) * d + c] - (t.mean != nullptr ? t.mean[of * d + c] : 0.0f);
       if (t.rotated) numerics::rotate(&padded[r * ld], static_cast<int>(d));
-      if (t.centres == nullptr) continue;
+      if (t.centre8 == nullptr) continue;
       const int octave = numerics::octave_of_block((first + r) / kKeysPerScale);
       for (int64_t c = 0; c < d; ++c)
         padded[r * ld + c] -=
-            t.centres->centre_scale[octave] *
-            static_cast<float>(t.centres->centre8[static_cast<size_t>(octave * d + c)]);
+            t.centre_scale[octave] * static_cast<float>(t.centre8[octave * d + c]);
     }
     kernels.row_magnitudes(padded.data(), ld, rows, scales.data());
     scale(scales.data(), rows);
@@ -309,11 +310,13 @@ TEST_P(Codes, OfInputsAreEqualToTheOracles) {
       check_rows(kernels(), h.d, q_tokens,
                  {"Q", x.one.q, in.q8, in.q_scale, in.mu_q.data(), r.tile_q, r.rotate},
                  cpu::scale_together);
-      check_rows(
-          kernels(), h.d, k_tokens,
-          {"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate, paper ? nullptr : &in},
-          paper ? cpu::scale_together : cpu::scale_lone_keys);
-      check_rows(kernels(), h.d, k_tokens, {"V", x.one.v, in.v8, in.v_scale},
+      check_rows(kernels(), h.d, k_tokens,
+                 {"K", x.one.k, in.k8, in.k_scale, in.mu_k.data(), 0, r.rotate, in.centre8.data(),
+                  in.centre_scale.data()},
+                 paper ? cpu::scale_together : cpu::scale_lone_keys);
+      check_rows(kernels(), h.d, k_tokens,
+                 {"V", x.one.v, in.v8, in.v_scale, nullptr, 0, false, in.v_centre8.data(),
+                  in.v_centre_scale.data()},
                  paper ? cpu::scale_together : cpu::scale_lone_values);
       check_rows(kernels(), h.d, q_tokens, {"dO", x.one.dout, x.backward.do8, x.backward.do_scale},
                  cpu::scale_together);

@@ -114,8 +114,8 @@ TEST(ValueDimMemory, CodesCountTheBytesOfV) {
   const auto bytes = [](const char* text) {
     return static_cast<int64_t>(codes_size(forward_of(spec::AttnCase::parse(text))));
   };
-  // 64 channels of two key heads and 2 * 512 tokens.
-  const int64_t fewer = 2 * 2 * 512 * 64;
+  // 64 channels of two key heads, of 2 * 512 tokens and of a centre for every 128 of them.
+  const int64_t fewer = 2 * 2 * (512 + 4) * 64;
   EXPECT_EQ(bytes("b2 h4 hk2 n512 d192") - bytes("b2 h4 hk2 n512 d192 dv=128"), fewer);
   EXPECT_EQ(bytes("b2 h4 hk2 n512 d192 dv=256") - bytes("b2 h4 hk2 n512 d192"), fewer);
 }
@@ -134,7 +134,9 @@ TEST(ValueDimMemory, LayoutOfOneHeadDimIsThatOfBefore) {
     EXPECT_EQ(at.k_scale, at.v_scale + 2 * 500 * 4);
     EXPECT_EQ(at.centre8, at.k_scale + 2 * 500 * 4);
     EXPECT_EQ(at.centre_scale, at.centre8 + 2 * 6 * 72);
-    EXPECT_EQ(at.bytes, at.centre_scale + 2 * 6 * 4);
+    EXPECT_EQ(at.v_centre8, at.centre_scale + 2 * 6 * 4);
+    EXPECT_EQ(at.v_centre_scale, at.v_centre8 + 2 * 6 * 72);
+    EXPECT_EQ(at.bytes, at.v_centre_scale + 2 * 6 * 4);
   }
 }
 
