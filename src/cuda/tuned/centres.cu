@@ -121,8 +121,8 @@ __device__ void clear_columns(__nv_bfloat16* row, float* scale, int channel, int
 }
 
 /// The centre of an octave of a head of a sequence.
-template <typename T, int D, bool kOfV>
-__device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
+template <typename T, int D>
+__device__ void make_centre(const CentreJob& job, bool of_v, Shared<D>& shared) {
   const int index = static_cast<int>(blockIdx.x) / job.octaves,
             octave = static_cast<int>(blockIdx.x) - index * job.octaves,
             head = static_cast<int>(blockIdx.y), channel = static_cast<int>(threadIdx.x);
@@ -131,17 +131,17 @@ __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   const int64_t of_head = (static_cast<int64_t>(index) * job.hk + head) * kCentreRows;
   auto* columns = reinterpret_cast<__nv_bfloat16*>(job.columns.codes);
   if (columns != nullptr) columns += of_head * D + static_cast<int64_t>(channel) * kCentreRows;
-  if (kOfV && octave == 0 && columns != nullptr && channel < D)
+  if (of_v && octave == 0 && columns != nullptr && channel < D)
     clear_columns(columns, job.columns.scale + of_head, channel, octaves);
   if (octave >= octaves) return;
-  const Centres& to = kOfV ? job.of_v : job.of_k;
+  const Centres& to = of_v ? job.of_v : job.of_k;
   const int64_t row = to.row(head, s.k_pad / kBlock, numerics::first_block_of(octave));
   const bool real = channel < job.d;
   float x = 0.0f;
-  if (!job.zero && !(kOfV && octave < numerics::kFirstValueCentre)) {
-    x = mean_of<T, D>(kOfV ? job.v : job.k, job.d, s, head, numerics::centre_sample(octave),
+  if (!job.zero && !(of_v && octave < numerics::kFirstValueCentre)) {
+    x = mean_of<T, D>(of_v ? job.v : job.k, job.d, s, head, numerics::centre_sample(octave),
                       shared);
-    if (!kOfV && job.rotation > 0)
+    if (!of_v && job.rotation > 0)
       x = hadamard_row(shared.row, flipped(x, channel), channel, job.rotation, real);
   }
   if (channel < D) {
@@ -157,7 +157,7 @@ __device__ void make_centre(const CentreJob& job, Shared<D>& shared) {
   const auto code = static_cast<int8_t>(numerics::code_nearest(x, numerics::inverse_of(scale)));
   to.codes[row * job.d + channel] = code;
   if (channel == 0) to.scale[row] = scale;
-  if constexpr (kOfV) {
+  if (of_v) {
     if (columns == nullptr || octave < numerics::kFirstValueCentre) return;
     columns[octave] = __nv_bfloat16(static_cast<float>(code));
     if (channel == 0) job.columns.scale[of_head + octave] = scale;
@@ -175,10 +175,7 @@ __global__ void __launch_bounds__(kThreads, 6)
     centre_kernel(const __grid_constant__ CentreJob job) {
   __shared__ Shared<D> shared;
   arch::let_next_kernel_start();
-  if (blockIdx.z == 0)
-    make_centre<T, D, false>(job, shared);
-  else
-    make_centre<T, D, true>(job, shared);
+  make_centre<T, D>(job, blockIdx.z != 0, shared);
   arch::wait_for_earlier_kernels();  // for whoever waits for this one
 }
 
