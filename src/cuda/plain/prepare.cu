@@ -9,6 +9,7 @@
 #include "cuda/plain/prepare.h"
 #include "cuda/plain/rotate.cuh"
 #include "cuda/plain/token_block.cuh"
+#include "numerics/octaves.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda::plain {

@@ -175,14 +175,11 @@ __device__ __forceinline__ void forward(const ForwardParams& p, uint8_t* memory)
   store<T>(sums, me);
 }
 
-/// Thread blocks on a multiprocessor. On sm_100 three would leave the dense kernel at d 64 too few
-/// registers.
+/// Thread blocks on a multiprocessor. On sm_100 three would leave those at d 64 too few registers.
 template <Config kConfig>
-inline constexpr int kResident = arch::resident(sizeof(SharedPlan<kConfig>),
-                                                arch::kTarget == 1000 && !kConfig.lists &&
-                                                        kConfig.d == 64 && !kConfig.paper
-                                                    ? 2
-                                                    : kConfig.resident);
+inline constexpr int kResident = arch::resident(
+    sizeof(SharedPlan<kConfig>),
+    arch::kTarget == 1000 && kConfig.d == 64 && !kConfig.paper ? 2 : kConfig.resident);
 
 }  // namespace sagebwd::cuda::sm80::fwd
 

@@ -11,6 +11,7 @@
 #include "cuda/tile/convert.cuh"
 #include "cuda/tile/layout.h"
 #include "cuda/tile/shared_tile.cuh"
+#include "numerics/octaves.h"
 #include "numerics/quantize.h"
 
 namespace sagebwd::cuda::sm80::fwd {

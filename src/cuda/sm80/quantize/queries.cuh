@@ -2,7 +2,9 @@
 // The pieces of work that are queries: Q, and in the backward dO and O.
 #pragma once
 
+#include "cuda/arch/mma_sync.cuh"
 #include "cuda/sm80/quantize/worker.cuh"
+#include "numerics/octaves.h"
 
 namespace sagebwd::cuda::sm80 {
 
@@ -85,6 +87,7 @@ struct QueryWorker : Worker<T, D, kBackward, kPaper> {
       if (kPaper || !job.folds_v) job.gradient[own] = {slope, -delta * slope};
     }
     if constexpr (!kPaper) {
+      b.keep_chunks();
       octave_exponents(b, own, logit_factor, lse2);
       if (job.folds_v) octave_gradients(b, slope, delta);
       __syncthreads();  // codes of dO take the place of those of Q
@@ -142,12 +145,6 @@ struct QueryWorker : Worker<T, D, kBackward, kPaper> {
   /// which lanes have them, and the thread's tokens are rows g and g + 8.
   __device__ void octave_gradients(const Block& b, float slope, float delta) const {
     static_assert(kSteps == 2 && Block::kLanes == 4);
-    float slopes[kSteps], deltas[kSteps];
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      slopes[step] = __shfl_sync(0xffffffffu, slope, step, Block::kLanes);
-      deltas[step] = __shfl_sync(0xffffffffu, delta, step, Block::kLanes);
-    }
     const auto row_of = [&](int octave) {
       return job.value_centres.row(item.kv_head, item.s.k_pad / kBlock,
                                    numerics::first_block_of(octave));
@@ -168,13 +165,20 @@ struct QueryWorker : Worker<T, D, kBackward, kPaper> {
         arch::mma_16<T>(dot, first_half, m[0].x, m[0].y);
         arch::mma_16<T>(dot, second_half, m[1].x, m[1].y);
       }
+      const float scale[2] = {__shfl_sync(0xffffffffu, centre.scale, lane % 4 * 8),
+                              __shfl_sync(0xffffffffu, centre.scale, lane % 4 * 8 + 4)};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int octave = first + lane % 4 * 2 + e % 2, step = e / 2;
-        if (octave >= octaves) continue;
-        const float added = job.value_centres.scale[row_of(octave)] * dot[e];
-        job.gradient[octave * (job.h * job.tq) + b.token0() + step] = {
-            slopes[step], (added - deltas[step]) * slopes[step]};
+      for (int step = 0; step < kSteps; ++step) {
+        const float of_token = __shfl_sync(0xffffffffu, slope, step, Block::kLanes),
+                    minus = __shfl_sync(0xffffffffu, delta, step, Block::kLanes);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int octave = first + lane % 4 * 2 + e;
+          if (octave >= octaves) continue;
+          const float added = scale[e] * dot[2 * step + e];
+          job.gradient[octave * (job.h * job.tq) + b.token0() + step] = {
+              of_token, (added - minus) * of_token};
+        }
       }
     }
   }

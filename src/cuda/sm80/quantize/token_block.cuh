@@ -161,6 +161,18 @@ struct TokenBlock {
     }
   }
 
+  /// What was loaded stays in registers as it is. The compiler would make codes of it early, and
+  /// keep them beside it.
+  __device__ void keep_chunks() {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint4& bits = chunk[part][step].bits;
+        arch::keep(bits.x), arch::keep(bits.y), arch::keep(bits.z), arch::keep(bits.w);
+      }
+  }
+
   template <Values kValues>
   __device__ void values(int step, int part, float (&x)[8]) const {
     if constexpr (kValues == Values::loaded) {
