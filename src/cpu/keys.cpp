@@ -48,6 +48,7 @@ struct Preparation {
   void make_centre(const TensorView& x, const spec::Sequence& s, int64_t hk, int octave, int ld,
                    float* rows, float* mean) const;
   void centres(int64_t slot, int64_t sequence, int64_t hk) const;
+  bool stands_out(const float* mean, const float* values, int count) const;
   void v_centres(int64_t slot, int64_t sequence, int64_t hk) const;
   void quantize_k(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
   void quantize_v(const Block& b, int64_t hk, int64_t at, float* rows, int8_t* codes) const;
@@ -158,6 +159,20 @@ void Preparation::centres(int64_t slot, int64_t sequence, int64_t hk) const {
              out.codes);
 }
 
+/// Whether a mean of values becomes a centre. Those that hold NaN or Inf do not count.
+bool Preparation::stands_out(const float* mean, const float* values, int count) const {
+  double of_mean = 0, of_values = 0;
+  int counted = 0;
+  for (int c = 0; c < plan.vl; ++c) of_mean += static_cast<double>(mean[c]) * mean[c];
+  for (int n = 0; n < count; ++n) {
+    const float* row = values + static_cast<int64_t>(n) * plan.vl;
+    if (!std::all_of(row, row + plan.p.dv, numerics::is_finite)) continue;
+    ++counted;
+    for (int c = 0; c < plan.p.dv; ++c) of_values += static_cast<double>(row[c]) * row[c];
+  }
+  return counted * of_mean >= numerics::kLeastCentreShare * of_values;
+}
+
 /// The same of V.
 void Preparation::v_centres(int64_t slot, int64_t sequence, int64_t hk) const {
   const spec::Sequence s = plan.p.sequence(sequence);
@@ -171,6 +186,8 @@ void Preparation::v_centres(int64_t slot, int64_t sequence, int64_t hk) const {
     } else if (values != nullptr) {
       alignas(64) float mean[256] = {};
       make_centre(a.v, s, hk, octave, plan.vl, rows_of(slot), mean);
+      if (!stands_out(mean, rows_of(slot), numerics::centre_sample(octave).count))
+        std::fill_n(mean, plan.vl, 0.0f);
       kernels.row_magnitudes(mean, plan.vl, 1, &scale);
       scale_tokens(&scale, 1);
       kernels.encode_rows(mean, plan.vl, 1, &scale, codes, plan.vk);

@@ -3,7 +3,9 @@
 // 0, block 1, blocks 2 and 3, 4 to 7, and so on. The keys of an octave are centred by the mean of a
 // sample of the octave before it; so a centre depends on earlier keys alone. In block 0 K is
 // centred by key 0, because keys often share a large offset. V there has no centre: the first value
-// is often unlike all others, and would make their codes coarse.
+// is often unlike all others, and would make their codes coarse. Nor has it one in an octave where
+// the mean of the sample is hardly more than chance: it would only make codes of small values
+// coarse, such as those of sinks.
 //
 // The mean is summed in FP64 over the sample's tokens as given, in order, leaving out those that
 // hold NaN or Inf; rounded to FP32, rotated if it is of K, and then quantised with one scale: what
@@ -51,6 +53,9 @@ struct Sample {
 
 /// The first octave whose values have a centre.
 inline constexpr int kFirstValueCentre = 1;
+/// The energy, a sum of squares over all channels, that a mean of values has at least if it becomes
+/// a centre, beside that of the values in their mean. Of values around zero it is the 128th part.
+inline constexpr double kLeastCentreShare = 0.02;
 
 /// The keys whose mean centres an octave. They do not depend on the length of the document.
 SAGE_INLINE Sample centre_sample(int octave) {

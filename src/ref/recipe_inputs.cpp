@@ -65,12 +65,29 @@ std::vector<float> rotated(std::vector<float> x, int64_t d) {
   return x;
 }
 
-/// The centres of K or V, x [nk, d], in `vectorwise`, from octave `first` on; zeros before it, and
-/// everywhere where nothing is smoothed.
-TokenCodes make_centres(const RecipeHead& head, const float* x, int64_t d, int first, bool rotate) {
+/// Whether a mean of values becomes a centre. Those that hold NaN or Inf do not count.
+bool stands_out(const std::vector<float>& mean, const std::vector<float>& values) {
+  const int64_t d = static_cast<int64_t>(mean.size()),
+                count = static_cast<int64_t>(values.size()) / d;
+  const std::vector<bool> poisoned = poisoned_tokens(values.data(), count, d);
+  double of_mean = 0, of_values = 0;
+  int64_t counted = 0;
+  for (float m : mean) of_mean += static_cast<double>(m) * m;
+  for (int64_t i = 0; i < count; ++i) {
+    if (poisoned[i]) continue;
+    ++counted;
+    for (int64_t c = 0; c < d; ++c)
+      of_values += static_cast<double>(values[i * d + c]) * values[i * d + c];
+  }
+  return static_cast<double>(counted) * of_mean >= numerics::kLeastCentreShare * of_values;
+}
+
+/// The centres of K or V, x [nk, d], in `vectorwise`; zeros where nothing is smoothed.
+TokenCodes make_centres(const RecipeHead& head, const float* x, int64_t d, bool of_values) {
   const int octaves = numerics::octaves_of(head.nk);
   TokenCodes out{std::vector<int8_t>(size(octaves * d), 0), std::vector<float>(size(octaves))};
-  for (int octave = head.recipe.smooth_k ? first : octaves; octave < octaves; ++octave) {
+  if (!head.recipe.smooth_k) return out;
+  for (int octave = of_values ? numerics::kFirstValueCentre : 0; octave < octaves; ++octave) {
     const numerics::Sample sample = numerics::centre_sample(octave);
     std::vector<float> rows;
     for (int n = 0; n < sample.count; ++n) {
@@ -78,7 +95,8 @@ TokenCodes make_centres(const RecipeHead& head, const float* x, int64_t d, int f
       rows.insert(rows.end(), token, token + d);
     }
     std::vector<float> mean = mean_of(rows.data(), static_cast<int64_t>(rows.size()) / d, d);
-    if (rotate) mean = rotated(std::move(mean), d);
+    if (of_values && !stands_out(mean, rows)) std::fill(mean.begin(), mean.end(), 0.0f);
+    if (!of_values && head.recipe.rotate) mean = rotated(std::move(mean), d);
     TokenCodes centre = quantize_tokens(mean.data(), 1, d, 1);
     std::copy(centre.codes.begin(), centre.codes.end(), &out.codes[size(octave * d)]);
     out.scale[octave] = centre.scale[0];
@@ -96,7 +114,7 @@ float centre_of(const RecipeInputs& in, int64_t key, int64_t c, int64_t d) {
 /// Codes and scales of K in `vectorwise`.
 void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
   const int64_t nk = head.nk, d = head.d;
-  TokenCodes centres = make_centres(head, head.k, d, 0, head.recipe.rotate);
+  TokenCodes centres = make_centres(head, head.k, d, false);
   in.centre8 = std::move(centres.codes), in.centre_scale = std::move(centres.scale);
   std::vector<float> x(head.k, head.k + nk * d);
   if (head.recipe.rotate) x = rotated(std::move(x), d);
@@ -119,7 +137,7 @@ void quantize_lone_keys(const RecipeHead& head, RecipeInputs& in) {
 /// token that is zero has a small one.
 void quantize_lone_values(const RecipeHead& head, RecipeInputs& in) {
   const int64_t n = head.nk, d = head.value_dim();
-  TokenCodes centres = make_centres(head, head.v, d, numerics::kFirstValueCentre, false);
+  TokenCodes centres = make_centres(head, head.v, d, true);
   in.v_centre8 = std::move(centres.codes), in.v_centre_scale = std::move(centres.scale);
   in.v8.assign(size(n * d), 0), in.v_scale = quantize_tokens(head.v, n, d, 1).scale;
   for (int64_t i = 0; i < n; ++i) {

@@ -164,14 +164,14 @@ TEST(Plain, KeyAndValueCodesEqualTheOracles) {
                                    .key_blocks = static_cast<int64_t>(key_blocks),
                                    .blocks = t.job.batch.seq};
       centres.blocks.q_blocks = centres.blocks.k_blocks = static_cast<int>(key_blocks);
-      const auto expect_centres = [&](int first, const std::vector<int8_t>& codes,
+      const auto expect_centres = [&](bool of_values, const std::vector<int8_t>& codes,
                                       const std::vector<float>& scales) {
         centre8.write(std::vector<int8_t>(key_blocks * dim, 0x5a), 0);
         cuda::plain::launch_centres({.batch = t.job.batch,
                                      .heads = 1,
                                      .d = d,
                                      .x = t.job.x,
-                                     .first = first,
+                                     .of_values = of_values,
                                      .smooth = head.recipe.smooth_k,
                                      .rotate = t.job.rotate,
                                      .blocks = static_cast<int64_t>(key_blocks),
@@ -188,11 +188,11 @@ TEST(Plain, KeyAndValueCodesEqualTheOracles) {
         for (size_t c = 0; c < dim; ++c) ASSERT_EQ(got8[3 * dim + c], 0x5a);  // no octave starts
       };
       t.job.centres = centres, t.job.scale_of = ScaleOf::value, t.job.rotate = false;
-      expect_centres(numerics::kFirstValueCentre, want.v_centre8, want.v_centre_scale);
+      expect_centres(true, want.v_centre8, want.v_centre_scale);
       t.expect(want.v8, want.v_scale);
 
       t.job.scale_of = ScaleOf::key, t.job.rotate = head.recipe.rotate;
-      expect_centres(0, want.centre8, want.centre_scale);
+      expect_centres(false, want.centre8, want.centre_scale);
       t.expect(want.k8, want.k_scale);
 
       // K of dQ, from what was just made.

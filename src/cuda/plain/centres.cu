@@ -14,6 +14,7 @@ namespace {
 __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
   __shared__ bool poisoned[numerics::kMostSampled];
   __shared__ float row[kMaxDim];
+  __shared__ double excess[kMaxDim];  // energy of the mean (kLeastCentreShare)
   const int head = static_cast<int>(blockIdx.x / job.blocks);
   const int64_t block = blockIdx.x % job.blocks;
   const tile::Sequence s =
@@ -22,8 +23,8 @@ __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
   const int octave = numerics::octave_of_block(own), c = static_cast<int>(threadIdx.x);
   if (numerics::first_block_of(octave) != own) return;
 
-  if (c < job.d) row[c] = 0.0f;
-  if (job.smooth && octave >= job.first) {
+  if (c < job.d) row[c] = 0.0f, excess[c] = 0.0;
+  if (job.smooth && !(job.of_values && octave < numerics::kFirstValueCentre)) {
     const numerics::Sample sample = numerics::centre_sample(octave);
     const auto sampled = [&](int n) {
       return tile::offset_of(job.x, s, head, s.k_begin + sample.key(n));
@@ -34,18 +35,27 @@ __global__ void __launch_bounds__(kTokenThreads) centre_kernel(CentreJob job) {
     }
     __syncthreads();
     if (c < job.d) {
-      double sum = 0;
+      double sum = 0, square = 0;
       int counted = 0;
       for (int n = 0; n < sample.count; ++n) {
         if (poisoned[n]) continue;
         ++counted;
-        sum += static_cast<double>(read(job.batch.dtype, job.x, sampled(n) + c));
+        const auto x = static_cast<double>(read(job.batch.dtype, job.x, sampled(n) + c));
+        sum += x, square += x * x;
       }
       if (counted > 0) row[c] = static_cast<float>(sum / counted);
+      const auto mean = static_cast<double>(row[c]);
+      excess[c] = counted * (mean * mean) - numerics::kLeastCentreShare * square;
     }
   }
   __syncthreads();
   if (warp() != 0) return;
+  if (job.of_values) {
+    double all = 0;
+    for (int ch = 0; ch < job.d; ++ch) all += excess[ch];
+    for (int ch = lane(); ch < job.d && !(all >= 0.0); ch += 32) row[ch] = 0.0f;
+    __syncwarp();
+  }
   if (job.smooth && job.rotate) rotate(row, job.d);
   const float scale = numerics::scale_of(row_amax(row, job.d));
   const float inverse = numerics::inverse_of(scale);

@@ -14,7 +14,7 @@ struct CentreJob {
   Batch batch;
   int heads, d;
   Strided x;
-  int first;            // octaves before this one have none: theirs are zero
+  bool of_values;       // of V
   bool smooth, rotate;  // smooth: else all of them are zero
   int64_t blocks;       // of kKeysPerScale keys, of all sequences
   Centres to;

@@ -219,19 +219,17 @@ struct Call {
     q.rotate = k.rotate = p.recipe.rotate;
     for (TokenJob* job : {&k, &v}) {
       job->centres = job == &k ? ws.centres : ws.v_centres;
-      if (job->centres.codes != nullptr)
-        make_centres(*job, job == &k ? 0 : numerics::kFirstValueCentre);
+      if (job->centres.codes != nullptr) make_centres(*job, job == &v);
     }
     for (const TokenJob& job : {q, k, v}) launch_tokens(job, stream);
   }
 
-  /// Those of a tensor, from octave `first` on.
-  void make_centres(const TokenJob& job, int first) const {
+  void make_centres(const TokenJob& job, bool of_values) const {
     launch_centres({.batch = batch,
                     .heads = job.heads,
                     .d = job.d,
                     .x = job.x,
-                    .first = first,
+                    .of_values = of_values,
                     .smooth = p.recipe.smooth_k,
                     .rotate = job.rotate,
                     .blocks = ws.centre_blocks.k,

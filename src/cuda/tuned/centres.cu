@@ -30,6 +30,7 @@ template <int D>
 struct Shared {
   double sums[Shape<D>::kSlots][D];
   int counts[Shape<D>::kSlots];
+  double energies[kThreads / 32];
   float row[D];
   uint32_t tops[D / 32];
 };
@@ -47,11 +48,25 @@ __device__ Chunk<T> chunk_at(const T* from, bool vector) {
   return chunk;
 }
 
+/// The sum over all threads.
+template <int D>
+__device__ double sum_of_all(double x, Shared<D>& shared) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    x += __shfl_xor_sync(0xffffffffu, x, distance);
+  if (threadIdx.x % 32 == 0) shared.energies[threadIdx.x / 32] = x;
+  __syncthreads();
+  double sum = 0;
+  for (double each : shared.energies) sum += each;
+  return sum;
+}
+
 /// The mean of a sample of K or V, in the channel that is the thread's index. Tokens that hold NaN
 /// or Inf are left out; it is zero if there are no others, and in channels behind the last.
+/// excess: a part of the energy of the mean beyond kLeastCentreShare of that of the tokens.
 template <typename T, int D>
 __device__ float mean_of(const Strided& from, int d, const tile::Sequence& s, int head,
-                         const numerics::Sample& sample, Shared<D>& shared) {
+                         const numerics::Sample& sample, Shared<D>& shared, double& excess) {
   using S = Shape<D>;
   const int thread = static_cast<int>(threadIdx.x), slot = thread / S::kLanes,
             channel = thread % S::kLanes * 8, lane = thread % 32;
@@ -65,12 +80,13 @@ __device__ float mean_of(const Strided& from, int d, const tile::Sequence& s, in
     return chunk;
   };
   LongSum sum[8];
+  float square = 0.0f;
 #pragma unroll 2
   for (int step = 0; step < S::kSteps; ++step) {
     float x[8];
     chunk_of(step).unpack(x);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) sum[e].add(x[e]);
+    for (int e = 0; e < 8; ++e) sum[e].add(x[e]), square = fmaf(x[e], x[e], square);
   }
   double total[8];
   bool bad = false;
@@ -81,7 +97,7 @@ __device__ float mean_of(const Strided& from, int d, const tile::Sequence& s, in
   for (int step = 0; step < S::kSteps; ++step) count += step * S::kSlots + slot < sample.count;
   if (__syncthreads_or(bad)) {
     // Again without the keys that hold NaN or Inf. The others may be of any size.
-    count = 0;
+    count = 0, square = 0.0f;
 #pragma unroll
     for (int e = 0; e < 8; ++e) total[e] = 0.0;
 #pragma unroll 1
@@ -95,19 +111,23 @@ __device__ float mean_of(const Strided& from, int d, const tile::Sequence& s, in
       if ((votes >> (lane / S::kLanes * S::kLanes) & ((1u << S::kLanes) - 1)) != 0) continue;
       ++count;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) total[e] += static_cast<double>(x[e]);
+      for (int e = 0; e < 8; ++e)
+        total[e] += static_cast<double>(x[e]), square = fmaf(x[e], x[e], square);
     }
   }
 #pragma unroll
   for (int e = 0; e < 8; ++e) shared.sums[slot][channel + e] = total[e];
   if (channel == 0) shared.counts[slot] = count;
   __syncthreads();
+  excess = -numerics::kLeastCentreShare * static_cast<double>(square);
   if (thread >= D) return 0.0f;
   double all = 0;
   int keys = 0;
 #pragma unroll 4
   for (int i = 0; i < S::kSlots; ++i) all += shared.sums[i][thread], keys += shared.counts[i];
-  return keys > 0 ? static_cast<float>(all / static_cast<double>(keys)) : 0.0f;
+  const float mean = keys > 0 ? static_cast<float>(all / static_cast<double>(keys)) : 0.0f;
+  excess += keys * (static_cast<double>(mean) * static_cast<double>(mean));
+  return mean;
 }
 
 /// Zeros for a channel of V, and for a scale, of octaves without a centre.
@@ -139,8 +159,10 @@ __device__ void make_centre(const CentreJob& job, bool of_v, Shared<D>& shared) 
   const bool real = channel < job.d;
   float x = 0.0f;
   if (!job.zero && !(of_v && octave < numerics::kFirstValueCentre)) {
-    x = mean_of<T, D>(of_v ? job.v : job.k, job.d, s, head, numerics::centre_sample(octave),
-                      shared);
+    double excess;
+    x = mean_of<T, D>(of_v ? job.v : job.k, job.d, s, head, numerics::centre_sample(octave), shared,
+                      excess);
+    if (of_v && !(sum_of_all(excess, shared) >= 0.0)) x = 0.0f;
     if (!of_v && job.rotation > 0)
       x = hadamard_row(shared.row, flipped(x, channel), channel, job.rotation, real);
   }
