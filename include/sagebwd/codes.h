@@ -47,8 +47,8 @@ struct CodesLayout {
   int64_t q_scale;           // FP32: [h][queries]
   int64_t v_scale, k_scale;  // FP32: [hk][keys]; NaN for a token that holds NaN or Inf
   // What is subtracted from K and V of an octave (numerics/octaves.h), in the row of the octave's
-  // first block; the other rows are not written. INT8: [hk][key_blocks][d] and [hk][key_blocks][dv],
-  // and their scales, FP32: [hk][key_blocks].
+  // first block; the other rows are not written. INT8: [hk][key_blocks][d] and
+  // [hk][key_blocks][dv], and their scales, FP32: [hk][key_blocks].
   int64_t centre8, centre_scale, v_centre8, v_centre_scale;
 
  private:
