@@ -98,9 +98,16 @@ Saved saved_centres(const dispatch::Implementation& impl, const AttentionProblem
   return out;
 }
 
+/// A problem whose values share an offset, of one sigma.
+AttentionProblem with_offset(const std::string& text) {
+  AttentionProblem p = make_problem(text);
+  for (float& v : p.in.v) v += 1.0f;
+  return p;
+}
+
 TEST_P(Centres, OfVAreSavedAsTheOracleHasThem) {
   for (const char* text : {"b2 h4 hk2 n600 d64 f32", "h2 hk1 n300 d80 dv=40 f32 causal"}) {
-    AttentionProblem p = make_problem(text);
+    AttentionProblem p = with_offset(text);
     if (p.c.b == 1) p.cu_q = p.cu_k = {0, 130, 130, 300};
     SCOPED_TRACE(p.describe());
     for (int64_t t = 0; t < p.num_sequences(); ++t)
@@ -117,7 +124,7 @@ TEST_P(Centres, OfVAreSavedAsTheOracleHasThem) {
 }
 
 TEST_P(Centres, OfAPrefixAreTheFirstOnes) {
-  const AttentionProblem p = make_problem("h1 n600 d32 f32");
+  const AttentionProblem p = with_offset("h1 n600 d32 f32");
   const Saved all = saved_centres(impl(), p, 0, 0);
   for (int64_t n : {1, 128, 129, 256, 257, 513}) {
     AttentionProblem first = p;
@@ -129,10 +136,15 @@ TEST_P(Centres, OfAPrefixAreTheFirstOnes) {
   }
 }
 
-TEST_P(Centres, AreZeroWithoutSmoothing) {
-  const Saved got = saved_centres(impl(), make_problem("h1 n600 d32 f32 smooth_k=off"), 0, 0);
-  EXPECT_EQ(got.codes, std::vector<int8_t>(4 * 32, 0));
-  EXPECT_EQ(got.scales, std::vector<float>(4, 0.0f));
+/// Neither without smoothing, nor where the mean of the values is no more than chance.
+TEST_P(Centres, AreZeroWhereTheyAreNotWanted) {
+  for (const AttentionProblem& p :
+       {with_offset("h1 n600 d32 f32 smooth_k=off"), make_problem("h1 n600 d32 f32")}) {
+    SCOPED_TRACE(p.describe());
+    const Saved got = saved_centres(impl(), p, 0, 0);
+    EXPECT_EQ(got.codes, std::vector<int8_t>(4 * 32, 0));
+    EXPECT_EQ(got.scales, std::vector<float>(4, 0.0f));
+  }
 }
 
 SAGE_FOR_ALL_IMPLEMENTATIONS(Centres);

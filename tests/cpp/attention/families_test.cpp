@@ -51,18 +51,15 @@ TEST_P(Families, StayWithinTheirBudgets) {
   }
 }
 
-// O .0152, dQ .0313, dK .0231, dV .0083.
+// O .0173, dQ .0343, dK .0292, dV .0090.
 constexpr Budgets kSink{.o = 0.022, .dq = 0.039, .dk = 0.035, .dv = 0.012};
-// Behind the first block the small value of a sink is as long as the centre of V: O .0263, dQ
-// .0432, dK .0461, dV .0090.
-constexpr Budgets kCentredSink{.o = 0.031, .dq = 0.05, .dk = 0.053, .dv = 0.012};
 // The sink is in the first block, whose centre is key 0: O .0202, dQ .0355, dK .0259, dV .0112.
 constexpr Budgets kFirstBlockSink{.o = 0.025, .dq = 0.041, .dk = 0.032, .dv = 0.015};
 // Four tiles have a key that is a hundred times stronger than the others, and few codes for them: O
 // .0161, dQ .0381, dK .0182, dV .0107.
 constexpr Budgets kFourSinks{.o = 0.021, .dq = 0.042, .dk = 0.023, .dv = 0.014};
-// What is left of the gradient beside such a sink is small: O .0138, dQ .142, dK .108, dV .0074.
-constexpr Budgets kStrongSink{.o = 0.018, .dq = 0.165, .dk = 0.145, .dv = 0.01};
+// What is left of the gradient beside such a sink is small: O .0136, dQ .115, dK .128, dV .0074.
+constexpr Budgets kStrongSink{.o = 0.018, .dq = 0.13, .dk = 0.145, .dv = 0.01};
 // The gradient of the sink's own key is one row, and most of dK: O .0164, dQ .0337, dK .0344, dV
 // .0135.
 constexpr Budgets kLastSink{.o = 0.021, .dq = 0.039, .dk = 0.04, .dv = 0.017};
@@ -72,20 +69,15 @@ constexpr Budgets kChannels{.o = 0.024, .dq = 0.036, .dk = 0.029, .dv = 0.024};
 constexpr Budgets kValueChannel{.o = 0.041, .dq = 0.038, .dk = 0.035, .dv = 0.017};
 // O .0146, dQ .0381, dK .0340, dV .0146.
 constexpr Budgets kHeavy{.o = 0.019, .dq = 0.046, .dk = 0.042, .dv = 0.019};
-INSTANTIATE_TEST_SUITE_P(, Families,
-                         ::testing::Values(FamilyCase{InputKind::sink, kSink},
-                                           FamilyCase{InputKind::sink_127, kFirstBlockSink},
-                                           FamilyCase{InputKind::sink_128, kCentredSink},
-                                           FamilyCase{InputKind::sink_middle, kCentredSink},
-                                           FamilyCase{InputKind::sink_last, kLastSink},
-                                           FamilyCase{InputKind::sinks, kFourSinks},
-                                           FamilyCase{InputKind::strong_sink, kStrongSink},
-                                           FamilyCase{InputKind::channels, kChannels},
-                                           FamilyCase{InputKind::value_channel, kValueChannel},
-                                           FamilyCase{InputKind::heavy, kHeavy}),
-                         [](const auto& c) {
-                           return std::string(trace::input_name(c.param.kind));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    , Families,
+    ::testing::Values(
+        FamilyCase{InputKind::sink, kSink}, FamilyCase{InputKind::sink_127, kFirstBlockSink},
+        FamilyCase{InputKind::sink_128, kSink}, FamilyCase{InputKind::sink_middle, kSink},
+        FamilyCase{InputKind::sink_last, kLastSink}, FamilyCase{InputKind::sinks, kFourSinks},
+        FamilyCase{InputKind::strong_sink, kStrongSink}, FamilyCase{InputKind::channels, kChannels},
+        FamilyCase{InputKind::value_channel, kValueChannel}, FamilyCase{InputKind::heavy, kHeavy}),
+    [](const auto& c) { return std::string(trace::input_name(c.param.kind)); });
 
 /// The rounding of O to 16 bit is most of what is left, and 16-bit attention has that too. Rows of
 /// all 1024 keys look at others a little more, and the error of an ordinary row comes on top.
@@ -124,10 +116,10 @@ TEST(Delimiters, KeepTheGradientOfTheTail) {
     const trace::ErrorStats nearest = dq(InputKind::delimiters8, ""),
                             dithered = dq(InputKind::delimiters8, " rounding=dither:dQ");
     // What dither leaves is the error of D: O is a sum of values that nearly cancel, and the codes
-    // of P that belong to the tail are about one. Biases are -.071 and .056.
+    // of P that belong to the tail are about one.
     EXPECT_LT(dithered.rel_l2, 0.5 * nearest.rel_l2) << text;
-    EXPECT_LT(dithered.projection, 0.07) << text;
-    EXPECT_GT(dithered.projection, nearest.projection + 0.1) << text;
+    EXPECT_LT(std::fabs(dithered.projection), 0.03) << text;
+    EXPECT_LT(nearest.projection, -0.08) << text;
   }
 }
 
