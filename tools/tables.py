@@ -663,7 +663,7 @@ def summary():
     rows = [
         ("error of dQ against FP64, Gaussian inputs", *map(error, SUMMARISED)),
         (
-            f"error of Wq's gradient summed over 1M tokens (16-bit: {grown('fpa')}) ¹",
+            f"error of Wq's gradient summed over 1M tokens (16-bit: {grown('fpa')})",
             grown("vectorwise"),
             grown("paper"),
         ),
