@@ -3,6 +3,8 @@
 # Does INT8 attention keep up with full precision, with the same number of tokens in large steps or in small ones?
 #   tokens_per_step.sh DATA OUT TOKENS [ARMS] [SEED]
 #   tokens_per_step.sh DATA OUT all
+# One arm is full precision again: PyTorch's backward adds up in any order, so the two differ by chance alone, and by as
+# much as chance may explain elsewhere.
 # TOKENS: of a step, such as 2.1M or 260K. ARMS: one of the sets below, or a list as --compare takes it. all: the whole
 # experiment, with the sets side by side on one device (so the times of its steps say nothing). In the environment:
 #   TOTAL  tokens of an arm (default 600M); the learning rate is the same at every TOKENS
@@ -30,9 +32,9 @@ if [[ $tokens == all ]]; then
 fi
 norm=--qk-norm
 case $chosen in
-  qknorm) arms=${ARMS:-fpa,paper,dither=paper rounding=dither,vectorwise} ;;
-  plain) arms=${ARMS:-fpa,paper,dither=paper rounding=dither,vectorwise} norm=--no-qk-norm ;;
-  decisive) arms=${ARMS:-fpa,paper,vectorwise} ;;
+  qknorm) arms=${ARMS:-fpa,again=fpa,paper,dither=paper rounding=dither,vectorwise} ;;
+  plain) arms=${ARMS:-fpa,again=fpa,paper,dither=paper rounding=dither,vectorwise} norm=--no-qk-norm ;;
+  decisive) arms=${ARMS:-fpa,again=fpa,paper,vectorwise} ;;
   *) arms=$chosen ;;
 esac
 start "$data" "$out" "$norm" "$seed"

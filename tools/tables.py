@@ -470,8 +470,11 @@ def tokens_per_step():
         + " |",
         "|---|" + "---|" * len(TRAINED),
     ]
-    for arm, label in ARMS.items():
+    labels = {"fpa": ARMS["fpa"], "again": "16-bit attention again, as a control", **ARMS}
+    for arm, label in labels.items():
         cells = []
+        if not any(arm in arms for arms in experiments):
+            continue
         for arms in experiments:
             if arm == "fpa":
                 cells.append(f"{arms['fpa'][0]['summary']['eval_loss']:.4f}")
