@@ -106,7 +106,7 @@ struct Producer {
     const int head = x.head == 0 ? 0 : piece.head,
               batch = x.batch == 0 ? 0 : static_cast<int>(piece.s.batch);
     arch::copy_tokens_once(arch::shared_address(&shared.stage[stage.place()]), map,
-                      static_cast<int>(token), head, batch, full);
+                           static_cast<int>(token), head, batch, full);
     return true;
   }
 
