@@ -685,7 +685,7 @@ def summary():
             against(FA2, "vectorwise"),
             against(FA2, "paper"),
         ),
-        ("speed on a CPU ÷ PyTorch ¹", f"{min(cpu):.1f}–{max(cpu):.1f} ×", ""),
+        ("speed on a CPU ÷ PyTorch", f"{min(cpu):.1f}–{max(cpu):.1f} ×", ""),
     ]
     out = ["| | `vectorwise` (default) | `paper` |", "|---|---|---|"]
     return "\n".join(out + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
