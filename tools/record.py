@@ -27,7 +27,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         written = pathlib.Path(folder, "out.json")
         subprocess.run([str(written) if word == "{}" else word for word in command], check=True)
-        record = json.loads(written.read_text())
+        # What the command says of itself names the record, not a file that is gone.
+        record = json.loads(written.read_text().replace(str(written), str(target)))
     shown = (f'"{word}"' if " " in word else word for word in command)
     record["command"] = " ".join(["tools/record.py", str(target), *shown])
     record["commit"] = git("rev-parse", "HEAD")

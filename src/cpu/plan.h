@@ -65,7 +65,8 @@ struct Plan {
 
   bool paper() const { return p.recipe.scheme == Scheme::paper; }
   /// Whether V has centres, from octave kFirstValueCentre on.
-  bool centres_v() const { return spec::folds_v(p.recipe) && p.recipe.smooth_k; }
+  /// Saved codes have them, whatever the recipe says, though they may be zero.
+  bool centres_v() const { return spec::folds_v(p.recipe) && (p.recipe.smooth_k || reads_codes()); }
   /// Octaves in whole rows of a product.
   int centre_rows() const { return static_cast<int>(round_up(octaves, 4)); }
   /// Of scratch rows that hold either kind.

@@ -363,3 +363,14 @@ def test_diagnose_prints_nothing_unless_asked(capsys):
     report = sagebwd.diagnose(Tiny(sdpa), torch.randn(1, 20, 32), loss=loss)
     assert capsys.readouterr().out == ""
     assert repr(report) == str(report) and "verdict" in str(report)
+
+
+@pytest.mark.parametrize("offset", [0.0, 5.0])
+def test_codes_of_v_are_those_of_the_kernels(offset):
+    # A query that sees one key has O = what the codes of its value stand for.
+    q, k, v = (torch.randn(1, 400, 2, 32) for _ in range(3))
+    v = v + offset
+    o = sagebwd.attention(q, k, v, causal=True, window_size=(0, 0))
+    want = diagnosis._value_codes(v.transpose(1, 2), sagebwd.Recipe()).transpose(1, 2)
+    torch.testing.assert_close(o.double(), want, rtol=0, atol=1e-5)
+    assert rel(o, v) > 1e-3

@@ -270,7 +270,7 @@ def _value_codes(v, recipe):
     if recipe.scheme == "paper" or "O" in recipe.high_precision:
         return v.double()
     v = v.float()
-    centres = _centres(v, first=1) if recipe.smooth_k else torch.zeros_like(v)
+    centres = _centres(v, first=1, least=0.02) if recipe.smooth_k else torch.zeros_like(v)
     return _codes(v - centres, 1) + centres.double()
 
 
@@ -286,14 +286,18 @@ def _key_codes(k, recipe, turn):
     return _codes(turn(k) - centres, 1, bits=22) + centres.double()
 
 
-def _centres(x, first, turn=lambda x: x):
-    """What ``vectorwise`` takes out of K or V before it is quantised, from block ``first`` on:
-    src/numerics/octaves.h."""
+def _centres(x, first, turn=lambda x: x, least=0.0):
+    """What ``vectorwise`` takes out of K or V before it is quantised, from block ``first``
+    on and where the mean has this share of the energy at least: src/numerics/octaves.h."""
     centres = torch.zeros_like(x)
     block = first  # the first of an octave
     while 128 * block < x.shape[2]:
         after = max(1, 2 * block)
-        mean = turn(x[:, :, _sampled(block)].double().mean(2, keepdim=True).float())
+        sample = x[:, :, _sampled(block)].double()
+        mean = sample.mean(2, keepdim=True)
+        energy = sample.square().sum(-1, keepdim=True).mean(2, keepdim=True)
+        stands_out = mean.square().sum(-1, keepdim=True) >= least * energy
+        mean = turn((mean * stands_out).float())
         centres[:, :, 128 * block : 128 * after] = _codes(mean, 1)
         block = after
     return centres
